@@ -1,0 +1,24 @@
+"""Fine-tune pre-trained transformers on small data without overfitting, by regularising attention."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from attendrop.errors import AttendropError
+from attendrop.methods import ADDrop, FineTune, Method, register_method
+from attendrop.regularize import Regularization, regularize
+from attendrop.trainer import RegularizedTrainer
+
+__all__ = [
+    "ADDrop",
+    "AttendropError",
+    "FineTune",
+    "Method",
+    "Regularization",
+    "RegularizedTrainer",
+    "register_method",
+    "regularize",
+]
+
+try:
+    __version__ = version("attendrop")
+except PackageNotFoundError:  # running from a source tree that was not installed
+    __version__ = "0.0.0"

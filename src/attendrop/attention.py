@@ -1,0 +1,358 @@
+"""The attention engine: the one place that knows how transformers dispatches attention.
+
+Models of transformers look their attention function up by name. While a model is *attached*, that name leads here. A
+forward pass that is given a :class:`Plan` under the keyword ``attendrop_plan`` asks it, at each attention layer (a
+:class:`Site`), what to change; a pass without one runs the model's own attention function, bit for bit.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import eager_mask, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES
+
+from attendrop.errors import AttendropError
+from attendrop.scoring import Call, Edit, Scoring
+from attendrop.sites import Site
+
+PLAN_KEYWORD = "attendrop_plan"
+
+# The name registered in place of each implementation that is supported. A name must not contain "sdpa", "flash" or
+# "flex": transformers tests for these substrings.
+_REGISTERED_AS = {"sdpa": "attendrop", "eager": "attendrop_eager"}
+
+# Which models are attached, and how many of them share a configuration (two models made from one do).
+_ATTACHED_MODELS: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_USERS_OF_CONFIG: dict[int, int] = {}
+
+
+class Plan:
+    """What one forward pass does at each attention site. One instance serves one forward pass.
+
+    Under activation checkpointing a site runs again during the backward pass, so :meth:`edit` must answer the same
+    for the same site every time.
+    """
+
+    def __init__(self) -> None:
+        self._sites: Mapping[nn.Module, tuple[Site, ...]] = {}
+        self._visits: Counter[nn.Module] = Counter()
+
+    def edit(self, call: Call) -> Edit | None:
+        """Return what to change at ``call.site``; None leaves it to the model's own attention function."""
+        raise NotImplementedError
+
+    def wants(self, site: Site) -> bool:
+        """Whether :meth:`edit` needs to be asked at this site; a False answer saves the work of describing it."""
+        return True
+
+    def locate(self, module: nn.Module) -> Site | None:
+        """Return the site that ``module`` stands for in this call."""
+        sites = self._sites.get(module)
+        if not sites:
+            return None
+        if len(sites) == 1:
+            return sites[0]
+        visit = self._visits[module]
+        if visit >= len(sites):
+            raise AttendropError(
+                f"The attention module '{sites[0].name}' was called more than {len(sites)} times in one pass. Activation "
+                "checkpointing of a layer that the model shares is not supported; switch it off."
+            )
+        self._visits[module] += 1
+        return sites[visit]
+
+
+class _Trace(Plan):
+    """Records which attention modules a pass calls, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: list[nn.Module] = []
+
+    def locate(self, module: nn.Module) -> None:
+        self.called.append(module)
+
+
+class Attachment:
+    """The library's hold on one model: its attention sites, and passes with a plan.
+
+    Args:
+        model: A transformers model. It is not changed until :meth:`attach`.
+
+    Raises:
+        AttendropError: The model does not route its attention through transformers' attention interface, or runs an
+            implementation other than SDPA and eager, or uses reentrant activation checkpointing.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._modules = _attention_modules(model)
+        self._configs = _attention_configs(model, self._modules)
+        originals = [_original(config) for config in self._configs]
+        for original in originals:
+            if original not in _REGISTERED_AS:
+                raise AttendropError(
+                    f"{type(model).__name__} runs attention implementation '{original}', which cannot drop single "
+                    "attention positions. Load it with attn_implementation='sdpa'."
+                )
+        if "eager" in originals and any(getattr(m, "reorder_and_upcast_attn", False) for m in self._modules):
+            raise AttendropError(
+                f"{type(model).__name__} computes eager attention with reorder_and_upcast_attn, which bypasses the "
+                "attention interface. Load it with attn_implementation='sdpa'."
+            )
+        self._checkpointing = [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
+        self._sites: dict[nn.Module, tuple[Site, ...]] = {}
+        self._attached = False
+
+    def attach(self) -> None:
+        """Route the model's attention through this module. Idempotent."""
+        if self._attached:
+            return
+        if self.model in _ATTACHED_MODELS:
+            raise AttendropError(f"{type(self.model).__name__} is already regularised; leave the other block first.")
+        _ATTACHED_MODELS.add(self.model)
+        for config in self._configs:
+            original, users = _original(config), _USERS_OF_CONFIG.get(id(config), 0)
+            config._attn_implementation_internal = _REGISTERED_AS[original]
+            _USERS_OF_CONFIG[id(config)] = users + 1
+        self._attached = True
+
+    def detach(self) -> None:
+        """Give the model back exactly as it was. Idempotent."""
+        if not self._attached:
+            return
+        _ATTACHED_MODELS.discard(self.model)
+        for config in self._configs:
+            users = _USERS_OF_CONFIG.pop(id(config)) - 1
+            if users:
+                _USERS_OF_CONFIG[id(config)] = users
+            else:
+                config._attn_implementation_internal = _original(config)
+        self._attached = False
+
+    @property
+    def sites(self) -> list[Site]:
+        """The attention sites, in the order in which their modules first run; empty until :meth:`probe` has run."""
+        return [site for sites in self._sites.values() for site in sites]
+
+    def probe(self, batch: Mapping[str, Any]) -> list[Site]:
+        """Find the sites by running the model once on ``batch``, without gradients and without touching random states.
+
+        The first call does the work; later ones return what it found.
+
+        Raises:
+            AttendropError: The model does not hand keywords on to its attention layers.
+        """
+        _refuse_reentrant_checkpointing(self._checkpointing)
+        if not self._sites:
+            self._sites = self._number(self._trace(batch))
+        return self.sites
+
+    def bind(self, plan: Plan) -> Plan:
+        """Tell ``plan`` the sites of this model; required before a pass is run with it."""
+        plan._sites = self._sites
+        return plan
+
+    def forward(self, batch: Mapping[str, Any], plan: Plan | None = None) -> Any:
+        """Run the model on ``batch``, with ``plan`` if there is one."""
+        if plan is None:
+            return self.model(**batch)
+        return self.model(**batch, **{PLAN_KEYWORD: self.bind(plan)})
+
+    def _trace(self, batch: Mapping[str, Any]) -> list[nn.Module]:
+        """List the attention modules that one pass calls, in order; all of them must have been handed the plan."""
+        trace = _Trace()
+        ran: list[nn.Module] = []
+        hooks = [module.register_forward_pre_hook(lambda module, _: ran.append(module)) for module in self._modules]
+        was_attached = self._attached
+        self.attach()
+        try:
+            with torch.no_grad(), forked_rng(self.model), evaluating(self.model):
+                self.model(**batch, **{PLAN_KEYWORD: trace})
+        except TypeError as error:
+            if PLAN_KEYWORD not in str(error):
+                raise
+        finally:
+            for hook in hooks:
+                hook.remove()
+            if not was_attached:
+                self.detach()
+        lost = [self._modules[module] for module in ran if module not in trace.called]
+        if lost or not trace.called:
+            raise AttendropError(
+                f"{type(self.model).__name__} is not supported: its forward pass does not hand keyword arguments on to "
+                f"its attention layers{f' ({lost[0]})' if lost else ''}, so nothing could be dropped there."
+            )
+        return trace.called
+
+    def _number(self, called: list[nn.Module]) -> dict[nn.Module, tuple[Site, ...]]:
+        """Give each call of an attention module its site: numbered within its kind, in the order of execution."""
+        per_kind: Counter[str] = Counter()
+        total = Counter(called)
+        sites: dict[nn.Module, list[Site]] = {module: [] for module in called}
+        for module in called:
+            name = self._modules[module]
+            kind = _kind(name, module)
+            suffix = f"#{len(sites[module])}" if total[module] > 1 else ""
+            sites[module].append(Site(name + suffix, kind, per_kind[kind]))
+            per_kind[kind] += 1
+        return {module: tuple(found) for module, found in sites.items()}
+
+
+def find_sites(model: PreTrainedModel, batch: Mapping[str, Any] | None = None) -> list[Site]:
+    """List the attention sites of a model, in the order in which a forward pass meets them.
+
+    Args:
+        model: A transformers model; left as it was.
+        batch: Inputs for one forward pass. Without it, a tiny input is made up from the model's configuration.
+
+    Raises:
+        AttendropError: The model is not supported; the message says why.
+    """
+    attachment = Attachment(model)
+    return attachment.probe(dummy_batch(model) if batch is None else batch)
+
+
+def dummy_batch(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Make up the smallest input that a text or image model accepts: one sequence, or one image, of zeros or ones."""
+    name, config = model.main_input_name, model.config
+    if name == "pixel_values":
+        size = config.image_size
+        height, width = (size, size) if isinstance(size, int) else size
+        return {name: torch.zeros(1, config.num_channels, height, width, device=model.device, dtype=model.dtype)}
+    if name != "input_ids":
+        raise AttendropError(
+            f"{type(model).__name__} takes '{name}', for which no example input can be made up; pass a batch."
+        )
+    # Eight different tokens: BART's classifier wants an end-of-sequence token in each row.
+    tokens = torch.arange(8, device=model.device)[None] % config.get_text_config().vocab_size
+    end = getattr(config, "eos_token_id", None)
+    if isinstance(end, int):
+        tokens = torch.where(tokens == end, 0, tokens)
+        tokens[:, -1] = end
+    if type(model).__name__ in MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES.values():
+        tokens = tokens[:, None]
+    batch = {name: tokens}
+    if config.is_encoder_decoder:
+        batch["decoder_input_ids"] = tokens
+    return batch
+
+
+@contextmanager
+def forked_rng(model: nn.Module) -> Iterator[None]:
+    """Leave the global random state of the CPU and of the model's device as it was before the block."""
+    device = next(model.parameters()).device
+    devices = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(devices=devices, device_type=device.type if devices else "cuda"):
+        yield
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put every module in evaluation mode for the block, and afterwards back into the mode that it was in."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _attention_modules(model: nn.Module) -> dict[nn.Module, str]:
+    """Map the modules whose forward looks its attention function up in the interface to their names."""
+    found = {module: name for name, module in model.named_modules() if _uses_interface(module)}
+    if not found:
+        raise AttendropError(
+            f"{type(model).__name__} is not supported: it does not route its attention through transformers' "
+            "AttentionInterface, so attention masks would be lost without a word. Models of the BERT, RoBERTa, ELECTRA, "
+            "DistilBERT, ALBERT, ModernBERT, BART, T5, GPT-2 and Llama families work; `attendrop doctor` tells for any."
+        )
+    return found
+
+
+def _uses_interface(module: nn.Module) -> bool:
+    code = getattr(_own_forward(module), "__code__", None)
+    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
+
+
+def _own_forward(module: nn.Module) -> Any:
+    return inspect.unwrap(type(module).forward)
+
+
+def _attention_configs(model: nn.Module, modules: Mapping[nn.Module, str]) -> list[Any]:
+    """The distinct configurations that masks are built and attention functions looked up by."""
+    owners = [module for module in model.modules() if isinstance(module, PreTrainedModel)] + list(modules)
+    configs = {id(owner.config): owner.config for owner in owners if hasattr(owner, "config")}
+    return list(configs.values())
+
+
+def _original(config: Any) -> str:
+    """The attention implementation of a configuration, looking through an attachment."""
+    name: str = config._attn_implementation
+    return next((original for original, registered in _REGISTERED_AS.items() if registered == name), name)
+
+
+def _kind(name: str, module: nn.Module) -> str:
+    path = f"{name}.{type(module).__name__}".lower()
+    if getattr(module, "is_cross_attention", False) or re.search(r"cross_?att|encoder_attn|encdecatt|enc_dec", path):
+        return "cross"
+    causal = getattr(module, "is_causal", False) or getattr(module, "is_decoder", False)
+    return "decoder" if causal or re.search(r"(^|\.)decoder\.", path) else "encoder"
+
+
+def _refuse_reentrant_checkpointing(modules: Sequence[nn.Module]) -> None:
+    for module in modules:
+        function = getattr(module, "_gradient_checkpointing_func", None)
+        keywords = getattr(function, "keywords", None) or {}
+        if getattr(module, "gradient_checkpointing", False) and keywords.get("use_reentrant"):
+            raise AttendropError(
+                "Reentrant activation checkpointing is on, under which no attribution can be computed. Switch to "
+                "activation_checkpointing_kwargs={'use_reentrant': False}."
+            )
+
+
+def _attend(base: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """Make the attention function that is registered in place of implementation ``base``."""
+
+    def attention_forward(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        plan: Plan | None = kwargs.pop(PLAN_KEYWORD, None)
+        site = plan.locate(module) if plan is not None else None
+        if plan is not None and site is not None and plan.wants(site):
+            scoring = Scoring(module, query, key, value, attention_mask, kwargs)
+            edit = plan.edit(Call(site, scoring.shape, scoring.valid, query.device))
+            if edit is not None:
+                return scoring.attend(edit)
+        if base == "eager":
+            own: types.FunctionType = _own_forward(module)
+            function = own.__globals__["eager_attention_forward"]
+        else:
+            function = ALL_ATTENTION_FUNCTIONS[base]
+        return function(module, query, key, value, attention_mask, **kwargs)  # type: ignore[no-any-return]
+
+    return attention_forward
+
+
+for _base, _name in _REGISTERED_AS.items():
+    AttentionInterface.register(_name, _attend(_base))
+    AttentionMaskInterface.register(_name, eager_mask if _base == "eager" else sdpa_mask)

@@ -1,0 +1,292 @@
+"""How much each attention position contributes to a prediction: gradient, integrated gradient, attention weight.
+
+Every function returns ``{site key: attribution}`` with attributions of the shape of the units, which is ``(batch, heads,
+query, key)`` for attention, and leaves parameters, their gradients, the model's mode and the global random state as they were. ``A`` is always the weights as
+they multiply the values, after the model's own dropout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from attendrop.attention import Attachment, Plan, evaluating, forked_rng
+from attendrop.errors import AttendropError
+from attendrop.scoring import Call, Edit
+from attendrop.sites import Site
+
+Batch = Mapping[str, Any]
+# From the outputs of a pass to what is attributed, one number for each sequence: shape (batch,).
+Target = Callable[[Any], Tensor]
+
+RULES = ("gauss_legendre", "riemann")
+SCOPES = ("joint", "layerwise")
+
+
+class Record(Plan):
+    """Keeps the units of some sites, as nodes of the graph of the pass.
+
+    Args:
+        sites: Where.
+        units: ``"attention"``: the weights ``A``; ``"hidden"``: what the heads put out, ``(batch, query, heads, dim)``.
+    """
+
+    def __init__(self, sites: Sequence[Site], units: str = "attention") -> None:
+        super().__init__()
+        self.keys = [site.key for site in sites]
+        self.units = units
+        self.recorded: dict[str, Tensor] = {}
+
+    def wants(self, site: Site) -> bool:
+        return site.key in self.keys
+
+    def edit(self, call: Call) -> Edit:
+        keep = partial(self._keep, call.site.key)
+        return Edit(weights=keep) if self.units == "attention" else Edit(output=keep)
+
+    def _keep(self, key: str, units: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and not units.requires_grad:
+            units = units.detach().requires_grad_()
+        self.recorded.setdefault(key, units)
+        return units
+
+    def in_order(self) -> list[Tensor]:
+        """What was recorded, in the order of the sites that were asked for."""
+        missing = [key for key in self.keys if key not in self.recorded]
+        if missing:
+            raise AttendropError(f"Attention layer {missing[0]} did not run in this pass, so it has no attribution.")
+        return [self.recorded[key] for key in self.keys]
+
+
+class Replace(Plan):
+    """Uses given units at some sites; see :class:`Record`."""
+
+    def __init__(self, given: Mapping[str, Tensor], units: str = "attention") -> None:
+        super().__init__()
+        self.given = given
+        self.units = units
+
+    def wants(self, site: Site) -> bool:
+        return site.key in self.given
+
+    def edit(self, call: Call) -> Edit:
+        units = self.given[call.site.key]
+        return Edit(replace=units) if self.units == "attention" else Edit(output=lambda _: units)
+
+
+def gradient(
+    attachment: Attachment,
+    batch: Batch,
+    sites: Sequence[Site],
+    target: str,
+    *,
+    units: str = "attention",
+    loss_scale: float = 1.0,
+) -> dict[str, Tensor]:
+    """Gradient attribution ``dF/dA`` (Eq. 5 of Yang et al., 2022), of all sites in one backward pass.
+
+    Args:
+        attachment: The attached, probed model.
+        batch: Its inputs, with labels.
+        sites: Attention layers to attribute to.
+        target: ``"pseudo_label"`` or ``"gold_label"``, see :func:`fix_target`.
+        units: What is attributed to, see :class:`Record`.
+        loss_scale: ``F`` is multiplied by it, so that float16 gradients do not vanish.
+    """
+    record = Record(sites, units)
+    with _isolated(attachment.model), torch.enable_grad():
+        outputs = attachment.forward(batch, record)
+        total = fix_target(attachment.model, outputs, batch, target)(outputs).sum() * loss_scale
+        return _gradients(total, record.keys, record.in_order())
+
+
+def attention(attachment: Attachment, batch: Batch, sites: Sequence[Site]) -> dict[str, Tensor]:
+    """Attention attribution: ``A`` itself. Takes one pass forward and none backward."""
+    record = Record(sites)
+    with torch.no_grad(), forked_rng(attachment.model):
+        attachment.forward(batch, record)
+    return dict(zip(record.keys, record.in_order(), strict=True))
+
+
+def integrated_gradient(
+    attachment: Attachment,
+    batch: Batch,
+    sites: Sequence[Site],
+    target: str,
+    *,
+    scope: str = "joint",
+    rule: str = "gauss_legendre",
+    steps: int = 8,
+    units: str = "attention",
+    loss_scale: float = 1.0,
+) -> dict[str, Tensor]:
+    """Integrated-gradient attribution ``A * integral of dF(alpha A)/dA`` (Eq. 3 of Yang et al., 2022; Hao et al., 2021).
+
+    The model's dropout is off throughout. The label is fixed by the pass with unscaled attention.
+
+    Args:
+        attachment: The attached, probed model.
+        batch: Its inputs, with labels.
+        sites: Attention layers to attribute to.
+        target: See :func:`fix_target`.
+        scope: ``"joint"``: all sites use ``alpha A`` at once, with ``A`` held constant; one pass per node.
+            ``"layerwise"``: one site is scaled at a time and the layers above recompute theirs, as in Hao et al.
+        rule: ``"gauss_legendre"``, or ``"riemann"`` (right end points, as in the papers).
+        steps: Number of nodes on [0, 1].
+        units: What is attributed to, see :class:`Record`.
+        loss_scale: See :func:`gradient`.
+    """
+    record = Record(sites, units)
+    with _isolated(attachment.model), evaluating(attachment.model):
+        with torch.no_grad():
+            outputs = attachment.forward(batch, record)
+            score = fix_target(attachment.model, outputs, batch, target)
+            recorded = dict(zip(record.keys, record.in_order(), strict=True))
+        groups = [list(recorded)] if scope == "joint" else [[key] for key in recorded]
+        integral = {key: torch.zeros_like(a, dtype=_wide(a)) for key, a in recorded.items()}
+        for group in groups:
+            for alpha, share in nodes(rule, steps):
+                leaves = [(recorded[key] * alpha).requires_grad_() for key in group]
+                with torch.enable_grad():
+                    outputs = attachment.forward(batch, Replace(dict(zip(group, leaves, strict=True)), units))
+                    found = _gradients(score(outputs).sum() * loss_scale, group, leaves)
+                for key in group:
+                    integral[key] += share * found[key]
+    return {key: recorded[key] * integral[key] for key in recorded}
+
+
+def nodes(rule: str, steps: int) -> list[tuple[float, float]]:
+    """Points on [0, 1] and their shares, which sum to 1, of a rule of integration with ``steps`` points."""
+    if rule == "riemann":
+        return [(k / steps, 1 / steps) for k in range(1, steps + 1)]
+    points, shares = np.polynomial.legendre.leggauss(steps)
+    return [(float(x + 1) / 2, float(share) / 2) for x, share in zip(points, shares, strict=True)]
+
+
+def fix_target(model: nn.Module, outputs: Any, batch: Batch, target: str) -> Target:
+    """Decide what is attributed, from the outputs of a pass, and return it as a function of the outputs of any pass.
+
+    ====================================  ==========================================================================
+    classification, multiple choice       the logit of the target class
+    several labels per text               log-likelihood of the target labels
+    regression                            the negative squared error on the gold value, whatever ``target``
+    token-level, sequence-to-sequence     log-likelihood of the target tokens at the positions that have a label
+    question answering (spans)            the logits of the target's first and last token
+    ====================================  ==========================================================================
+
+    Args:
+        model: The model, for its kind.
+        outputs: What it returned, with ``logits``.
+        batch: What it was given. Gold labels and regression need ``labels``.
+        target: ``"pseudo_label"``: what the model predicts in ``outputs`` (Eq. 4); ``"gold_label"``.
+
+    Raises:
+        AttendropError: Labels are needed and missing, or the outputs are of no known form.
+    """
+    if hasattr(outputs, "start_logits"):
+        return _span_target(outputs, batch, target)
+    logits: Tensor | None = getattr(outputs, "logits", None)
+    if logits is None or logits.ndim not in (2, 3):
+        form = "no logits" if logits is None else f"logits of shape {tuple(logits.shape)}"
+        raise AttendropError(
+            f"{type(model).__name__} returns {form}; attribution needs (batch, ...) or (batch, n, ...)."
+        )
+    labels = batch.get("labels")
+    problem = getattr(model.config, "problem_type", None)
+    if logits.ndim == 3:
+        return _token_target(logits, _unshifted(model, labels), batch, target)
+    if logits.shape[-1] == 1 or problem == "regression":
+        gold = _required(labels, "regression").reshape(logits.shape)
+        return lambda outputs: -(outputs.logits - gold.to(outputs.logits.dtype)).square().sum(-1)
+    if problem == "multi_label_classification":
+        chosen = _required(labels, "gold_label") if target == "gold_label" else (logits > 0)
+        sign = chosen.to(logits.dtype) * 2 - 1
+        return lambda outputs: functional.logsigmoid(sign * outputs.logits).sum(-1)
+    chosen = _required(labels, "gold_label") if target == "gold_label" else logits.detach().argmax(-1)
+    picked = chosen.reshape(-1, 1)
+    return lambda outputs: Tensor.squeeze(outputs.logits.gather(-1, picked), -1)
+
+
+def _span_target(outputs: Any, batch: Batch, target: str) -> Target:
+    if target == "gold_label":
+        first = _required(batch.get("start_positions"), "gold_label", "start_positions")
+        last = _required(batch.get("end_positions"), "gold_label", "end_positions")
+    else:
+        first, last = outputs.start_logits.argmax(-1), outputs.end_logits.argmax(-1)
+
+    def pick(logits: Tensor, position: Tensor) -> Tensor:
+        return logits.gather(-1, position.clamp(0, logits.shape[-1] - 1)[:, None]).squeeze(-1)
+
+    def score(outputs: Any) -> Tensor:
+        return pick(outputs.start_logits, first) + pick(outputs.end_logits, last)
+
+    return score
+
+
+def _token_target(logits: Tensor, labels: Tensor | None, batch: Batch, target: str) -> Target:
+    if labels is not None:
+        scored = labels != -100
+    elif batch.get("attention_mask") is not None and batch["attention_mask"].shape == logits.shape[:2]:
+        scored = batch["attention_mask"].bool()
+    else:
+        scored = torch.ones_like(logits[..., 0], dtype=torch.bool)
+    chosen = _required(labels, "gold_label") if target == "gold_label" else logits.detach().argmax(-1)
+    chosen = chosen.where(scored, 0)[..., None]
+
+    def score(outputs: Any) -> Tensor:
+        likelihood = functional.log_softmax(outputs.logits, dim=-1).gather(-1, chosen).squeeze(-1)
+        return torch.where(scored, likelihood, 0).sum(-1)
+
+    return score
+
+
+def _unshifted(model: nn.Module, labels: Tensor | None) -> Tensor | None:
+    """Labels at the positions that predict them: those of a causal language model stand one token later."""
+    base: Any = getattr(model, "get_base_model", None)  # PEFT
+    core = model if base is None else base()
+    if labels is None or type(core).__name__ not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        return labels
+    return functional.pad(labels[:, 1:], (0, 1), value=-100)
+
+
+def _required(labels: Tensor | None, purpose: str, name: str = "labels") -> Tensor:
+    if labels is None:
+        raise AttendropError(f"The batch has no '{name}', which attribution needs here ({purpose}).")
+    return labels
+
+
+def _gradients(total: Tensor, keys: Sequence[str], units: Sequence[Tensor]) -> dict[str, Tensor]:
+    found = torch.autograd.grad(total, list(units), allow_unused=True)
+    return {
+        key: torch.zeros_like(unit) if grad is None else grad
+        for key, unit, grad in zip(keys, units, found, strict=True)
+    }
+
+
+def _wide(units: Tensor) -> torch.dtype:
+    return units.dtype if units.dtype == torch.float64 else torch.float32
+
+
+@contextmanager
+def _isolated(model: nn.Module) -> Iterator[None]:
+    """Run extra passes without a trace: parameters take no part in the graph, random states are put back.
+
+    Without parameters in it the graph begins at the lowest attributed layer and keeps fewer activations.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        with forked_rng(model):
+            yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)

@@ -1,0 +1,107 @@
+"""The model card that a run leaves beside its model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from attendrop.methods import get_method
+from attendrop.models import MINILM_HUB_ID
+
+_CITATIONS = {
+    "ad-drop": """@inproceedings{yang2022addrop,
+  title     = {{AD-DROP}: Attribution-Driven Dropout for Robust Language Model Fine-Tuning},
+  author    = {Yang, Tao and Deng, Jinghao and Quan, Xiaojun and Wang, Qifan and Nie, Shaoliang},
+  booktitle = {Advances in Neural Information Processing Systems},
+  volume    = {35},
+  year      = {2022},
+  url       = {https://arxiv.org/abs/2210.05883}
+}"""
+}
+_PROTOCOLS = {
+    "dev": "The best epoch was chosen **on the development set itself**, as the papers do; the score below flatters.",
+    "selection": "The best epoch was chosen on {selection} rows set aside from the training data; the development set "
+    "was scored once, at the end.",
+    None: "The last epoch was kept; the development set was scored once, at the end.",
+}
+
+
+def model_card(metrics: dict[str, Any]) -> str:
+    """Write the card of a run: what was done, on what data, by which protocol, how well, and how to load the model.
+
+    Args:
+        metrics: The content of the run's ``metrics.json``.
+    """
+    return "\n\n".join([_front_matter(metrics), _title(metrics), *_sections(metrics)]) + "\n"
+
+
+def _front_matter(metrics: dict[str, Any]) -> str:
+    base = MINILM_HUB_ID if metrics["model"] == "minilm" else metrics["model"]
+    lines = ["---", "library_name: transformers", "pipeline_tag: text-classification"]
+    if not Path(base).exists():
+        lines.append(f"base_model: {base}")
+    return "\n".join([*lines, "tags:", "- attendrop", f"- {metrics['method']}", "---"])
+
+
+def _title(metrics: dict[str, Any]) -> str:
+    model = Path(metrics["model"]).name
+    return (
+        f"# {model} fine-tuned on {_data_name(metrics)} with {metrics['method']}\n\n"
+        f"Trained with attendrop {metrics['versions']['attendrop']}, {get_method(metrics['method']).summary}."
+    )
+
+
+def _data_name(metrics: dict[str, Any]) -> str:
+    """The task, or the names of one's own files without their folders."""
+    config = metrics["config"]
+    if config["task"] is not None:
+        return str(config["task"])
+    return ", ".join(Path(config[name]).name for name in ("train_file", "eval_file") if config[name])
+
+
+def _sections(metrics: dict[str, Any]) -> list[str]:
+    config, rows = metrics["config"], metrics["data"]["rows"]
+    shown = ("epochs", "batch_size", "gradient_accumulation", "learning_rate", "schedule", "warmup", "weight_decay")
+    options = {f"`{name}`": value for name, value in metrics["options"].items()}
+    training = {f"`{name}`": config[name] for name in (*shown, "max_length", "seed")}
+    acted = [str(entry["epoch"]) for entry in metrics["history"] if entry["regularized"]]
+    sections = [
+        f"## Data\n\n{_data_name(metrics)}; rows: " + ", ".join(f"{n} {part}" for part, n in rows.items()) + ".",
+        f"## Protocol\n\n`{metrics['protocol']}`. " + _PROTOCOLS[metrics["data"]["selected_on"]].format(**rows),
+        "## Scores\n\n" + _scores(metrics),
+        f"## Method\n\n`{metrics['method']}`, at work in epochs: {', '.join(acted) or 'none'}.",
+        _table("option", options) if options else "",
+        "## Training\n\n" + _table("option", training),
+        _usage(config),
+        f"## Citation\n\n```bibtex\n{_CITATIONS[metrics['method']]}\n```" if metrics["method"] in _CITATIONS else "",
+    ]
+    return [section for section in sections if section]
+
+
+def _scores(metrics: dict[str, Any]) -> str:
+    scores = {
+        f"{part}: {name}": f"{value:.4f}"
+        for part, all_ in metrics["all_scores"].items()
+        for name, value in all_.items()
+    }
+    if metrics["selection_score"] is not None and metrics["data"]["selected_on"] == "selection":
+        scores = {f"selection: {metrics['metric']}": f"{metrics['selection_score']:.4f}"} | scores
+    return _table("set and metric", scores) + "\n\nThis is one seed."
+
+
+def _table(head: str, values: dict[str, Any]) -> str:
+    return "\n".join([f"| {head} | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in values.items())])
+
+
+def _usage(config: dict[str, Any]) -> str:
+    second = ", second_text" if len(config["text_columns"]) == 2 else ""
+    return f"""## How to load it
+
+```python
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+model = AutoModelForSequenceClassification.from_pretrained(folder)
+tokenizer = AutoTokenizer.from_pretrained(folder)
+inputs = tokenizer(text{second}, truncation=True, max_length={config["max_length"]}, return_tensors="pt")
+logits = model(**inputs).logits
+```"""

@@ -1,0 +1,97 @@
+"""Which checkpoints are whole.
+
+A process may die while it writes or deletes a checkpoint. So each carries a manifest, written last, that lists its
+files with their sizes: a checkpoint is complete if it has one and all files are there as listed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers.utils import logging
+
+from attendrop.errors import AttendropError
+from attendrop.methods.base import Method
+
+MANIFEST = "attendrop_manifest.json"
+STATE = "attendrop_state.json"
+
+logger = logging.get_logger(__name__)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file such that a reader finds all of it or what was there before."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    os.replace(partial, path)
+
+
+def seal(checkpoint: Path, method: Method, state: Mapping[str, Any]) -> None:
+    """Add the method's state to a checkpoint, and then the manifest that makes it complete."""
+    write_json(checkpoint / STATE, {"method": method.name, "options": method.options(), "state": dict(state)})
+    files = {str(file.relative_to(checkpoint)): file.stat().st_size for file in _files(checkpoint)}
+    write_json(checkpoint / MANIFEST, {"files": files})
+
+
+def unseal(checkpoint: Path) -> None:
+    """Mark a checkpoint as incomplete, before it is written again."""
+    (checkpoint / MANIFEST).unlink(missing_ok=True)
+
+
+def is_complete(checkpoint: Path) -> bool:
+    """Whether all of a checkpoint is there."""
+    try:
+        files = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["files"]
+        return all((checkpoint / name).stat().st_size == size for name, size in files.items())
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def last_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
+    """Find the newest complete checkpoint below a folder; incomplete ones are passed over with a warning.
+
+    Returns:
+        ``OUTPUT_DIR/checkpoint-N`` with the greatest N, or None.
+    """
+    numbered = []
+    for folder in Path(output_dir).glob("checkpoint-*"):
+        match = re.fullmatch(r"checkpoint-(\d+)", folder.name)
+        if match and folder.is_dir():
+            numbered.append((int(match[1]), folder))
+    for _, folder in sorted(numbered, reverse=True):
+        if is_complete(folder):
+            return folder
+        logger.warning(f"Passed over {folder}: it is not complete; the process probably died while writing it.")
+    return None
+
+
+def load_state(checkpoint: Path, method: Method) -> dict[str, Any]:
+    """Read the method's state from a checkpoint.
+
+    Raises:
+        AttendropError: The checkpoint is incomplete, or was written by another method or with other options.
+    """
+    if not is_complete(checkpoint):
+        raise AttendropError(f"The checkpoint '{checkpoint}' is not complete (a file is missing or truncated).")
+    found = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+    if found["method"] != method.name:
+        raise AttendropError(
+            f"The checkpoint '{checkpoint}' is from method '{found['method']}', not from '{method.name}'."
+        )
+    changed = [name for name, value in method.options().items() if found["options"].get(name) != value]
+    if changed:
+        name = changed[0]
+        raise AttendropError(
+            f"The checkpoint '{checkpoint}' was made with {name}={found['options'].get(name)!r}, not "
+            f"{name}={method.options()[name]!r}; a run goes on with the options that it began with."
+        )
+    return dict(found["state"])
+
+
+def _files(checkpoint: Path) -> list[Path]:
+    return [file for file in sorted(checkpoint.rglob("*")) if file.is_file() and file.name != MANIFEST]

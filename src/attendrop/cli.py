@@ -1,0 +1,51 @@
+"""The entry point of the command line: what goes wrong becomes one sentence and an exit code.
+
+0: done. 1: the machine failed (disk, memory). 2: the request cannot be carried out. 130: interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+
+_NEEDED = ("typer", "rich", "datasets", "accelerate", "sklearn", "scipy")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; ``arguments`` default to those of the process. Returns the exit code."""
+    missing = [package for package in _NEEDED if importlib.util.find_spec(package) is None]
+    if missing:
+        return _fail(f"the command line needs {', '.join(missing)}; run `pip install attendrop[cli]`.")
+    import torch
+    import typer
+
+    from attendrop.commands import app
+    from attendrop.errors import AttendropError
+
+    usage_error = typer.BadParameter.__mro__[1]  # click's UsageError, or that of the copy which newer typers carry
+    try:
+        return app(None if arguments is None else list(arguments), standalone_mode=False, prog_name="attendrop") or 0
+    except AttendropError as error:
+        return _fail(str(error))
+    except usage_error as error:
+        return _fail(error.format_message())  # type: ignore[attr-defined]
+    except torch.OutOfMemoryError:
+        return _fail("the GPU's memory is full; lower --batch-size and raise --gradient-accumulation by as much.", 1)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted.", 130)
+    except BrokenPipeError:  # the reader of a pipe left; what is still buffered must not raise at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        return _fail(f"{error.strerror or error}: {error.filename}" if error.filename else str(error), 1)
+
+
+def _fail(message: str, code: int = 2) -> int:
+    print(f"Error: {message}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,194 @@
+"""What a training run is: its options, checked when they are put together, and the presets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from attendrop.errors import AttendropError
+from attendrop.methods import ADDrop, Method, build_method
+from attendrop.methods.base import check_choice
+
+PROTOCOLS = ("honest", "paper")
+SCHEDULES = ("linear", "constant", "cosine")
+PRESETS = ("paper",)
+DEVICES = ("auto", "cpu")
+
+_AT_LEAST = {
+    "epochs": 1,
+    "batch_size": 1,
+    "eval_batch_size": 1,
+    "gradient_accumulation": 1,
+    "max_length": 1,
+    "max_train_samples": 1,
+    "shots": 1,
+    "patience": 1,
+    "save_steps": 1,
+    "seed": 0,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """The options of one training run.
+
+    The defaults of the optimisation are ours, for small data and small models: AdamW at 5e-5, in batches of 32, warmed
+    up over a tenth of the steps and then lowered to zero linearly. :func:`preset` has the paper's.
+
+    Attributes:
+        model: A folder, a hub id or ``"minilm"``.
+        output_dir: The folder that the run fills.
+        task: A task's name, or None for one's own files.
+        data_dir: Folder of GLUE files; None: ``$ATTENDROP_DATA``, then the hub.
+        train_file, eval_file: One's own files, with ``text_columns`` (one or two), ``label_column`` and ``label_type``
+            (``"auto"``, ``"class"``, ``"number"``). Without an ``eval_file`` nothing is reported but the selection.
+        method: What regularises, with its ``options``.
+        epochs, batch_size, gradient_accumulation, learning_rate, weight_decay, schedule, warmup: Of the optimisation.
+            ``batch_size`` counts rows per process and micro-batch; ``warmup`` is a share of all steps.
+        max_length: In tokens; longer texts are cut.
+        max_train_samples, shots: Use only so many rows, or so many of each class, of the training data; the selection
+            split is taken from these.
+        protocol: ``"honest"`` chooses the best epoch on ``selection_fraction`` of the training data (0: keeps the last
+            epoch); ``"paper"`` chooses it on the development set, as the papers do.
+        patience: Stop after so many epochs without a better selection score; None never stops early.
+        save_steps: A checkpoint every so many optimizer steps besides the one at each epoch's end.
+        seed: Of the head's weights, the splits, the order of batches, and all dropout.
+        device: ``"auto"`` or ``"cpu"``.
+        bf16, fp16: Mixed precision.
+
+    Raises:
+        AttendropError: An option is out of range, or two contradict each other.
+    """
+
+    model: str
+    output_dir: str
+    task: str | None = None
+    data_dir: str | None = None
+    train_file: str | None = None
+    eval_file: str | None = None
+    text_columns: tuple[str, ...] = ()
+    label_column: str | None = None
+    label_type: str = "auto"
+    method: str = "ad-drop"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    epochs: int = 4
+    batch_size: int = 32
+    eval_batch_size: int = 64
+    gradient_accumulation: int = 1
+    learning_rate: float = 5e-5
+    weight_decay: float = 0.01
+    schedule: str = "linear"
+    warmup: float = 0.1
+    max_length: int = 128
+    max_train_samples: int | None = None
+    shots: int | None = None
+    protocol: str = "honest"
+    selection_fraction: float = 0.1
+    patience: int | None = None
+    save_steps: int | None = None
+    seed: int = 0
+    device: str = "auto"
+    bf16: bool = False
+    fp16: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text_columns", tuple(self.text_columns))
+        for name, least in _AT_LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise AttendropError(f"{_words(name)} must be at least {least}, not {value}.")
+        if self.seed >= 2**32:
+            raise AttendropError(f"seed must be below 2**32, not {self.seed}.")
+        if not (0 < self.learning_rate < math.inf):
+            raise AttendropError(f"learning-rate must be a number above 0, not {self.learning_rate}.")
+        if not (0 <= self.weight_decay < math.inf):
+            raise AttendropError(f"weight-decay must be at least 0, not {self.weight_decay}.")
+        for name in ("warmup", "selection_fraction"):
+            if not 0 <= getattr(self, name) < 1:
+                raise AttendropError(f"{_words(name)} must be at least 0 and below 1, not {getattr(self, name)}.")
+        check_choice("protocol", self.protocol, PROTOCOLS)
+        check_choice("schedule", self.schedule, SCHEDULES)
+        check_choice("device", self.device, DEVICES)
+        self._check_data()
+        self._check_selection()
+        if self.bf16 and self.fp16:
+            raise AttendropError("bf16 and fp16 exclude each other; choose one.")
+        object.__setattr__(self, "options", build_method(self.method, self.options).options())
+
+    def _check_data(self) -> None:
+        if (self.task is None) == (self.train_file is None):
+            raise AttendropError("Give a task or a train-file, and not both; `attendrop tasks` lists the tasks.")
+        own = ("eval_file", "text_columns", "label_column")
+        given = [name for name in own if getattr(self, name)]
+        if self.task is not None and given:
+            raise AttendropError(f"{_words(given[0])} belongs to one's own files; it has no meaning beside a task.")
+        if self.train_file is not None and self.data_dir is not None:
+            raise AttendropError("data-dir is for the tasks by name; it has no meaning beside a train-file.")
+        if self.train_file is not None and not self.text_columns:
+            raise AttendropError(
+                "Own files need text-columns: the name of the text's column, or two, with a comma between."
+            )
+        if self.train_file is not None and self.label_column is None:
+            raise AttendropError("Own files need a label-column: the name of the column to learn.")
+        if self.shots is not None and self.max_train_samples is not None:
+            raise AttendropError("shots and max-train-samples both limit the training data; choose one.")
+
+    def _check_selection(self) -> None:
+        if self.protocol == "paper":
+            if self.train_file is not None and self.eval_file is None:
+                raise AttendropError("protocol 'paper' chooses the epoch on the eval-file, which is not given.")
+        elif self.patience is not None and self.selection_fraction == 0:
+            raise AttendropError("patience needs a selection split to watch; selection-fraction is 0.")
+
+    def build_method(self) -> Method:
+        """The method with its options."""
+        return build_method(self.method, self.options)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All options as plain values, fit for JSON."""
+        return asdict(self) | {"text_columns": list(self.text_columns), "options": dict(self.options)}
+
+
+# Of the paper's code (SST-2, and the three large sets, train for fewer epochs and stop sooner).
+_PAPER = {
+    "learning_rate": 2e-5,
+    "batch_size": 16,
+    "schedule": "constant",
+    "warmup": 0.0,
+    "weight_decay": 0.01,
+    "epochs": 50,
+    "patience": 5,
+    "protocol": "paper",
+}
+_PAPER_BY_TASK: dict[str, dict[str, Any]] = {
+    "cola": {"max_length": 47},
+    "rte": {"max_length": 128},
+    "mrpc": {"max_length": 100},
+    "stsb": {"max_length": 100},
+    "sst2": {"epochs": 20, "patience": 5},
+    **{task: {"epochs": 10, "patience": 3} for task in ("qnli", "mnli", "qqp")},
+}
+
+
+def preset(name: str, task: str | None, method: str) -> dict[str, Any]:
+    """The options of a preset, as keywords of :class:`RunConfig`.
+
+    Args:
+        name: ``"paper"``: the training of the AD-DROP paper and its code. Of the values that it searched (learning rate
+            1, 2, 3e-5; batch 16, 32, 64) these are the middle and the first; its tuned ``p`` and ``q`` are not public.
+            It selects on the development set.
+        task: Decides length, epochs, patience and the layers that AD-DROP acts on.
+        method: The method's name.
+
+    Raises:
+        AttendropError: There is no such preset.
+    """
+    check_choice("preset", name, PRESETS)
+    options = {"layers": ADDrop.paper_layers(task or "")} if method == ADDrop.name else {}
+    return {**_PAPER, **_PAPER_BY_TASK.get(task or "", {}), "options": options}
+
+
+def _words(name: str) -> str:
+    return name.replace("_", "-")

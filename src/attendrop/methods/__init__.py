@@ -1,0 +1,106 @@
+"""The methods, by name.
+
+Packages of third parties add theirs with :func:`register_method`, or by an entry point of the group
+``attendrop.methods`` that names the class.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from attendrop.errors import AttendropError
+from attendrop.methods.ad_drop import ADDrop
+from attendrop.methods.base import FineTune, Method, suggestion
+
+__all__ = ["ADDrop", "FineTune", "Method", "build_method", "get_method", "method_names", "register_method"]
+
+_METHODS: dict[str, type[Method]] = {}
+
+
+def register_method(method: type[Method]) -> type[Method]:
+    """Add a method under its ``name``; usable as a class decorator.
+
+    Raises:
+        AttendropError: Another method has that name.
+    """
+    if _METHODS.get(method.name, method) is not method:
+        raise AttendropError(f"A method named '{method.name}' is registered already: {_METHODS[method.name].__name__}.")
+    _METHODS[method.name] = method
+    return method
+
+
+for _method in (FineTune, ADDrop):
+    register_method(_method)
+
+
+@cache
+def _load_plugins() -> None:
+    for entry_point in entry_points(group="attendrop.methods"):
+        register_method(entry_point.load())
+
+
+def method_names() -> list[str]:
+    """The names of all methods, the baseline first."""
+    _load_plugins()
+    return list(_METHODS)
+
+
+def get_method(name: str) -> type[Method]:
+    """Look a method's class up by name.
+
+    Raises:
+        AttendropError: There is no such method; the nearest name is given.
+    """
+    names = tuple(method_names())
+    if name not in names:
+        raise AttendropError(f"There is no method '{name}'.{suggestion(name, names)}")
+    return _METHODS[name]
+
+
+def build_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
+    """Make a method from its name and options, which may be given as text, as on the command line.
+
+    Raises:
+        AttendropError: Unknown name or option (the nearest is given), or a value that is not of the option's type or
+            out of its range.
+    """
+    method = get_method(name)
+    fields = {field.name: field for field in dataclasses.fields(method)}
+    values = {}
+    for option, value in (options or {}).items():
+        option = option.replace("-", "_")
+        if not fields:
+            raise AttendropError(f"Method '{name}' has no options, so '{option}' cannot be set.")
+        if option not in fields:
+            raise AttendropError(f"Method '{name}' has no option '{option}'.{suggestion(option, tuple(fields))}")
+        values[option] = _read(option, value, fields[option].default) if isinstance(value, str) else value
+    return method(**values)
+
+
+def _read(option: str, text: str, default: object) -> object:
+    """Read the text of an option as the type of its default."""
+    if isinstance(default, bool):
+        switches = {
+            "true": True,
+            "on": True,
+            "yes": True,
+            "1": True,
+            "false": False,
+            "off": False,
+            "no": False,
+            "0": False,
+        }
+        if text.lower() not in switches:
+            raise AttendropError(f"{option}={text!r} must be true or false.")
+        return switches[text.lower()]
+    if isinstance(default, int | float):
+        kind, noun = (int, "a whole number") if isinstance(default, int) else (float, "a number")
+        try:
+            return kind(text)
+        except ValueError:
+            raise AttendropError(f"{option}={text!r} is not {noun}.") from None
+    return text

@@ -1,0 +1,174 @@
+"""One call of an attention layer: the model's masks and biases brought to one form, and edits applied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.integrations.sdpa_attention import repeat_kv
+
+from attendrop.errors import AttendropError
+from attendrop.sites import Site
+
+# Keywords that change the scores in a way that is not implemented here; a value other than None is refused.
+_UNSUPPORTED_KEYWORDS = ("s_aux", "sinks", "indices", "block_indices", "cache")
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a site knows when it asks its plan: shapes and valid keys.
+
+    Attributes:
+        site: The site that asks.
+        shape: ``(batch, heads, query, key)``.
+        valid: Boolean, broadcastable to ``shape``, True where a key may be attended to; None means everywhere.
+        device: Device of the scores.
+    """
+
+    site: Site
+    shape: tuple[int, int, int, int]
+    valid: Tensor | None
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Edit:
+    """What a plan changes at one site. At most one of ``weights`` and ``replace`` is given.
+
+    Attributes:
+        drop: Boolean, broadcastable to ``(batch, heads, query, key)``; True sets the score to minus infinity. A row
+            whose valid keys are all dropped attends to all of them equally.
+        weights: Called with the weights that are about to multiply the values, after softmax and the model's own
+            dropout; what it returns is used instead.
+        replace: Used instead of the weights, which are then not computed; the model's own dropout does not act.
+        output: Called with the hidden units that the heads put out, ``(batch, query, heads, dim)``, before the output
+            projection; what it returns is used instead.
+    """
+
+    drop: Tensor | None = None
+    weights: Callable[[Tensor], Tensor] | None = None
+    replace: Tensor | None = None
+    output: Callable[[Tensor], Tensor] | None = None
+
+
+class Scoring:
+    """One call of an attention layer, with the model's masks and biases brought to one form.
+
+    Shapes: query ``(batch, heads, query, dim)``, key and value ``(batch, heads, key, dim)`` (heads of grouped-query
+    models repeated), ``valid`` and ``bias`` broadcastable to ``(batch, heads, query, key)``.
+    """
+
+    def __init__(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kwargs: dict[str, Any]
+    ) -> None:
+        for name in _UNSUPPORTED_KEYWORDS:
+            if kwargs.get(name) is not None:
+                raise AttendropError(
+                    f"{type(module).__name__} passes '{name}' to its attention, which this library does not implement; "
+                    "the model cannot be regularised."
+                )
+        self.query = query
+        self.key = repeat_kv(key, query.shape[1] // key.shape[1])
+        self.value = repeat_kv(value, query.shape[1] // value.shape[1])
+        self.scale: float = query.shape[-1] ** -0.5 if kwargs.get("scaling") is None else kwargs["scaling"]
+        self.dropout: float = kwargs.get("dropout") or 0.0
+        self.softcap: float | None = kwargs.get("softcap")
+        self.shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+        causal = kwargs.get("is_causal")
+        causal = getattr(module, "is_causal", True) if causal is None else causal
+        self.valid, self.bias = _valid_and_bias(mask, kwargs.get("position_bias"), bool(causal), self.shape, query)
+
+    def attend(self, edit: Edit) -> tuple[Tensor, Tensor | None]:
+        """Return the output ``(batch, query, heads, dim)`` and, where they were computed, the weights."""
+        weights = None
+        if edit.replace is None and edit.weights is None and self.softcap is None and not self._without_fused_kernel():
+            output = self._fused(edit.drop)
+        else:
+            weights = self._weights(edit.drop) if edit.replace is None else edit.replace.to(self.value.dtype)
+            if edit.weights is not None:
+                weights = edit.weights(weights)
+            output = weights @ self.value
+            if self.valid is not None and self.bias is None:
+                # To a row without any valid key (left padding under a causal mask) SDPA gives zeros.
+                output = output * any_last(self.valid)
+        output = output.transpose(1, 2).contiguous()
+        return output if edit.output is None else edit.output(output), weights
+
+    def _without_fused_kernel(self) -> bool:
+        """On a CPU, SDPA with dropout is its slow reference path; the explicit form is faster and draws alike."""
+        return self.query.device.type == "cpu" and self.dropout > 0
+
+    def _fused(self, drop: Tensor | None) -> Tensor:
+        query, valid, bias = self._masked(drop)
+        mask = valid
+        if bias is not None:
+            mask = bias if valid is None else bias.masked_fill(self._hidden(valid), -torch.inf)
+        return functional.scaled_dot_product_attention(
+            query, self.key, self.value, attn_mask=mask, dropout_p=self.dropout, scale=self.scale
+        )
+
+    def _weights(self, drop: Tensor | None) -> Tensor:
+        query, valid, bias = self._masked(drop)
+        scores = (query * self.scale) @ self.key.transpose(-1, -2)
+        if self.softcap is not None:
+            scores = torch.tanh(scores / self.softcap) * self.softcap
+        if bias is not None:
+            scores = scores + bias
+        if valid is not None:
+            # Where a row has no valid key there is nothing to hide: all -inf would give NaN.
+            hidden = ~valid if self.valid is None else ~valid & any_last(self.valid)
+            # Adding takes a CPU less time than filling in, and none in the backward pass.
+            scores += torch.where(hidden, -torch.inf, torch.zeros((), dtype=scores.dtype, device=scores.device))
+        half = scores.dtype in (torch.float16, torch.bfloat16)
+        weights = functional.softmax(scores, dim=-1, dtype=torch.float32 if half else None)
+        return functional.dropout(weights.to(self.value.dtype), self.dropout)
+
+    def _hidden(self, valid: Tensor) -> Tensor:
+        """Where to set minus infinity: not in a row without any valid key, which keeps the numbers of the model."""
+        return ~valid if self.valid is None else ~valid & any_last(self.valid)
+
+    def _masked(self, drop: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Query, valid keys and bias after ``drop``.
+
+        A row that is dropped whole is made constant by taking its query and its bias to zero and its mask back to the
+        valid keys: softmax of equal scores is exactly ``1/n_valid``. A row without any valid key stays as it was.
+        """
+        if drop is None:
+            return self.query, self.valid, self.bias
+        valid = self.valid
+        kept = ~drop if valid is None else valid & ~drop
+        constant = ~any_last(kept)
+        query = self.query.masked_fill(constant, 0)
+        bias = None if self.bias is None else self.bias.expand(self.shape).masked_fill(constant, 0)
+        if valid is None:
+            return query, kept | constant, bias
+        return query, torch.where(constant, valid, kept), bias
+
+
+def any_last(mask: Tensor) -> Tensor:
+    """``mask.any(-1, keepdim=True)`` for a boolean mask; the byte maximum is several times faster on a CPU."""
+    return mask.contiguous().view(torch.uint8).amax(-1, keepdim=True).bool()
+
+
+def _valid_and_bias(
+    mask: Tensor | None, position_bias: Tensor | None, causal: bool, shape: tuple[int, int, int, int], query: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """Split what the model passes into a boolean mask of valid keys and an additive bias, either None if absent.
+
+    Masks come as booleans (SDPA), as numbers with a huge negative where a key is not valid (eager), or not at all,
+    which means "all valid" or, in a causal layer, "not the future".
+    """
+    if mask is None:
+        queries, keys = shape[2:]
+        valid = None
+        if causal and queries > 1:
+            valid = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=query.device).tril()
+        return valid, position_bias
+    if mask.dtype == torch.bool:
+        return mask, position_bias
+    valid = mask > torch.finfo(mask.dtype).min / 2
+    return valid, mask if position_bias is None else mask + position_bias

@@ -1,0 +1,91 @@
+"""Attention layers by kind and number, and how a user chooses among them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from attendrop.errors import AttendropError
+
+KINDS = ("encoder", "decoder", "cross")
+
+
+@dataclass(frozen=True)
+class Site:
+    """One attention layer of a model, as one forward pass meets it.
+
+    Attributes:
+        name: Qualified name of the module; ``name#k`` for the ``k``-th call of a module that is called repeatedly
+            (ALBERT).
+        kind: ``"encoder"``, ``"decoder"`` (causal self-attention, also of decoder-only models) or ``"cross"``.
+        index: Number among the sites of its kind, from 0, in the order of execution.
+    """
+
+    name: str
+    kind: str
+    index: int
+
+    @property
+    def key(self) -> str:
+        """Short unique name, such as ``encoder.3``."""
+        return f"{self.kind}.{self.index}"
+
+
+def select_sites(sites: Sequence[Site], layers: str | int | Sequence[int]) -> list[Site]:
+    """Choose sites by kind and number.
+
+    Args:
+        sites: What to choose from.
+        layers: ``"all"``; ``"first"`` (the first of each kind); numbers within a kind, as a list or as ``"0,3"``; any of
+            these for one kind only, ``"encoder"``, ``"cross:first"``, ``"decoder:0,1"``; several joined by ``;``.
+
+    Raises:
+        AttendropError: The selection is malformed, or names a layer or kind that the model does not have.
+    """
+    wanted = parse_layers(layers)
+    chosen = []
+    kinds = {site.kind for site in sites}
+    for kind, numbers in wanted:
+        if kind is not None and kind not in kinds:
+            raise AttendropError(
+                f"layers={layers!r}: the model has no {kind} attention; it has {', '.join(sorted(kinds))}."
+            )
+        candidates = [site for site in sites if kind in (None, site.kind)]
+        missing = set(numbers or ()) - {site.index for site in candidates}
+        if missing:
+            last = max(site.index for site in candidates)
+            raise AttendropError(f"layers={layers!r}: the model has no layer {min(missing)}; layers are 0 to {last}.")
+        chosen += [site for site in candidates if numbers is None or site.index in numbers]
+    return [site for site in sites if site in chosen]
+
+
+def parse_layers(layers: str | int | Sequence[int]) -> list[tuple[str | None, frozenset[int] | None]]:
+    """Read a layer selection (see :func:`select_sites`) as pairs (kind or None for each, numbers or None for all).
+
+    Raises:
+        AttendropError: It is malformed.
+    """
+    problem = AttendropError(
+        f"layers={layers!r} is not a selection of layers. Use 'all', 'first', numbers such as '0,3', or a kind "
+        "(encoder, decoder, cross) with or without them: 'cross:0,1'."
+    )
+    if isinstance(layers, int):
+        layers = [layers]
+    if not isinstance(layers, str):
+        if not layers or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in layers):
+            raise problem
+        return [(None, frozenset(layers))]
+    parsed = []
+    for part in layers.split(";"):
+        kind, colon, numbers = part.strip().rpartition(":")
+        if not colon and numbers in KINDS:
+            kind, numbers = numbers, "all"
+        if kind and kind not in KINDS:
+            raise problem
+        numbers = {"first": "0"}.get(numbers.strip(), numbers.strip(" []"))
+        if numbers != "all" and not re.fullmatch(r"\d+(\s*,\s*\d+)*\s*,?", numbers):
+            raise problem
+        chosen = None if numbers == "all" else frozenset(int(n) for n in re.findall(r"\d+", numbers))
+        parsed.append((kind or None, chosen))
+    return parsed

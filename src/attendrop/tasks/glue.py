@@ -1,0 +1,243 @@
+"""The nine GLUE tasks (Wang et al., 2019), from the official files or from the hub."""
+
+import math
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import datasets
+from datasets import Dataset
+
+from attendrop.errors import AttendropError
+from attendrop.tasks.base import Task, TaskData, did_you_mean
+from attendrop.tasks.tables import decode
+
+HUB_NAME = "nyu-mll/glue"
+_BROKEN_SHARE = 0.001  # QQP, the one with broken rows, has about 20 in 360,000
+
+_FILES = {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}
+_MNLI_FILES = {
+    "train": "train.tsv",
+    "dev": "dev_matched.tsv",
+    "dev_mismatched": "dev_mismatched.tsv",
+    "test": "test_matched.tsv",
+    "test_mismatched": "test_mismatched.tsv",
+}
+
+
+@dataclass(frozen=True)
+class GlueSource:
+    """Where a GLUE task stands in the official files.
+
+    folder: as the official archive calls it. label_column: in train and dev. file_labels: the classes as the files (and
+    a submission) write them, in the order of `task.label_names`. hub_columns: the text columns on the hub. header:
+    the columns of a train or dev file that has no header line. files: by split.
+    """
+
+    task: Task
+    folder: str
+    label_column: str
+    file_labels: tuple[str, ...]
+    hub_columns: tuple[str, ...]
+    header: tuple[str, ...] = ()
+    files: dict[str, str] = field(default_factory=lambda: _FILES)
+
+
+_YES_NO = ("0", "1")
+_ENTAILMENT = ("entailment", "not_entailment")
+_NLI = ("entailment", "neutral", "contradiction")
+_PAIR = ("sentence1", "sentence2")
+
+
+def _task(name: str, columns: tuple[str, ...], labels: tuple[str, ...], metrics: tuple[str, ...], about: str) -> Task:
+    kind = "classification" if labels else "regression"
+    return Task(name, kind, columns, labels, metrics[0], about, other_metrics=metrics[1:])
+
+
+_ACCURACY = ("accuracy",)
+_SOURCES = (
+    GlueSource(
+        _task("cola", ("sentence",), ("unacceptable", "acceptable"), ("matthews_correlation",), "is it good English?"),
+        "CoLA", "label", _YES_NO, ("sentence",), header=("source", "label", "star", "sentence"),
+    ),
+    GlueSource(
+        _task("sst2", ("sentence",), ("negative", "positive"), _ACCURACY, "sentiment of film reviews"),
+        "SST-2", "label", _YES_NO, ("sentence",),
+    ),
+    GlueSource(
+        _task("mrpc", ("#1 String", "#2 String"), ("not_equivalent", "equivalent"), ("accuracy", "f1"),
+              "do two news sentences say the same?"),
+        "MRPC", "Quality", _YES_NO, _PAIR,
+    ),
+    GlueSource(
+        _task("stsb", _PAIR, (), ("pearson", "spearman"), "similarity of two sentences, 0 to 5"),
+        "STS-B", "score", (), _PAIR,
+    ),
+    GlueSource(
+        _task("qqp", ("question1", "question2"), ("not_duplicate", "duplicate"), ("accuracy", "f1"),
+              "do two questions ask the same?"),
+        "QQP", "is_duplicate", _YES_NO, ("question1", "question2"),
+    ),
+    GlueSource(
+        _task("mnli", _PAIR, _NLI, _ACCURACY, "does the premise entail, contradict or leave open?"),
+        "MNLI", "gold_label", _NLI, ("premise", "hypothesis"), files=_MNLI_FILES,
+    ),
+    GlueSource(
+        _task("qnli", ("question", "sentence"), _ENTAILMENT, _ACCURACY, "does the sentence answer the question?"),
+        "QNLI", "label", _ENTAILMENT, ("question", "sentence"),
+    ),
+    GlueSource(
+        _task("rte", _PAIR, _ENTAILMENT, _ACCURACY, "does the first text entail the second?"),
+        "RTE", "label", _ENTAILMENT, _PAIR,
+    ),
+    GlueSource(
+        _task("wnli", _PAIR, ("not_entailment", "entailment"), _ACCURACY, "is the pronoun resolved rightly?"),
+        "WNLI", "label", _YES_NO, _PAIR,
+    ),
+)  # fmt: skip
+GLUE: dict[str, GlueSource] = {source.task.name: source for source in _SOURCES}
+
+
+def load_glue(source: GlueSource, data_dir: str | Path | None, splits: Sequence[str]) -> TaskData:
+    """Load splits of a GLUE task; `attendrop.tasks.load_task` says where they are looked for."""
+    for split in splits:
+        if split not in source.files:
+            hint = did_you_mean(split, source.files) or f"; it has {', '.join(source.files)}."
+            raise AttendropError(f"{source.task.name} has no split {split!r}{hint}")
+    folder = _find_folder(source, data_dir)
+    if folder is None:
+        wanted = _with_mismatched(source, splits)
+        return TaskData(source.task, {s: _from_hub(source, s) for s in wanted}, f"Hugging Face hub {HUB_NAME}")
+    wanted = [s for s in _with_mismatched(source, splits) if s in splits or (folder / source.files[s]).is_file()]
+    return TaskData(source.task, {s: _from_file(source, folder, s) for s in wanted}, f"local folder {folder}")
+
+
+def _with_mismatched(source: GlueSource, splits: Sequence[str]) -> list[str]:
+    """MNLI's mismatched sets come along with the matched ones."""
+    extra = [f"{split}_mismatched" for split in splits if f"{split}_mismatched" in source.files]
+    return list(dict.fromkeys([*splits, *extra]))
+
+
+# Local files ----------------------------------------------------------------------------------------------------------
+
+
+def _find_folder(source: GlueSource, data_dir: str | Path | None) -> Path | None:
+    """The task's folder in `data_dir`, or in $ATTENDROP_DATA if it is there; None means the hub."""
+    root = data_dir or os.environ.get("ATTENDROP_DATA")
+    if not root:
+        return None
+    root = Path(root)
+    if data_dir and not root.is_dir():
+        raise AttendropError(f"the data folder {str(root)!r} does not exist.")
+    children = [child for parent in (root / "glue", root) if parent.is_dir() for child in sorted(parent.iterdir())]
+    for folder in (*children, root):
+        if folder.is_dir() and folder.name.lower().replace("-", "") == source.task.name:
+            return folder
+    if not data_dir:
+        return None
+    if any((root / file).is_file() for file in source.files.values()):
+        return root
+    raise AttendropError(
+        f"the data folder {str(root)!r} holds neither 'glue/{source.folder}' nor '{source.folder}', "
+        f"nor a file such as {source.files['train']!r}."
+    )
+
+
+def _from_file(source: GlueSource, folder: Path, split: str) -> Dataset:
+    """Read one official file: no quoting, lines end at \\n only, columns by their names in the header.
+
+    A row with a wrong number of fields, an empty text or an empty label is left out with a warning as long as there are
+    no more than one in a thousand; more of them, or one in a test file (a submission needs every row), is an error.
+    """
+    path, task = folder / source.files[split], source.task
+    if not path.is_file():
+        raise AttendropError(f"the folder {str(folder)!r} has no file {path.name!r}, which {task.name} {split} needs.")
+    lines = [line.removesuffix("\r") for line in decode(path).rstrip("\r\n").split("\n")]
+    labelled = not split.startswith("test")
+    headless = labelled and bool(source.header)
+    header = source.header if headless else tuple(lines.pop(0).split("\t"))
+    wanted = (*task.text_columns, *((source.label_column,) if labelled else ()))
+    for column in wanted:
+        if column not in header:
+            hint = did_you_mean(column, header) or f"; its header is {', '.join(map(repr, header))}."
+            raise AttendropError(f"{path} has no column {column!r}{hint}")
+    rows, broken = [], []
+    for number, line in enumerate(lines, start=1 if headless else 2):
+        values = line.split("\t")
+        fields = dict(zip(header, values, strict=False))
+        if len(values) != len(header):
+            broken.append(f"line {number}: {len(values)} fields instead of {len(header)}")
+        elif labelled and not all(fields[column].strip() for column in wanted):
+            broken.append(f"line {number}: an empty text or label")
+        else:
+            rows.append((number, fields))
+    if not lines:
+        raise AttendropError(f"{path} has no rows.")
+    _judge_broken(path, broken, len(lines), labelled)
+    return _to_dataset(source, path, rows, labelled)
+
+
+def _judge_broken(path: Path, broken: list[str], total: int, labelled: bool) -> None:
+    if not broken:
+        return
+    if not labelled or len(broken) > total * _BROKEN_SHARE:
+        raise AttendropError(f"{path}, {broken[0]}; broken rows in all: {len(broken)} of {total}. Get a complete copy.")
+    warnings.warn(f"{path}: left out {len(broken)} broken rows of {total}, the first {broken[0]}.", stacklevel=5)
+
+
+def _to_dataset(source: GlueSource, path: Path, rows: list[tuple[int, dict[str, str]]], labelled: bool) -> Dataset:
+    columns: dict[str, list[Any]] = {
+        key: [fields[name] for _, fields in rows]
+        for key, name in zip(("text", "text_pair"), source.task.text_columns, strict=False)
+    }
+    if labelled:
+        columns["label"] = [_label(source, f"{path}, line {n}", fields[source.label_column]) for n, fields in rows]
+    columns["index"] = [_index(fields, position) for position, (_, fields) in enumerate(rows)]
+    return Dataset.from_dict(columns)
+
+
+def _label(source: GlueSource, place: str, label: str) -> int | float:
+    if source.file_labels:
+        if label not in source.file_labels:
+            raise AttendropError(f"{place}: the label {label!r} is none of {', '.join(source.file_labels)}.")
+        return source.file_labels.index(label)
+    try:
+        score = float(label)
+    except ValueError:
+        score = math.nan
+    if not 0 <= score <= 5:
+        raise AttendropError(f"{place}: the score {label!r} is not a number from 0 to 5.")
+    return score
+
+
+def _index(fields: dict[str, str], position: int) -> int:
+    """The row's number: the column "index" (QQP: "id") where there is one."""
+    written = fields.get("index", fields.get("id", ""))
+    return int(written) if written.isdecimal() else position
+
+
+# The hub --------------------------------------------------------------------------------------------------------------
+
+_HUB_SPLITS = {"dev": "validation"}
+_MNLI_HUB_SPLITS = {"dev": "validation_matched", "dev_mismatched": "validation_mismatched", "test": "test_matched"}
+
+
+def _from_hub(source: GlueSource, split: str) -> Dataset:
+    task = source.task
+    hub_split = (_MNLI_HUB_SPLITS if task.name == "mnli" else _HUB_SPLITS).get(split, split)
+    try:
+        raw = datasets.load_dataset(HUB_NAME, task.name, split=hub_split)
+    except Exception as error:  # whatever the hub's client and the HTTP library below it raise
+        reason = str(error).strip().partition("\n")[0]
+        raise AttendropError(
+            f"{task.name} is in no local folder, and loading {HUB_NAME} from the hub failed "
+            f"({type(error).__name__}: {reason}); name a folder of GLUE files with --data-dir or ATTENDROP_DATA."
+        ) from error
+    columns = {key: list(raw[name]) for key, name in zip(("text", "text_pair"), source.hub_columns, strict=False)}
+    if not split.startswith("test"):
+        columns["label"] = list(raw["label"])
+    columns["index"] = list(raw["idx"])
+    return Dataset.from_dict(columns)

@@ -1,0 +1,274 @@
+"""A ``transformers.Trainer`` that regularises."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, Sampler
+from transformers import (
+    IntervalStrategy,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput, rotate_checkpoints
+
+from attendrop.attention import PLAN_KEYWORD, Plan, evaluating, forked_rng
+from attendrop.checkpoints import last_checkpoint, load_state, seal, unseal
+from attendrop.errors import AttendropError
+from attendrop.methods.base import Batch, FineTune, Method
+from attendrop.regularize import Regularization
+
+
+class RegularizedTrainer(Trainer):
+    """``transformers.Trainer`` with one more argument: what regularises training.
+
+    Every other argument, callback and training argument means what it means there. Four things differ:
+
+    - While it trains, the method's figures are logged beside the loss: see :meth:`Regularization.logs`.
+    - The order of batches is a function of the data seed and the epoch alone, so that a run that was killed and resumed
+      goes on exactly, and so that all methods see the same batches. ``train_sampling_strategy="group_by_length"`` groups
+      global batches of similar length and shuffles these.
+    - Each checkpoint carries the method's state and a manifest. ``train(resume_from_checkpoint=True)`` takes the newest
+      checkpoint that is complete, and starts over if there is none.
+    - Under gradient accumulation, the loss of heads that average over the micro-batch by themselves (classification)
+      is scaled once. The stock trainer multiplies their gradients by the number of accumulation steps.
+
+    Args:
+        *args: As for ``transformers.Trainer``.
+        regularizer: A method, such as ``ADDrop(p=0.3, q=0.3)``. None is plain fine-tuning.
+        **kwargs: As for ``transformers.Trainer``.
+
+    Raises:
+        AttendropError: Several GPUs in one process (DataParallel), DeepSpeed or FSDP; reentrant activation
+            checkpointing; or, when training starts, a model that the method cannot act on.
+    """
+
+    def __init__(self, *args: Any, regularizer: Method | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.regularizer = regularizer or FineTune()
+        self._regularization: Regularization | None = None
+        self._resumed_state: dict[str, Any] | None = None
+        self._sampler: EpochSampler | None = None
+        self._loss_is_checked = False
+        self._refuse_unsupported()
+        self.add_callback(_Clock(self))
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
+        """Train, or go on from a checkpoint: a path, or True for the newest complete one (none: from the start).
+
+        Raises:
+            AttendropError: The checkpoint is incomplete or belongs to another method, or the model is not supported.
+        """
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = str(last_checkpoint(str(self.args.output_dir)) or "")
+        checkpoint = str(resume_from_checkpoint or "")
+        self._resumed_state = load_state(Path(checkpoint), self.regularizer) if checkpoint else None
+        if checkpoint:
+            # Early stopping counts on from where it was.
+            self.args.restore_callback_states_from_checkpoint = True
+        try:
+            return super().train(checkpoint or None, *args, **kwargs)
+        finally:
+            self._end()
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """As in ``transformers.Trainer``; while training, with the passes that the method needs."""
+        if self._regularization is None or not model.training:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        self._check_loss_scaling(inputs)
+
+        def stock(batch: Batch, plan: Plan | None) -> tuple[Tensor, Any]:
+            given = dict(batch) if plan is None else {**batch, PLAN_KEYWORD: plan}
+            result: Any = super(RegularizedTrainer, self).compute_loss(model, given, True, num_items_in_batch)
+            return result[0], result[1]
+
+        scaler = self.accelerator.scaler
+        self._regularization.loss_scale = scaler.get_scale() if scaler is not None else 1.0
+        loss, outputs = self._regularization.compute(inputs, stock)
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """As in ``transformers.Trainer``, with the method's figures beside the training loss."""
+        if self._regularization is not None and "loss" in logs:
+            logs |= self._regularization.logs()
+        super().log(logs, start_time)
+
+    def _begin(self) -> None:
+        """Called when training begins, with the model that it will train."""
+        self._end()
+        self._regularization = Regularization(
+            self.accelerator.unwrap_model(self.model),
+            self.regularizer,
+            seed=self.args.seed,
+            rank=self.args.process_index,
+            world_size=self.args.world_size,
+        )
+        if self._resumed_state is not None:
+            self._regularization.load_state_dict(self._resumed_state)
+
+    def _end(self) -> None:
+        if self._regularization is not None:
+            self._regularization.close()
+        self._regularization = None
+
+    def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int] | None:
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        strategy = self.args.train_sampling_strategy
+        if dataset is None or not hasattr(dataset, "__len__") or strategy not in ("random", "group_by_length"):
+            return super()._get_train_sampler(train_dataset)
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        global_batch = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
+        lengths = _lengths(dataset, self.args.length_column_name) if strategy == "group_by_length" else None
+        self._sampler = EpochSampler(len(dataset), seed, global_batch, lengths)
+        return self._sampler
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Save as ``transformers.Trainer`` does; older checkpoints go only when the new one is complete."""
+        folder = Path(self._get_output_dir(trial=trial))
+        checkpoint = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        if self.args.should_save:
+            unseal(checkpoint)
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self.args.save_total_limit = limit
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save and self._regularization is not None:
+            seal(checkpoint, self.regularizer, self._regularization.state_dict())
+            rotate_checkpoints(str(folder), limit, self.state.best_model_checkpoint, use_mtime=True)
+
+    def _check_loss_scaling(self, inputs: Batch) -> None:
+        """Find out, once, whether the model's loss honours ``num_items_in_batch``, where that makes a difference."""
+        matters = self.args.gradient_accumulation_steps > 1 or self.args.world_size > 1
+        if self._loss_is_checked or not matters or not self.model_accepts_loss_kwargs or "labels" not in inputs:
+            return
+        self._loss_is_checked = True
+        model = self.accelerator.unwrap_model(self.model)
+        with torch.no_grad(), forked_rng(model), evaluating(model):
+            losses = [model(**inputs, num_items_in_batch=torch.tensor(count)).loss for count in (1, 2)]
+        if losses[0] is not None and torch.equal(losses[0], losses[1]):
+            self.model_accepts_loss_kwargs = False
+
+    def _refuse_unsupported(self) -> None:
+        if self.args.n_gpu > 1:
+            raise AttendropError(
+                f"{self.args.n_gpu} GPUs in one process would train under DataParallel, which is not supported. Start one "
+                "process for each with `torchrun --nproc-per-node`, or set CUDA_VISIBLE_DEVICES to one."
+            )
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            raise AttendropError("DeepSpeed and FSDP are not supported; train with DDP (torchrun, accelerate launch).")
+        keywords = self.args.activation_checkpointing_kwargs
+        if self.args.activation_checkpointing and isinstance(keywords, dict) and keywords.get("use_reentrant"):
+            raise AttendropError(
+                "Reentrant activation checkpointing is not supported; set "
+                "activation_checkpointing_kwargs={'use_reentrant': False}."
+            )
+
+
+class EpochSampler(Sampler[int]):
+    """Draws the order of the rows of an epoch from the seed and the number of the epoch alone.
+
+    Args:
+        size: Number of rows.
+        seed: Seed of the data order.
+        batch_size: Rows in a global batch.
+        lengths: Length of each row in tokens. If given, rows of similar length come together in a global batch: rows
+            are shuffled, sorted within groups of eight batches, and the batches are shuffled; a last, partial batch
+            stays last.
+
+    Attributes:
+        epoch: The epoch whose order is drawn next.
+    """
+
+    _BATCHES_IN_GROUP = 8
+
+    def __init__(self, size: int, seed: int, batch_size: int, lengths: Sequence[int] | None = None) -> None:
+        self.size = size
+        self.seed = seed
+        self.batch_size = batch_size
+        self.lengths = lengths
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.epoch) % 2**63)
+        order = torch.randperm(self.size, generator=generator).tolist()
+        yield from order if self.lengths is None else self._grouped(order, self.lengths, generator)
+
+    def _grouped(self, order: list[int], lengths: Sequence[int], generator: torch.Generator) -> list[int]:
+        size = self.batch_size * self._BATCHES_IN_GROUP
+        whole = self.size // self.batch_size * self.batch_size
+        ordered: list[int] = []
+        for start in range(0, whole, size):
+            group = order[start : min(start + size, whole)]
+            ordered += sorted(group, key=lambda row: lengths[row], reverse=True)
+        batches = [ordered[start : start + self.batch_size] for start in range(0, whole, self.batch_size)]
+        shuffled = torch.randperm(len(batches), generator=generator).tolist()
+        return [row for number in shuffled for row in batches[number]] + order[whole:]
+
+
+def _lengths(dataset: Any, column: str) -> list[int]:
+    if column in (getattr(dataset, "column_names", None) or ()):
+        return [int(length) for length in dataset[column]]
+    try:
+        return [len(dataset[i]["input_ids"]) for i in range(len(dataset))]
+    except (KeyError, TypeError):
+        raise AttendropError(
+            f"train_sampling_strategy='group_by_length' needs a column '{column}' or 'input_ids' in the training data."
+        ) from None
+
+
+class _Clock(TrainerCallback):
+    """Tells the trainer's regularisation and sampler the time: start, epoch, step, end."""
+
+    def __init__(self, trainer: RegularizedTrainer) -> None:
+        self.trainer = trainer
+        self.save_is_due = False
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.trainer._begin()
+
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        epoch = math.floor(state.epoch or 0)
+        if self.trainer._sampler is not None:
+            self.trainer._sampler.epoch = epoch
+        if self.trainer._regularization is not None:
+            self.trainer._regularization.set_epoch(epoch)
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.trainer._regularization is not None:
+            self.trainer._regularization.begin_step(state.global_step)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Put off a checkpoint that falls on an epoch's last step until the epoch was evaluated.
+
+        The resumed run begins at the next epoch and would skip that evaluation.
+        """
+        ends_epoch = state.epoch is not None and float(state.epoch).is_integer()
+        if control.should_save and ends_epoch and args.eval_strategy == IntervalStrategy.EPOCH:
+            control.should_save = False
+            self.save_is_due = True
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        control.should_save = control.should_save or self.save_is_due
+        self.save_is_due = False
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.trainer._end()

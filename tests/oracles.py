@@ -1,0 +1,140 @@
+"""What should come out, computed the slow, obvious way, without the library's code."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def candidates(attribution: Tensor, valid: Tensor, p: float, direction: str = "high") -> Tensor:
+    """The candidate region (Eq. 6), element by element."""
+    region = torch.zeros(attribution.shape, dtype=torch.bool)
+    valid = valid.expand(attribution.shape)
+    batch, heads, queries, keys = attribution.shape
+    for b in range(batch):
+        for h in range(heads):
+            for i in range(queries):
+                columns = [j for j in range(keys) if valid[b, h, i, j]]
+                row = [float(attribution[b, h, i, j]) for j in columns]
+                for j, chosen in zip(columns, candidates_of_row(row, p, direction), strict=True):
+                    region[b, h, i, j] = chosen
+    return region
+
+
+def candidates_of_row(row: list[float], p: float, direction: str) -> list[bool]:
+    """Which of the valid positions of one row are candidates."""
+    n, ordered = len(row), sorted(row)
+    if n < 2 or ordered[0] == ordered[-1]:
+        return [False] * n
+    if direction == "low":
+        return [value < ordered[math.floor(n * p + 1e-6)] for value in row]
+    threshold = ordered[max(1, math.floor(n * (1 - p) + 1e-6))]
+    chosen = [value >= threshold for value in row]
+    return [value > threshold for value in row] if all(chosen) else chosen
+
+
+def dropped_attention(scores: Tensor, valid: Tensor, drop: Tensor) -> Tensor:
+    """Weights after dropping scores; a row dropped whole is written as ``1/n_valid`` outright."""
+    weights = torch.zeros_like(scores)
+    batch, heads, queries, keys = scores.shape
+    for b in range(batch):
+        for h in range(heads):
+            for i in range(queries):
+                columns = [j for j in range(keys) if valid[b, h, i, j]]
+                kept = [j for j in columns if not drop[b, h, i, j]]
+                if not kept:
+                    for j in columns:
+                        weights[b, h, i, j] = 1 / len(columns)
+                    continue
+                top = max(float(scores[b, h, i, j]) for j in kept)
+                total = sum(math.exp(float(scores[b, h, i, j]) - top) for j in kept)
+                for j in kept:
+                    weights[b, h, i, j] = math.exp(float(scores[b, h, i, j]) - top) / total
+    return weights
+
+
+class EagerAttention:
+    """Takes the place of the function ``eager_attention_forward`` of a model's own file.
+
+    It records the weights of every call, and drops what it is told to.
+    """
+
+    def __init__(self, drops: list[Tensor] | None = None) -> None:
+        self.drops = drops
+        self.weights: list[Tensor] = []
+        self.valid: list[Tensor] = []
+
+    def __call__(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        repeats = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+        scaling = kwargs.get("scaling")
+        scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+        if kwargs.get("position_bias") is not None:
+            scores = scores + kwargs["position_bias"]
+        valid = torch.ones(scores.shape, dtype=torch.bool) if mask is None else (mask == 0).expand(scores.shape)
+        drop = torch.zeros_like(valid) if self.drops is None else self.drops[len(self.weights)]
+        whole = ~(valid & ~drop).any(-1, keepdim=True)
+        kept = (valid & ~drop) | whole
+        weights = torch.softmax(scores.masked_fill(~kept, -math.inf), dim=-1)
+        weights = torch.where(whole, valid / valid.sum(-1, keepdim=True).clamp(min=1), weights).to(value.dtype)
+        self.weights.append(weights)
+        self.valid.append(valid)
+        return (weights @ value).transpose(1, 2).contiguous(), weights
+
+    @contextmanager
+    def in_place_of_stock(self, model: Any) -> Iterator[EagerAttention]:
+        """Have the model's file use this function."""
+        file = sys.modules[type(model).__module__]
+        stock = file.eager_attention_forward
+        file.eager_attention_forward = self
+        try:
+            yield self
+        finally:
+            file.eager_attention_forward = stock
+
+
+def target(task: str, logits: Tensor, labels: Tensor, *, gold: bool = False) -> Tensor:
+    """What is attributed, summed over the batch."""
+    if task in ("class", "image", "choice"):
+        return sum(row[int(label if gold else row.argmax())] for row, label in zip(logits, labels, strict=True))
+    if task == "regression":
+        return -((logits.squeeze(-1) - labels) ** 2).sum()
+    total = logits.new_zeros(())
+    for b in range(labels.shape[0]):
+        for i in range(labels.shape[1]):
+            label = labels[b, i] if task != "lm" else labels[b, i + 1] if i + 1 < labels.shape[1] else -100
+            if label != -100:
+                probabilities = torch.softmax(logits[b, i], -1)
+                total = total + probabilities[label if gold else logits[b, i].argmax()].log()
+    return total
+
+
+def ad_drop(model: Any, batch: dict[str, Tensor], task: str, p: float, **options: Any) -> tuple[Tensor, list[Tensor]]:
+    """One step of AD-DROP with q = 1 on an eager model: the loss, and the masks of its layers as they run.
+
+    Options: ``direction``, ``gold``, and ``attribution`` (``"gradient"`` or ``"attention"``).
+    """
+    direction, gold = options.get("direction", "high"), options.get("gold", False)
+    with EagerAttention().in_place_of_stock(model) as first:
+        outputs = model(**batch)
+        score = target(task, outputs.logits, batch["labels"], gold=gold)
+        if options.get("attribution", "gradient") == "gradient":
+            # One backward pass for each layer, as the paper's own code.
+            found = [
+                torch.autograd.grad(score, weights, retain_graph=True, allow_unused=True)[0]
+                for weights in first.weights
+            ]
+        else:
+            found = first.weights
+    found = [torch.zeros_like(w) if b is None else b.detach() for b, w in zip(found, first.weights, strict=True)]
+    drops = [candidates(b, valid, p, direction) for b, valid in zip(found, first.valid, strict=True)]
+    with EagerAttention(drops).in_place_of_stock(model):
+        return model(**batch).loss, drops

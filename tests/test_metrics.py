@@ -1,0 +1,120 @@
+"""Scores against values worked out by hand, and files of predictions to the letter."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from attendrop.errors import AttendropError
+from attendrop.tasks import Task, compute_scores, get_task, write_predictions
+
+OWN_CLASSES = Task(
+    "files", "classification", ("text",), ("a", "b, c", "d"), "accuracy", "", ("f1_macro", "matthews_correlation")
+)
+OWN_NUMBERS = Task("files", "regression", ("text",), (), "pearson", "", ("spearman", "mse"))
+
+# Two true positives, one false positive, one false negative, one true negative.
+LABELS = np.array([1, 1, 0, 1, 0])
+LOGITS = np.array([[0, 1], [0, 1], [0, 1], [1, 0], [1, 0]], dtype=np.float32)
+MATTHEWS = (2 * 1 - 1 * 1) / math.sqrt(3 * 3 * 2 * 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("cola", {"matthews_correlation": MATTHEWS}),
+        ("sst2", {"accuracy": 0.6}),
+        ("mrpc", {"accuracy": 0.6, "f1": 2 / 3}),
+        ("qqp", {"accuracy": 0.6, "f1": 2 / 3}),
+        ("mnli", {"accuracy": 0.6}),
+        ("qnli", {"accuracy": 0.6}),
+        ("rte", {"accuracy": 0.6}),
+        ("wnli", {"accuracy": 0.6}),
+        ("grammar", {"accuracy": 0.6, "matthews_correlation": MATTHEWS}),
+    ],
+)
+def test_classification(name: str, expected: dict[str, float]) -> None:
+    task = get_task(name)
+    scores = compute_scores(task, LOGITS, LABELS)
+    assert scores == pytest.approx(expected)
+    assert next(iter(scores)) == task.metric
+    assert all(type(score) is float for score in scores.values())
+
+
+def test_own_classes() -> None:
+    logits = np.eye(3)[[0, 0, 1, 2]]
+    scores = compute_scores(OWN_CLASSES, logits, np.array([0, 1, 1, 2]))
+    assert scores["accuracy"] == 0.75 and scores["f1_macro"] == pytest.approx((2 / 3 + 2 / 3 + 1) / 3)
+    assert scores["matthews_correlation"] == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1)])
+def test_regression(shape: tuple[int, ...]) -> None:
+    predictions, labels = np.array([1.0, 2.0, 3.0, 10.0]).reshape(shape), np.array([1.0, 2.0, 3.0, 4.0])
+    expected = {"pearson": 14 / math.sqrt(50 * 5), "spearman": 1.0}
+    assert compute_scores(get_task("stsb"), predictions, labels) == pytest.approx(expected)
+    assert compute_scores(OWN_NUMBERS, predictions, labels) == pytest.approx(expected | {"mse": 9.0})
+
+
+@pytest.mark.parametrize(
+    ("predictions", "labels"), [([2.0, 2.0, 2.0], [1.0, 2.0, 3.0]), ([1.0, 2.0], [3.0, 3.0]), ([1.0], [2.0])]
+)
+def test_an_undefined_correlation_is_zero(predictions: list[float], labels: list[float]) -> None:
+    scores = compute_scores(get_task("stsb"), np.array(predictions), np.array(labels))
+    assert scores == {"pearson": 0.0, "spearman": 0.0}
+
+
+def test_a_constant_answer_scores_zero_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    always_zero = np.tile([1.0, 0.0], (5, 1))
+    assert compute_scores(get_task("cola"), always_zero, LABELS) == {"matthews_correlation": 0.0}
+    assert compute_scores(get_task("mrpc"), always_zero, LABELS) == {"accuracy": 0.4, "f1": 0.0}
+    assert not recwarn
+
+
+def test_what_cannot_be_scored() -> None:
+    broken = LOGITS.copy()
+    broken[1, 0] = np.nan
+    with pytest.raises(AttendropError, match="NaN or infinite for 1 of 5 rows: training diverged"):
+        compute_scores(get_task("rte"), broken, LABELS)
+    with pytest.raises(AttendropError, match="NaN or infinite for 1 of 5 rows"):
+        write_predictions("out.tsv", get_task("rte"), Dataset.from_dict({"index": [*range(5)]}), broken)
+    with pytest.raises(AttendropError, match="there are no rows to score"):
+        compute_scores(get_task("rte"), np.zeros((0, 2)), np.zeros(0))
+
+
+@pytest.mark.parametrize(
+    ("name", "logits", "answers"),
+    [
+        ("cola", [[0, 1], [1, 0]], ["1", "0"]),
+        ("wnli", [[0, 1], [1, 0]], ["1", "0"]),
+        ("rte", [[0, 1], [1, 0]], ["not_entailment", "entailment"]),
+        ("mnli", [[0, 1, 0], [0, 0, 1]], ["neutral", "contradiction"]),
+        ("stsb", [[5.2], [-0.1]], ["5.000", "0.000"]),
+        ("stsb", [2.71828, 3], ["2.718", "3.000"]),
+    ],
+)
+def test_submission(name: str, logits: list[object], answers: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "new" / "out.tsv"
+    write_predictions(path, get_task(name), Dataset.from_dict({"index": [0, 7]}), np.array(logits))
+    assert path.read_bytes().decode() == f"index\tprediction\n0\t{answers[0]}\n7\t{answers[1]}\n"
+    assert [file.name for file in path.parent.iterdir()] == ["out.tsv"]
+
+
+def test_own_predictions(tmp_path: Path) -> None:
+    dataset, logits = Dataset.from_dict({"index": [0, 1]}), np.log([[0.2, 0.7, 0.1], [0.5, 0.25, 0.25]])
+    write_predictions(tmp_path / "a.csv", OWN_CLASSES, dataset, logits)
+    assert (tmp_path / "a.csv").read_text() == 'index,label,probability\n0,"b, c",0.7\n1,a,0.5\n'
+    write_predictions(tmp_path / "a.jsonl", OWN_CLASSES, dataset, logits)
+    lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert lines[0] == {"index": 0, "label": "b, c", "probability": 0.7}
+    write_predictions(tmp_path / "a.tsv", OWN_NUMBERS, dataset, np.array([[1.25], [-3.0]]))
+    assert (tmp_path / "a.tsv").read_text() == "index\tscore\n0\t1.25\n1\t-3.0\n"
+
+
+def test_unknown_extension(tmp_path: Path) -> None:
+    with pytest.raises(AttendropError, match=r"written as \.tsv, \.csv or \.jsonl, not as 'out\.txt'"):
+        write_predictions(tmp_path / "out.txt", OWN_NUMBERS, Dataset.from_dict({"index": [0]}), np.zeros(1))
+    assert not list(tmp_path.iterdir())

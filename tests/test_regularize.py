@@ -1,0 +1,150 @@
+"""A training loop of one's own."""
+
+import copy
+import inspect
+from typing import Any
+
+import pytest
+import torch
+import zoo
+
+from attendrop import ADDrop, AttendropError, FineTune, Regularization, regularize
+
+METHOD = ADDrop(p=0.5, q=0.5, cross_tuning=False)
+
+
+def test_the_loop_of_the_docstring_trains() -> None:
+    assert "reg.step()" in (inspect.getdoc(regularize) or "")
+    model, batches = zoo.build("bert", dropout=0.1), [zoo.batch_of("bert", seed=i) for i in range(3)]
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    with regularize(model, ADDrop()) as reg:
+        for epoch in range(10):
+            reg.set_epoch(epoch)
+            for batch in batches:
+                loss = reg.loss(batch)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                reg.step()
+        assert reg.steps_taken == 30
+    model.eval()
+    with torch.no_grad():
+        assert sum(float(model(**batch).loss) for batch in batches) / 3 < 0.5
+
+
+def test_cross_tuning_alternates_and_says_so() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    plain = model(**batch).loss
+    with regularize(model, ADDrop(p=0.5, q=0.5)) as reg:
+        for epoch in range(4):
+            reg.set_epoch(epoch)
+            loss, logs = reg.loss(batch), reg.logs()
+            assert bool(loss == plain) == (epoch % 2 == 0)
+            assert logs["ad_drop/active"] == epoch % 2
+            assert ("ad_drop/dropped" in logs) == (epoch % 2 == 1)
+
+
+def test_forgetting_the_epoch_is_an_error() -> None:
+    with regularize(zoo.build("bert"), ADDrop()) as reg, pytest.raises(AttendropError, match=r"set_epoch\(epoch\), from 0"):
+        reg.loss(zoo.batch_of("bert"))
+
+
+@pytest.mark.parametrize("method", [METHOD, FineTune()], ids=["ad-drop", "finetune"])
+def test_methods_that_act_always_need_no_epoch(method: Any) -> None:
+    with regularize(zoo.build("bert"), method) as reg:
+        assert torch.isfinite(reg.loss(zoo.batch_of("bert")))
+
+
+def test_plain_fine_tuning_leaves_the_model_untouched() -> None:
+    model, batch = zoo.build("bert", dropout=0.2), zoo.batch_of("bert")
+    torch.manual_seed(0)
+    expected = model(**batch).loss
+    with regularize(model, FineTune()) as reg:
+        assert model.config._attn_implementation == "sdpa"
+        torch.manual_seed(0)
+        assert reg.loss(batch) == expected
+        assert reg.logs() == {}
+
+
+def test_plain_fine_tuning_takes_any_model() -> None:
+    model = zoo.from_class(*zoo.REFUSED["mpnet"])
+    with regularize(model, FineTune()) as reg:
+        assert torch.isfinite(reg.loss(zoo.batch_of("bert")))
+
+
+def test_a_batch_without_labels_is_an_error() -> None:
+    batch = zoo.batch_of("bert", labels=False)
+    with regularize(zoo.build("bert"), METHOD) as reg, pytest.raises(AttendropError, match=r"labels"):
+        reg.loss(batch)
+
+
+def test_a_batch_without_tensors_is_an_error() -> None:
+    with regularize(zoo.build("bert"), METHOD) as reg, pytest.raises(AttendropError, match=r"no tensors"):
+        reg.loss({})
+
+
+def test_backward_may_follow_later_and_elsewhere() -> None:
+    """The trainer calls backward after the loss was returned; recomputed layers must reuse the same masks."""
+    batches = [zoo.batch_of("bert", seed=i) for i in range(2)]
+    found = []
+    for late in (False, True):
+        model = zoo.build("bert", dropout=0.2, dtype=torch.float64)
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        torch.manual_seed(0)
+        with regularize(model, METHOD) as reg:
+            losses = []
+            for batch in batches:
+                losses.append(reg.loss(batch))
+                if not late:
+                    losses.pop().backward()
+            for loss in reversed(losses):
+                loss.backward()
+        found.append(zoo.gradients(model))
+    zoo.assert_same(*found, 1e-12)
+
+
+def test_state_goes_on_where_it_was() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+
+    def losses(reg: Regularization, count: int) -> list[torch.Tensor]:
+        found = []
+        for _ in range(count):
+            found.append(reg.loss(batch).detach())
+            reg.step()
+        return found
+
+    with regularize(model, METHOD, seed=5) as reg:
+        whole, logs = losses(reg, 4), reg.logs()
+    with regularize(model, METHOD, seed=5) as reg:
+        first, state = losses(reg, 2), copy.deepcopy(reg.state_dict())
+    with regularize(model, METHOD) as reg:
+        reg.load_state_dict(state)
+        second = losses(reg, 2)
+        assert reg.logs() == logs
+    assert first + second == whole
+
+
+def test_logs_start_anew_after_they_were_read() -> None:
+    with regularize(zoo.build("bert"), METHOD) as reg:
+        reg.loss(zoo.batch_of("bert"))
+        first = reg.logs()
+        reg.step()
+        assert reg.logs() == {"ad_drop/active": 0}
+        reg.loss(zoo.batch_of("bert"))
+        assert set(reg.logs()) == set(first)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_processes_draw_as_one(ranks: int) -> None:
+    """Sequence ``i`` of the global batch is dropped alike, whichever process holds it."""
+    examples = zoo.rows("bert", (9, 4, 6, 5, 8, 3, 7, 5))
+    model = zoo.build("bert", dtype=torch.float64)
+    with regularize(model, METHOD) as reg:
+        reg.loss(zoo.collate(examples)).backward()
+    expected = zoo.gradients(model)
+    per_rank = 8 // ranks
+    for rank in range(ranks):
+        reg = Regularization(model, METHOD, rank=rank, world_size=ranks)
+        (reg.loss(zoo.collate(examples[rank * per_rank : (rank + 1) * per_rank])) / ranks).backward()
+        reg.close()
+    zoo.assert_same(zoo.gradients(model), expected, 1e-10)

@@ -1,0 +1,75 @@
+"""A tiny random BERT with a vocabulary of its own, and little files to train it on: for tests of whole runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as hf
+from attendrop.config import RunConfig
+
+WORDS = "the a cat dog bird sees hears likes good bad red blue near far not and".split()
+
+
+def save_tiny_bert(folder: Path, **options: Any) -> Path:
+    """Save a random BERT of two layers and its tokenizer, as a pre-trained model without a head would be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    (folder / "vocab.txt").write_text("\n".join(vocabulary), encoding="utf-8")
+    hf.BertTokenizer(vocab=str(folder / "vocab.txt"), model_max_length=32).save_pretrained(folder)
+    config = hf.BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=32,
+        **options,
+    )
+    torch.manual_seed(1)
+    hf.BertModel(config).save_pretrained(folder)
+    return folder
+
+
+def sentence(number: int) -> str:
+    """A sentence of 3 to 8 words, another for each number."""
+    length = 3 + number % 6
+    return " ".join(WORDS[(number * 7 + place * (1 + number % 5)) % len(WORDS)] for place in range(length))
+
+
+def write_csv(path: Path, labels: list[Any]) -> Path:
+    """A file with the columns sentence1, sentence2 and label, and a row for each label."""
+    rows = [f"{sentence(number)},{sentence(number + 3)},{label}" for number, label in enumerate(labels)]
+    path.write_text("\n".join(["sentence1,sentence2,label", *rows]) + "\n", encoding="utf-8")
+    return path
+
+
+def write_data(folder: Path) -> tuple[Path, Path]:
+    """A training and a development file of two classes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return write_csv(folder / "train.csv", ["no", "yes"] * 20), write_csv(folder / "dev.csv", ["yes", "no"] * 6)
+
+
+def config(folder: Path, output: str = "run", **options: Any) -> RunConfig:
+    """A run of two short epochs on the files of :func:`write_data`, all below ``folder``."""
+    chosen = {
+        "model": str(folder / "model"),
+        "output_dir": str(folder / output),
+        "train_file": str(folder / "train.csv"),
+        "eval_file": str(folder / "dev.csv"),
+        "text_columns": ("sentence1", "sentence2"),
+        "label_column": "label",
+        "epochs": 2,
+        "batch_size": 8,
+        "learning_rate": 1e-3,
+        "max_length": 24,
+        "device": "cpu",
+    }
+    return RunConfig(**(chosen | options))
+
+
+def read_metrics(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    return found
