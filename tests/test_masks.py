@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from attendrop import masks
+from attendrop.masks import DrawKey, candidate_region, draw, origins_of, real_rows, share
 from attendrop.scoring import Call
 from attendrop.sites import Site
-from attendrop.masks import DrawKey, candidate_region, draw, extents_of, real_rows, share
 
 SITE = Site("layer", "encoder", 0)
 CPU = torch.device("cpu")
+PINNED = [0, 1, 1, 0, 1, 1, 1, 0, 0, 1, 1, 0, 0, 1, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,9 @@ def keyed(seed: int = 0, step: int = 0, first: int = 0, rows: int = 2) -> DrawKe
     return DrawKey(seed, step, first, rows)
 
 
-def sample(p: float, shape: tuple[int, int, int, int], *origins: tuple[int, int], name: str = "encoder.0", **key: int) -> Tensor:
+def sample(
+    p: float, shape: tuple[int, int, int, int], *origins: tuple[int, int], name: str = "encoder.0", **key: int
+) -> Tensor:
     starts = torch.tensor(origins or [(0, 0)] * shape[0])
     return draw(p, keyed(**{"rows": shape[0], **key}), name, shape, starts, CPU)
 

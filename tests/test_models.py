@@ -87,7 +87,9 @@ def test_tokenizer_without_padding_token(bert: Path, tmp_path: Path, config: Any
     model, loaded = load_model_and_tokenizer(str(tmp_path), TASK)
     assert loaded.pad_token == "[SEP]"
     assert model.config.pad_token_id == loaded.pad_token_id
-    batch = loaded(["the cat", "a dog sees the red bird"], padding=True, return_tensors="pt", return_token_type_ids=False)
+    batch = loaded(
+        ["the cat", "a dog sees the red bird"], padding=True, return_tensors="pt", return_token_type_ids=False
+    )
     assert model(**batch).logits.shape == (2, 3)
 
 
@@ -111,7 +113,7 @@ def fake_folder(folder: Path, *names: str) -> str:
         (lambda f: "minilmm", "Did you mean 'minilm'?"),
         (lambda f: "no-such-user/no-such-model", "could not be loaded from the hub"),
         (lambda f: "bad name!", "could not be loaded from the hub"),
-        (lambda f: "", "There is no model"),
+        (lambda f: "", "The name of the model is empty"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_loaded(tmp_path: Path, make: Any, message: str) -> None:
@@ -124,7 +126,10 @@ def test_code_of_a_repository_is_not_run(bert: Path, tmp_path: Path) -> None:
     for file in bert.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     content = json.loads((tmp_path / "config.json").read_text())
-    content |= {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config", "AutoModelForSequenceClassification": "evil.M"}}
+    content |= {
+        "model_type": "evil",
+        "auto_map": {"AutoConfig": "evil.Config", "AutoModelForSequenceClassification": "evil.M"},
+    }
     (tmp_path / "config.json").write_text(json.dumps(content))
     (tmp_path / "evil.py").write_text("raise SystemExit('code was run')")
     with pytest.raises(AttendropError, match="needs code from its own repository"):

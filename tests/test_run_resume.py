@@ -101,7 +101,6 @@ def test_killed_and_resumed(
     caplog.set_level("INFO", "attendrop")
     for name in ("model", "train.csv", "dev.csv"):
         (tmp_path / name).symlink_to(uninterrupted / name)
-    # The same paths as in the uninterrupted run, so that the options are the same.
     child = _CONTEXT.Process(target=run, args=(tmp_path,))
     child.start()
     child.join(60)

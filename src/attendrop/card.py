@@ -47,7 +47,8 @@ def _title(metrics: dict[str, Any]) -> str:
     model = Path(metrics["model"]).name
     return (
         f"# {model} fine-tuned on {_data_name(metrics)} with {metrics['method']}\n\n"
-        f"Trained with attendrop {metrics['versions']['attendrop']}, {get_method(metrics['method']).summary}."
+        f"Trained with attendrop {metrics['versions']['attendrop']}. Method `{metrics['method']}`: "
+        f"{get_method(metrics['method']).summary}."
     )
 
 
@@ -72,7 +73,7 @@ def _sections(metrics: dict[str, Any]) -> list[str]:
         f"## Method\n\n`{metrics['method']}`, at work in epochs: {', '.join(acted) or 'none'}.",
         _table("option", options) if options else "",
         "## Training\n\n" + _table("option", training),
-        _usage(config),
+        _usage(metrics),
         f"## Citation\n\n```bibtex\n{_CITATIONS[metrics['method']]}\n```" if metrics["method"] in _CITATIONS else "",
     ]
     return [section for section in sections if section]
@@ -93,8 +94,8 @@ def _table(head: str, values: dict[str, Any]) -> str:
     return "\n".join([f"| {head} | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in values.items())])
 
 
-def _usage(config: dict[str, Any]) -> str:
-    second = ", second_text" if len(config["text_columns"]) == 2 else ""
+def _usage(metrics: dict[str, Any]) -> str:
+    second = ", second_text" if len(metrics["data"]["text_columns"]) == 2 else ""
     return f"""## How to load it
 
 ```python
@@ -102,6 +103,6 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 model = AutoModelForSequenceClassification.from_pretrained(folder)
 tokenizer = AutoTokenizer.from_pretrained(folder)
-inputs = tokenizer(text{second}, truncation=True, max_length={config["max_length"]}, return_tensors="pt")
+inputs = tokenizer(text{second}, truncation=True, max_length={metrics["config"]["max_length"]}, return_tensors="pt")
 logits = model(**inputs).logits
 ```"""

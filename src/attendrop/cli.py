@@ -26,7 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     usage_error = typer.BadParameter.__mro__[1]  # click's UsageError, or that of the copy which newer typers carry
     try:
-        return app(None if arguments is None else list(arguments), standalone_mode=False, prog_name="attendrop") or 0
+        given = list(sys.argv[1:] if arguments is None else arguments)
+        return app(given or ["--help"], standalone_mode=False, prog_name="attendrop") or 0
     except AttendropError as error:
         return _fail(str(error))
     except usage_error as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +14,7 @@ from rich.table import Table
 
 from attendrop import __version__
 from attendrop.config import RunConfig, preset
-from attendrop.console import TrainingProgress, messages, run_summary
+from attendrop.console import TrainingProgress, aligned, messages, run_summary
 from attendrop.demo import METHODS, SETS, run_demo
 from attendrop.doctor import examine
 from attendrop.errors import AttendropError
@@ -158,11 +157,9 @@ def evaluate(
     )  # fmt: skip
     with messages(quiet=quiet):
         found = evaluate_run(run, source)
-    table = Table.grid(padding=(0, 2))
-    table.add_row("data", f"{found['task']}, {found['split']}: {found['rows']} rows ({found['source']})")
-    for name, value in found["all_scores"].items():
-        table.add_row(name.replace("_", " "), f"{value:.4f}")
-    _show(found, table, quiet=quiet, as_json=as_json)
+    lines = {"data": f"{found['task']}, {found['split']}: {found['rows']} rows ({found['source']})"}
+    lines |= {name.replace("_", " "): f"{value:.4f}" for name, value in found["all_scores"].items()}
+    _show(found, aligned(lines), quiet=quiet, as_json=as_json)
 
 
 @app.command()
@@ -221,17 +218,17 @@ def doctor(
     """Say whether a model is supported, and which attention layers were found."""
     with messages(quiet=True):
         found = examine(model)
-    counts = Counter(site["kind"] for site in found["sites"])
-    table = Table.grid(padding=(0, 2))
-    table.add_row("model", f"{model} ({found['architecture']})")
-    table.add_row("supported", "yes" if found["supported"] else f"no: {found['reason']}")
-    table.add_row(
-        "`attendrop train`", "works" if found["trainable"] else "does not work: no sequence classification head"
-    )
-    for kind, count in counts.items():
+    lines = {
+        "model": f"{model} ({found['architecture']})",
+        "supported": "yes" if found["supported"] else f"no: {found['reason']}",
+        "to train": "`attendrop train` can"
+        if found["trainable"]
+        else "not by `attendrop train`: it has no classification head",
+    }
+    for kind in dict.fromkeys(site["kind"] for site in found["sites"]):
         names = [site["name"] for site in found["sites"] if site["kind"] == kind]
-        table.add_row(f"{kind} attention", f"{count} layers, {names[0]} to {names[-1]}")
-    _show(found, table, as_json=as_json)
+        lines[f"{kind} attention"] = f"{len(names)} layers: {names[0]} ... {names[-1]}"
+    _show(found, aligned(lines), as_json=as_json)
     raise typer.Exit(0 if found["supported"] else 2)
 
 
@@ -303,11 +300,13 @@ def _settings(pairs: list[str]) -> dict[str, str]:
     return settings
 
 
-def _show(found: Any, shown: Any, *, quiet: bool = False, as_json: bool = False) -> None:
+def _show(found: Any, shown: str | Table, *, quiet: bool = False, as_json: bool = False) -> None:
     """Print a result: JSON, or for people; only in the main process."""
     if not is_main_process():
         return
     if as_json:
         print(json.dumps(found, indent=2))
+    elif isinstance(shown, str) and not quiet:
+        print(shown)
     elif not quiet:
         Console(highlight=False).print(shown)

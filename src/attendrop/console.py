@@ -12,7 +12,6 @@ import datasets
 import transformers
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -107,7 +106,7 @@ class TrainingProgress(TrainerCallback):  # type: ignore[misc]
             self.bar = None
 
 
-def run_summary(metrics: Mapping[str, Any]) -> Table:
+def run_summary(metrics: Mapping[str, Any]) -> str:
     """A run in a few lines: rows, what the method did, the scores, the protocol, and where the model is."""
     data, metric = metrics["data"], metrics["metric"].replace("_", " ")
     lines = {
@@ -129,12 +128,14 @@ def run_summary(metrics: Mapping[str, Any]) -> Table:
     }[data["selected_on"]]
     lines["cost"] = f"{metrics['steps']} steps, {metrics['train_seconds']:.0f} s, {_size(metrics['peak_memory_bytes'])}"
     lines["model"] = metrics["output_dir"]
-    table = Table.grid(padding=(0, 2))
-    table.title = f"{metrics['model']} on {metrics['task']} with {metrics['method']}, seed {metrics['seed']} (one seed)"
-    table.title_justify = "left"
-    for name, line in lines.items():
-        table.add_row(name, line)
-    return table
+    title = f"{metrics['model']} on {metrics['task']} with {metrics['method']}, seed {metrics['seed']} (one seed)"
+    return f"{title}\n{aligned(lines)}"
+
+
+def aligned(lines: Mapping[str, str]) -> str:
+    """Names and what they stand for, in two columns."""
+    width = max(map(len, lines))
+    return "\n".join(f"{name:<{width}}  {line}" for name, line in lines.items())
 
 
 def _acted(metrics: Mapping[str, Any]) -> str:

@@ -57,8 +57,8 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Put runs of two methods together.
 
     Returns:
-        By set (``dev``, ``ood``): for each method ``values`` (one per seed), ``mean``, ``std`` (n - 1; None for one seed)
-        and ``n``; under ``difference`` the same for the second method minus the first, seed by seed.
+        By set (``dev``, ``ood``): for each method ``values`` (one per seed), ``mean``, ``std`` (n - 1; None for
+        one seed) and ``n``; under ``difference`` the same for the second method minus the first, seed by seed.
     """
     summary: dict[str, Any] = {}
     for part in SETS:

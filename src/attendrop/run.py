@@ -10,10 +10,11 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import attendrop
 import torch
 from datasets import Dataset
 from transformers import (
@@ -174,7 +175,7 @@ def _check_method(model: PreTrainedModel, method: Method) -> None:
 def _announce(config: RunConfig, method: Method, data: TaskData, parts: Parts) -> None:
     counts = [f"{len(parts.train)} rows to train on"]
     if parts.selection is not None and config.protocol == "honest":
-        counts.append(f"{len(parts.selection)} of the training data to choose the best epoch")
+        counts.append(f"{len(parts.selection)} more to choose the best epoch")
     counts += [f"{len(rows)} to report on ({name})" for name, rows in parts.report.items()]
     logger.info("Task %s, %s: %s.", data.task.name, data.source, ", ".join(counts))
     if config.protocol == "paper":
@@ -350,6 +351,7 @@ def _metrics(
         "peak_memory_bytes": _peak_memory(trainer.args.device),
         "data": {
             "source": data.source,
+            "text_columns": list(data.task.text_columns),
             "classes": list(data.task.label_names),
             "selected_on": selected_on,
             "rows": {"train": len(parts.train)}
@@ -396,10 +398,5 @@ def _peak_memory(device: torch.device) -> int:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": sys.version.split()[0]}
-    for package in ("attendrop", "torch", "transformers", "accelerate", "datasets"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:  # a source tree that was not installed
-            found[package] = "unknown"
-    return found
+    others = {package: version(package) for package in ("torch", "transformers", "accelerate", "datasets")}
+    return {"attendrop": attendrop.__version__, "python": sys.version.split()[0], **others}

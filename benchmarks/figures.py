@@ -1,0 +1,178 @@
+"""The rows of the table: what is compared, on what, and the target."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+
+from fidelity import Fidelity, enough_nodes
+from measure import Bench, Contender, interleave, peak_memory, ratios
+from runs import time_runs
+from workloads import (
+    BATCH_SIZE,
+    Setting,
+    build_model,
+    cola_rows,
+    epoch_batches,
+    made_up,
+    step_batches,
+    why_no_real_data,
+)
+
+from attendrop import ADDrop, FineTune
+
+REFERENCE_LENGTH = 47
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured figure.
+
+    Attributes:
+        figure: What was measured.
+        case: On which model and batch.
+        values: One for each round.
+        target: The bound; None for a figure that stands beside the others.
+        at_least: Whether the target is a lower bound.
+        note: What else the reader should know.
+
+    """
+
+    figure: str
+    case: str
+    values: list[float]
+    target: float | None
+    at_least: bool = False
+    note: str = ""
+
+    @property
+    def measured(self) -> float:
+        """The median over the rounds."""
+        return median(self.values)
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the median reaches the target."""
+        if self.target is None:
+            return None
+        return self.measured >= self.target if self.at_least else self.measured <= self.target
+
+
+def steps(setting: Setting) -> Iterator[Row]:
+    """Single training steps, each against the stock step."""
+    for shape in setting.shapes:
+        bench = Bench(setting, build_model(setting, shape))
+        gradient = 1.85 if shape == "MiniLM" else 1.70
+        compared: dict[str, tuple[str, Contender, float | None]] = {
+            "finetune": ("finetune through the library", partial(bench.library, FineTune()), 1.03),
+            "gradient": ("AD-DROP, gradient, all layers", partial(bench.library, ADDrop()), gradient),
+            "first": ("AD-DROP, gradient, first layer", partial(bench.library, ADDrop(layers="first")), 1.65),
+            "reference": ("reference style, first layer", partial(bench.reference, "first"), None),
+            "attention": ("AD-DROP, attention weights", partial(bench.library, ADDrop(attribution="attention")), 1.45),
+            "random": ("AD-DROP, random region", partial(bench.library, ADDrop(attribution="random")), 1.12),
+        }
+        contenders = {"stock": bench.stock} | {name: contender for name, (_, contender, _) in compared.items()}
+        for name, batch in step_batches(setting).items():
+            case = f"{shape}, {name}"
+            times = interleave(contenders, [batch], rounds=_rounds(setting), seconds=0 if setting.quick else 10)
+            for key, (figure, _, target) in compared.items():
+                yield Row(f"{figure} / stock step", case, ratios(times, key, "stock"), target)
+            yield Row(
+                "AD-DROP, first layer / reference style, first layer", case, ratios(times, "first", "reference"), 1.0
+            )
+
+
+def epochs(setting: Setting) -> Iterator[Row]:
+    """A sample of a CoLA epoch with AD-DROP in all layers: reference style against the library."""
+    source = "made-up rows of CoLA's lengths" if why_no_real_data() else "CoLA"
+    for shape in setting.shapes:
+        bench = Bench(setting, build_model(setting, shape))
+        rows = cola_rows(BATCH_SIZE * (2 if setting.quick else 8))
+        padded = [setting.to_device(batch) for batch in epoch_batches(rows)]
+        fixed = [setting.to_device(batch) for batch in epoch_batches(rows, REFERENCE_LENGTH)]
+        contenders: dict[str, Contender] = {
+            "library": partial(bench.library, ADDrop()),
+            "equal": partial(bench.reference, "all"),
+            "fixed": partial(bench.reference, "all"),
+            "stock": bench.stock,
+        }
+        batches = {"library": padded, "equal": padded, "fixed": fixed, "stock": padded}
+        times = interleave(contenders, batches, rounds=_rounds(setting), seconds=0 if setting.quick else 20)
+        case = f"{shape}, {source}, {len(rows)} rows"
+        yield Row(
+            "reference style / library, equal padding", case, ratios(times, "equal", "library"), 1.6, at_least=True
+        )
+        figure = f"reference style padded to {REFERENCE_LENGTH} / library"
+        yield Row(figure, case, ratios(times, "fixed", "library"), 4.0, at_least=True)
+        yield Row("reference style / stock, equal padding", case, ratios(times, "equal", "stock"), None)
+        yield Row("AD-DROP, gradient, all layers / stock", case, ratios(times, "library", "stock"), None)
+
+
+def trainer(setting: Setting) -> Iterator[Row]:
+    """Whole runs of two epochs with the trainer, evaluation included."""
+    for shape in setting.shapes:
+        rows = cola_rows(BATCH_SIZE * (2 if setting.quick else 10))
+        model = build_model(setting, shape)
+        times = time_runs(setting, model, rows, rounds=_rounds(setting), seconds=0 if setting.quick else 45)
+        case = f"{shape}, CoLA lengths, {len(rows)} rows, 2 epochs"
+        figure = "finetune: RegularizedTrainer / stock Trainer"
+        yield Row(figure, case, ratios(times, "finetune", "stock"), 1.03)
+        yield Row("whole cross-tuned run / plain run", case, ratios(times, "ad-drop", "finetune"), 1.36)
+
+
+def iga(setting: Setting) -> Iterator[Row]:
+    """Integrated gradients: how many nodes are enough, and the cost of a step with so many."""
+    found = enough_nodes(setting)
+    for scope, fidelities in found.items():
+        for fidelity in fidelities:
+            note = f"Gauss–Legendre, {fidelity.steps} nodes"
+            figure = f"IGA {scope}: mean Spearman per row against 20 Riemann steps"
+            yield Row(figure, fidelity.case, fidelity.correlations, 0.95, at_least=True, note=note)
+    chosen = {scope: _most(fidelities) for scope, fidelities in found.items()}
+    for shape in setting.shapes:
+        bench = Bench(setting, build_model(setting, shape))
+        contenders: dict[str, Contender] = {"stock": bench.stock}
+        for scope, count in chosen.items():
+            method = ADDrop(attribution="integrated_gradient", scope=scope, steps=count)
+            contenders[scope] = partial(bench.library, method)
+        for length in setting.lengths[:1]:
+            batch = setting.to_device(made_up(length, ragged=True))
+            times = interleave(contenders, [batch], rounds=min(2, _rounds(setting)), seconds=0 if setting.quick else 10)
+            for scope, target in (("joint", 8.0), ("layerwise", 25.0)):
+                note = f"Gauss–Legendre, {chosen[scope]} nodes"
+                case = f"{shape}, {length} ragged"
+                yield Row(f"AD-DROP, IGA {scope} / stock step", case, ratios(times, scope, "stock"), target, note=note)
+
+
+def memory(setting: Setting) -> Iterator[Row]:
+    """Peak memory of a step, against fine-tuning with eager attention."""
+    for shape in setting.shapes:
+        batch = setting.to_device(made_up(setting.lengths[-1], ragged=True))
+        peaks = {}
+        for implementation in ("eager", "sdpa"):
+            bench = Bench(setting, build_model(setting, shape, implementation))
+            contender = bench.stock if implementation == "eager" else partial(bench.library, ADDrop())
+            peaks[implementation] = peak_memory(bench, contender, batch)
+            del bench, contender
+        case = f"{shape}, {setting.lengths[-1]} ragged"
+        for position, (what, target) in enumerate((("", 1.3), (", without weights and optimizer state", None))):
+            ours, eager = (peaks[name][position] for name in ("sdpa", "eager"))
+            note = f"{ours / 2**20:.0f} MiB / {eager / 2**20:.0f} MiB"
+            yield Row(f"peak memory, AD-DROP / eager fine-tuning{what}", case, [ours / eager], target, note=note)
+
+
+FIGURES: dict[str, Callable[[Setting], Iterator[Row]]] = {
+    "steps": steps,
+    "epochs": epochs,
+    "trainer": trainer,
+    "iga": iga,
+    "memory": memory,
+}
+
+
+def _rounds(setting: Setting) -> int:
+    return 2 if setting.quick else 3
+
+
+def _most(fidelities: list[Fidelity]) -> int:
+    return max(fidelity.steps for fidelity in fidelities)

@@ -1,0 +1,145 @@
+"""Time and memory of training steps."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+from reference import NAME, reference_loss
+from torch.profiler import ProfilerActivity, profile
+from transformers import BertForSequenceClassification
+from workloads import Batch, Setting
+
+from attendrop import regularize
+from attendrop.methods.base import Method
+
+# One training step; and what makes it ready, so that only the step itself is timed.
+Step = Callable[[Batch], None]
+Contender = Callable[[], AbstractContextManager[Step]]
+clock = time.perf_counter
+
+
+class Bench:
+    """One model with its optimizer, and the kinds of training step that are compared on it."""
+
+    def __init__(self, setting: Setting, model: BertForSequenceClassification) -> None:
+        self.setting = setting
+        self.model = model
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+
+    @contextmanager
+    def stock(self) -> Iterator[Step]:
+        """Yield a step of the model as it is."""
+        yield lambda batch: self._learn(lambda: self.model(**batch).loss)
+
+    @contextmanager
+    def reference(self, layers: str) -> Iterator[Step]:
+        """Yield a reference-style AD-DROP step."""
+        before = self.model.config._attn_implementation
+        self.model.set_attn_implementation(NAME)
+        try:
+            yield lambda batch: self._learn(lambda: reference_loss(self.model, batch, layers))
+        finally:
+            self.model.set_attn_implementation(before)
+
+    @contextmanager
+    def library(self, method: Method) -> Iterator[Step]:
+        """Yield a step through the library, in an epoch in which the method acts."""
+        with regularize(self.model, method) as reg:
+            reg.set_epoch(1)
+
+            def step(batch: Batch) -> None:
+                self._learn(lambda: reg.loss(batch))
+                reg.step()
+
+            yield step
+
+    def _learn(self, loss: Callable[[], torch.Tensor]) -> None:
+        with self.setting.autocast():
+            value = loss()
+        value.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def interleave(
+    contenders: Mapping[str, Contender],
+    batches: Mapping[str, list[Batch]] | list[Batch],
+    *,
+    rounds: int,
+    seconds: float,
+) -> dict[str, list[float]]:
+    """Time all contenders in turn, again and again; every second round in reverse order.
+
+    Args:
+        contenders: Steps by name. The first is the one that others are compared with.
+        batches: What one timing runs over: for all contenders, or by name.
+        rounds: At least so many rounds.
+        seconds: More rounds, up to 15, until so many seconds have passed.
+
+    Returns:
+        Seconds by name, one for each round.
+
+    """
+    names = list(contenders)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    first = names[0]
+    todo = {name: batches if isinstance(batches, list) else batches[name] for name in names}
+    warm = _time(contenders[first], todo[first][:1] * 2, 1) / 2
+    # Short steps are repeated, so that a timing takes a fifth of a second or more.
+    repeats = max(1, min(20, round(0.2 / warm / len(todo[first]))))
+    for name in names[1:]:
+        _time(contenders[name], todo[name][:1], 1)
+    began = time.perf_counter()
+    while len(times[first]) < rounds or (len(times[first]) < 15 and time.perf_counter() - began < seconds):
+        for name in names if len(times[first]) % 2 == 0 else reversed(names):
+            times[name].append(_time(contenders[name], todo[name], repeats))
+    return times
+
+
+def ratios(times: Mapping[str, list[float]], name: str, base: str) -> list[float]:
+    """Time of one contender over another's, round by round."""
+    return [ours / theirs for ours, theirs in zip(times[name], times[base], strict=True)]
+
+
+def _time(contender: Contender, batches: list[Batch], repeats: int) -> float:
+    with contender() as step:
+        # The first pass through the library looks for the attention layers; that happens once in a run.
+        step({name: value[:1] for name, value in batches[0].items()})
+        _wait(batches)
+        began = clock()
+        for _ in range(repeats):
+            for batch in batches:
+                step(batch)
+        _wait(batches)
+        return clock() - began
+
+
+def _wait(batches: list[Batch]) -> None:
+    if batches[0]["input_ids"].is_cuda:
+        torch.cuda.synchronize()
+
+
+def peak_memory(bench: Bench, contender: Contender, batch: Batch) -> tuple[int, int]:
+    """Measure the most memory that a step holds at one time, in bytes: in all, and without weights and optimizer state.
+
+    On CUDA from the allocator's own count. On a CPU from the profiler's record of every allocation and release of
+    torch's allocator in one step after warm-up, to which the bytes of weights and optimizer state are added.
+    """
+    with contender() as step:
+        step(batch)
+        state = [value for values in bench.optimizer.state.values() for value in values.values()]
+        fixed = sum(tensor.nbytes for tensor in (*bench.model.parameters(), *bench.model.buffers(), *state))
+        if bench.setting.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            step(batch)
+            return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_allocated() - before
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+            step(batch)
+    events = [event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = highest = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        highest = max(highest, held)
+    return fixed + highest, highest

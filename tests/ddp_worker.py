@@ -1,0 +1,97 @@
+"""What each of two processes does in ``test_ddp.py``; started by ``torchrun``, with an output folder as argument."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+import torch
+import zoo
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+from transformers import TrainerCallback, TrainingArguments
+
+from attendrop import ADDrop, RegularizedTrainer
+from attendrop.regularize import Regularization
+
+METHOD = ADDrop(p=0.5, q=0.5, cross_tuning=False)
+LENGTHS = (9, 4, 6, 5, 8, 3, 7, 5, 6, 6, 4, 9, 3, 8, 7, 5)
+
+
+def one_step(rank: int, world: int, name: str) -> dict[str, torch.Tensor]:
+    """The gradients after two micro-batches on each process, by hand, without a trainer."""
+    examples = zoo.rows(name, LENGTHS[:8])
+    model = zoo.build(name, dtype=torch.float64)
+    wrapped = DistributedDataParallel(model, find_unused_parameters=True) if world > 1 else model
+    reg = Regularization(model, METHOD, rank=rank, world_size=world)
+
+    def compute_loss(batch: Any, plan: Any) -> Any:
+        outputs = wrapped(**batch, attendrop_plan=plan)
+        return outputs.loss, outputs
+
+    for half in (0, 1):
+        micro = examples[half * 4 : half * 4 + 4]
+        size = len(micro) // world
+        (reg.compute(zoo.collate(micro[rank * size : (rank + 1) * size]), compute_loss)[0] / 2).backward()
+    reg.close()
+    return zoo.gradients(model)
+
+
+class Gradients(TrainerCallback):
+    def __init__(self) -> None:
+        self.steps: list[dict[str, torch.Tensor]] = []
+
+    def on_pre_optimizer_step(self, *_: Any, model: torch.nn.Module, **__: Any) -> None:
+        self.steps.append({n.removeprefix("module."): p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
+
+
+def train(folder: Path, world: int, strategy: str, resume: str | None = None) -> dict[str, Any]:
+    """A whole run with the trainer: a global batch of eight, in two micro-batches."""
+    kept = Gradients()
+    args = TrainingArguments(
+        output_dir=str(folder / strategy),
+        per_device_train_batch_size=4 // world,
+        gradient_accumulation_steps=2,
+        num_train_epochs=2,
+        learning_rate=1e-2,
+        max_grad_norm=0.5,
+        save_strategy="steps",
+        save_steps=3,
+        logging_steps=1,
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+        seed=3,
+        train_sampling_strategy=strategy,
+        ddp_backend="gloo" if world > 1 else None,
+    )
+    trainer = RegularizedTrainer(
+        model=zoo.build("bert", dtype=torch.float64),
+        args=args,
+        train_dataset=list(zoo.rows("bert", LENGTHS)),
+        data_collator=zoo.collate,
+        regularizer=METHOD,
+        callbacks=[kept],
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    shares = [entry["ad_drop/dropped"] for entry in trainer.state.log_history if "ad_drop/dropped" in entry]
+    return {"gradients": kept.steps, "weights": dict(trainer.model.state_dict()), "shares": shares}
+
+
+def results(folder: Path, rank: int, world: int) -> dict[str, Any]:
+    """All that is compared."""
+    found: dict[str, Any] = {f"step {name}": one_step(rank, world, name) for name in ("bert", "bart-class")}
+    for strategy in ("random", "group_by_length"):
+        found[f"train {strategy}"] = train(folder, world, strategy)
+    found["resumed"] = train(folder, world, "random", resume=str(folder / "random/checkpoint-3"))
+    return found
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo")
+    output = Path(sys.argv[1])
+    torch.save(results(output, distributed.get_rank(), 2), output / f"rank-{distributed.get_rank()}.pt")
+    distributed.destroy_process_group()
