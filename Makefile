@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test test-slow lint format typecheck bench clean
 
@@ -34,9 +35,10 @@ bench: $(STAMP)
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# torch first and by its exact version: a plain `torch` may bring gigabytes of CUDA to a machine without a GPU.
+# torch first: by far the largest. Where pip is set up to see a CPU build as well (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS), that
+# one is taken, for 2.13.0+cpu counts as newer than 2.13.0.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) torch==2.13.0
+	$(PIP) -e '.[dev]'
 	touch $@

@@ -7,7 +7,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from workloads import BATCH_SIZE, Batch, Setting, build_model, collate, made_up, real_model, real_rows, why_no_real_data
+from workloads import (
+    BATCH_SIZE,
+    REAL_TASKS,
+    Batch,
+    Setting,
+    build_model,
+    collate,
+    made_up,
+    real_model,
+    real_rows,
+    why_no_real_data,
+)
 
 from attendrop import attribution
 from attendrop.attention import Attachment
@@ -15,6 +26,7 @@ from attendrop.attention import Attachment
 SCOPES = ("joint", "layerwise")
 _ENOUGH = 0.95
 _RIEMANN_STEPS = 20
+_LESSONS = 30
 
 
 @dataclass(frozen=True)
@@ -53,13 +65,14 @@ def _cases(setting: Setting) -> Iterator[tuple[str, Any, list[Batch]]]:
         batches = [setting.to_device(made_up(setting.lengths[0], ragged=True))]
         yield "random weights", build_model(setting, "tiny"), batches
         return
-    for task in ("cola", "rte"):
+    for task, title in REAL_TASKS.items():
         model = real_model(setting)
-        rows = real_rows(task, BATCH_SIZE * 34)
+        rows = real_rows(task, BATCH_SIZE * (_LESSONS + 1))
         chunks = [rows.select(range(i, i + BATCH_SIZE)) for i in range(0, len(rows), BATCH_SIZE)]
-        batches = [setting.to_device(collate(list(chunk))) for chunk in chunks]
-        _learn(model, batches[4:])
-        yield f"all-MiniLM-L6-v2 after {len(batches) - 4} steps on {task.upper()}", model, batches[:4]
+        *lessons, test = [setting.to_device(collate(list(chunk))) for chunk in chunks]
+        _learn(model, lessons)
+        halves = [{name: value[half] for name, value in test.items()} for half in (slice(8), slice(8, None))]
+        yield f"all-MiniLM-L6-v2 after {len(lessons)} steps on {title}", model, halves
 
 
 def _learn(model: Any, batches: list[Batch]) -> None:

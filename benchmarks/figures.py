@@ -72,9 +72,9 @@ def steps(setting: Setting) -> Iterator[Row]:
             "random": ("AD-DROP, random region", partial(bench.library, ADDrop(attribution="random")), 1.12),
         }
         contenders = {"stock": bench.stock} | {name: contender for name, (_, contender, _) in compared.items()}
-        for name, batch in step_batches(setting).items():
+        for name, batch in step_batches(setting, shape).items():
             case = f"{shape}, {name}"
-            times = interleave(contenders, [batch], rounds=_rounds(setting), seconds=0 if setting.quick else 10)
+            times = interleave(contenders, [batch], rounds=setting.rounds, seconds=0 if setting.quick else 10)
             for key, (figure, _, target) in compared.items():
                 yield Row(f"{figure} / stock step", case, ratios(times, key, "stock"), target)
             yield Row(
@@ -87,7 +87,7 @@ def epochs(setting: Setting) -> Iterator[Row]:
     source = "made-up rows of CoLA's lengths" if why_no_real_data() else "CoLA"
     for shape in setting.shapes:
         bench = Bench(setting, build_model(setting, shape))
-        rows = cola_rows(BATCH_SIZE * (2 if setting.quick else 8))
+        rows = cola_rows(BATCH_SIZE * _epoch_length(setting, shape))
         padded = [setting.to_device(batch) for batch in epoch_batches(rows)]
         fixed = [setting.to_device(batch) for batch in epoch_batches(rows, REFERENCE_LENGTH)]
         contenders: dict[str, Contender] = {
@@ -97,7 +97,7 @@ def epochs(setting: Setting) -> Iterator[Row]:
             "stock": bench.stock,
         }
         batches = {"library": padded, "equal": padded, "fixed": fixed, "stock": padded}
-        times = interleave(contenders, batches, rounds=_rounds(setting), seconds=0 if setting.quick else 20)
+        times = interleave(contenders, batches, rounds=setting.rounds, seconds=0 if setting.quick else 20)
         case = f"{shape}, {source}, {len(rows)} rows"
         yield Row(
             "reference style / library, equal padding", case, ratios(times, "equal", "library"), 1.6, at_least=True
@@ -111,9 +111,9 @@ def epochs(setting: Setting) -> Iterator[Row]:
 def trainer(setting: Setting) -> Iterator[Row]:
     """Whole runs of two epochs with the trainer, evaluation included."""
     for shape in setting.shapes:
-        rows = cola_rows(BATCH_SIZE * (2 if setting.quick else 10))
+        rows = cola_rows(BATCH_SIZE * _epoch_length(setting, shape))
         model = build_model(setting, shape)
-        times = time_runs(setting, model, rows, rounds=_rounds(setting), seconds=0 if setting.quick else 45)
+        times = time_runs(setting, model, rows, rounds=setting.rounds, seconds=0 if setting.quick else 45)
         case = f"{shape}, CoLA lengths, {len(rows)} rows, 2 epochs"
         figure = "finetune: RegularizedTrainer / stock Trainer"
         yield Row(figure, case, ratios(times, "finetune", "stock"), 1.03)
@@ -129,6 +129,7 @@ def iga(setting: Setting) -> Iterator[Row]:
             figure = f"IGA {scope}: mean Spearman per row against 20 Riemann steps"
             yield Row(figure, fidelity.case, fidelity.correlations, 0.95, at_least=True, note=note)
     chosen = {scope: _most(fidelities) for scope, fidelities in found.items()}
+    default = ADDrop().steps
     for shape in setting.shapes:
         bench = Bench(setting, build_model(setting, shape))
         contenders: dict[str, Contender] = {"stock": bench.stock}
@@ -137,11 +138,17 @@ def iga(setting: Setting) -> Iterator[Row]:
             contenders[scope] = partial(bench.library, method)
         for length in setting.lengths[:1]:
             batch = setting.to_device(made_up(length, ragged=True))
-            times = interleave(contenders, [batch], rounds=min(2, _rounds(setting)), seconds=0 if setting.quick else 10)
-            for scope, target in (("joint", 8.0), ("layerwise", 25.0)):
-                note = f"Gauss–Legendre, {chosen[scope]} nodes"
-                case = f"{shape}, {length} ragged"
-                yield Row(f"AD-DROP, IGA {scope} / stock step", case, ratios(times, scope, "stock"), target, note=note)
+            contenders["default"] = partial(bench.library, ADDrop(attribution="integrated_gradient"))
+            times = interleave(contenders, [batch], rounds=min(2, setting.rounds), seconds=0)
+            timed = (
+                ("joint", chosen["joint"], 8.0),
+                ("layerwise", chosen["layerwise"], 25.0),
+                ("default", default, 8.0),
+            )
+            for name, count, target in timed:
+                figure = f"AD-DROP, IGA {'joint, the default' if name == 'default' else name} / stock step"
+                note = f"Gauss–Legendre, {count} nodes"
+                yield Row(figure, f"{shape}, {length} ragged", ratios(times, name, "stock"), target, note=note)
 
 
 def memory(setting: Setting) -> Iterator[Row]:
@@ -170,8 +177,9 @@ FIGURES: dict[str, Callable[[Setting], Iterator[Row]]] = {
 }
 
 
-def _rounds(setting: Setting) -> int:
-    return 2 if setting.quick else 3
+def _epoch_length(setting: Setting, shape: str) -> int:
+    """How many batches stand for an epoch."""
+    return 2 if setting.quick else {"MiniLM": 10, "BERT-base": 4}[shape]
 
 
 def _most(fidelities: list[Fidelity]) -> int:

@@ -88,8 +88,6 @@ def interleave(
     warm = _time(contenders[first], todo[first][:1] * 2, 1) / 2
     # Short steps are repeated, so that a timing takes a fifth of a second or more.
     repeats = max(1, min(20, round(0.2 / warm / len(todo[first]))))
-    for name in names[1:]:
-        _time(contenders[name], todo[name][:1], 1)
     began = time.perf_counter()
     while len(times[first]) < rounds or (len(times[first]) < 15 and time.perf_counter() - began < seconds):
         for name in names if len(times[first]) % 2 == 0 else reversed(names):

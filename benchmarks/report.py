@@ -17,21 +17,22 @@ _METHOD = f"""\
 Every figure is a ratio of times (or bytes) from one process. The kinds of training step are run in turn, round after
 round, every second round in reverse order, after a warm-up; a round gives one ratio, and the table shows the median of
 the rounds, the least and the greatest. A step is forward, loss, backward, AdamW and `zero_grad`, in training mode with
-the models' own dropout of 0.1, batch {BATCH_SIZE}. "Stock" is the transformers model with SDPA attention, the same weights and
-optimizer, and nothing of attendrop in the way.
+the models' own dropout of 0.1, batch {BATCH_SIZE}. "Stock" is the transformers model with SDPA attention, the same
+weights and optimizer, and nothing of attendrop in the way.
 
 - *BERT-base*: 12 layers, 12 heads, 768 wide. *MiniLM*: 6 layers, 12 heads, 384 wide. Both with 30,522 words and random
   weights. "64 full": 16 sequences of 64 tokens; "64 ragged": the longest has 64 tokens, the median about half of that,
-  the rest is padding; "COLA (n)", "RTE (n)": the first batch of a random order of the real training data, n tokens wide.
+  the rest is padding; "CoLA (n)", "RTE (n)": the middle one by length of eight batches of real training data,
+  grouped by length as the trainer does, n tokens wide.
 - *Reference style*: `benchmarks/reference.py`, written for this benchmark after the paper and what is known of how its
-  code works: eager attention, one backward pass for each layer.
+  code works: eager attention, one backward pass for each layer. It is not the authors' code.
 - *Epoch*: rows of CoLA in batches grouped by length; the reference once with the same batches, once padded to 47.
 - *Run*: two epochs with the trainer, an evaluation after each; cross-tuning makes the second one AD-DROP.
 - *Spearman*: per row of attention, over its valid keys, between Gauss–Legendre nodes (the fewest that reach 0.95 in the
   mean) and 20 Riemann steps of the same scope, for rows whose attributions are not all equal; one value for each batch.
 - *Peak memory*: on a CPU, every allocation and release of torch's allocator in one step, as the profiler records them,
-  plus weights and optimizer state; on CUDA the allocator's peak. The resident set of a process would add what malloc and
-  the kernels of other libraries keep, which differs from run to run.
+  plus weights and optimizer state; on CUDA the allocator's peak. The resident set of a process would add what malloc
+  and the kernels of other libraries keep, which differs from run to run.
 """
 
 
@@ -42,7 +43,7 @@ def write(path: Path, rows: Sequence[Row], setting: Setting, seconds: float) -> 
     path.write_text("\n".join(_markdown(rows, setting, facts, seconds)) + "\n", encoding="utf-8")
     values = [asdict(row) | {"measured": row.measured, "met": row.met} for row in rows]
     document = {"facts": facts, "quick": setting.quick, "seconds": seconds, "rows": values}
-    path.with_suffix(".json").with_name("results.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
+    path.with_name("results.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
 
 
 def machine() -> dict[str, str]:
@@ -63,11 +64,11 @@ def line(row: Row) -> str:
 
 
 def _markdown(rows: Sequence[Row], setting: Setting, facts: dict[str, str], seconds: float) -> Iterator[str]:
-    yield "# Benchmark\n"
+    yield "# Benchmark results\n"
     yield (
-        "Written by `make bench`.\n"
-        if not setting.quick
-        else "A quick run on tiny models: **these figures mean nothing**.\n"
+        "A quick run on tiny models: **these figures mean nothing**.\n"
+        if setting.quick
+        else "Written by `make bench`.\n"
     )
     for name, value in facts.items():
         yield f"- {name}: {value}"

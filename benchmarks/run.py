@@ -20,8 +20,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path(__file__).with_name("RESULTS.md"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=_DTYPES, default="float32", help="bfloat16: under autocast")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each thing is timed, at least")
     given = parser.parse_args()
-    setting = Setting(torch.device(given.device), _DTYPES[given.dtype], given.quick)
+    setting = Setting(torch.device(given.device), _DTYPES[given.dtype], given.quick, given.rounds)
     began = time.perf_counter()
     rows: list[Row] = []
     for name in given.only or FIGURES:

@@ -44,7 +44,9 @@ class Gradients(TrainerCallback):
         self.steps: list[dict[str, torch.Tensor]] = []
 
     def on_pre_optimizer_step(self, *_: Any, model: torch.nn.Module, **__: Any) -> None:
-        self.steps.append({n.removeprefix("module."): p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
+        self.steps.append(
+            {n.removeprefix("module."): p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        )
 
 
 def train(folder: Path, world: int, strategy: str, resume: str | None = None) -> dict[str, Any]:

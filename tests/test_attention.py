@@ -174,7 +174,9 @@ def test_layers_are_chosen_by_number_and_kind(layers: Any, expected: list[str]) 
     assert [site.key for site in select_sites(SITES, layers)] == expected
 
 
-@pytest.mark.parametrize("layers", ["", "frist", "0;;1", "-1", "0-3", "encodr:0", "1.5", [], [-1], [True], ["0"], "cross:"])
+@pytest.mark.parametrize(
+    "layers", ["", "frist", "0;;1", "-1", "0-3", "encodr:0", "1.5", [], [-1], [True], ["0"], "cross:"]
+)
 def test_malformed_layers_are_refused(layers: Any) -> None:
     with pytest.raises(AttendropError, match=r"layers=.* is not a selection of layers"):
         parse_layers(layers)
@@ -214,7 +216,9 @@ def test_outputs_are_bit_identical_in_eval_mode_and_after_removal(name: str, bac
     assert torch.equal(logits(model, batch), untouched)
     assert model.config._attn_implementation == backend
     model.config.save_pretrained(tmp_path / "after")
-    assert json.loads((tmp_path / "after/config.json").read_text()) == json.loads((tmp_path / "config.json").read_text())
+    assert json.loads((tmp_path / "after/config.json").read_text()) == json.loads(
+        (tmp_path / "config.json").read_text()
+    )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -438,7 +442,10 @@ def test_the_model_is_restored(fails: bool) -> None:
 def test_an_exception_within_the_attribution_pass_leaves_no_trace(attribution: str) -> None:
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
     random = torch.get_rng_state()
-    with pytest.raises(ZeroDivisionError), regularize(model, ADDrop(attribution=attribution, cross_tuning=False)) as reg:
+    with (
+        pytest.raises(ZeroDivisionError),
+        regularize(model, ADDrop(attribution=attribution, cross_tuning=False)) as reg,
+    ):
         reg.loss(batch)
         random = torch.get_rng_state()
         model.classifier.register_forward_hook(lambda *_: 1 / 0)
@@ -476,7 +483,10 @@ def test_two_models_never_see_each_others_plans() -> None:
     for method in (METHOD, ADDrop(p=0.3, q=1.0, cross_tuning=False)):
         with regularize(one, method, seed=3) as reg:
             alone[method] = reg.loss(batch)
-    with regularize(one, METHOD, seed=3) as first, regularize(other, ADDrop(p=0.3, q=1.0, cross_tuning=False)) as second:
+    with (
+        regularize(one, METHOD, seed=3) as first,
+        regularize(other, ADDrop(p=0.3, q=1.0, cross_tuning=False)) as second,
+    ):
         losses = first.loss(batch), second.loss(batch)
         for loss in reversed(losses):
             loss.backward()

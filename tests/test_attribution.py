@@ -136,7 +136,11 @@ class Scaled(Plan):
         return None if given is None else Edit(replace=given * self.factor)
 
 
-ALL = [("gradient", {}), ("integrated_gradient", {"steps": 2}), ("integrated_gradient", {"steps": 2, "scope": "layerwise"})]
+ALL = [
+    ("gradient", {}),
+    ("integrated_gradient", {"steps": 2}),
+    ("integrated_gradient", {"steps": 2, "scope": "layerwise"}),
+]
 
 
 @pytest.mark.parametrize(("name", "options"), ALL)
@@ -184,9 +188,7 @@ def test_attributions_of_each_sample_sum_to_what_attention_adds(name: str, task:
     recorded = attribution.attention(attachment, batch, attachment.sites)
     for group in [list(recorded)] if scope == "joint" else [[key] for key in recorded]:
         given = {key: recorded[key] for key in group}
-        whole, nothing = (
-            per_sequence(attachment, batch, Scaled(given, factor), task, chosen) for factor in (1.0, 0.0)
-        )
+        whole, nothing = (per_sequence(attachment, batch, Scaled(given, factor), task, chosen) for factor in (1.0, 0.0))
         total = torch.stack([found[key].flatten(1).sum(-1) for key in group]).sum(0)
         tolerance = 1e-5 if rule == "gauss_legendre" else 5e-2
         torch.testing.assert_close(total, whole - nothing, rtol=tolerance, atol=tolerance)

@@ -22,7 +22,15 @@ PINNED = [0, 1, 1, 0, 1, 1, 1, 0, 0, 1, 1, 0, 0, 1, 0, 0]
 
 @pytest.mark.parametrize(
     ("count", "fraction", "expected"),
-    [(10, 1 - 0.9, 1), (10, 1 - 0.3, 7), (3, 1 - 0.7, 0), (1, 0.9, 0), (100, 1 - 0.99, 1), (20, 1 - 0.95, 1), (0, 0.5, 0)],
+    [
+        (10, 1 - 0.9, 1),
+        (10, 1 - 0.3, 7),
+        (3, 1 - 0.7, 0),
+        (1, 0.9, 0),
+        (100, 1 - 0.99, 1),
+        (20, 1 - 0.95, 1),
+        (0, 0.5, 0),
+    ],
 )
 def test_share_rounds_as_the_specification_says(count: int, fraction: float, expected: int) -> None:
     assert share(torch.tensor(count), fraction) == expected

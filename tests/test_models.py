@@ -13,6 +13,7 @@ import pytest
 import tiny
 import torch
 import transformers as hf
+
 from attendrop import models
 from attendrop.errors import AttendropError
 from attendrop.models import load_model_and_tokenizer, resolve_model
@@ -108,7 +109,7 @@ def fake_folder(folder: Path, *names: str) -> str:
         (lambda f: str(tiny.write_csv(f / "x.csv", [0])), "is a file; name the folder that holds it"),
         (lambda f: fake_folder(f / "m"), "holds no model: it has no config.json"),
         (lambda f: fake_folder(f / "m", "config.json"), "holds no weights: it has no model.safetensors"),
-        (lambda f: fake_folder(f / "m", "config.json", "pytorch_model.bin"), "holds pickled weights only (pytorch_model.bin)"),
+        (lambda f: fake_folder(f / "m", "config.json", "pytorch_model.bin"), "holds pickled weights only"),
         (lambda f: fake_folder(f / "m", "config.json", "model.safetensors"), "cannot be loaded"),
         (lambda f: "minilmm", "Did you mean 'minilm'?"),
         (lambda f: "no-such-user/no-such-model", "could not be loaded from the hub"),

@@ -45,7 +45,10 @@ def test_cross_tuning_alternates_and_says_so() -> None:
 
 
 def test_forgetting_the_epoch_is_an_error() -> None:
-    with regularize(zoo.build("bert"), ADDrop()) as reg, pytest.raises(AttendropError, match=r"set_epoch\(epoch\), from 0"):
+    with (
+        regularize(zoo.build("bert"), ADDrop()) as reg,
+        pytest.raises(AttendropError, match=r"set_epoch\(epoch\), from 0"),
+    ):
         reg.loss(zoo.batch_of("bert"))
 
 

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
 from attendrop.config import RunConfig, preset
 from attendrop.errors import AttendropError
 from attendrop.infer import Source, evaluate, predict
 from attendrop.run import train
-from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

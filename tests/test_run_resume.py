@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from safetensors.torch import load_file
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
 from attendrop import trainer as attendrop_trainer
 from attendrop.checkpoints import last_checkpoint
 from attendrop.run import train
-from safetensors.torch import load_file
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 # The children are forked by a server that has imported everything and started no threads: quick, and safe.
 _CONTEXT = multiprocessing.get_context("forkserver")

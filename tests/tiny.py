@@ -8,9 +8,13 @@ from typing import Any
 
 import torch
 import transformers as hf
+
 from attendrop.config import RunConfig
 
-WORDS = "the a cat dog bird sees hears likes good bad red blue near far not and".split()
+WORDS = [
+    *("the", "a", "cat", "dog", "bird", "sees", "hears", "likes"),
+    *("good", "bad", "red", "blue", "near", "far", "not", "and"),
+]
 
 
 def save_tiny_bert(folder: Path, **options: Any) -> Path:

@@ -285,6 +285,6 @@ def assert_same(first: Mapping[str, Tensor], second: Mapping[str, Tensor], toler
     assert first.keys() == second.keys()
     assert first
     for name, value in first.items():
-        torch.testing.assert_close(value, second[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
-
-
+        torch.testing.assert_close(
+            value, second[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )

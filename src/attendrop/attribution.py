@@ -90,6 +90,7 @@ def gradient(
     *,
     units: str = "attention",
     loss_scale: float = 1.0,
+    inputs: Batch | None = None,
 ) -> dict[str, Tensor]:
     """Gradient attribution ``dF/dA`` (Eq. 5 of Yang et al., 2022), of all sites in one backward pass.
 
@@ -100,19 +101,20 @@ def gradient(
         target: ``"pseudo_label"`` or ``"gold_label"``, see :func:`fix_target`.
         units: What is attributed to, see :class:`Record`.
         loss_scale: ``F`` is multiplied by it, so that float16 gradients do not vanish.
+        inputs: What to run the model on, if not all of ``batch``: a trainer that computes the loss itself withholds labels.
     """
     record = Record(sites, units)
     with _isolated(attachment.model), torch.enable_grad():
-        outputs = attachment.forward(batch, record)
+        outputs = attachment.forward(inputs or batch, record)
         total = fix_target(attachment.model, outputs, batch, target)(outputs).sum() * loss_scale
         return _gradients(total, record.keys, record.in_order())
 
 
-def attention(attachment: Attachment, batch: Batch, sites: Sequence[Site]) -> dict[str, Tensor]:
+def attention(attachment: Attachment, inputs: Batch, sites: Sequence[Site]) -> dict[str, Tensor]:
     """Attention attribution: ``A`` itself. Takes one pass forward and none backward."""
     record = Record(sites)
     with torch.no_grad(), forked_rng(attachment.model):
-        attachment.forward(batch, record)
+        attachment.forward(inputs, record)
     return dict(zip(record.keys, record.in_order(), strict=True))
 
 
@@ -127,6 +129,7 @@ def integrated_gradient(
     steps: int = 8,
     units: str = "attention",
     loss_scale: float = 1.0,
+    inputs: Batch | None = None,
 ) -> dict[str, Tensor]:
     """Integrated-gradient attribution ``A * integral of dF(alpha A)/dA`` (Eq. 3 of Yang et al., 2022; Hao et al., 2021).
 
@@ -142,12 +145,12 @@ def integrated_gradient(
         rule: ``"gauss_legendre"``, or ``"riemann"`` (right end points, as in the papers).
         steps: Number of nodes on [0, 1].
         units: What is attributed to, see :class:`Record`.
-        loss_scale: See :func:`gradient`.
+        loss_scale, inputs: See :func:`gradient`.
     """
     record = Record(sites, units)
     with _isolated(attachment.model), evaluating(attachment.model):
         with torch.no_grad():
-            outputs = attachment.forward(batch, record)
+            outputs = attachment.forward(inputs or batch, record)
             score = fix_target(attachment.model, outputs, batch, target)
             recorded = dict(zip(record.keys, record.in_order(), strict=True))
         groups = [list(recorded)] if scope == "joint" else [[key] for key in recorded]
@@ -156,7 +159,7 @@ def integrated_gradient(
             for alpha, share in nodes(rule, steps):
                 leaves = [(recorded[key] * alpha).requires_grad_() for key in group]
                 with torch.enable_grad():
-                    outputs = attachment.forward(batch, Replace(dict(zip(group, leaves, strict=True)), units))
+                    outputs = attachment.forward(inputs or batch, Replace(dict(zip(group, leaves, strict=True)), units))
                     found = _gradients(score(outputs).sum() * loss_scale, group, leaves)
                 for key in group:
                     integral[key] += share * found[key]

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 _NEEDED = ("typer", "rich", "datasets", "accelerate", "sklearn", "scipy")
 
@@ -24,14 +25,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from attendrop.commands import app
     from attendrop.errors import AttendropError
 
-    usage_error = typer.BadParameter.__mro__[1]  # click's UsageError, or that of the copy which newer typers carry
+    # click's UsageError, or that of the copy of click which newer versions of typer carry
+    usage_error: type[Any] = typer.BadParameter.__mro__[1]
     try:
         given = list(sys.argv[1:] if arguments is None else arguments)
         return app(given or ["--help"], standalone_mode=False, prog_name="attendrop") or 0
     except AttendropError as error:
         return _fail(str(error))
     except usage_error as error:
-        return _fail(error.format_message())  # type: ignore[attr-defined]
+        return _fail(error.format_message())
     except torch.OutOfMemoryError:
         return _fail("the GPU's memory is full; lower --batch-size and raise --gradient-accumulation by as much.", 1)
     except (KeyboardInterrupt, typer.Abort):

@@ -56,7 +56,7 @@ def _warn(console: Console, message: str) -> None:
     console.print(Text.assemble(("Warning: ", "yellow"), message))
 
 
-class TrainingProgress(TrainerCallback):  # type: ignore[misc]
+class TrainingProgress(TrainerCallback):
     """A bar while a run trains, where stderr is a terminal, and a line at the end of each epoch."""
 
     def __init__(self, console: Console) -> None:

@@ -16,6 +16,7 @@ from attendrop.run import train
 
 METHODS = ("finetune", "ad-drop")
 SETS = ("dev", "ood")
+LEARNING: dict[str, Any] = {"epochs": 4, "batch_size": 32, "learning_rate": 1e-4}
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ def run_demo(
     """
     if seeds < 1:
         raise AttendropError(f"seeds must be at least 1, not {seeds}.")
-    results = []
+    results: list[dict[str, Any]] = []
     for seed in range(seeds):
         for method in METHODS:
             logger.info("Run %d of %d: %s, seed %d.", len(results) + 1, seeds * len(METHODS), method, seed)
@@ -45,9 +46,8 @@ def run_demo(
                 output_dir=str(Path(folder) / f"{method}-seed{seed}"),
                 task="grammar",
                 method=method,
-                learning_rate=1e-4,
-                max_length=48,
                 seed=seed,
+                **LEARNING,
             )
             results.append(train(config, resume=True, callbacks=callbacks))
     return {"results": results, "summary": summarise(results)}

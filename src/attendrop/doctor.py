@@ -10,9 +10,9 @@ from transformers import AutoModel, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
 from attendrop.attention import find_sites
-from attendrop.sites import Site
 from attendrop.errors import AttendropError
 from attendrop.models import load_config
+from attendrop.sites import Site
 
 
 def examine(name: str) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def _sites(config: PreTrainedConfig) -> tuple[list[Site], str | None]:
     for device in ("meta", "cpu"):
         try:
             with torch.device(device):
-                model = AutoModel.from_config(config, trust_remote_code=False)
+                model = AutoModel.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]
             return find_sites(model), None
         except AttendropError as error:
             return [], str(error)

@@ -15,7 +15,7 @@ from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTok
 from attendrop.errors import AttendropError
 from attendrop.models import load_model_and_tokenizer
 from attendrop.output import read_metrics, read_run
-from attendrop.run import only_logits, silence
+from attendrop.run import on_cpu, only_logits, silence
 from attendrop.tasks import Task, TaskData, compute_scores, encode, get_task, load_files, load_task, write_predictions
 
 PREDICTION_FILES = (".tsv", ".csv", ".jsonl")
@@ -146,9 +146,10 @@ def _load_data(model: PreTrainedModel, run: dict[str, Any], source: Source, spli
 
 def _class_names(model: PreTrainedModel) -> tuple[str, ...]:
     """The classes of a model in order; empty if it predicts a number."""
-    if model.config.problem_type == "regression" or model.config.num_labels == 1:
+    names: dict[int, str] = model.config.id2label or {}  # type: ignore[assignment]  # json's keys become numbers again
+    if model.config.problem_type == "regression" or len(names) == 1:
         return ()
-    return tuple(model.config.id2label[number] for number in range(model.config.num_labels))
+    return tuple(names[number] for number in sorted(names))
 
 
 def _check_head(task: Task, names: tuple[str, ...]) -> None:
@@ -179,7 +180,7 @@ def _logits(
         arguments = TrainingArguments(
             output_dir=unused,
             per_device_eval_batch_size=source.batch_size,
-            use_cpu=source.device == "cpu",
+            use_cpu=on_cpu(source.device),
             dataloader_pin_memory=False,
             disable_tqdm=True,
             report_to="none",

@@ -106,7 +106,8 @@ def load_model_and_tokenizer(name: str, task: Task | None) -> tuple[PreTrainedMo
 def load_config(name: str) -> PreTrainedConfig:
     """Load only the configuration of a model; raises AttendropError as :func:`load_model_and_tokenizer` does."""
     with _load_errors(name):
-        return AutoConfig.from_pretrained(resolve_model(name), trust_remote_code=False)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(resolve_model(name), trust_remote_code=False)
+        return config
 
 
 def _minilm() -> Path:
@@ -230,7 +231,7 @@ def _load_errors(name: str) -> Iterator[None]:
 def _without_report() -> Iterator[None]:
     """Silence transformers' table of loaded weights; :func:`_report_loading` says what matters in it."""
     before = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
+    transformers.logging.set_verbosity(logging.ERROR)
     try:
         yield
     finally:

@@ -97,14 +97,15 @@ def _check_unchanged(folder: Path, before: dict[str, Any], now: dict[str, Any]) 
 
 def _flat(options: dict[str, Any]) -> dict[str, Any]:
     """Options on one level, the method itself before its options, so that the more telling change is named."""
-    return {name: value for name, value in options.items() if name != "options"} | options["options"]
+    method_options: dict[str, Any] = options["options"]
+    return {name: value for name, value in options.items() if name != "options"} | method_options
 
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError:
         raise AttendropError(f"{path} is not valid JSON; restore it, or delete its folder.") from None
-    return dict(content)
+    return content

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -57,6 +57,11 @@ class Regularization:
         seed: Seed of the method's own random draws.
         rank: Number of this process among those that train together.
         world_size: How many these are. Each must be given as many sequences as the others.
+
+    Attributes:
+        loss_scale: The factor by which gradients are multiplied under float16.
+        withholds_labels: Whether the pass that trains does not hand the labels to the model, because the loss is computed
+            outside of it.
     """
 
     def __init__(self, model: nn.Module, method: Method, *, seed: int = 0, rank: int = 0, world_size: int = 1) -> None:
@@ -68,6 +73,7 @@ class Regularization:
         self.epoch: int | None = None
         self.steps_taken = 0
         self.loss_scale = 1.0
+        self.withholds_labels = False
         self._sequences = 0
         self._statistics = _Statistics()
         self._attachment: Attachment | None = None
@@ -80,7 +86,7 @@ class Regularization:
         self.epoch = epoch
 
     def begin_step(self, steps_taken: int) -> None:
-        """Say how many optimizer steps were taken before the micro-batches that follow; :meth:`step` counts by itself."""
+        """Say how many optimizer steps were taken before the micro-batches that follow (:meth:`step` counts them)."""
         self.steps_taken = steps_taken
         self._sequences = 0
 
@@ -116,22 +122,26 @@ class Regularization:
         self._statistics.passes += 1
         if not active or self._attachment is None:
             return compute_loss(batch, None)
-        self._attachment.probe(batch)
+        inputs = {name: value for name, value in batch.items() if name != "labels" or not self.withholds_labels}
+        self._attachment.probe(inputs)
         self._statistics.active += 1
         key = DrawKey(self.seed, self.steps_taken, first, rows)
-        step = Pass(self._attachment, batch, key, self.loss_scale, self._statistics.report)
+        step = Pass(self._attachment, batch, inputs, key, self.loss_scale, self._statistics.report)
         return self.method.loss(step, self._bound(compute_loss))
 
-    def logs(self) -> dict[str, float]:
+    def logs(self, total: Callable[[Tensor], Tensor] = lambda counts: counts) -> dict[str, float]:
         """What happened since the last call.
 
         ``<method>/active``: share of passes in which the method acted. If it did: ``<method>/dropped``, the share of
         positions dropped among those in rows that could have candidates, and ``<method>/dropped/<kind>.<layer>``.
+
+        Args:
+            total: Adds a tensor of counts up over the processes that train together.
         """
         if self._attachment is None:
             return {}
         prefix = self.method.name.replace("-", "_")
-        found = {f"{prefix}/{name}": value for name, value in self._statistics.summary().items()}
+        found = {f"{prefix}/{name}": value for name, value in self._statistics.summary(total).items()}
         self._statistics = _Statistics()
         return found
 
@@ -153,14 +163,14 @@ class Regularization:
     def _active(self) -> bool:
         if self.epoch is None and self.method.needs_epoch():
             raise AttendropError(
-                f"Method '{self.method.name}' alternates between epochs; call set_epoch(epoch), from 0, at the start of "
-                "each, or set cross_tuning=False."
+                f"Method '{self.method.name}' alternates between epochs; call set_epoch(epoch), from 0, at the start "
+                "of each, or set cross_tuning=False."
             )
         return self.method.active(self.epoch or 0)
 
     def _plain(self, batch: Batch, plan: Plan | None) -> tuple[Tensor, Any]:
         outputs = self.model(**batch) if plan is None else self._attached.forward(batch, plan)
-        loss = outputs["loss"] if isinstance(outputs, Mapping) else outputs[0]
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs[0]
         if loss is None:
             raise AttendropError("The model returned no loss; the batch needs 'labels'.")
         return loss, outputs
@@ -193,14 +203,19 @@ class _Statistics:
         counts = {site: pair.tolist() for site, pair in self.counts.items()}
         return {"passes": self.passes, "active": self.active, "counts": counts}
 
-    def summary(self) -> dict[str, float]:
-        found = {"active": self.active / max(self.passes, 1)}
-        counts = self.state_dict()["counts"]
+    def summary(self, total: Callable[[Tensor], Tensor]) -> dict[str, float]:
+        sites = sorted(self.counts, key=lambda site: (site.split(".")[0], int(site.split(".")[1])))
+        pairs = [torch.tensor([self.active, self.passes]), *(self.counts[site].cpu() for site in sites)]
+        activity, *counts = total(torch.stack(pairs)).tolist()
+        found = {"active": _ratio(activity)}
         if counts:
-            dropped, possible = (sum(pair[i] for pair in counts.values()) for i in (0, 1))
-            found["dropped"] = dropped / max(possible, 1)
-            found |= {f"dropped/{site}": pair[0] / max(pair[1], 1) for site, pair in counts.items()}
+            found["dropped"] = _ratio([sum(pair[i] for pair in counts) for i in (0, 1)])
+            found |= {f"dropped/{site}": _ratio(pair) for site, pair in zip(sites, counts, strict=True)}
         return found
+
+
+def _ratio(pair: Sequence[int]) -> float:
+    return pair[0] / max(pair[1], 1)
 
 
 def _rows(batch: Batch) -> int:

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import attendrop
+import numpy as np
 import torch
 from datasets import Dataset
 from transformers import (
@@ -32,16 +32,17 @@ from transformers import (
 )
 from transformers.trainer_callback import ExportableState, PrinterCallback
 
+import attendrop
 from attendrop.attention import find_sites
-from attendrop.sites import select_sites
 from attendrop.card import model_card
 from attendrop.checkpoints import last_checkpoint, write_json
 from attendrop.config import RunConfig
 from attendrop.errors import AttendropError
 from attendrop.methods import Method
 from attendrop.models import load_model_and_tokenizer
-from attendrop.output import METRICS, check_folder, is_main_process, open_folder, read_metrics
-from attendrop.tasks import TaskData, compute_scores, encode, few_shot, hold_out, load_files, load_task, subset
+from attendrop.output import METRICS, check_folder, is_main_process, open_folder, read_metrics, read_run
+from attendrop.sites import select_sites
+from attendrop.tasks import Task, TaskData, compute_scores, encode, few_shot, hold_out, load_files, load_task, subset
 from attendrop.trainer import RegularizedTrainer
 
 logger = logging.getLogger(__name__)
@@ -91,21 +92,19 @@ def train(
     _check_method(model, method)
     encoded = _encode(config, data, parts, tokenizer)
     _announce(config, method, data, parts)
-    checkpoint = last_checkpoint(folder) if resume else None
+    begun = resume and read_run(folder) is not None
+    checkpoint = last_checkpoint(folder) if begun else None
     arguments = _arguments(config, data, parts, checkpoint)
     if is_main_process():
         open_folder(folder, config, _fingerprint(parts), resume=resume)
     if checkpoint is not None:
         logger.info("Going on from %s.", checkpoint)
-    elif resume:
+    elif begun:
         logger.info("There is no complete checkpoint in %s: the run starts over.", folder)
     trainer = _trainer(config, method, data, model, tokenizer, encoded, arguments, callbacks)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    metrics = _metrics(config, method, data, parts, trainer)
-    for name, rows in encoded.report.items():
-        found = trainer.predict(rows)
-        metrics["all_scores"][name] = compute_scores(data.task, found.predictions, found.label_ids)
-    metrics["score"] = metrics["all_scores"].get("dev", {}).get(data.task.metric)
+    scores = _report(trainer, data.task, encoded)
+    metrics = _metrics(config, method, data, parts, trainer, scores)
     if trainer.is_world_process_zero():
         trainer.accelerator.unwrap_model(trainer.model).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -229,7 +228,7 @@ def _arguments(config: RunConfig, data: TaskData, parts: Parts, checkpoint: Path
             greater_is_better=True if selecting else None,
             seed=config.seed,
             data_seed=config.seed,
-            use_cpu=config.device == "cpu",
+            use_cpu=on_cpu(config.device),
             bf16=config.bf16,
             fp16=config.fp16,
             dataloader_pin_memory=torch.cuda.is_available(),
@@ -281,35 +280,43 @@ def _trainer(
     return trainer
 
 
+def on_cpu(device: str) -> bool:
+    """Whether to compute on the CPU. The trainer must be told: it starts DDP on CPUs only where they were asked for."""
+    return device == "cpu" or not torch.accelerator.is_available()
+
+
 def only_logits(outputs: Any, labels: torch.Tensor) -> Any:
     """Some models return more than logits; only these are scored."""
     return outputs[0] if isinstance(outputs, tuple) else outputs
 
 
 def silence(trainer: Trainer) -> None:
+    """Take away the trainer's own printing."""
     for printing in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(printing)
 
 
-class _Meter(TrainerCallback, ExportableState):  # type: ignore[misc]
+class _Meter(TrainerCallback, ExportableState):
     """Counts the seconds of training, also those before a run was resumed."""
 
     def __init__(self) -> None:
-        self.seconds_before = 0.0
+        self.seconds_so_far = 0.0
         self.start = time.monotonic()
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.start = time.monotonic()
 
-    @property
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.seconds_so_far = self.seconds()
+
     def seconds(self) -> float:
-        return self.seconds_before + time.monotonic() - self.start
+        return self.seconds_so_far + time.monotonic() - self.start
 
     def state(self) -> dict[str, Any]:
-        return {"args": {}, "attributes": {"seconds_before": self.seconds}}
+        return {"args": {}, "attributes": {"seconds_so_far": self.seconds()}}
 
 
-class _SaveEvery(TrainerCallback):  # type: ignore[misc]
+class _SaveEvery(TrainerCallback):
     """Asks for a checkpoint every so many optimizer steps."""
 
     def __init__(self, steps: int) -> None:
@@ -324,10 +331,24 @@ class _SaveEvery(TrainerCallback):  # type: ignore[misc]
 # Results --------------------------------------------------------------------------------------------------------------
 
 
+def _report(trainer: RegularizedTrainer, task: Task, encoded: Parts) -> dict[str, dict[str, float]]:
+    """Score the model on the sets to report on: the one time that they are looked at under the honest protocol."""
+    scores = {}
+    for name, rows in encoded.report.items():
+        found = trainer.predict(rows)
+        scores[name] = compute_scores(task, np.asarray(found.predictions), np.asarray(found.label_ids))
+    return scores
+
+
 def _metrics(
-    config: RunConfig, method: Method, data: TaskData, parts: Parts, trainer: RegularizedTrainer
+    config: RunConfig,
+    method: Method,
+    data: TaskData,
+    parts: Parts,
+    trainer: RegularizedTrainer,
+    scores: dict[str, dict[str, float]],
 ) -> dict[str, Any]:
-    """Everything that is known when training ends, before anything is reported on."""
+    """The content of ``metrics.json``, given the scores of the sets to report on."""
     meter = next(callback for callback in trainer.callback_handler.callbacks if isinstance(callback, _Meter))
     history = _history(trainer.state.log_history, method, data)
     best = trainer.state.best_metric if parts.selection is not None else None
@@ -342,12 +363,12 @@ def _metrics(
         "protocol": config.protocol,
         "metric": data.task.metric,
         "selection_score": best,
-        "score": None,
-        "all_scores": {},
+        "score": scores["dev"][data.task.metric] if "dev" in scores else None,
+        "all_scores": scores,
         "best_epoch": chosen[0] if chosen else len(history),
         "history": history,
         "steps": trainer.state.global_step,
-        "train_seconds": round(meter.seconds, 3),
+        "train_seconds": round(meter.seconds_so_far, 3),
         "peak_memory_bytes": _peak_memory(trainer.args.device),
         "data": {
             "source": data.source,

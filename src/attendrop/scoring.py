@@ -119,16 +119,15 @@ class Scoring:
         if bias is not None:
             scores = scores + bias
         if valid is not None:
-            # Where a row has no valid key there is nothing to hide: all -inf would give NaN.
-            hidden = ~valid if self.valid is None else ~valid & any_last(self.valid)
             # Adding takes a CPU less time than filling in, and none in the backward pass.
-            scores += torch.where(hidden, -torch.inf, torch.zeros((), dtype=scores.dtype, device=scores.device))
+            zero = torch.zeros((), dtype=scores.dtype, device=scores.device)
+            scores += torch.where(self._hidden(valid), -torch.inf, zero)
         half = scores.dtype in (torch.float16, torch.bfloat16)
         weights = functional.softmax(scores, dim=-1, dtype=torch.float32 if half else None)
         return functional.dropout(weights.to(self.value.dtype), self.dropout)
 
     def _hidden(self, valid: Tensor) -> Tensor:
-        """Where to set minus infinity: not in a row without any valid key, which keeps the numbers of the model."""
+        """Where to set minus infinity: not in a row without any valid key, where all of it would be NaN."""
         return ~valid if self.valid is None else ~valid & any_last(self.valid)
 
     def _masked(self, drop: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:

@@ -33,13 +33,13 @@ class RegularizedTrainer(Trainer):
     Every other argument, callback and training argument means what it means there. Four things differ:
 
     - While it trains, the method's figures are logged beside the loss: see :meth:`Regularization.logs`.
-    - The order of batches is a function of the data seed and the epoch alone, so that a run that was killed and resumed
-      goes on exactly, and so that all methods see the same batches. ``train_sampling_strategy="group_by_length"`` groups
-      global batches of similar length and shuffles these.
+    - The order of batches is a function of the data seed and the epoch alone, so that a run that was killed and
+      resumed goes on exactly, and so that all methods see the same batches.
+      ``train_sampling_strategy="group_by_length"`` groups global batches of similar length and shuffles these.
     - Each checkpoint carries the method's state and a manifest. ``train(resume_from_checkpoint=True)`` takes the newest
       checkpoint that is complete, and starts over if there is none.
-    - Under gradient accumulation, the loss of heads that average over the micro-batch by themselves (classification)
-      is scaled once. The stock trainer multiplies their gradients by the number of accumulation steps.
+    - Under gradient accumulation and DDP, heads that average over the micro-batch by themselves (classification) give
+      the gradient of the mean over the whole batch. The stock trainer multiplies it by the number of micro-batches.
 
     Args:
         *args: As for ``transformers.Trainer``.
@@ -57,7 +57,7 @@ class RegularizedTrainer(Trainer):
         self._regularization: Regularization | None = None
         self._resumed_state: dict[str, Any] | None = None
         self._sampler: EpochSampler | None = None
-        self._loss_is_checked = False
+        self._averages: bool | None = None
         self._refuse_unsupported()
         self.add_callback(_Clock(self))
 
@@ -89,12 +89,16 @@ class RegularizedTrainer(Trainer):
         """As in ``transformers.Trainer``; while training, with the passes that the method needs."""
         if self._regularization is None or not model.training:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        self._check_loss_scaling(inputs)
+        rescale = num_items_in_batch is not None and self._head_averages(inputs)
 
         def stock(batch: Batch, plan: Plan | None) -> tuple[Tensor, Any]:
             given = dict(batch) if plan is None else {**batch, PLAN_KEYWORD: plan}
-            result: Any = super(RegularizedTrainer, self).compute_loss(model, given, True, num_items_in_batch)
-            return result[0], result[1]
+            items = None if rescale else num_items_in_batch
+            result: Any = super(RegularizedTrainer, self).compute_loss(model, given, True, items)
+            loss, outputs = result
+            if rescale:
+                loss = loss * self._share(batch, num_items_in_batch).to(loss.dtype)
+            return loss, outputs
 
         scaler = self.accelerator.scaler
         self._regularization.loss_scale = scaler.get_scale() if scaler is not None else 1.0
@@ -104,7 +108,7 @@ class RegularizedTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As in ``transformers.Trainer``, with the method's figures beside the training loss."""
         if self._regularization is not None and "loss" in logs:
-            logs |= self._regularization.logs()
+            logs |= self._regularization.logs(self._over_processes)
         super().log(logs, start_time)
 
     def _begin(self) -> None:
@@ -117,6 +121,7 @@ class RegularizedTrainer(Trainer):
             rank=self.args.process_index,
             world_size=self.args.world_size,
         )
+        self._regularization.withholds_labels = self.label_smoother is not None or self.compute_loss_func is not None
         if self._resumed_state is not None:
             self._regularization.load_state_dict(self._resumed_state)
 
@@ -132,9 +137,22 @@ class RegularizedTrainer(Trainer):
             return super()._get_train_sampler(train_dataset)
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         global_batch = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
-        lengths = _lengths(dataset, self.args.length_column_name) if strategy == "group_by_length" else None
+        lengths = self._lengths(dataset) if strategy == "group_by_length" else None
         self._sampler = EpochSampler(len(dataset), seed, global_batch, lengths)
         return self._sampler
+
+    def _lengths(self, dataset: Any) -> list[int]:
+        """The length of each row, from the length column (which ``dataset`` may have lost by now) or the tokens."""
+        column = self.args.length_column_name
+        for source in (dataset, self.train_dataset):
+            if column in (getattr(source, "column_names", None) or ()) and len(source) == len(dataset):
+                return [int(length) for length in source[column]]
+        try:
+            return [len(dataset[i]["input_ids"]) for i in range(len(dataset))]
+        except (KeyError, TypeError):
+            raise AttendropError(
+                f"train_sampling_strategy='group_by_length' needs a column '{column}' or 'input_ids' in the data."
+            ) from None
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Save as ``transformers.Trainer`` does; older checkpoints go only when the new one is complete."""
@@ -152,23 +170,41 @@ class RegularizedTrainer(Trainer):
             seal(checkpoint, self.regularizer, self._regularization.state_dict())
             rotate_checkpoints(str(folder), limit, self.state.best_model_checkpoint, use_mtime=True)
 
-    def _check_loss_scaling(self, inputs: Batch) -> None:
-        """Find out, once, whether the model's loss honours ``num_items_in_batch``, where that makes a difference."""
-        matters = self.args.gradient_accumulation_steps > 1 or self.args.world_size > 1
-        if self._loss_is_checked or not matters or not self.model_accepts_loss_kwargs or "labels" not in inputs:
-            return
-        self._loss_is_checked = True
-        model = self.accelerator.unwrap_model(self.model)
-        with torch.no_grad(), forked_rng(model), evaluating(model):
-            losses = [model(**inputs, num_items_in_batch=torch.tensor(count)).loss for count in (1, 2)]
-        if losses[0] is not None and torch.equal(losses[0], losses[1]):
-            self.model_accepts_loss_kwargs = False
+    def _head_averages(self, inputs: Batch) -> bool:
+        """Whether the loss is a mean over the micro-batch, though the trainer holds it for a sum over all that is due.
+
+        Stock trainer and model disagree there: it passes ``num_items_in_batch``, which most heads but those of language
+        models ignore. Asked of the model itself, once, and only where it makes a difference.
+        """
+        if self.args.gradient_accumulation_steps == self.args.world_size == 1 or "labels" not in inputs:
+            return False
+        if self.label_smoother is not None or self.compute_loss_func is not None or not self.model_accepts_loss_kwargs:
+            return False
+        if self._averages is None:
+            model = self.accelerator.unwrap_model(self.model)
+            with torch.no_grad(), forked_rng(model), evaluating(model):
+                losses = [model(**inputs, num_items_in_batch=torch.tensor(count)).loss for count in (1, 2)]
+            self._averages = losses[0] is not None and torch.equal(losses[0], losses[1])
+        return self._averages
+
+    def _share(self, batch: Batch, num_items_in_batch: Tensor | int | None) -> Tensor:
+        """The weight of a micro-batch's mean: its labels over those of the step, times the processes averaged over."""
+        labels = batch["labels"][..., 1:] if self._loss_shifts_labels else batch["labels"]
+        processes = self.args.world_size if self.args.average_tokens_across_devices else 1
+        share: Tensor = labels.ne(-100).sum().double() * processes / num_items_in_batch
+        return share
+
+    def _over_processes(self, counts: Tensor) -> Tensor:
+        if self.args.world_size == 1:
+            return counts
+        total: Tensor = self.accelerator.reduce(counts.to(self.accelerator.device), "sum")
+        return total
 
     def _refuse_unsupported(self) -> None:
         if self.args.n_gpu > 1:
             raise AttendropError(
-                f"{self.args.n_gpu} GPUs in one process would train under DataParallel, which is not supported. Start one "
-                "process for each with `torchrun --nproc-per-node`, or set CUDA_VISIBLE_DEVICES to one."
+                f"{self.args.n_gpu} GPUs in one process would train under DataParallel, which is not supported. Start "
+                "one process for each with `torchrun --nproc-per-node`, or set CUDA_VISIBLE_DEVICES to one."
             )
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:
             raise AttendropError("DeepSpeed and FSDP are not supported; train with DDP (torchrun, accelerate launch).")
@@ -224,45 +260,37 @@ class EpochSampler(Sampler[int]):
         return [row for number in shuffled for row in batches[number]] + order[whole:]
 
 
-def _lengths(dataset: Any, column: str) -> list[int]:
-    if column in (getattr(dataset, "column_names", None) or ()):
-        return [int(length) for length in dataset[column]]
-    try:
-        return [len(dataset[i]["input_ids"]) for i in range(len(dataset))]
-    except (KeyError, TypeError):
-        raise AttendropError(
-            f"train_sampling_strategy='group_by_length' needs a column '{column}' or 'input_ids' in the training data."
-        ) from None
-
-
 class _Clock(TrainerCallback):
     """Tells the trainer's regularisation and sampler the time: start, epoch, step, end."""
 
     def __init__(self, trainer: RegularizedTrainer) -> None:
         self.trainer = trainer
+        self.epoch = 0
         self.save_is_due = False
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.epoch = math.floor(state.epoch or 0)
         self.trainer._begin()
 
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        epoch = math.floor(state.epoch or 0)
         if self.trainer._sampler is not None:
-            self.trainer._sampler.epoch = epoch
+            self.trainer._sampler.epoch = self.epoch
         if self.trainer._regularization is not None:
-            self.trainer._regularization.set_epoch(epoch)
+            self.trainer._regularization.set_epoch(self.epoch)
+        self.epoch += 1
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.trainer._regularization is not None:
             self.trainer._regularization.begin_step(state.global_step)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Put off a checkpoint that falls on an epoch's last step until the epoch was evaluated.
+        """Put off a checkpoint that falls on an epoch's last step until the epoch was evaluated and logged.
 
-        The resumed run begins at the next epoch and would skip that evaluation.
+        The resumed run begins at the next epoch and would skip both.
         """
         ends_epoch = state.epoch is not None and float(state.epoch).is_integer()
-        if control.should_save and ends_epoch and args.eval_strategy == IntervalStrategy.EPOCH:
+        more_to_come = IntervalStrategy.EPOCH in (args.eval_strategy, args.logging_strategy)
+        if control.should_save and ends_epoch and more_to_come:
             control.should_save = False
             self.save_is_due = True
 

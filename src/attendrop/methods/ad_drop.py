@@ -112,7 +112,8 @@ class ADDrop(Method):
         return _DropHigh(self, step, {site.key for site in sites}, self._attribute(step, sites))
 
     def _attribute(self, step: Pass, sites: Sequence[Site]) -> dict[str, Tensor]:
-        options: dict[str, Any] = {"target": self.target, "units": self.units, "loss_scale": step.loss_scale}
+        options: dict[str, Any] = {"target": self.target, "units": self.units}
+        options |= {"loss_scale": step.loss_scale, "inputs": step.inputs}
         match self.attribution:
             case "gradient":
                 return attribution.gradient(step.attachment, step.batch, sites, **options)
@@ -120,7 +121,7 @@ class ADDrop(Method):
                 options |= {"scope": self.scope, "rule": self.rule, "steps": self.steps}
                 return attribution.integrated_gradient(step.attachment, step.batch, sites, **options)
             case "attention":
-                return attribution.attention(step.attachment, step.batch, sites)
+                return attribution.attention(step.attachment, step.inputs, sites)
             case _:
                 return {}
 

@@ -26,6 +26,7 @@ class Pass:
     Attributes:
         attachment: The model without wrappers, its attention sites, and passes of its own making.
         batch: The model's inputs, with labels.
+        inputs: What the pass that trains gives the model: ``batch``, without labels where the loss is computed outside.
         key: What fixes the random draws.
         loss_scale: The factor by which gradients are multiplied under float16, else 1.
         report: Called with a site's key, the number of positions dropped there, and the number that could have been.
@@ -33,6 +34,7 @@ class Pass:
 
     attachment: Attachment
     batch: Batch
+    inputs: Batch
     key: DrawKey
     loss_scale: float
     report: Callable[[str, Tensor, Tensor], None]

@@ -1,0 +1,54 @@
+"""The examples run as they stand, on a tiny model."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
+COMMANDS = {
+    "trainer_script.py": [sys.executable],
+    "own_loop.py": [sys.executable],
+    "own_csv.sh": ["bash"],
+}
+SAYS = {
+    "trainer_script.py": "active in epochs [1], counted from 0",
+    "own_loop.py": "'ad_drop/dropped'",
+    "own_csv.sh": "labels.csv",
+}
+
+
+def test_all_examples_are_run() -> None:
+    assert {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".sh")} == set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_example_runs(name: str, tmp_path: Path) -> None:
+    model = tiny.save_tiny_bert(tmp_path / "model")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    result = subprocess.run(
+        [*COMMANDS[name], str(EXAMPLES / name), str(model), str(tmp_path / "run")],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert SAYS[name] in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
+def test_python_in_documents_is_valid(document: str) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        compile(block, document, "exec")
