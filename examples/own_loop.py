@@ -1,6 +1,6 @@
 """Regularise a training loop of your own.
 
-    python examples/own_loop.py [MODEL]
+python examples/own_loop.py [MODEL]
 """
 
 import sys

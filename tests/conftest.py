@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 torch.set_num_threads(1)
 
 settings.register_profile(
-    "attendrop", deadline=None, max_examples=50, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "attendrop", deadline=None, max_examples=25, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("attendrop")
 

@@ -106,8 +106,11 @@ def tolerance(name: str) -> float:
     return 2e-5 if "llama" in name or name == "gpt2" else 1e-8
 
 
-@pytest.mark.parametrize("method", METHODS, ids=NAMES)
-@pytest.mark.parametrize("name", zoo.TEXT)
+TRIED = [(name, method) for name in ("bert", "bart") for method in METHODS]
+TRIED += [(name, METHODS[i]) for name in zoo.TEXT if name not in ("bert", "bart") for i in (0, 1)]
+
+
+@pytest.mark.parametrize(("name", "method"), TRIED, ids=lambda v: v if isinstance(v, str) else NAMES[METHODS.index(v)])
 def test_nothing_depends_on_padding(name: str, method: ADDrop) -> None:
     found = []
     for extra in (0, 5):
@@ -124,8 +127,8 @@ def test_nothing_depends_on_padding(name: str, method: ADDrop) -> None:
     assert logs[0] == pytest.approx(logs[1])
 
 
-@pytest.mark.parametrize("method", METHODS, ids=NAMES)
-@pytest.mark.parametrize("name", ["gpt2-class", "llama", "llama-class"])
+@pytest.mark.parametrize("method", METHODS[:3] + METHODS[5:6], ids=lambda method: NAMES[METHODS.index(method)])
+@pytest.mark.parametrize("name", ["gpt2-class", "llama"])
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
 def test_nothing_depends_on_left_padding(name: str, backend: str, method: ADDrop) -> None:
     found = []
@@ -140,9 +143,11 @@ def test_nothing_depends_on_left_padding(name: str, backend: str, method: ADDrop
     assert found[0][1] == pytest.approx(found[1][1])
 
 
-@pytest.mark.parametrize("method", METHODS, ids=NAMES)
 @pytest.mark.parametrize(
-    "name", ["bert", "bert-choice", "modernbert", "vit", "bart-class", "gpt2-class", "llama-class"]
+    ("name", "method"),
+    [("bert", method) for method in METHODS]
+    + [(n, METHODS[0]) for n in ("bert-choice", "modernbert", "vit", "bart-class", "gpt2-class", "llama-class")],
+    ids=lambda v: v if isinstance(v, str) else NAMES[METHODS.index(v)],
 )
 def test_a_batch_of_8_equals_8_batches_of_1(name: str, method: ADDrop) -> None:
     examples = [double(row) for row in zoo.rows(name, LENGTHS)]
@@ -359,7 +364,7 @@ def test_logged_shares_are_right_by_a_hand_count(q: float) -> None:
                     possible += length
         counts[layer] = (candidates, possible)
     with regularize(zoo.build("bert", dtype=torch.float64), ADDrop(p=0.4, q=q, **ON)) as reg:
-        steps = 1 if q == 1 else 200
+        steps = 1 if q == 1 else 100
         for _ in range(steps):
             reg.loss(batch)
             reg.step()

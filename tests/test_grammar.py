@@ -68,5 +68,5 @@ def test_seed_and_splits() -> None:
     assert load_grammar(["train"], seed=1).splits["train"]["text"] != SPLITS["train"]["text"]
     assert load_grammar(["ood"], seed=1).source == "generated (seed 1)"
     assert list(load_task("grammar", splits=["ood"]).splits) == ["ood"]
-    with pytest.raises(AttendropError, match="grammar has no split 'odd'; did you mean 'ood'?"):
+    with pytest.raises(AttendropError, match=r"grammar has no split 'odd'; did you mean 'ood'\?"):
         load_task("grammar", splits=["odd"])

@@ -16,7 +16,7 @@ import transformers as hf
 
 from attendrop import models
 from attendrop.errors import AttendropError
-from attendrop.models import load_model_and_tokenizer, resolve_model
+from attendrop.runs.models import load_model_and_tokenizer, resolve_model
 from attendrop.tasks import Task
 from attendrop.tasks import get_task as named_task
 

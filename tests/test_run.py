@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from attendrop.config import RunConfig, preset
 from attendrop.errors import AttendropError
-from attendrop.infer import Source, evaluate, predict
-from attendrop.run import train
+from attendrop.runs.config import RunConfig, preset
+from attendrop.runs.infer import Source, evaluate, predict
+from attendrop.runs.train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

@@ -17,11 +17,11 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from attendrop import trainer as attendrop_trainer
 from attendrop.checkpoints import last_checkpoint
-from attendrop.run import train
+from attendrop.runs.train import train
 
 # The children are forked by a server that has imported everything and started no threads: quick, and safe.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["attendrop.run"])
+_CONTEXT.set_forkserver_preload(["attendrop.runs.train"])
 
 OPTIONS: dict[str, Any] = {"epochs": 3, "save_steps": 3, "options": {"p": 0.5}}  # epochs of 5 steps
 

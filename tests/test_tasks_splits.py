@@ -161,5 +161,5 @@ class TestEncode:
             assert encode(data, classes(2), tokenizer, 99)["length"][:] == [12]
 
     def test_no_room(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        with pytest.raises(AttendropError, match="a maximum length of 2 leaves no room .* adds 2 special tokens"):
+        with pytest.raises(AttendropError, match=r"a maximum length of 2 leaves no room .* adds 2 special tokens"):
             encode(Dataset.from_dict({"text": ["a"]}), classes(2), tokenizer, 2)

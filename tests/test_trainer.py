@@ -149,7 +149,7 @@ def smooth_loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) ->
     return total / (len(labels) if num_items_in_batch is None else num_items_in_batch)
 
 
-CUTS = {"8x1": (8, 1), "4x2": (4, 2), "2x4": (2, 4), "1x8": (1, 8)}
+CUTS = {"8x1": (8, 1), "2x4": (2, 4), "1x8": (1, 8)}
 
 
 @pytest.mark.parametrize("options", [{}, {"label_smoothing_factor": 0.2}, {"compute_loss_func": smooth_loss}], ids=str)
@@ -166,10 +166,11 @@ def test_accumulation_equals_the_whole_batch(method: Method | None, options: dic
             gradient_accumulation_steps=steps,
             callbacks=[kept],
             max_grad_norm=0.0,
+            max_steps=2,
             optim="sgd",
             **options,
         )
-        assert len(kept.steps) == 4
+        assert len(kept.steps) == 2
         found[cut] = (kept.steps, final)
     for cut in CUTS:
         for one, other in zip(found[cut][0], found["8x1"][0], strict=True):
@@ -529,8 +530,12 @@ def resumable(schedule: str) -> dict[str, Any]:
     return SCHEDULES[schedule] | logged | {"eval_dataset": examples(count=8), "compute_metrics": accuracy}
 
 
-@pytest.mark.parametrize("stop", [3, 4, 5])
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    ("schedule", "stop"),
+    [(schedule, stop) for schedule in ("every-step", "last-step-and-evaluation", "best") for stop in (3, 4, 5)]
+    + [(schedule, 5) for schedule in ("every-2-steps", "epochs", "cosine", "evaluation-at-other-steps")]
+    + [(schedule, stop) for schedule in ("grouped", "accumulation", "partial") for stop in (2, 5)],
+)
 def test_a_resumed_run_equals_the_uninterrupted_one(
     schedule: str, stop: int, tmp_path: Path, uninterrupted: Callable[[str], tuple[dict[str, Tensor], Trainer]]
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers as hf
 
-from attendrop.config import RunConfig
+from attendrop.runs.config import RunConfig
 
 WORDS = [
     *("the", "a", "cat", "dog", "bird", "sees", "hears", "likes"),

@@ -67,8 +67,8 @@ class Plan:
         visit = self._visits[module]
         if visit >= len(sites):
             raise AttendropError(
-                f"The attention module '{sites[0].name}' was called more than {len(sites)} times in one pass. Activation "
-                "checkpointing of a layer that the model shares is not supported; switch it off."
+                f"The attention module '{sites[0].name}' was called more than {len(sites)} times in one pass. "
+                "Activation checkpointing of a layer that the model shares is not supported; switch it off."
             )
         self._visits[module] += 1
         return sites[visit]
@@ -278,8 +278,9 @@ def _attention_modules(model: nn.Module) -> dict[nn.Module, str]:
     if not found:
         raise AttendropError(
             f"{type(model).__name__} is not supported: it does not route its attention through transformers' "
-            "AttentionInterface, so attention masks would be lost without a word. Models of the BERT, RoBERTa, ELECTRA, "
-            "DistilBERT, ALBERT, ModernBERT, BART, T5, GPT-2 and Llama families work; `attendrop doctor` tells for any."
+            "AttentionInterface, so attention masks would be lost without a word. Models of the BERT, RoBERTa, "
+            "ELECTRA, DistilBERT, ALBERT, ModernBERT, BART, T5, GPT-2 and Llama families work; `attendrop doctor` "
+            "tells for any."
         )
     return found
 

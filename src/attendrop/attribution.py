@@ -1,8 +1,8 @@
 """How much each attention position contributes to a prediction: gradient, integrated gradient, attention weight.
 
-Every function returns ``{site key: attribution}`` with attributions of the shape of the units, which is ``(batch, heads,
-query, key)`` for attention, and leaves parameters, their gradients, the model's mode and the global random state as they were. ``A`` is always the weights as
-they multiply the values, after the model's own dropout.
+Every function returns ``{site key: attribution}`` with attributions of the shape of the units, which is ``(batch,
+heads, query, key)`` for attention. It leaves parameters, their gradients, the model's mode and the global random
+state as they were. ``A`` is always the weights as they multiply the values, after the model's own dropout.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ def gradient(
         target: ``"pseudo_label"`` or ``"gold_label"``, see :func:`fix_target`.
         units: What is attributed to, see :class:`Record`.
         loss_scale: ``F`` is multiplied by it, so that float16 gradients do not vanish.
-        inputs: What to run the model on, if not all of ``batch``: a trainer that computes the loss itself withholds labels.
+        inputs: What to run the model on, if not all of ``batch``: a trainer that computes the loss itself withholds
+            the labels.
     """
     record = Record(sites, units)
     with _isolated(attachment.model), torch.enable_grad():
@@ -131,9 +132,10 @@ def integrated_gradient(
     loss_scale: float = 1.0,
     inputs: Batch | None = None,
 ) -> dict[str, Tensor]:
-    """Integrated-gradient attribution ``A * integral of dF(alpha A)/dA`` (Eq. 3 of Yang et al., 2022; Hao et al., 2021).
+    """Integrated-gradient attribution ``A * integral of dF(alpha A)/dA``.
 
-    The model's dropout is off throughout. The label is fixed by the pass with unscaled attention.
+    Eq. 3 of Yang et al. (2022), after Hao et al. (2021). The model's dropout is off throughout. The label is fixed by
+    the pass with unscaled attention.
 
     Args:
         attachment: The attached, probed model.
@@ -145,7 +147,8 @@ def integrated_gradient(
         rule: ``"gauss_legendre"``, or ``"riemann"`` (right end points, as in the papers).
         steps: Number of nodes on [0, 1].
         units: What is attributed to, see :class:`Record`.
-        loss_scale, inputs: See :func:`gradient`.
+        loss_scale: See :func:`gradient`.
+        inputs: See :func:`gradient`.
     """
     record = Record(sites, units)
     with _isolated(attachment.model), evaluating(attachment.model):

@@ -43,9 +43,9 @@ def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, direct
     """Find the positions of highest (or lowest) attribution in each row.
 
     Eq. 6 of Yang et al. (2022), row by row over the valid keys. ``"high"``: with ``t = max(1, floor(n_valid (1-p)))``,
-    the positions whose attribution is at least the ``t``-th smallest, counted from 0; where that takes in the whole row,
-    only those above it. ``"low"`` (their prior experiment, Fig. 2): the positions below the ``floor(n_valid p)``-th
-    smallest.
+    the positions whose attribution is at least the ``t``-th smallest, counted from 0; where that takes in the whole
+    row, only those above it. ``"low"`` (their prior experiment, Fig. 2): the positions below the
+    ``floor(n_valid p)``-th smallest.
 
     Args:
         attribution: ``(batch, heads, query, key)``; compared in float32, or float64 if it is that.
@@ -121,10 +121,10 @@ def draw(
 ) -> Tensor:
     """Draw a boolean mask whose elements are True with probability ``p``, independently.
 
-    Element ``(i, h, j, k)`` is a hash of the seed, the step, the number of sequence ``i`` in the global batch, ``name``,
-    ``h``, and of row and column counted from the sequence's origin. So it does not depend on how far the batch is
-    padded, on how the global batch was cut, nor on the device. (A random generator would not do: its numbers depend on
-    how many are asked for.)
+    Element ``(i, h, j, k)`` is a hash of the seed, the step, the number of sequence ``i`` in the global batch,
+    ``name``, ``h``, and of row and column counted from the sequence's origin. So it does not depend on how far the
+    batch is padded, on how the global batch was cut, nor on the device. (A random generator would not do: its numbers
+    depend on how many are asked for.)
 
     Args:
         p: Probability, in [0, 1]; kept to within 2**-17.
@@ -145,8 +145,8 @@ def draw(
     return drawer(levels - _LEVELS // 2, seeds, shape, origins)
 
 
-# A draw is one of four signed 16-bit lanes of splitmix64 (Steele et al., 2014): lane k % 4 of the hash of a counter made
-# of row, head and k // 4. The two functions below compute the same.
+# A draw is one of four signed 16-bit lanes of splitmix64 (Steele et al., 2014): lane k % 4 of the hash of a counter
+# made of row, head and k // 4. The two functions below compute the same.
 
 
 def _below_on_cpu(bound: int, seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor) -> Tensor:
@@ -204,7 +204,7 @@ def origins_of(call: Call) -> Tensor:
 
 
 def real_rows(call: Call) -> Tensor | None:
-    """Which query positions hold tokens, ``(batch, 1, query, 1)``; None if that cannot be told from the mask, or all do.
+    """Which query positions hold tokens, ``(batch, 1, query, 1)``; None if all do or the mask does not tell.
 
     A position of self-attention is padding if nothing may attend to it.
     """

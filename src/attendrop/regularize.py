@@ -60,8 +60,8 @@ class Regularization:
 
     Attributes:
         loss_scale: The factor by which gradients are multiplied under float16.
-        withholds_labels: Whether the pass that trains does not hand the labels to the model, because the loss is computed
-            outside of it.
+        withholds_labels: Whether the pass that trains does not hand the labels to the model, because the loss is
+            computed outside of it.
     """
 
     def __init__(self, model: nn.Module, method: Method, *, seed: int = 0, rank: int = 0, world_size: int = 1) -> None:

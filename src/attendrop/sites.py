@@ -37,8 +37,8 @@ def select_sites(sites: Sequence[Site], layers: str | int | Sequence[int]) -> li
 
     Args:
         sites: What to choose from.
-        layers: ``"all"``; ``"first"`` (the first of each kind); numbers within a kind, as a list or as ``"0,3"``; any of
-            these for one kind only, ``"encoder"``, ``"cross:first"``, ``"decoder:0,1"``; several joined by ``;``.
+        layers: ``"all"``; ``"first"`` (the first of each kind); numbers within a kind, as a list or as ``"0,3"``; any
+            of these for one kind only, ``"encoder"``, ``"cross:first"``, ``"decoder:0,1"``; several joined by ``;``.
 
     Raises:
         AttendropError: The selection is malformed, or names a layer or kind that the model does not have.

@@ -144,7 +144,8 @@ class RegularizedTrainer(Trainer):
     def _lengths(self, dataset: Any) -> list[int]:
         """The length of each row, from the length column (which ``dataset`` may have lost by now) or the tokens."""
         column = self.args.length_column_name
-        for source in (dataset, self.train_dataset):
+        sources: tuple[Any, Any] = (dataset, self.train_dataset)
+        for source in sources:
             if column in (getattr(source, "column_names", None) or ()) and len(source) == len(dataset):
                 return [int(length) for length in source[column]]
         try:
@@ -168,7 +169,7 @@ class RegularizedTrainer(Trainer):
         self.accelerator.wait_for_everyone()
         if self.args.should_save and self._regularization is not None:
             seal(checkpoint, self.regularizer, self._regularization.state_dict())
-            rotate_checkpoints(str(folder), limit, self.state.best_model_checkpoint, use_mtime=True)
+            rotate_checkpoints(str(folder), limit, self.state.best_model_checkpoint, use_mtime=False)
 
     def _head_averages(self, inputs: Batch) -> bool:
         """Whether the loss is a mean over the micro-batch, though the trainer holds it for a sum over all that is due.

@@ -45,7 +45,8 @@ class ADDrop(Method):
         target: ``"pseudo_label"``, what the model predicts, or ``"gold_label"``. Regression always uses its gold value.
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.sites.select_sites`.
         direction: ``"high"``, or ``"low"`` as in the paper's prior experiment (Fig. 2).
-        cross_tuning: Plain fine-tuning in epochs 0, 2, 4, ... and AD-DROP in 1, 3, 5, ... (Algorithm 1, counted from 0).
+        cross_tuning: Plain fine-tuning in epochs 0, 2, 4, ... and AD-DROP in 1, 3, 5, ... (Algorithm 1; counted from
+            0).
         scope: Of integrated gradients, ``"joint"`` or ``"layerwise"``.
         rule: Of integrated gradients, ``"gauss_legendre"`` or ``"riemann"``.
         steps: Of integrated gradients, the number of nodes. The paper's setting is layerwise, riemann, 20.
@@ -66,6 +67,15 @@ class ADDrop(Method):
     paper: ClassVar[str] = (
         "Yang et al. (2022), AD-DROP: Attribution-Driven Dropout for Robust Language Model Fine-Tuning"
     )
+
+    bibtex: ClassVar[str] = """@inproceedings{yang2022addrop,
+  title     = {{AD-DROP}: Attribution-Driven Dropout for Robust Language Model Fine-Tuning},
+  author    = {Yang, Tao and Deng, Jinghao and Quan, Xiaojun and Wang, Qifan and Nie, Shaoliang},
+  booktitle = {Advances in Neural Information Processing Systems},
+  volume    = {35},
+  year      = {2022},
+  url       = {https://arxiv.org/abs/2210.05883}
+}"""
 
     p: float = 0.3
     q: float = 0.3

@@ -51,11 +51,13 @@ class Method:
         name: Name on the command line and in checkpoints.
         summary: One line that says what it does.
         paper: Source, as "Authors (year), title".
+        bibtex: The source as a BibTeX entry, for model cards.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     paper: ClassVar[str]
+    bibtex: ClassVar[str] = ""
 
     def active(self, epoch: int) -> bool:
         """Whether the method acts in ``epoch``, counted from 0."""

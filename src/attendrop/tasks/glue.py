@@ -147,7 +147,7 @@ def _find_folder(source: GlueSource, data_dir: str | Path | None) -> Path | None
 
 
 def _from_file(source: GlueSource, folder: Path, split: str) -> Dataset:
-    """Read one official file: no quoting, lines end at \\n only, columns by their names in the header.
+    """Read one official file: no quoting, lines end at a line feed only, columns by their names in the header.
 
     A row with a wrong number of fields, an empty text or an empty label is left out with a warning as long as there are
     no more than one in a thousand; more of them, or one in a test file (a submission needs every row), is an error.

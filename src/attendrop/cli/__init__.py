@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import torch
     import typer
 
-    from attendrop.commands import app
+    from attendrop.cli.commands import app
     from attendrop.errors import AttendropError
 
     # click's UsageError, or that of the copy of click which newer versions of typer carry

@@ -34,13 +34,13 @@ from transformers.trainer_callback import ExportableState, PrinterCallback
 
 import attendrop
 from attendrop.attention import find_sites
-from attendrop.card import model_card
+from attendrop.runs.card import model_card
 from attendrop.checkpoints import last_checkpoint, write_json
-from attendrop.config import RunConfig
+from attendrop.runs.config import RunConfig
 from attendrop.errors import AttendropError
 from attendrop.methods import Method
-from attendrop.models import load_model_and_tokenizer
-from attendrop.output import METRICS, check_folder, is_main_process, open_folder, read_metrics, read_run
+from attendrop.runs.models import load_model_and_tokenizer
+from attendrop.runs.folder import METRICS, check_folder, is_main_process, open_folder, read_metrics, read_run
 from attendrop.sites import select_sites
 from attendrop.tasks import Task, TaskData, compute_scores, encode, few_shot, hold_out, load_files, load_task, subset
 from attendrop.trainer import RegularizedTrainer

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.checkpoints import write_json
-from attendrop.config import RunConfig
+from attendrop.runs.config import RunConfig
 from attendrop.errors import AttendropError
 
 RUN = "run.json"

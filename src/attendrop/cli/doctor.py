@@ -11,7 +11,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICA
 
 from attendrop.attention import find_sites
 from attendrop.errors import AttendropError
-from attendrop.models import load_config
+from attendrop.runs.models import load_config
 from attendrop.sites import Site
 
 

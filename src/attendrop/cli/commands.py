@@ -13,17 +13,17 @@ from rich.console import Console
 from rich.table import Table
 
 from attendrop import __version__
-from attendrop.config import RunConfig, preset
-from attendrop.console import TrainingProgress, aligned, messages, run_summary
-from attendrop.demo import METHODS, SETS, run_demo
-from attendrop.doctor import examine
+from attendrop.cli.console import TrainingProgress, aligned, messages, run_summary
+from attendrop.cli.demo import METHODS, SETS, run_demo
+from attendrop.cli.doctor import examine
 from attendrop.errors import AttendropError
-from attendrop.infer import Source
-from attendrop.infer import evaluate as evaluate_run
-from attendrop.infer import predict as predict_rows
 from attendrop.methods import get_method, method_names
-from attendrop.output import is_main_process
-from attendrop.run import train as train_run
+from attendrop.runs.config import RunConfig, preset
+from attendrop.runs.folder import is_main_process
+from attendrop.runs.infer import Source
+from attendrop.runs.infer import evaluate as evaluate_run
+from attendrop.runs.infer import predict as predict_rows
+from attendrop.runs.train import train as train_run
 from attendrop.tasks import get_task, task_names
 
 app = typer.Typer(
@@ -279,7 +279,7 @@ def _demo_reading(found: dict[str, Any], folder: str) -> str:
     return (
         f"dev: {rows} sentences like the training ones; ood: as many with longer dependencies.\n"
         "Both methods had the same rows, batches and steps; epochs were chosen on training rows set aside for it,\n"
-        "and each set was scored once. AD-DROP's p and q are its defaults; nothing was tuned.\n"
+        "and each set was scored once. The learning rate suits plain fine-tuning; AD-DROP's p and q are its defaults.\n"
         f"{count} The sentences come from one small artificial grammar. So this shows that the method runs\n"
         "and how results are reported, not that one method is better than the other on other data.\n"
         f"{found['seconds']:.0f} s; the runs are in {folder}."

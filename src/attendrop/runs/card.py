@@ -6,18 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.methods import get_method
-from attendrop.models import MINILM_HUB_ID
+from attendrop.runs.models import MINILM_HUB_ID
 
-_CITATIONS = {
-    "ad-drop": """@inproceedings{yang2022addrop,
-  title     = {{AD-DROP}: Attribution-Driven Dropout for Robust Language Model Fine-Tuning},
-  author    = {Yang, Tao and Deng, Jinghao and Quan, Xiaojun and Wang, Qifan and Nie, Shaoliang},
-  booktitle = {Advances in Neural Information Processing Systems},
-  volume    = {35},
-  year      = {2022},
-  url       = {https://arxiv.org/abs/2210.05883}
-}"""
-}
 _PROTOCOLS = {
     "dev": "The best epoch was chosen **on the development set itself**, as the papers do; the score below flatters.",
     "selection": "The best epoch was chosen on {selection} rows set aside from the training data; the development set "
@@ -62,6 +52,7 @@ def _data_name(metrics: dict[str, Any]) -> str:
 
 def _sections(metrics: dict[str, Any]) -> list[str]:
     config, rows = metrics["config"], metrics["data"]["rows"]
+    bibtex = get_method(metrics["method"]).bibtex
     shown = ("epochs", "batch_size", "gradient_accumulation", "learning_rate", "schedule", "warmup", "weight_decay")
     options = {f"`{name}`": value for name, value in metrics["options"].items()}
     training = {f"`{name}`": config[name] for name in (*shown, "max_length", "seed")}
@@ -74,7 +65,7 @@ def _sections(metrics: dict[str, Any]) -> list[str]:
         _table("option", options) if options else "",
         "## Training\n\n" + _table("option", training),
         _usage(metrics),
-        f"## Citation\n\n```bibtex\n{_CITATIONS[metrics['method']]}\n```" if metrics["method"] in _CITATIONS else "",
+        f"## Citation\n\n```bibtex\n{bibtex}\n```" if bibtex else "",
     ]
     return [section for section in sections if section]
 

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from attendrop.output import is_main_process
+from attendrop.runs.folder import is_main_process
 
 
 @contextmanager

@@ -10,13 +10,14 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from attendrop.config import RunConfig
 from attendrop.errors import AttendropError
-from attendrop.run import train
+from attendrop.runs.config import RunConfig
+from attendrop.runs.train import train
 
 METHODS = ("finetune", "ad-drop")
 SETS = ("dev", "ood")
-LEARNING: dict[str, Any] = {"epochs": 4, "batch_size": 32, "learning_rate": 1e-4}
+# Chosen for plain fine-tuning, when the grammar was made: with these it learns the task in four epochs.
+LEARNING: dict[str, Any] = {"epochs": 4, "batch_size": 16, "learning_rate": 1e-4}
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +27,8 @@ def run_demo(
 ) -> dict[str, Any]:
     """Train every method with every seed, each in a folder of its own; a run that is finished is not run again.
 
-    Both methods get the same rows, batches, steps and learning rates. The learning rate is that of small models; p and
-    q are AD-DROP's defaults. None was tuned on the sets that are reported.
+    Both methods get the same rows, batches, steps and learning rates, chosen for plain fine-tuning; p and q are
+    AD-DROP's defaults.
 
     Returns:
         ``results``: the metrics of all runs; ``summary``: see :func:`summarise`.
