@@ -195,7 +195,7 @@ def test_draws_depend_on_seed_and_step_and_repeat() -> None:
         with regularize(model, METHODS[0], seed=seed) as reg:
             found = []
             for _ in range(3):
-                found.append(float(reg.loss(batch)))
+                found.append(reg.loss(batch).item())
                 reg.step()
         return found
 
@@ -302,7 +302,7 @@ def test_activation_checkpointing_changes_nothing(name: str, method: ADDrop) -> 
     for checkpointed in (False, True):
         model = zoo.build(name, dropout=0.2, dtype=torch.float64)
         if checkpointed:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.activation_checkpointing_enable({"use_reentrant": False})
         torch.manual_seed(3)
         loss, gradients = step(model, method, [batch])
         found.append(gradients | {"loss": loss})
@@ -315,7 +315,7 @@ def test_reentrant_checkpointing_is_refused(late: bool) -> None:
     with regularize(model, METHODS[0]) as reg:
         if late:
             reg.loss(batch).backward()
-        model.gradient_checkpointing_enable({"use_reentrant": True})
+        model.activation_checkpointing_enable({"use_reentrant": True})
         with pytest.raises(AttendropError, match=r"[Rr]eentrant.*use_reentrant': False"):
             reg.loss(batch).backward()
 

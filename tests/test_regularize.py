@@ -92,7 +92,7 @@ def test_backward_may_follow_later_and_elsewhere() -> None:
     found = []
     for late in (False, True):
         model = zoo.build("bert", dropout=0.2, dtype=torch.float64)
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.activation_checkpointing_enable({"use_reentrant": False})
         torch.manual_seed(0)
         with regularize(model, METHOD) as reg:
             losses = []
@@ -151,3 +151,21 @@ def test_processes_draw_as_one(ranks: int) -> None:
         (reg.loss(zoo.collate(examples[rank * per_rank : (rank + 1) * per_rank])) / ranks).backward()
         reg.close()
     zoo.assert_same(zoo.gradients(model), expected, 1e-10)
+
+
+def test_a_compiled_model_gives_the_same() -> None:
+    model, batch = zoo.build("bert", dropout=0.1), zoo.batch_of("bert")
+    found = []
+    for run in (model, torch.compile(model, backend="eager")):
+
+        def compute_loss(batch: Any, plan: Any, run: Any = run) -> Any:
+            outputs = run(**batch) if plan is None else run(**batch, attendrop_plan=plan)
+            return outputs.loss, outputs
+
+        torch.manual_seed(5)
+        with regularize(model, METHOD) as reg:
+            loss, _ = reg.compute(batch, compute_loss)
+            model.zero_grad()
+            loss.backward()
+        found.append(zoo.gradients(model))
+    zoo.assert_same(found[0], found[1])

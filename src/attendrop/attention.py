@@ -338,12 +338,11 @@ def _attend(base: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         plan: Plan | None = kwargs.pop(PLAN_KEYWORD, None)
-        site = plan.locate(module) if plan is not None else None
-        if plan is not None and site is not None and plan.wants(site):
-            scoring = Scoring(module, query, key, value, attention_mask, kwargs)
-            edit = plan.edit(Call(site, scoring.shape, scoring.valid, query.device))
-            if edit is not None:
-                return scoring.attend(edit)
+        if plan is not None:
+            planned: tuple[Tensor, Tensor | None] | None
+            planned = _follow(plan, module, query, key, value, attention_mask, kwargs)
+            if planned is not None:
+                return planned
         if base == "eager":
             own: types.FunctionType = _own_forward(module)
             function = own.__globals__["eager_attention_forward"]
@@ -352,6 +351,28 @@ def _attend(base: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
         return function(module, query, key, value, attention_mask, **kwargs)  # type: ignore[no-any-return]
 
     return attention_forward
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _follow(
+    plan: Plan,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    kwargs: dict[str, Any],
+) -> tuple[Tensor, Tensor | None] | None:
+    """Compute one attention layer as the plan wants it; None if it wants nothing there.
+
+    A compiled model leaves its graph here: plans are ordinary Python, another one in each pass.
+    """
+    site = plan.locate(module)
+    if site is None or not plan.wants(site):
+        return None
+    scoring = Scoring(module, query, key, value, attention_mask, kwargs)
+    edit = plan.edit(Call(site, scoring.shape, scoring.valid, query.device))
+    return None if edit is None else scoring.attend(edit)
 
 
 for _base, _name in _REGISTERED_AS.items():
