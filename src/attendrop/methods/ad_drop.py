@@ -63,7 +63,7 @@ class ADDrop(Method):
     """
 
     name: ClassVar[str] = "ad-drop"
-    summary: ClassVar[str] = "drops the attention positions of high attribution, every second epoch"
+    summary: ClassVar[str] = "drops the attention positions that a prediction relies on most"
     paper: ClassVar[str] = (
         "Yang et al. (2022), AD-DROP: Attribution-Driven Dropout for Robust Language Model Fine-Tuning"
     )
