@@ -152,7 +152,11 @@ def smooth_loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) ->
 CUTS = {"8x1": (8, 1), "2x4": (2, 4), "1x8": (1, 8)}
 
 
-@pytest.mark.parametrize("options", [{}, {"label_smoothing_factor": 0.2}, {"compute_loss_func": smooth_loss}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"label_smoothing_factor": 0.2}, {"compute_loss_func": smooth_loss}],
+    ids=["plain", "smoothing", "loss function"],
+)
 @pytest.mark.parametrize("method", [None, ALWAYS], ids=["plain", "ad-drop"])
 def test_accumulation_equals_the_whole_batch(method: Method | None, options: dict[str, Any], tmp_path: Path) -> None:
     found = {}

@@ -11,12 +11,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-_NEEDED = ("typer", "rich", "datasets", "accelerate", "sklearn", "scipy")
+# Module and package, where they have different names.
+_NEEDED = {name: name for name in ("typer", "rich", "datasets", "accelerate", "scipy")} | {"sklearn": "scikit-learn"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; ``arguments`` default to those of the process. Returns the exit code."""
-    missing = [package for package in _NEEDED if importlib.util.find_spec(package) is None]
+    missing = [package for module, package in _NEEDED.items() if importlib.util.find_spec(module) is None]
     if missing:
         return _fail(f"the command line needs {', '.join(missing)}; run `pip install attendrop[cli]`.")
     import torch
