@@ -82,6 +82,25 @@ def steps(setting: Setting) -> Iterator[Row]:
             )
 
 
+def floors(setting: Setting) -> Iterator[Row]:
+    """What the passes that attribution needs cost at the least, in the stock model."""
+    for shape in setting.shapes:
+        bench = Bench(setting, build_model(setting, shape))
+        contenders: dict[str, Contender] = {
+            "stock": bench.stock,
+            "forward": bench.forward,
+            "backward": bench.backward_to_first,
+        }
+        for name, batch in step_batches(setting, shape).items():
+            times = interleave(contenders, [batch], rounds=setting.rounds, seconds=0)
+            case = f"{shape}, {name}"
+            for key, figure in (
+                ("forward", "floor, attention weights: (stock step + forward) / stock step"),
+                ("backward", "floor, gradient: (stock step + forward + backward of activations) / stock step"),
+            ):
+                yield Row(figure, case, [1 + ratio for ratio in ratios(times, key, "stock")], None)
+
+
 def epochs(setting: Setting) -> Iterator[Row]:
     """A sample of a CoLA epoch with AD-DROP in all layers: reference style against the library."""
     source = "made-up rows of CoLA's lengths" if why_no_real_data() else "CoLA"
@@ -170,6 +189,7 @@ def memory(setting: Setting) -> Iterator[Row]:
 
 FIGURES: dict[str, Callable[[Setting], Iterator[Row]]] = {
     "steps": steps,
+    "floors": floors,
     "epochs": epochs,
     "trainer": trainer,
     "iga": iga,

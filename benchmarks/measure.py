@@ -54,6 +54,34 @@ class Bench:
 
             yield step
 
+    @contextmanager
+    def forward(self) -> Iterator[Step]:
+        """Yield a stock pass without gradients: the least that attribution by attention weights adds to a step."""
+
+        def step(batch: Batch) -> None:
+            with torch.no_grad(), self.setting.autocast():
+                self.model(**batch)
+
+        yield step
+
+    @contextmanager
+    def backward_to_first(self) -> Iterator[Step]:
+        """Yield a stock pass with gradients of activations only, down to the first layer: the least for gradients."""
+        for parameter in self.model.parameters():
+            parameter.requires_grad_(False)
+
+        def step(batch: Batch) -> None:
+            with self.setting.autocast():
+                embedded = self.model.get_input_embeddings()(batch["input_ids"]).detach().requires_grad_()
+                hidden = self.model(inputs_embeds=embedded, attention_mask=batch["attention_mask"])
+                torch.autograd.grad(hidden.logits.max(-1).values.sum(), embedded)
+
+        try:
+            yield step
+        finally:
+            for parameter in self.model.parameters():
+                parameter.requires_grad_(True)
+
     def _learn(self, loss: Callable[[], torch.Tensor]) -> None:
         with self.setting.autocast():
             value = loss()
