@@ -557,3 +557,12 @@ def test_hand_written_sdpa_agrees() -> None:
     identity = torch.eye(6).double().expand(2, 2, 6, 6)
     theirs = functional.scaled_dot_product_attention(query, key, identity, attn_mask=valid)
     torch.testing.assert_close(ours, theirs)
+
+
+def test_an_attachment_that_was_forgotten_leaves_no_trace_on_others() -> None:
+    for _ in range(50):  # configurations come and go at the same addresses
+        Attachment(zoo.build("bert")).attach()
+    model = zoo.build("bert")
+    with regularize(model, METHOD):
+        pass
+    assert model.config._attn_implementation == "sdpa"

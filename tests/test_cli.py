@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import tiny
 
-from attendrop import cli, commands
+from attendrop import cli
+from attendrop.cli import commands
 from attendrop.tasks import task_names
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

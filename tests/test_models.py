@@ -14,8 +14,8 @@ import tiny
 import torch
 import transformers as hf
 
-from attendrop import models
 from attendrop.errors import AttendropError
+from attendrop.runs import models
 from attendrop.runs.models import load_model_and_tokenizer, resolve_model
 from attendrop.tasks import Task
 from attendrop.tasks import get_task as named_task

@@ -33,9 +33,8 @@ PLAN_KEYWORD = "attendrop_plan"
 # "flex": transformers tests for these substrings.
 _REGISTERED_AS = {"sdpa": "attendrop", "eager": "attendrop_eager"}
 
-# Which models are attached, and how many of them share a configuration (two models made from one do).
-_ATTACHED_MODELS: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-_USERS_OF_CONFIG: dict[int, int] = {}
+# The attachments in force. Two models made from one configuration share it: the last to leave puts it back.
+_ATTACHED: weakref.WeakSet[Attachment] = weakref.WeakSet()
 
 
 class Plan:
@@ -120,25 +119,21 @@ class Attachment:
         """Route the model's attention through this module. Idempotent."""
         if self._attached:
             return
-        if self.model in _ATTACHED_MODELS:
+        if any(other.model is self.model for other in _ATTACHED):
             raise AttendropError(f"{type(self.model).__name__} is already regularised; leave the other block first.")
-        _ATTACHED_MODELS.add(self.model)
+        _ATTACHED.add(self)
         for config in self._configs:
-            original, users = _original(config), _USERS_OF_CONFIG.get(id(config), 0)
-            config._attn_implementation_internal = _REGISTERED_AS[original]
-            _USERS_OF_CONFIG[id(config)] = users + 1
+            config._attn_implementation_internal = _REGISTERED_AS[_original(config)]
         self._attached = True
 
     def detach(self) -> None:
         """Give the model back exactly as it was. Idempotent."""
         if not self._attached:
             return
-        _ATTACHED_MODELS.discard(self.model)
+        _ATTACHED.discard(self)
+        in_use = {id(config) for other in _ATTACHED for config in other._configs}
         for config in self._configs:
-            users = _USERS_OF_CONFIG.pop(id(config)) - 1
-            if users:
-                _USERS_OF_CONFIG[id(config)] = users
-            else:
+            if id(config) not in in_use:
                 config._attn_implementation_internal = _original(config)
         self._attached = False
 
