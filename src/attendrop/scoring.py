@@ -37,7 +37,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Edit:
-    """What a plan changes at one site. At most one of ``weights`` and ``replace`` is given.
+    """What a plan changes at one site. ``replace`` goes with neither ``weights`` nor ``constant``.
 
     Attributes:
         drop: Boolean, broadcastable to ``(batch, heads, query, key)``; True sets the score to minus infinity. A row
@@ -45,6 +45,8 @@ class Edit:
         weights: Called with the weights that are about to multiply the values, after softmax and the model's own
             dropout; what it returns is used instead.
         replace: Used instead of the weights, which are then not computed; the model's own dropout does not act.
+        constant: Every row attends equally to its valid keys (Eq. 4 of the AttendOut paper), as if all were dropped;
+            queries and keys are not multiplied. The model's own dropout acts on the equal weights.
         output: Called with the hidden units that the heads put out, ``(batch, query, heads, dim)``, before the output
             projection; what it returns is used instead.
     """
@@ -52,6 +54,7 @@ class Edit:
     drop: Tensor | None = None
     weights: Callable[[Tensor], Tensor] | None = None
     replace: Tensor | None = None
+    constant: bool = False
     output: Callable[[Tensor], Tensor] | None = None
 
 
@@ -85,22 +88,39 @@ class Scoring:
     def attend(self, edit: Edit) -> tuple[Tensor, Tensor | None]:
         """Return the output ``(batch, query, heads, dim)`` and, where they were computed, the weights."""
         weights = None
-        if edit.replace is None and edit.weights is None and self.softcap is None and not self._without_fused_kernel():
-            output = self._fused(edit.drop)
-        else:
-            weights = self._weights(edit.drop) if edit.replace is None else edit.replace.to(self.value.dtype)
-            if edit.weights is not None:
-                weights = edit.weights(weights)
+        if self._needs_weights(edit):
+            weights = self._weights_after(edit)
             output = weights @ self.value
-            if self.valid is not None and self.bias is None:
-                # To a row without any valid key (left padding under a causal mask) SDPA gives zeros.
-                output = output * any_last(self.valid)
+        elif edit.constant:
+            output = self._uniform() @ self.value
+            output = output.expand(*output.shape[:2], self.shape[2], -1)
+        else:
+            output = self._fused(edit.drop)
+        if (weights is not None or edit.constant) and self.valid is not None and self.bias is None:
+            # To a row without any valid key (left padding under a causal mask) SDPA gives zeros.
+            output = output * any_last(self.valid)
         output = output.transpose(1, 2).contiguous()
         return output if edit.output is None else edit.output(output), weights
 
-    def _without_fused_kernel(self) -> bool:
-        """On a CPU, SDPA with dropout is its slow reference path; the explicit form is faster and draws alike."""
-        return self.query.device.type == "cpu" and self.dropout > 0
+    def _needs_weights(self, edit: Edit) -> bool:
+        """Whether weights must be there as a tensor.
+
+        On a CPU, SDPA with dropout is its slow reference path; the explicit form is faster and draws alike.
+        """
+        if edit.replace is not None or edit.weights is not None:
+            return True
+        if edit.constant:
+            return self.dropout > 0
+        return self.softcap is not None or (self.dropout > 0 and self.query.device.type == "cpu")
+
+    def _weights_after(self, edit: Edit) -> Tensor:
+        if edit.replace is not None:
+            return edit.replace.to(self.value.dtype)
+        if edit.constant:
+            weights = functional.dropout(self._uniform().expand(self.shape), self.dropout)
+        else:
+            weights = self._weights(edit.drop)
+        return weights if edit.weights is None else edit.weights(weights)
 
     def _fused(self, drop: Tensor | None) -> Tensor:
         query, valid, bias = self._masked(drop)
@@ -125,6 +145,14 @@ class Scoring:
         half = scores.dtype in (torch.float16, torch.bfloat16)
         weights = functional.softmax(scores, dim=-1, dtype=torch.float32 if half else None)
         return functional.dropout(weights.to(self.value.dtype), self.dropout)
+
+    def _uniform(self) -> Tensor:
+        """Equal weights, ``(batch or 1, 1, query or 1, key)``; zero in a row without any valid key."""
+        if self.valid is None:
+            return self.value.new_full((1, 1, 1, self.shape[3]), 1 / self.shape[3])
+        # Half precision counts exactly to 256 only.
+        weights = self.valid / self.valid.sum(-1, keepdim=True).clamp(min=1)
+        return weights.to(self.value.dtype)
 
     def _hidden(self, valid: Tensor) -> Tensor:
         """Where to set minus infinity: not in a row without any valid key, where all of it would be NaN."""

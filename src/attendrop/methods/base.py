@@ -3,20 +3,84 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from attendrop.attention import Attachment, Plan
 from attendrop.errors import AttendropError
 from attendrop.masks import DrawKey
 
 Batch = Mapping[str, Any]
-# A pass of the model that trains: a batch and, optionally, a plan for its attention -> (loss, outputs).
-ComputeLoss = Callable[[Batch, Plan | None], tuple[Tensor, Any]]
+
+
+class ComputeLoss(Protocol):
+    """A pass and its loss: ``(loss, outputs)`` of a batch, with a plan for the attention if there is one.
+
+    ``model`` is the model to run where it is not the one that trains: a copy of it, without wrappers.
+    """
+
+    def __call__(self, batch: Batch, plan: Plan | None = None, model: nn.Module | None = None) -> tuple[Tensor, Any]:
+        """Run the model."""
+        ...
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Those that train together.
+
+    Attributes:
+        rank: Number of this one.
+        world_size: How many there are. Each is given as many sequences as the others.
+        total: Adds a tensor up over them.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    total: Callable[[Tensor], Tensor] = lambda tensor: tensor
+
+
+class RewardData(Protocol):
+    """Labelled data that a method may score models on while it trains."""
+
+    def draw(self, seed: int, count: int, size: int) -> Sequence[Batch]:
+        """Draw ``count`` items of ``size`` samples each, on the model's device; the seed decides which."""
+        ...
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a method finds when training begins.
+
+    Attributes:
+        model: The model without wrappers.
+        attachment: The library's hold on it.
+        seed: Seed of the method's own random draws.
+        processes: Those that train together.
+        total_steps: How many optimizer steps are planned, if that is known.
+        optimizer: The model's optimizer, if it is known.
+        max_grad_norm: Gradients are clipped to this norm, if any.
+        reward_data: What models may be scored on, if anything.
+        metric: From logits and labels to a score of which more is better, if there is one.
+        mask_token: The id that stands for a masked token, if there is one.
+        special_tokens: Ids that are never masked.
+    """
+
+    model: nn.Module
+    attachment: Attachment
+    seed: int = 0
+    processes: Processes = field(default_factory=Processes)
+    total_steps: int | None = None
+    optimizer: torch.optim.Optimizer | None = None
+    max_grad_norm: float | None = None
+    reward_data: RewardData | None = None
+    metric: Callable[[Any, Any], float] | None = None
+    mask_token: int | None = None
+    special_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -30,6 +94,7 @@ class Pass:
         key: What fixes the random draws.
         loss_scale: The factor by which gradients are multiplied under float16, else 1.
         report: Called with a site's key, the number of positions dropped there, and the number that could have been.
+        progress: Share of the planned optimizer steps that were taken, in [0, 1]; None if it is not known how many.
     """
 
     attachment: Attachment
@@ -38,6 +103,7 @@ class Pass:
     key: DrawKey
     loss_scale: float
     report: Callable[[str, Tensor, Tensor], None]
+    progress: float | None = None
 
 
 @dataclass(frozen=True)
@@ -79,10 +145,47 @@ class Method:
         """Compute the training loss of one micro-batch, and the model's outputs."""
         return compute_loss(step.batch, self.plan(step))
 
+    def start(self, setup: Setup) -> Session:
+        """Begin a run. A method that keeps something from step to step returns a session of its own kind."""
+        return Session(self)
+
     def options(self) -> dict[str, Any]:
         """The options as plain values, fit for JSON."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+class Session:
+    """A method at work, from the first step of a run to the last. This one keeps nothing."""
+
+    def __init__(self, method: Method) -> None:
+        self.method = method
+
+    def loss(self, step: Pass, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
+        """Compute the training loss of one micro-batch, and the model's outputs."""
+        return self.method.loss(step, compute_loss)
+
+    def after_step(self, steps_taken: int) -> dict[str, float]:
+        """Called when the optimizer has taken its ``steps_taken``-th step. Returns figures to log, if there are any."""
+        return {}
+
+    def finish(self) -> dict[str, float]:
+        """Called after the last planned step. Returns figures to log, if there are any."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint has to hold, the same in all processes: tensors and plain values."""
+        return {}
+
+    def own_state_dict(self) -> dict[str, Any]:
+        """What a checkpoint has to hold of this process alone."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        """Go on from a :meth:`state_dict` and an :meth:`own_state_dict`."""
+
+    def close(self) -> None:
+        """Let go of the model."""
 
 
 @dataclass(frozen=True)
