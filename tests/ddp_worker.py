@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback, TrainingArguments
 
 from attendrop import ADDrop, RegularizedTrainer
+from attendrop.methods.base import Processes
 from attendrop.regularize import Regularization
 
 METHOD = ADDrop(p=0.5, q=0.5, cross_tuning=False)
@@ -25,7 +26,7 @@ def one_step(rank: int, world: int, name: str) -> dict[str, torch.Tensor]:
     examples = zoo.rows(name, LENGTHS[:8])
     model = zoo.build(name, dtype=torch.float64)
     wrapped = DistributedDataParallel(model, find_unused_parameters=True) if world > 1 else model
-    reg = Regularization(model, METHOD, rank=rank, world_size=world)
+    reg = Regularization(zoo.setup(model, Processes(rank, world)), METHOD)
 
     def compute_loss(batch: Any, plan: Any) -> Any:
         outputs = wrapped(**batch, attendrop_plan=plan)

@@ -9,6 +9,7 @@ import torch
 import zoo
 
 from attendrop import ADDrop, AttendropError, FineTune, Regularization, regularize
+from attendrop.methods.base import Processes
 
 METHOD = ADDrop(p=0.5, q=0.5, cross_tuning=False)
 
@@ -147,7 +148,7 @@ def test_processes_draw_as_one(ranks: int) -> None:
     expected = zoo.gradients(model)
     per_rank = 8 // ranks
     for rank in range(ranks):
-        reg = Regularization(model, METHOD, rank=rank, world_size=ranks)
+        reg = Regularization(zoo.setup(model, Processes(rank, ranks)), METHOD)
         (reg.loss(zoo.collate(examples[rank * per_rank : (rank + 1) * per_rank])) / ranks).backward()
         reg.close()
     zoo.assert_same(zoo.gradients(model), expected, 1e-10)

@@ -11,6 +11,9 @@ import torch
 import transformers as hf
 from torch import Tensor
 
+from attendrop.methods.base import Processes, Setup
+from attendrop.regularize import loss_and_outputs
+
 VOCAB, PAD, EOS, LABELS = 40, 0, 2, 3
 Batch = dict[str, Tensor]
 
@@ -271,6 +274,16 @@ def batch_of(name: str, lengths: Sequence[int] = (8, 5, 3), **options: Any) -> B
     """Make a padded batch."""
     padding = {key: options.pop(key) for key in ("extra", "left") if key in options}
     return collate(rows(name, lengths, **options), **padding)
+
+
+def setup(model: torch.nn.Module, processes: Processes | None = None, **options: Any) -> Setup:
+    """What a method finds when training begins, in a loop of one's own."""
+    return Setup(
+        model=model,
+        evaluate=lambda model, batch: loss_and_outputs(model(**batch)),
+        processes=processes or Processes(),
+        **options,
+    )
 
 
 def gradients(model: torch.nn.Module) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers.utils import logging
 
 from attendrop.errors import AttendropError
@@ -20,6 +21,7 @@ from attendrop.methods.base import Method
 
 MANIFEST = "attendrop_manifest.json"
 STATE = "attendrop_state.json"
+SESSION = "attendrop_session.pt"
 
 logger = logging.get_logger(__name__)
 
@@ -36,6 +38,26 @@ def seal(checkpoint: Path, method: Method, state: Mapping[str, Any]) -> None:
     write_json(checkpoint / STATE, {"method": method.name, "options": method.options(), "state": dict(state)})
     files = {str(file.relative_to(checkpoint)): file.stat().st_size for file in _files(checkpoint)}
     write_json(checkpoint / MANIFEST, {"files": files})
+
+
+def save_session(checkpoint: Path, shared: Mapping[str, Any], own: Mapping[str, Any], rank: int) -> None:
+    """Add what the method keeps to a checkpoint: once for all processes, and for each what it has alone."""
+    if shared and rank == 0:
+        torch.save(dict(shared), checkpoint / SESSION)
+    if own:
+        torch.save(dict(own), _own(checkpoint, rank))
+
+
+def load_session(checkpoint: Path, rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read what :func:`save_session` wrote, on the CPU.
+
+    Raises:
+        AttendropError: The checkpoint was written by fewer processes.
+    """
+    if not _own(checkpoint, rank).exists() and _own(checkpoint, 0).exists():
+        raise AttendropError(f"The checkpoint '{checkpoint}' was written by fewer processes than train now.")
+    found = [_load(checkpoint / SESSION), _load(_own(checkpoint, rank))]
+    return found[0], found[1]
 
 
 def unseal(checkpoint: Path) -> None:
@@ -91,6 +113,14 @@ def load_state(checkpoint: Path, method: Method) -> dict[str, Any]:
             f"{name}={method.options()[name]!r}; a run goes on with the options that it began with."
         )
     return dict(found["state"])
+
+
+def _own(checkpoint: Path, rank: int) -> Path:
+    return checkpoint / SESSION.replace(".pt", f"_{rank}.pt")
+
+
+def _load(path: Path) -> dict[str, Any]:
+    return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else {}
 
 
 def _files(checkpoint: Path) -> list[Path]:

@@ -117,7 +117,7 @@ class DrawKey:
 
 
 def draw(
-    p: float, key: DrawKey, name: str, shape: tuple[int, int, int, int], origins: Tensor, device: torch.device
+    p: float | Tensor, key: DrawKey, name: str, shape: tuple[int, int, int, int], origins: Tensor, device: torch.device
 ) -> Tensor:
     """Draw a boolean mask whose elements are True with probability ``p``, independently.
 
@@ -127,7 +127,7 @@ def draw(
     depend on how many are asked for.)
 
     Args:
-        p: Probability, in [0, 1]; kept to within 2**-17.
+        p: Probability, in [0, 1], kept to within 2**-17; or a tensor that expands to ``shape``, one for each element.
         key: What fixes the draws.
         name: What they are for, such as a site's key.
         shape: ``(batch, heads, rows, columns)``.
@@ -137,19 +137,23 @@ def draw(
     Returns:
         The mask. What it holds before the origins has no meaning.
     """
-    levels = round(p * _LEVELS)
-    if levels in (0, _LEVELS):
-        return torch.full(shape, levels == _LEVELS, device=device)
+    bound: int | Tensor
+    if isinstance(p, Tensor):
+        bound = ((p.float() * _LEVELS).round() - _LEVELS // 2).int().expand(shape)
+    else:
+        bound = round(p * _LEVELS) - _LEVELS // 2
+        if abs(bound) == _LEVELS // 2:
+            return torch.full(shape, bound > 0, device=device)
     seeds = key.seeds(name, shape[0])
     drawer = _below_on_cpu if device.type == "cpu" else _below
-    return drawer(levels - _LEVELS // 2, seeds, shape, origins)
+    return drawer(bound, seeds, shape, origins)
 
 
 # A draw is one of four signed 16-bit lanes of splitmix64 (Steele et al., 2014): lane k % 4 of the hash of a counter
 # made of row, head and k // 4. The two functions below compute the same.
 
 
-def _below_on_cpu(bound: int, seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor) -> Tensor:
+def _below_on_cpu(bound: int | Tensor, seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor) -> Tensor:
     """Draws below ``bound``; numpy, one sequence at a time, which stays in the cache: ten times faster than torch."""
     _, heads, rows, columns = shape
     mask = np.zeros(shape, dtype=bool)
@@ -164,12 +168,12 @@ def _below_on_cpu(bound: int, seeds: list[int], shape: tuple[int, int, int, int]
             bits ^= np.right_shift(bits, np.uint64(shift), out=shifted)
             bits *= np.uint64(factor)
         bits ^= np.right_shift(bits, np.uint64(31), out=shifted)
-        lanes = bits.astype("<u8", copy=False).view("<i2")
-        mask[i, :, top:, start:] = lanes[..., : columns - start] < bound
+        lanes = bits.astype("<u8", copy=False).view("<i2")[..., : columns - start]
+        mask[i, :, top:, start:] = lanes < (bound if isinstance(bound, int) else bound[i, :, top:, start:].numpy())
     return torch.from_numpy(mask)
 
 
-def _below(bound: int, seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor) -> Tensor:
+def _below(bound: int | Tensor, seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor) -> Tensor:
     """Draws below ``bound``, in the same few operations for all sequences, on the device of ``origins``."""
     _, heads, rows, columns = shape
     device = origins.device

@@ -18,13 +18,14 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput, rotate_checkpoints
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalPrediction, TrainOutput, rotate_checkpoints
 
 from attendrop.attention import PLAN_KEYWORD, Plan, evaluating, forked_rng
-from attendrop.checkpoints import last_checkpoint, load_state, seal, unseal
+from attendrop.checkpoints import last_checkpoint, load_session, load_state, save_session, seal, unseal
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Batch, FineTune, Method
+from attendrop.methods.base import Batch, FineTune, Method, Processes, RewardData, Setup
 from attendrop.regularize import Regularization
+from attendrop.rewards import RewardRows, set_aside
 
 
 class RegularizedTrainer(Trainer):
@@ -44,6 +45,8 @@ class RegularizedTrainer(Trainer):
     Args:
         *args: As for ``transformers.Trainer``.
         regularizer: A method, such as ``ADDrop(p=0.3, q=0.3)``. None is plain fine-tuning.
+        reward_dataset: Labelled rows, not trained on, that a method may score models on while it trains (AttendOut).
+            By default the method sets a share of ``train_dataset`` aside, or takes ``eval_dataset``, as it says.
         **kwargs: As for ``transformers.Trainer``.
 
     Raises:
@@ -51,14 +54,18 @@ class RegularizedTrainer(Trainer):
             checkpointing; or, when training starts, a model that the method cannot act on.
     """
 
-    def __init__(self, *args: Any, regularizer: Method | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, regularizer: Method | None = None, reward_dataset: Any = None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.regularizer = regularizer or FineTune()
+        self.reward_dataset = reward_dataset
         self._regularization: Regularization | None = None
-        self._resumed_state: dict[str, Any] | None = None
+        self._resumed: tuple[dict[str, Any], Any] | None = None
         self._sampler: EpochSampler | None = None
         self._averages: bool | None = None
         self._refuse_unsupported()
+        self._divide_rows()
         self.add_callback(_Clock(self))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
@@ -70,8 +77,10 @@ class RegularizedTrainer(Trainer):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = str(last_checkpoint(str(self.args.output_dir)) or "")
         checkpoint = str(resume_from_checkpoint or "")
-        self._resumed_state = load_state(Path(checkpoint), self.regularizer) if checkpoint else None
+        self._resumed = None
         if checkpoint:
+            state = load_state(Path(checkpoint), self.regularizer)
+            self._resumed = state, load_session(Path(checkpoint), self.args.process_index)
             # Early stopping counts on from where it was.
             self.args.restore_callback_states_from_checkpoint = True
         try:
@@ -91,11 +100,10 @@ class RegularizedTrainer(Trainer):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         rescale = num_items_in_batch is not None and self._head_averages(inputs)
 
-        def stock(batch: Batch, plan: Plan | None) -> tuple[Tensor, Any]:
+        def stock(batch: Batch, plan: Plan | None = None, other: nn.Module | None = None) -> tuple[Tensor, Any]:
             given = dict(batch) if plan is None else {**batch, PLAN_KEYWORD: plan}
             items = None if rescale else num_items_in_batch
-            result: Any = super(RegularizedTrainer, self).compute_loss(model, given, True, items)
-            loss, outputs = result
+            loss, outputs = self._stock_loss(other or model, given, items)
             if rescale:
                 loss = loss * self._share(batch, num_items_in_batch).to(loss.dtype)
             return loss, outputs
@@ -105,30 +113,90 @@ class RegularizedTrainer(Trainer):
         loss, outputs = self._regularization.compute(inputs, stock)
         return (loss, outputs) if return_outputs else loss
 
+    def _stock_loss(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> tuple[Tensor, Any]:
+        """The loss as ``transformers.Trainer`` computes it, also of a copy of the model, and the model's outputs."""
+        # The model that trains has mixed precision built in by accelerate; for it this changes nothing.
+        with self.accelerator.autocast():
+            result: Any = super().compute_loss(model, inputs, True, num_items_in_batch)
+        loss, outputs = result
+        return loss, outputs
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As in ``transformers.Trainer``, with the method's figures beside the training loss."""
         if self._regularization is not None and "loss" in logs:
-            logs |= self._regularization.logs(self._over_processes)
+            logs |= self._regularization.logs()
         super().log(logs, start_time)
 
     def _begin(self) -> None:
         """Called when training begins, with the model that it will train."""
         self._end()
-        self._regularization = Regularization(
-            self.accelerator.unwrap_model(self.model),
-            self.regularizer,
-            seed=self.args.seed,
-            rank=self.args.process_index,
-            world_size=self.args.world_size,
-        )
+        self._regularization = Regularization(self._setup(), self.regularizer)
         self._regularization.withholds_labels = self.label_smoother is not None or self.compute_loss_func is not None
-        if self._resumed_state is not None:
-            self._regularization.load_state_dict(self._resumed_state)
+        if self._resumed is not None:
+            self._regularization.load_state_dict(*self._resumed)
+
+    def _setup(self) -> Setup:
+        tokenizer = self.processing_class
+        return Setup(
+            model=self.accelerator.unwrap_model(self.model),
+            evaluate=lambda model, batch: self._stock_loss(model, dict(batch)),
+            seed=self.args.seed,
+            processes=Processes(self.args.process_index, self.args.world_size, self._over_processes),
+            total_steps=self.state.max_steps,
+            optimizer=getattr(self.optimizer, "optimizer", self.optimizer),
+            max_grad_norm=self.args.max_grad_norm or None,
+            reward_data=self._reward_data(),
+            metric=self._metric if self.compute_metrics is not None and self.args.metric_for_best_model else None,
+            mask_token=getattr(tokenizer, "mask_token_id", None),
+            special_tokens=tuple(getattr(tokenizer, "all_special_ids", ())),
+        )
+
+    def _divide_rows(self) -> None:
+        """Find the rows that the method scores models on, where none were given."""
+        if self.reward_dataset is not None or self.train_dataset is None:
+            return
+        match self.regularizer.rewarded_on():
+            case "split":
+                share = self.regularizer.reward_share()
+                self.train_dataset, self.reward_dataset = set_aside(self.train_dataset, share, self.args.seed)
+            case "eval":
+                if self.eval_dataset is None or isinstance(self.eval_dataset, dict):
+                    raise AttendropError("reward_data='eval' needs one eval_dataset.")
+                self.reward_dataset = self.eval_dataset
+
+    def _reward_data(self) -> RewardData | None:
+        if self.reward_dataset is None or self.regularizer.rewarded_on() is None:
+            return None
+        rows, collate = self.reward_dataset, self.data_collator
+        if hasattr(rows, "column_names"):  # of the package datasets, which need not be installed
+            rows = self._remove_unused_columns(rows, description="reward")
+        else:
+            collate = self._get_collator_with_removed_columns(collate, description="reward")
+        return RewardRows(rows, collate, self.args.device)
+
+    def _metric(self, logits: Any, labels: Any) -> float:
+        """The metric that chooses the best model, such that more is better."""
+        assert self.compute_metrics is not None
+        found = self.compute_metrics(EvalPrediction(predictions=logits, label_ids=labels))
+        value = float(found[str(self.args.metric_for_best_model).removeprefix("eval_")])
+        return value if self.args.greater_is_better in (None, True) else -value
 
     def _end(self) -> None:
         if self._regularization is not None:
             self._regularization.close()
         self._regularization = None
+
+    def _after_step(self, is_last: bool) -> None:
+        if self._regularization is None:
+            return
+        self._regularization.step()
+        if is_last:
+            self._regularization.finish()
+        figures = self._regularization.figures()
+        if figures:
+            self.log(figures)
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int] | None:
         dataset = self.train_dataset if train_dataset is None else train_dataset
@@ -166,8 +234,11 @@ class RegularizedTrainer(Trainer):
             super()._save_checkpoint(model, trial)
         finally:
             self.args.save_total_limit = limit
+        if self._regularization is None:
+            return
+        save_session(checkpoint, *self._regularization.session_state(), self.args.process_index)
         self.accelerator.wait_for_everyone()
-        if self.args.should_save and self._regularization is not None:
+        if self.args.should_save:
             seal(checkpoint, self.regularizer, self._regularization.state_dict())
             rotate_checkpoints(str(folder), limit, self.state.best_model_checkpoint, use_mtime=False)
 
@@ -285,10 +356,11 @@ class _Clock(TrainerCallback):
             self.trainer._regularization.begin_step(state.global_step)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Put off a checkpoint that falls on an epoch's last step until the epoch was evaluated and logged.
+        """Tell the method; put off a checkpoint that falls on an epoch's last step until the epoch was evaluated.
 
-        The resumed run begins at the next epoch and would skip both.
+        The resumed run begins at the next epoch and would skip the evaluation, and the log.
         """
+        self.trainer._after_step(state.global_step == state.max_steps)
         ends_epoch = state.epoch is not None and float(state.epoch).is_integer()
         more_to_come = IntervalStrategy.EPOCH in (args.eval_strategy, args.logging_strategy)
         if control.should_save and ends_epoch and more_to_come:

@@ -24,7 +24,7 @@ class ComputeLoss(Protocol):
     ``model`` is the model to run where it is not the one that trains: a copy of it, without wrappers.
     """
 
-    def __call__(self, batch: Batch, plan: Plan | None = None, model: nn.Module | None = None) -> tuple[Tensor, Any]:
+    def __call__(self, batch: Batch, plan: Plan | None = None, model: nn.Module | None = None, /) -> tuple[Tensor, Any]:
         """Run the model."""
         ...
 
@@ -58,20 +58,20 @@ class Setup:
 
     Attributes:
         model: The model without wrappers.
-        attachment: The library's hold on it.
         seed: Seed of the method's own random draws.
         processes: Those that train together.
         total_steps: How many optimizer steps are planned, if that is known.
         optimizer: The model's optimizer, if it is known.
         max_grad_norm: Gradients are clipped to this norm, if any.
         reward_data: What models may be scored on, if anything.
+        evaluate: The mean loss of a model on a batch, and its outputs.
         metric: From logits and labels to a score of which more is better, if there is one.
         mask_token: The id that stands for a masked token, if there is one.
         special_tokens: Ids that are never masked.
     """
 
     model: nn.Module
-    attachment: Attachment
+    evaluate: Callable[[nn.Module, Batch], tuple[Tensor, Any]]
     seed: int = 0
     processes: Processes = field(default_factory=Processes)
     total_steps: int | None = None
@@ -144,6 +144,17 @@ class Method:
     def loss(self, step: Pass, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
         """Compute the training loss of one micro-batch, and the model's outputs."""
         return compute_loss(step.batch, self.plan(step))
+
+    def rewarded_on(self) -> str | None:
+        """What models are scored on while the method trains them.
+
+        ``"split"``: rows set aside from the training data; ``"eval"``: the development set; None: nothing.
+        """
+        return None
+
+    def reward_share(self) -> float:
+        """The share of the training rows to set aside where :meth:`rewarded_on` says ``"split"``."""
+        return 0.0
 
     def start(self, setup: Setup) -> Session:
         """Begin a run. A method that keeps something from step to step returns a session of its own kind."""

@@ -1,0 +1,95 @@
+"""Data that models are scored on while they train: where it comes from, and how items are drawn from it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Subset
+
+from attendrop.errors import AttendropError
+from attendrop.methods.base import Batch, RewardData
+
+
+class RewardRows:
+    """Items made of the rows of a data set.
+
+    Args:
+        rows: Examples, with random access.
+        collate: Makes a batch of some examples.
+        device: Where batches go.
+    """
+
+    def __init__(self, rows: Any, collate: Callable[[list[Any]], Any], device: torch.device) -> None:
+        if not len(rows):
+            raise AttendropError("The reward data has no rows.")
+        self.rows = rows
+        self.collate = collate
+        self.device = device
+
+    def draw(self, seed: int, count: int, size: int) -> list[Batch]:
+        """Draw ``count`` items of ``size`` different rows (all rows, if there are fewer)."""
+        drawer = random.Random(seed)
+        size = min(size, len(self.rows))
+        chosen = [drawer.sample(range(len(self.rows)), size) for _ in range(count)]
+        return [to_device(self.collate([self.rows[i] for i in item]), self.device) for item in chosen]
+
+
+class RewardBatches:
+    """Items that are batches made before; how many samples one has is decided by them.
+
+    Args:
+        batches: The batches.
+        device: Where batches go.
+    """
+
+    def __init__(self, batches: Sequence[Batch], device: torch.device) -> None:
+        if not batches:
+            raise AttendropError("The reward data has no batches.")
+        self.batches = batches
+        self.device = device
+
+    def draw(self, seed: int, count: int, size: int) -> list[Batch]:
+        """Draw ``count`` batches; ``size`` has no effect."""
+        drawer = random.Random(seed)
+        return [to_device(self.batches[drawer.randrange(len(self.batches))], self.device) for _ in range(count)]
+
+
+def reward_data_of(given: Any, device: torch.device) -> RewardData | None:
+    """Make reward data of what a user gives: a DataLoader over a data set with random access, or a list of batches."""
+    if given is None or hasattr(given, "draw"):
+        return given  # type: ignore[no-any-return]
+    if isinstance(given, DataLoader):
+        if not (hasattr(given.dataset, "__getitem__") and hasattr(given.dataset, "__len__")):
+            raise AttendropError("reward_data is a loader over a stream; items are drawn at random, which needs rows.")
+        return RewardRows(given.dataset, given.collate_fn, device)
+    if isinstance(given, Sequence) and all(isinstance(batch, Mapping) for batch in given):
+        return RewardBatches(given, device)
+    raise AttendropError(
+        f"reward_data must be a DataLoader or a list of batches with labels, not {type(given).__name__}."
+    )
+
+
+def set_aside(rows: Any, share: float, seed: int) -> tuple[Any, Any]:
+    """Divide a data set at random: what is left to train on, and ``share`` of it, at least one row, for rewards.
+
+    Raises:
+        AttendropError: The data has no length, or too few rows.
+    """
+    if not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__"):
+        raise AttendropError("Rows for rewards cannot be set aside from a stream; pass reward_dataset, or use 'eval'.")
+    if len(rows) < 2:
+        raise AttendropError(f"{len(rows)} training row cannot be divided; pass reward_dataset, or use 'eval'.")
+    held = set(random.Random(seed).sample(range(len(rows)), max(1, int(len(rows) * share + 1e-6))))
+    parts = ([i for i in range(len(rows)) if i not in held], sorted(held))
+    if hasattr(rows, "select"):
+        return rows.select(parts[0]), rows.select(parts[1])
+    return Subset(rows, parts[0]), Subset(rows, parts[1])
+
+
+def to_device(batch: Batch, device: torch.device) -> dict[str, Any]:
+    """Move the tensors of a batch."""
+    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
