@@ -3,12 +3,13 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from attendrop.errors import AttendropError
-from attendrop.methods import ADDrop, FineTune, Method, register_method
+from attendrop.methods import ADDrop, AttendOut, FineTune, Method, register_method
 from attendrop.regularize import Regularization, regularize
 from attendrop.trainer import RegularizedTrainer
 
 __all__ = [
     "ADDrop",
+    "AttendOut",
     "AttendropError",
     "FineTune",
     "Method",

@@ -14,9 +14,10 @@ from typing import Any
 
 from attendrop.errors import AttendropError
 from attendrop.methods.ad_drop import ADDrop
+from attendrop.methods.attend_out import AttendOut
 from attendrop.methods.base import FineTune, Method, suggestion
 
-__all__ = ["ADDrop", "FineTune", "Method", "build_method", "get_method", "method_names", "register_method"]
+__all__ = ["ADDrop", "AttendOut", "FineTune", "Method", "build_method", "get_method", "method_names", "register_method"]
 
 _METHODS: dict[str, type[Method]] = {}
 
@@ -33,7 +34,7 @@ def register_method(method: type[Method]) -> type[Method]:
     return method
 
 
-for _method in (FineTune, ADDrop):
+for _method in (FineTune, ADDrop, AttendOut):
     register_method(_method)
 
 

@@ -1,0 +1,149 @@
+"""AttendOut: an attacker, a defender, and a generator that learns which attention to drop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from attendrop.errors import AttendropError
+from attendrop.methods.attend_out.generator import GRANULARITIES, Generator
+from attendrop.methods.attend_out.session import AttendOutSession
+from attendrop.methods.base import Method, Session, Setup, check_choice, check_share
+from attendrop.sites import parse_layers
+
+__all__ = ["AttendOut", "Generator"]
+
+VARIANTS = ("dropout", "pruning")
+SCORED = ("reward_data", "train", "noisy_train")
+TOGETHER = ("sample", "best", "attacker")
+
+
+@dataclass(frozen=True)
+class AttendOut(Method):
+    """Attention dropout that is learnt by policy gradient.
+
+    Two copies of the model train on the same batches: the defender with its own dropout only, the attacker also with
+    what the generator drops from its attention scores. Every ``dropout_step`` optimizer steps both are scored, the
+    generator is rewarded by how much better the attacker is, and the two become one again. The attacker is the model
+    that is evaluated and saved.
+
+    Takes about twice the memory and time of fine-tuning. Needs the model's optimizer, and data to score on, both of
+    which :class:`attendrop.RegularizedTrainer` provides.
+
+    Example:
+        >>> with regularize(model, AttendOut(), optimizer=optimizer, reward_data=loader) as reg:
+        ...     reg.loss(batch).backward()  # the defender's gradients are computed within
+        ...     optimizer.step()  # the defender takes its step with the attacker
+        ...     optimizer.zero_grad()
+        ...     reg.step()  # every ``dropout_step`` steps: scores, rewards, one model again
+
+    Args:
+        variant: ``"dropout"`` (Wu et al. 2021) or ``"pruning"`` (the self-pruning version): decides ``scored`` and
+            ``together`` where these are not given.
+        scored: What both models are scored on. ``"reward_data"``: items drawn from it, one for each step; the dropout
+            version. ``"train"``: the batches just trained on; the pruning version. ``"noisy_train"``: these with 15 %
+            of their tokens masked.
+        reward_data: ``"split"``: ``reward_fraction`` of the training rows, set aside for it. ``"eval"``: the
+            development set, as in the paper; results on it are then no longer honest.
+        reward_fraction: See ``reward_data``.
+        reward_batch_size: Samples in an item. The paper has 1; 4 give steadier rewards.
+        score: Of an item: ``"loss"``, its negative mean, or ``"metric"``, that of the task.
+        reward: ``"difference"`` of the scores, or its ``"sign"``.
+        together: How the two become one: ``"sample"``, the survivor drawn by softmax of the mean scores over
+            ``temperature``; ``"best"``; ``"attacker"``, the pruning version.
+        temperature: See ``together``.
+        baseline_decay: Of the moving average of rewards that is subtracted from them.
+        credit: ``"step"``: the ``t``-th action of a period is paired with the ``t``-th reward (Eq. 5). ``"return"``:
+            each is paired with the mean reward of the period.
+        granularity: What is dropped at once: a ``"score"``, the scores of a ``"head"``, or those of a ``"layer"``.
+        generator_heads: Heads of the generator, a divisor of the model's; with ``granularity="head"``, 1 stands for as
+            many as the model has.
+        generator_feed_forward: Whether the generator has a feed-forward.
+        dropout_step: Optimizer steps in a period, ``T``.
+        init_drop_prob: The probability of dropping at which the generator starts.
+        learn_bias: Whether the logit of that probability is trained.
+        generator_learning_rate: Of the generator's AdamW.
+        generator_schedule: ``"constant"``, or ``"linear"`` down to zero over the generator's updates.
+        layers: Where to drop: see :func:`attendrop.sites.select_sites`; of these the encoder's self-attention, or that
+            of a decoder-only model.
+        defender_device: A device for the defender, such as ``"cuda:1"``, so that both train at the same time;
+            ``"next"`` is the first GPU that no process trains on, plus the number of this process. Empty: the same.
+
+    Raises:
+        AttendropError: An option is out of its range.
+
+    Source: Wu, Zhao, Zhang (2021), two manuscripts. Points that they leave open: a dropped row attends equally to its
+    valid keys; the baseline is read before the period's mean reward enters it; the actions' probabilities are
+    recomputed when the generator learns; ``reward_data="split"`` and ``reward_batch_size=4`` are ours, and so are
+    granularities, heads and feed-forward other than the papers' (which name them as outlook).
+    """
+
+    name: ClassVar[str] = "attendout"
+    summary: ClassVar[str] = "learns, by policy gradient, which attention to drop"
+    paper: ClassVar[str] = "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need"
+    bibtex: ClassVar[str] = """@article{wu2021attendout,
+  title   = {Not All Attention Is All You Need},
+  author  = {Wu, Hongqiu and Zhao, Hai and Zhang, Min},
+  journal = {arXiv preprint arXiv:2104.04692},
+  year    = {2021},
+  url     = {https://arxiv.org/abs/2104.04692}
+}"""
+
+    variant: str = "dropout"
+    scored: str = ""
+    reward_data: str = "split"
+    reward_fraction: float = 0.1
+    reward_batch_size: int = 4
+    score: str = "loss"
+    reward: str = "difference"
+    together: str = ""
+    temperature: float = 0.1
+    baseline_decay: float = 0.9
+    credit: str = "step"
+    granularity: str = "score"
+    generator_heads: int = 1
+    generator_feed_forward: bool = False
+    dropout_step: int = 10
+    init_drop_prob: float = 0.5
+    learn_bias: bool = False
+    generator_learning_rate: float = 5e-5
+    generator_schedule: str = "constant"
+    layers: str | int | Sequence[int] = "all"
+    defender_device: str = ""
+
+    def __post_init__(self) -> None:
+        check_choice("variant", self.variant, VARIANTS)
+        pruning = self.variant == "pruning"
+        object.__setattr__(self, "scored", self.scored or ("train" if pruning else "reward_data"))
+        object.__setattr__(self, "together", self.together or ("attacker" if pruning else "sample"))
+        check_choice("scored", self.scored, SCORED)
+        check_choice("together", self.together, TOGETHER)
+        check_choice("reward_data", self.reward_data, ("split", "eval"))
+        check_choice("score", self.score, ("loss", "metric"))
+        check_choice("reward", self.reward, ("difference", "sign"))
+        check_choice("credit", self.credit, ("step", "return"))
+        check_choice("granularity", self.granularity, GRANULARITIES)
+        check_choice("generator_schedule", self.generator_schedule, ("constant", "linear"))
+        check_share("reward_fraction", self.reward_fraction, one_allowed=False)
+        check_share("init_drop_prob", self.init_drop_prob, one_allowed=False)
+        if not 0 <= self.baseline_decay < 1:
+            raise AttendropError(f"baseline_decay={self.baseline_decay} must be at least 0 and below 1.")
+        for name in ("reward_batch_size", "generator_heads", "dropout_step"):
+            if getattr(self, name) < 1:
+                raise AttendropError(f"{name}={getattr(self, name)} must be at least 1.")
+        for name in ("temperature", "generator_learning_rate"):
+            if not getattr(self, name) > 0:
+                raise AttendropError(f"{name}={getattr(self, name)} must be above 0.")
+        if not isinstance(self.layers, str | int):
+            object.__setattr__(self, "layers", tuple(self.layers))
+        parse_layers(self.layers)
+
+    def rewarded_on(self) -> str | None:
+        return self.reward_data if self.scored == "reward_data" else None
+
+    def reward_share(self) -> float:
+        return self.reward_fraction
+
+    def start(self, setup: Setup) -> Session:
+        return AttendOutSession(self, setup)

@@ -1,0 +1,220 @@
+"""G-Net: a small network of attention alone that says what to drop, layer by layer and sample by sample."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attendrop.errors import AttendropError
+
+GRANULARITIES = ("score", "head", "layer")
+
+
+class Generator(nn.Module):
+    """The generator of AttendOut.
+
+    A trained copy of the model's embeddings, and one attention layer (query, key, value and output projection,
+    residual, LayerNorm; no dropout, no output layer) that is applied once for each attention layer of the model. The
+    scores of its ``l``-th application, ``(batch, heads, n, n)``, are the logits of dropping in the model's layer ``l``.
+
+    Section 4.1 of both papers. Parameters: those of the embeddings, ``4 (d*d + d) + 2d``, and with a feed-forward
+    ``8 d*d + 7d`` more.
+
+    Args:
+        model: The model that is to be dropped in; left as it was.
+        first_layer: Name of the module of its first attention layer.
+        inputs: Inputs that the model accepts.
+        heads: Heads of the attention; the papers have one.
+        feed_forward: Whether a feed-forward of four times the width follows the attention (not in the papers).
+        init_drop_prob: The probability of dropping at which it starts, in (0, 1), but for what the scores add.
+        learn_bias: Whether the logit of that probability is trained.
+        seed: Of the initial weights, N(0, 0.02).
+
+    Raises:
+        AttendropError: The model is of a kind whose embeddings cannot be told from the rest.
+    """
+
+    bias: Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        first_layer: str,
+        inputs: Mapping[str, Any],
+        *,
+        heads: int = 1,
+        feed_forward: bool = False,
+        init_drop_prob: float = 0.5,
+        learn_bias: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.embeddings = Embeddings(model, first_layer, inputs)
+        with torch.no_grad():
+            example = self.embeddings(inputs)
+        width = example.shape[-1]
+        if width % heads:
+            raise AttendropError(f"generator_heads={heads} does not divide the width of the model, {width}.")
+        self.heads = heads
+        self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
+        self.norm = nn.LayerNorm(width)
+        self.feed_forward = _FeedForward(width) if feed_forward else None
+        bias = torch.tensor(math.log(init_drop_prob / (1 - init_drop_prob)))
+        if learn_bias:
+            self.bias = nn.Parameter(bias)
+        else:
+            self.register_buffer("bias", bias, persistent=False)
+        self._initialize(seed)
+        self.to(example.device)
+        self.eval()  # there is no dropout, not in the embeddings either
+
+    def begin(self, inputs: Mapping[str, Any]) -> Draft:
+        """Embed a batch; what is returned gives the logits of one layer after the other."""
+        return Draft(self, self.embeddings(inputs))
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        """The scores, ``(batch, heads, n, n)``, of hidden states ``(batch, n, width)``."""
+        query, key = self._split(self.query(hidden)), self._split(self.key(hidden))
+        return (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
+
+    def advance(self, hidden: Tensor, scores: Tensor, valid: Tensor | None) -> Tensor:
+        """The hidden states after the attention that ``scores`` stand for."""
+        if valid is not None:
+            scores = scores.masked_fill(~valid, torch.finfo(scores.dtype).min)
+        weights = functional.softmax(scores, dim=-1, dtype=torch.float32).to(hidden.dtype)
+        attended = weights @ self._split(self.value(hidden)).to(hidden.dtype)
+        hidden = self.norm(hidden + self.output(attended.transpose(1, 2).flatten(2)))
+        if self.feed_forward is not None:
+            hidden = self.feed_forward(hidden)
+        return hidden
+
+    def _split(self, projected: Tensor) -> Tensor:
+        return projected.view(*projected.shape[:2], self.heads, -1).transpose(1, 2)
+
+    def _initialize(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear) and not name.startswith("embeddings."):
+                nn.init.normal_(module.weight, std=0.02, generator=generator)
+                nn.init.zeros_(module.bias)
+
+
+class Draft:
+    """One pass of the generator over a batch, advanced by one layer at each call."""
+
+    def __init__(self, generator: Generator, hidden: Tensor) -> None:
+        self.generator = generator
+        self.hidden = hidden
+        self.last: tuple[Tensor, Tensor | None] | None = None
+
+    def logits(self, valid: Tensor | None) -> Tensor:
+        """The logits of dropping in the next layer, ``(batch, heads, n, n)``, in float32.
+
+        Args:
+            valid: The keys that this layer may attend to, broadcastable to that; None for all. Padding is neither seen
+                here nor later.
+        """
+        if self.last is not None:
+            self.hidden = self.generator.advance(self.hidden, *self.last)
+        scores = self.generator.scores(self.hidden)
+        self.last = scores, valid
+        return scores.float() + self.generator.bias
+
+
+class Embeddings(nn.Module):
+    """A trained copy of what a model computes before its first layer of attention, ``(batch, n, width)``.
+
+    A copy of the whole model is run up to that layer; the weights that were not needed on the way are let go. So it
+    holds whatever the family has there: positions, types, projections, normalisation.
+    """
+
+    def __init__(self, model: nn.Module, first_layer: str, inputs: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.model = plain_copy(model).eval()
+        block = _first_block(self.model, first_layer)
+        block.forward = _exit
+        _strip(self.model, block, inputs)
+        for parameter in self.model.parameters():
+            parameter.requires_grad_(parameter.is_floating_point())
+
+    def forward(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Embed the model's inputs."""
+        try:
+            self.model(**inputs)
+        except _ReachedError as reached:
+            return reached.hidden
+        raise AttendropError(f"{type(self.model).__name__} is not supported: it does not pass its first layer.")
+
+
+class _FeedForward(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(width, 4 * width), nn.Linear(4 * width, width), nn.LayerNorm(width)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        normed: Tensor = self.norm(hidden + self.down(functional.gelu(self.up(hidden))))
+        return normed
+
+
+class _ReachedError(Exception):
+    """Not an error: the pass came to the first layer, with these hidden states."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        super().__init__()
+        self.hidden = hidden
+
+
+def plain_copy(model: nn.Module) -> Any:
+    """Copy a model without what accelerate puts around its forward pass, which would lead back to the original."""
+    copied = copy.deepcopy(model)
+    for name in ("forward", "_original_forward"):
+        copied.__dict__.pop(name, None)
+    return copied
+
+
+def _exit(*args: Any, **kwargs: Any) -> None:
+    raise _ReachedError(args[0] if args else kwargs["hidden_states"])
+
+
+def _first_block(model: nn.Module, attention: str) -> nn.Module:
+    """The first element of the list of layers that an attention module is in; without a list, the module itself."""
+    path = attention.partition("#")[0].split(".")
+    for end in range(1, len(path)):
+        if isinstance(model.get_submodule(".".join(path[:end])), nn.ModuleList):
+            return model.get_submodule(".".join(path[: end + 1]))
+    return model.get_submodule(".".join(path))
+
+
+def _strip(model: nn.Module, block: nn.Module, inputs: Mapping[str, Any]) -> None:
+    """Let go of all parameters but those of modules that ran on the way to ``block``."""
+    with _recording(model) as (started, completed), torch.no_grad():
+        with suppress(_ReachedError):
+            model(**inputs)
+    kept = {part for module in completed for part in module.modules()} | (started - {block})
+    for module in model.modules():
+        if module not in kept:
+            for name in module._parameters:
+                module._parameters[name] = None
+
+
+@contextmanager
+def _recording(model: nn.Module) -> Iterator[tuple[set[nn.Module], set[nn.Module]]]:
+    """Collect the modules whose forward begins, and those whose forward ends."""
+    started: set[nn.Module] = set()
+    completed: set[nn.Module] = set()
+    hooks = []
+    for module in model.modules():
+        hooks.append(module.register_forward_pre_hook(lambda module, _: started.add(module)))
+        hooks.append(module.register_forward_hook(lambda module, *_: completed.add(module)))
+    try:
+        yield started, completed
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,183 @@
+"""The networks beside the attacker: how the generator acts, and how it learns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from attendrop.attention import Attachment, evaluating, forked_rng
+from attendrop.errors import AttendropError
+from attendrop.methods.attend_out.attack import Decide, Micro
+from attendrop.methods.attend_out.defender import Defender
+from attendrop.methods.attend_out.generator import Draft, Generator
+from attendrop.methods.base import Batch, Pass, Setup
+from attendrop.sites import Site, select_sites
+
+if TYPE_CHECKING:
+    from attendrop.methods.attend_out import AttendOut
+
+
+class Players:
+    """The networks beside the attacker, and how the generator acts and learns.
+
+    Args:
+        method: The options.
+        setup: The attacker and its optimizer.
+        step: The first pass, whose inputs show what runs before the first layer of attention.
+    """
+
+    def __init__(self, method: AttendOut, setup: Setup, step: Pass) -> None:
+        self.method = method
+        self.sites = _self_attention(select_sites(step.attachment.sites, method.layers))
+        heads = _heads(setup.model)
+        own_heads = heads if method.granularity == "head" and method.generator_heads == 1 else method.generator_heads
+        if heads % own_heads:
+            raise AttendropError(f"generator_heads={own_heads} does not divide the model's {heads} heads.")
+        first = _self_attention(step.attachment.sites)[0]
+        with forked_rng(setup.model):
+            self.generator = Generator(
+                setup.model,
+                first.name,
+                step.inputs,
+                heads=own_heads,
+                feed_forward=method.generator_feed_forward,
+                init_drop_prob=method.init_drop_prob,
+                learn_bias=method.learn_bias,
+                seed=step.key.seed,
+            )
+        assert setup.optimizer is not None
+        self.defender = Defender(
+            setup.model,
+            setup.optimizer,
+            max_grad_norm=setup.max_grad_norm,
+            processes=setup.processes,
+            device=_device(method.defender_device, setup),
+        )
+        self.learned = [parameter for parameter in self.generator.parameters() if parameter.requires_grad]
+        rate = method.generator_learning_rate
+        self.optimizer = torch.optim.AdamW(self.learned, lr=rate, weight_decay=0.0)
+        lessons = -(-(setup.total_steps or 1) // method.dropout_step)
+        linear = method.generator_schedule == "linear"
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda lesson: max(0.0, 1 - lesson / lessons) if linear else 1.0
+        )
+        self.autocast: torch.dtype | None = None
+        self.by_score = method.granularity == "score"
+
+    def logits(self, draft: Draft, valid: Tensor | None, units: Tensor | None) -> Tensor:
+        """The logits of dropping each unit of the next layer: ``(batch, heads, n, n)``, or 1 for what a unit spans."""
+        found = draft.logits(valid)
+        match self.method.granularity:
+            case "score":
+                return found
+            case "head":
+                return _mean(found, units, (2, 3))
+            case _:
+                return _mean(found, units, (1, 2, 3))
+
+    def teach(self, period: Sequence[Sequence[Micro]], advantages: Tensor, total: Callable[[Tensor], Tensor]) -> float:
+        """Take one step of policy gradient; returns the objective.
+
+        ``- sum over steps of the mean over sequences of advantage * mean over units of log P(action)``: Eq. 5 of the
+        dropout paper, Eq. 4 of the pruning paper. The mean is over the valid units of a sequence, in all layers.
+        """
+        device = next(self.generator.parameters()).device
+        counts = torch.tensor([sum(micro.sequences for micro in step) for step in period], device=device)
+        sequences: list[int] = total(counts).tolist()
+        objective = torch.zeros((), device=device)
+        for step, advantage, number in zip(period, advantages.tolist(), sequences, strict=True):
+            for micro in step:
+                lesson = -advantage * self.log_likelihood(micro).sum() / number
+                lesson.backward()
+                objective += lesson.detach()
+        for parameter in self.learned:
+            if parameter.grad is not None:
+                parameter.grad.copy_(total(parameter.grad))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.schedule.step()
+        return float(total(objective))
+
+    def log_likelihood(self, micro: Micro) -> Tensor:
+        """For each sequence the mean, over its units in all layers, of the log-probability of what happened to them."""
+        device = next(self.generator.parameters()).device
+        half = self.autocast == torch.bfloat16  # float16 would lose gradients so small
+        with torch.autocast(device.type, self.autocast if half else None, enabled=half):
+            draft = self.generator.begin({name: micro.batch[name] for name in micro.inputs})
+            logits = [self.logits(draft, micro.valid[site.key], micro.units[site.key]) for site in self.sites]
+        total = number = torch.zeros((), device=device)
+        for site, found in zip(self.sites, logits, strict=True):
+            dropped, units = micro.dropped[site.key], micro.units[site.key]
+            likelihood = functional.logsigmoid(torch.where(dropped, found, -found))
+            if units is not None and self.by_score:
+                likelihood = likelihood * units
+                number = number + units.expand(likelihood.shape).sum((1, 2, 3))
+            else:
+                number = number + likelihood[0].numel()
+            total = total + likelihood.sum((1, 2, 3))
+        return total / number.clamp(min=1)
+
+    def drop_shares(self, attachment: Attachment, batches: Iterable[Batch]) -> dict[str, float]:
+        """Of each layer, the share of its units that the generator drops when it decides by probability above 1/2.
+
+        ``pi`` of the pruning paper.
+
+        Args:
+            attachment: The attached model.
+            batches: Calibration data, on the model's device.
+        """
+        counts: dict[str, Tensor] = {}
+        with torch.no_grad(), evaluating(attachment.model), forked_rng(attachment.model):
+            for batch in batches:
+                decide = Decide(self, batch)
+                attachment.forward(batch, decide)
+                counts = {key: pair + counts.get(key, 0) for key, pair in decide.counts.items()}
+        return {key: (pair[0] / pair[1].clamp(min=1)).item() for key, pair in counts.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that has to be in a checkpoint."""
+        return {
+            "defender": self.defender.state_dict(),
+            "generator": self.generator.state_dict(),
+            "generator_optimizer": self.optimizer.state_dict(),
+            "generator_schedule": self.schedule.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a :meth:`state_dict`."""
+        self.defender.load_state_dict(state["defender"])
+        self.generator.load_state_dict(state["generator"])
+        self.optimizer.load_state_dict(state["generator_optimizer"])
+        self.schedule.load_state_dict(state["generator_schedule"])
+
+
+def _self_attention(sites: Sequence[Site]) -> list[Site]:
+    """The encoder's self-attention, or that of a decoder-only model: where the generator has scores to give."""
+    kind = "encoder" if any(site.kind == "encoder" for site in sites) else "decoder"
+    chosen = [site for site in sites if site.kind == kind]
+    if not chosen:
+        raise AttendropError("AttendOut drops self-attention, and layers= leaves none of it.")
+    return chosen
+
+
+def _heads(model: torch.nn.Module) -> int:
+    config: Any = model.config
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return int(text.num_attention_heads)
+
+
+def _device(name: str, setup: Setup) -> torch.device | None:
+    if name == "next":
+        return torch.device("cuda", setup.processes.world_size + setup.processes.rank)
+    return torch.device(name) if name else None
+
+
+def _mean(values: Tensor, units: Tensor | None, dims: tuple[int, ...]) -> Tensor:
+    if units is None:
+        return values.mean(dims, keepdim=True)
+    units = units.expand(values.shape)
+    return (values * units).sum(dims, keepdim=True) / units.sum(dims, keepdim=True).clamp(min=1)

@@ -1,0 +1,222 @@
+"""One run of AttendOut: periods of steps, their rewards, the generator's lessons, and the coming together."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from attendrop.attention import evaluating, forked_rng
+from attendrop.errors import AttendropError
+from attendrop.masks import DrawKey, draw
+from attendrop.methods.attend_out.attack import Attack, Micro, number_of
+from attendrop.methods.attend_out.players import Players
+from attendrop.methods.base import Batch, ComputeLoss, Pass, Session, Setup
+from attendrop.rewards import to_device
+
+if TYPE_CHECKING:
+    from attendrop.methods.attend_out import AttendOut
+
+_NOISE = 0.15
+
+
+class AttendOutSession(Session):
+    """Algorithm 1 of both papers, for one model.
+
+    The networks are made when the first batch is there, which shows what runs before the first layer of attention.
+    """
+
+    method: AttendOut
+
+    def __init__(self, method: AttendOut, setup: Setup) -> None:
+        super().__init__(method)
+        _check(method, setup)
+        self.setup = setup
+        self.baseline = 0.0
+        self.updates = 0
+        self.period: list[list[Micro]] = [[]]
+        self.probabilities: dict[str, Tensor] = {}
+        self.players: Players | None = None
+        self._resumed: Mapping[str, Any] | None = None
+
+    def loss(self, step: Pass, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
+        players = self._players(step)
+        defender = players.defender
+        # The defender sees the dropout that plain fine-tuning would; then the attacker sees the same.
+        with forked_rng(self.setup.model):
+            if defender.device != next(self.setup.model.parameters()).device:
+                _seed_device(defender.device, step.key)
+            batch = to_device(step.batch, defender.device)
+            defender.backward(compute_loss(batch, None, defender.model)[0], step.loss_scale)
+        micro = Micro(dict(step.batch), list(step.inputs), step.key)
+        loss, outputs = compute_loss(step.batch, Attack(players, step, micro, self._count))
+        defender.follow(loss)
+        self.period[-1].append(micro)
+        return loss, outputs
+
+    def after_step(self, steps_taken: int) -> dict[str, float]:
+        if self.players is None or not self.period[-1]:
+            return {}
+        self.players.defender.discard()
+        if len(self.period) == self.method.dropout_step:
+            return self._dropout_step(self.players)
+        self.period.append([])
+        return {}
+
+    def finish(self) -> dict[str, float]:
+        self.period = [step for step in self.period if step]
+        return self._dropout_step(self.players) if self.players is not None and self.period else {}
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.players is None:
+            return {}
+        return {"baseline": self.baseline, "updates": self.updates, **self.players.state_dict()}
+
+    def own_state_dict(self) -> dict[str, Any]:
+        steps = [[micro.state_dict() for micro in step] for step in self.period]
+        return {"period": steps, "probabilities": self.probabilities}
+
+    def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        if not state:
+            return
+        self.baseline, self.updates = state["baseline"], state["updates"]
+        device = next(self.setup.model.parameters()).device
+        self.period = [[Micro.load(found, device) for found in step] for step in own["period"]]
+        self.probabilities = to_device(own["probabilities"], device)
+        self._resumed = state
+
+    def close(self) -> None:
+        if self.players is not None:
+            self.players.defender.close()
+
+    def _count(self, key: str, probabilities: Tensor, units: Tensor | None) -> None:
+        """Add up the probabilities of dropping in one layer, over its units."""
+        total = probabilities.sum() if units is None else (probabilities * units).sum()
+        pair = torch.stack([total, number_of(units, probabilities)])
+        self.probabilities[key] = self.probabilities.get(key, torch.zeros_like(pair)) + pair
+
+    def _players(self, step: Pass) -> Players:
+        if self.players is None:
+            self.players = Players(self.method, self.setup, step)
+            if self._resumed is not None:
+                self.players.load_state_dict(self._resumed)
+        return self.players
+
+    def _dropout_step(self, players: Players) -> dict[str, float]:
+        """End a period: score both, reward and teach the generator, make the two one."""
+        seed = self.period[0][0].key.seed
+        chance = random.Random(f"{seed}/{self.updates}")
+        attacker, defender = self._scores(players, chance.getrandbits(62))
+        rewards = attacker - defender if self.method.reward == "difference" else (attacker - defender).sign()
+        paired = rewards if self.method.credit == "step" else rewards.mean().expand(len(rewards))
+        objective = players.teach(self.period, paired - self.baseline, self.setup.processes.total)
+        figures = {"reward": rewards.mean().item(), "baseline": self.baseline, "generator_loss": objective}
+        decay = self.method.baseline_decay
+        self.baseline = decay * self.baseline + (1 - decay) * figures["reward"]
+        survived = self._come_together(players, attacker.mean().item(), defender.mean().item(), chance.random())
+        figures["attacker_survived"] = float(survived)
+        for site in players.sites:
+            total, number = self.setup.processes.total(self.probabilities[site.key]).tolist()
+            figures[f"drop_probability/{site.key}"] = total / max(number, 1)
+        self.updates += 1
+        self.probabilities = {}
+        self.period = [[]]
+        return figures
+
+    def _come_together(self, players: Players, attacker: float, defender: float, chance: float) -> bool:
+        """Make both networks the survivor; returns whether that is the attacker."""
+        match self.method.together:
+            case "attacker":
+                survives = True
+            case "best":
+                survives = attacker >= defender
+            case _:
+                # The softmax of two numbers, in the form that does not overflow.
+                gap = torch.tensor((attacker - defender) / self.method.temperature, dtype=torch.float64)
+                survives = chance < torch.sigmoid(gap).item()
+        if survives:
+            players.defender.take_from_attacker()
+        else:
+            players.defender.give_to_attacker()
+        return survives
+
+    def _scores(self, players: Players, seed: int) -> tuple[Tensor, Tensor]:
+        """The scores of attacker and defender on each item of the period, ``(items,)`` in float64."""
+        items = self._items(seed)
+        processes = self.setup.processes
+        sums = torch.zeros(3, len(items), dtype=torch.float64)
+        with torch.no_grad():
+            for row, network in enumerate((self.setup.model, players.defender.model)):
+                device = next(network.parameters()).device
+                with evaluating(network), forked_rng(network):
+                    for number, batches in enumerate(items):
+                        for batch in batches:
+                            weight = _rows(batch)
+                            sums[row, number] += weight * self._score(network, to_device(batch, device))
+                            sums[2, number] += weight / 2
+        attacker, defender, weights = processes.total(sums).cpu()
+        return attacker / weights, defender / weights
+
+    def _items(self, seed: int) -> list[list[Batch]]:
+        """What both are scored on: for each step of the period its batches, of which this process has a share."""
+        if self.method.scored == "train":
+            return [[micro.batch for micro in step] for step in self.period]
+        if self.method.scored == "noisy_train":
+            return [[self._noisy(micro) for micro in step] for step in self.period]
+        assert self.setup.reward_data is not None
+        drawn = self.setup.reward_data.draw(seed, len(self.period), self.method.reward_batch_size)
+        processes = self.setup.processes
+        return [[item] if i % processes.world_size == processes.rank else [] for i, item in enumerate(drawn)]
+
+    def _score(self, network: torch.nn.Module, batch: Batch) -> float:
+        loss, outputs = self.setup.evaluate(network, batch)
+        if self.method.score == "loss":
+            return -float(loss)
+        assert self.setup.metric is not None
+        return self.setup.metric(outputs.logits.float().cpu().numpy(), batch["labels"].cpu().numpy())
+
+    def _noisy(self, micro: Micro) -> Batch:
+        tokens = micro.batch["input_ids"]
+        shape = (1, 1, tokens[..., 0].numel(), tokens.shape[-1])
+        key = DrawKey(micro.key.seed, micro.key.step, micro.key.first, 1)
+        origins = torch.zeros(1, 2, dtype=torch.long, device=tokens.device)
+        noise = draw(_NOISE, key, "noise", shape, origins, tokens.device).view(tokens.shape)
+        for special in self.setup.special_tokens:
+            noise &= tokens != special
+        assert self.setup.mask_token is not None
+        return micro.batch | {"input_ids": tokens.masked_fill(noise, self.setup.mask_token)}
+
+
+def _check(method: AttendOut, setup: Setup) -> None:
+    """Refuse a run that lacks something."""
+    if setup.optimizer is None:
+        raise AttendropError(
+            "AttendOut trains a second model beside yours: pass your optimizer, regularize(..., optimizer=optimizer)."
+        )
+    if method.scored == "reward_data" and setup.reward_data is None:
+        raise AttendropError(
+            "AttendOut scores its models on labelled rows that are not trained on: pass reward_data, or use "
+            "variant='pruning', which scores on the training batches."
+        )
+    if method.score == "metric" and setup.metric is None:
+        raise AttendropError(
+            "score='metric' needs a trainer with compute_metrics and metric_for_best_model; use score='loss'."
+        )
+    if method.scored == "noisy_train" and setup.mask_token is None:
+        raise AttendropError("scored='noisy_train' needs a tokenizer with a mask token, given as processing_class.")
+    if method.generator_schedule == "linear" and setup.total_steps is None:
+        raise AttendropError("generator_schedule='linear' needs to know the number of steps: pass total_steps.")
+
+
+def _seed_device(device: torch.device, key: DrawKey) -> None:
+    """Fix the dropout on a device whose random state no checkpoint holds."""
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(key.seeds("defender", key.rows)[0] % 2**63)
+
+
+def _rows(batch: Batch) -> int:
+    return next(value.shape[0] for value in batch.values() if isinstance(value, Tensor) and value.ndim)
