@@ -87,6 +87,7 @@ class Regularization:
         method: What to do.
 
     Attributes:
+        session: What the method keeps while it trains.
         steps_taken: Optimizer steps so far.
         loss_scale: The factor by which gradients are multiplied under float16.
         withholds_labels: Whether the pass that trains does not hand the labels to the model, because the loss is
@@ -105,10 +106,10 @@ class Regularization:
         self._statistics = _Statistics()
         self._figures: dict[str, float] = {}
         self._attachment: Attachment | None = None
-        self._session = Session(method)
+        self.session = Session(method)
         if method.regularized_epochs(0) is not None:
             self._attachment = Attachment(setup.model)
-            self._session = method.start(setup)
+            self.session = method.start(setup)
             self._attachment.attach()
 
     def set_epoch(self, epoch: int) -> None:
@@ -123,11 +124,11 @@ class Regularization:
     def step(self) -> None:
         """Call after each ``optimizer.step()``."""
         self.begin_step(self.steps_taken + 1)
-        self._figures |= self._session.after_step(self.steps_taken)
+        self._figures |= self.session.after_step(self.steps_taken)
 
     def finish(self) -> None:
         """Call after the last step: a method that works in periods completes the one that it is in."""
-        self._figures |= self._session.finish()
+        self._figures |= self.session.finish()
 
     def figures(self) -> dict[str, float]:
         """What the method had to tell of single steps since the last call; :meth:`logs` has it, too."""
@@ -171,7 +172,7 @@ class Regularization:
         progress = None if total is None else min(1.0, self.steps_taken / max(total, 1))
         report = self._statistics.report
         step = Pass(self._attachment, batch, inputs, key, self.loss_scale, report, progress)
-        return self._session.loss(step, self._bound(compute_loss))
+        return self.session.loss(step, self._bound(compute_loss))
 
     def logs(self) -> dict[str, float]:
         """What happened since the last call.
@@ -192,7 +193,7 @@ class Regularization:
 
     def session_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """What the method keeps, tensors and plain values: the same in all processes, and of this one alone."""
-        return self._session.state_dict(), self._session.own_state_dict()
+        return self.session.state_dict(), self.session.own_state_dict()
 
     def load_state_dict(
         self, state: Mapping[str, Any], session: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {})
@@ -201,11 +202,11 @@ class Regularization:
         self.setup = dataclasses.replace(self.setup, seed=state["seed"])
         self.begin_step(state["steps_taken"])
         self._statistics = _Statistics(**state["statistics"])
-        self._session.load_state_dict(*session)
+        self.session.load_state_dict(*session)
 
     def close(self) -> None:
         """Give the model back as it was. Idempotent."""
-        self._session.close()
+        self.session.close()
         if self._attachment is not None:
             self._attachment.detach()
 

@@ -23,7 +23,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalPrediction, Tr
 from attendrop.attention import PLAN_KEYWORD, Plan, evaluating, forked_rng
 from attendrop.checkpoints import last_checkpoint, load_session, load_state, save_session, seal, unseal
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Batch, FineTune, Method, Processes, RewardData, Setup
+from attendrop.methods.base import Batch, FineTune, Method, Processes, RewardData, Session, Setup
 from attendrop.regularize import Regularization
 from attendrop.rewards import RewardRows, set_aside
 
@@ -49,6 +49,9 @@ class RegularizedTrainer(Trainer):
             By default the method sets a share of ``train_dataset`` aside, or takes ``eval_dataset``, as it says.
         **kwargs: As for ``transformers.Trainer``.
 
+    Attributes:
+        session: What the method keeps while it trains; after training, what it has kept.
+
     Raises:
         AttendropError: Several GPUs in one process (DataParallel), DeepSpeed or FSDP; reentrant activation
             checkpointing; or, when training starts, a model that the method cannot act on.
@@ -61,6 +64,7 @@ class RegularizedTrainer(Trainer):
         self.regularizer = regularizer or FineTune()
         self.reward_dataset = reward_dataset
         self._regularization: Regularization | None = None
+        self.session: Session | None = None
         self._resumed: tuple[dict[str, Any], Any] | None = None
         self._sampler: EpochSampler | None = None
         self._averages: bool | None = None
@@ -133,6 +137,7 @@ class RegularizedTrainer(Trainer):
         """Called when training begins, with the model that it will train."""
         self._end()
         self._regularization = Regularization(self._setup(), self.regularizer)
+        self.session = self._regularization.session
         self._regularization.withholds_labels = self.label_smoother is not None or self.compute_loss_func is not None
         if self._resumed is not None:
             self._regularization.load_state_dict(*self._resumed)

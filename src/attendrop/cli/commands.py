@@ -75,6 +75,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last complete checkpoint.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete the run that the folder holds.")] = False,
     epochs: Annotated[int | None, typer.Option(show_default="4")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="Stop after so many steps, not by epochs.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows per process.", show_default="32")] = None,
     eval_batch_size: Annotated[int | None, typer.Option(show_default="64")] = None,
     gradient_accumulation: Annotated[int | None, typer.Option(help="Batches per step.", show_default="1")] = None,

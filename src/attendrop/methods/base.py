@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, ClassVar, Protocol
@@ -195,8 +195,20 @@ class Session:
     def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         """Go on from a :meth:`state_dict` and an :meth:`own_state_dict`."""
 
+    def conclude(self, batches: Iterable[Batch]) -> dict[str, Any]:
+        """What is worth keeping of a finished run, as plain values.
+
+        Args:
+            batches: Data that was not trained on, if there is any; else the training data.
+        """
+        return {}
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """What was trained beside the model, by the name of a file to keep it in."""
+        return {}
+
     def close(self) -> None:
-        """Let go of the model."""
+        """Let go of the optimizer, and of what is needed for training alone."""
 
 
 @dataclass(frozen=True)

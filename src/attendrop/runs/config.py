@@ -18,6 +18,7 @@ DEVICES = ("auto", "cpu")
 
 _AT_LEAST = {
     "epochs": 1,
+    "max_steps": 1,
     "batch_size": 1,
     "eval_batch_size": 1,
     "gradient_accumulation": 1,
@@ -47,6 +48,8 @@ class RunConfig:
         method: What regularises, with its ``options``.
         epochs, batch_size, gradient_accumulation, learning_rate, weight_decay, schedule, warmup: Of the optimisation.
             ``batch_size`` counts rows per process and micro-batch; ``warmup`` is a share of all steps.
+        max_steps: Stop after so many optimizer steps instead of after ``epochs``; for comparisons between methods that
+            train on different numbers of rows.
         max_length: In tokens; longer texts are cut.
         max_train_samples, shots: Use only so many rows, or so many of each class, of the training data; the selection
             split is taken from these.
@@ -74,6 +77,7 @@ class RunConfig:
     method: str = "ad-drop"
     options: Mapping[str, Any] = field(default_factory=dict)
     epochs: int = 4
+    max_steps: int | None = None
     batch_size: int = 32
     eval_batch_size: int = 64
     gradient_accumulation: int = 1

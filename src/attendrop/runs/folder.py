@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.checkpoints import write_json
-from attendrop.runs.config import RunConfig
 from attendrop.errors import AttendropError
+from attendrop.runs.config import RunConfig
 
 RUN = "run.json"
 METRICS = "metrics.json"

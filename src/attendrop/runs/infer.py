@@ -13,8 +13,8 @@ from datasets import Dataset
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
 from attendrop.errors import AttendropError
-from attendrop.runs.models import load_model_and_tokenizer
 from attendrop.runs.folder import read_metrics, read_run
+from attendrop.runs.models import load_model_and_tokenizer
 from attendrop.runs.train import on_cpu, only_logits, silence
 from attendrop.tasks import Task, TaskData, compute_scores, encode, get_task, load_files, load_task, write_predictions
 

@@ -82,7 +82,8 @@ class Generator(nn.Module):
     def scores(self, hidden: Tensor) -> Tensor:
         """The scores, ``(batch, heads, n, n)``, of hidden states ``(batch, n, width)``."""
         query, key = self._split(self.query(hidden)), self._split(self.key(hidden))
-        return (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
+        scale: float = query.shape[-1] ** -0.5
+        return (query * scale) @ key.transpose(-1, -2)
 
     def advance(self, hidden: Tensor, scores: Tensor, valid: Tensor | None) -> Tensor:
         """The hidden states after the attention that ``scores`` stand for."""
@@ -194,9 +195,8 @@ def _first_block(model: nn.Module, attention: str) -> nn.Module:
 
 def _strip(model: nn.Module, block: nn.Module, inputs: Mapping[str, Any]) -> None:
     """Let go of all parameters but those of modules that ran on the way to ``block``."""
-    with _recording(model) as (started, completed), torch.no_grad():
-        with suppress(_ReachedError):
-            model(**inputs)
+    with _recording(model) as (started, completed), torch.no_grad(), suppress(_ReachedError):
+        model(**inputs)
     kept = {part for module in completed for part in module.modules()} | (started - {block})
     for module in model.modules():
         if module not in kept:

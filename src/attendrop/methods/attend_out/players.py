@@ -133,6 +133,7 @@ class Players:
         counts: dict[str, Tensor] = {}
         with torch.no_grad(), evaluating(attachment.model), forked_rng(attachment.model):
             for batch in batches:
+                attachment.probe(batch)
                 decide = Decide(self, batch)
                 attachment.forward(batch, decide)
                 counts = {key: pair + counts.get(key, 0) for key, pair in decide.counts.items()}

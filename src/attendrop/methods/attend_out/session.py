@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from attendrop.attention import evaluating, forked_rng
+from attendrop.attention import Attachment, evaluating, forked_rng
 from attendrop.errors import AttendropError
 from attendrop.masks import DrawKey, draw
 from attendrop.methods.attend_out.attack import Attack, Micro, number_of
@@ -87,6 +87,22 @@ class AttendOutSession(Session):
         self.period = [[Micro.load(found, device) for found in step] for step in own["period"]]
         self.probabilities = to_device(own["probabilities"], device)
         self._resumed = state
+
+    def conclude(self, batches: Iterable[Batch]) -> dict[str, Any]:
+        """``pi``: of each layer the share of its units that the generator drops when it decides without chance."""
+        if self.players is None:
+            return {}
+        attachment = Attachment(self.setup.model)
+        attachment.attach()
+        try:
+            return {"pruning": {"pi": self.players.drop_shares(attachment, batches)}}
+        finally:
+            attachment.detach()
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        if self.players is None:
+            return {}
+        return {"generator": {name: value.detach() for name, value in self.players.generator.named_parameters()}}
 
     def close(self) -> None:
         if self.players is not None:
