@@ -1,0 +1,85 @@
+"""The data of a run: loaded, divided into disjoint parts, and encoded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from attendrop.runs.config import RunConfig
+from attendrop.tasks import TaskData, encode, few_shot, hold_out, load_files, load_task, subset
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The rows of a run, divided.
+
+    Attributes:
+        train: What trains.
+        selection: What chooses the epoch; None: nothing does.
+        report: What is reported, by name.
+        reward: What the method scores models on while it trains them; None: nothing.
+    """
+
+    train: Dataset
+    selection: Dataset | None
+    report: dict[str, Dataset]
+    reward: Dataset | None = None
+
+
+def load_data(config: RunConfig) -> TaskData:
+    """Load the task, or the user's own files."""
+    if config.task is not None:
+        return load_task(config.task, data_dir=config.data_dir)
+    return load_files(
+        train_file=config.train_file,
+        eval_file=config.eval_file,
+        text_columns=config.text_columns,
+        label_column=config.label_column,
+        label_type=config.label_type,
+    )
+
+
+def divide(config: RunConfig, data: TaskData) -> Parts:
+    """Limit the training rows first, then set the selection split aside from what is left, then the reward rows."""
+    rows = data.splits["train"]
+    report = {name: split for name, split in data.splits.items() if name != "train"}
+    if config.shots is not None:
+        rows = few_shot(rows, data.task, config.shots, config.seed)
+    if config.max_train_samples is not None:
+        rows = subset(rows, config.max_train_samples, config.seed)
+    if config.protocol == "paper":
+        kept, selection = rows, report["dev"]
+    else:
+        kept, selection = hold_out(rows, data.task, config.selection_fraction, config.seed)
+    method = config.build_method()
+    match method.rewarded_on():
+        case "split":
+            kept, reward = hold_out(kept, data.task, method.reward_share(), config.seed)
+        case "eval":
+            reward = report["dev"]
+        case _:
+            reward = None
+    return Parts(kept, selection, report, reward)
+
+
+def encode_parts(config: RunConfig, data: TaskData, parts: Parts, tokenizer: PreTrainedTokenizerBase) -> Parts:
+    """Tokenise all parts."""
+
+    def encoded(rows: Dataset) -> Dataset:
+        return encode(rows, data.task, tokenizer, config.max_length)
+
+    selection, reward = (None if rows is None else encoded(rows) for rows in (parts.selection, parts.reward))
+    report = {name: encoded(rows) for name, rows in parts.report.items()}
+    return Parts(encoded(parts.train), selection, report, reward)
+
+
+def fingerprint(parts: Parts) -> str:
+    """A hash of the rows that shape the weights: a run that is resumed must find the same."""
+    digest = hashlib.sha256()
+    for rows in (parts.train, parts.selection, *([] if parts.reward is None else [parts.reward])):
+        digest.update(json.dumps([] if rows is None else rows.to_dict(), sort_keys=True).encode())
+    return digest.hexdigest()

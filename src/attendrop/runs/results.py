@@ -1,0 +1,130 @@
+"""What a run came to: its scores, its history, and the content of ``metrics.json``."""
+
+from __future__ import annotations
+
+import math
+import sys
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import torch
+
+import attendrop
+from attendrop.methods import Method
+from attendrop.runs.config import RunConfig
+from attendrop.runs.data import Parts
+from attendrop.tasks import Task, TaskData, compute_scores
+from attendrop.trainer import RegularizedTrainer
+
+
+def score_report(trainer: RegularizedTrainer, task: Task, encoded: Parts) -> dict[str, dict[str, float]]:
+    """Score the model on the sets to report on: the one time that they are looked at under the honest protocol."""
+    scores = {}
+    for name, rows in encoded.report.items():
+        found = trainer.predict(rows)
+        scores[name] = compute_scores(task, np.asarray(found.predictions), np.asarray(found.label_ids))
+    return scores
+
+
+def run_metrics(
+    config: RunConfig,
+    method: Method,
+    data: TaskData,
+    parts: Parts,
+    trainer: RegularizedTrainer,
+    scores: dict[str, dict[str, float]],
+    seconds: float,
+) -> dict[str, Any]:
+    """The content of ``metrics.json``, given the scores of the sets to report on, and the time that training took."""
+    history = _history(trainer.state.log_history, method, data)
+    best = trainer.state.best_metric if parts.selection is not None else None
+    chosen = [entry["epoch"] for entry in history if best is not None and entry["selection"][data.task.metric] == best]
+    selected_on = None if parts.selection is None else "dev" if config.protocol == "paper" else "selection"
+    return {
+        "task": data.task.name,
+        "model": config.model,
+        "method": method.name,
+        "options": method.options(),
+        "seed": config.seed,
+        "protocol": config.protocol,
+        "metric": data.task.metric,
+        "selection_score": best,
+        "score": scores["dev"][data.task.metric] if "dev" in scores else None,
+        "all_scores": scores,
+        "best_epoch": chosen[0] if chosen else len(history),
+        "history": history,
+        "dropout_steps": _dropout_steps(trainer.state.log_history, method),
+        "steps": trainer.state.global_step,
+        "planned_steps": trainer.state.max_steps,
+        "train_seconds": round(seconds, 3),
+        "peak_memory_bytes": _peak_memory(trainer.args.device),
+        "data": {
+            "source": data.source,
+            "text_columns": list(data.task.text_columns),
+            "classes": list(data.task.label_names),
+            "selected_on": selected_on,
+            "rewarded_on": {"split": "reward", "eval": "dev"}.get(method.rewarded_on() or ""),
+            "rows": {"train": len(parts.train)}
+            | ({"selection": len(parts.selection)} if selected_on == "selection" and parts.selection else {})
+            | ({"reward": len(parts.reward)} if method.rewarded_on() == "split" and parts.reward else {})
+            | {name: len(rows) for name, rows in parts.report.items()},
+        },
+        "config": config.as_dict(),
+        "output_dir": config.output_dir,
+        "world_size": trainer.args.world_size,
+        "device": str(trainer.args.device),
+        "versions": _versions(),
+    }
+
+
+def _history(log: list[dict[str, float]], method: Method, data: TaskData) -> list[dict[str, Any]]:
+    """One entry per epoch, counted from 1: loss, selection scores, and what the method did."""
+    acts_in = method.regularized_epochs(math.ceil(max((entry["epoch"] for entry in log), default=0))) or []
+    names = (data.task.metric, *data.task.other_metrics)
+    history: dict[int, dict[str, Any]] = {}
+    for entry in log:
+        number = math.ceil(entry["epoch"])
+        if "loss" in entry:
+            history[number] = {
+                "epoch": number,
+                "train_loss": entry["loss"],
+                "selection": {},
+                "regularized": number - 1 in acts_in,
+                "dropped": entry.get(f"{method.name.replace('-', '_')}/dropped"),
+            }
+        elif "eval_loss" in entry and number in history:
+            history[number]["selection"] = {name: entry[f"eval_{name}"] for name in names}
+    return list(history.values())
+
+
+def _dropout_steps(log: list[dict[str, Any]], method: Method) -> list[dict[str, Any]]:
+    """What AttendOut logged at the end of each of its periods; empty for other methods."""
+    prefix = f"{method.name.replace('-', '_')}/"
+    layers = f"{prefix}drop_probability/"
+    return [
+        {
+            "step": int(entry["step"]),
+            **{name: entry[prefix + name] for name in ("reward", "baseline", "generator_loss")},
+            "attacker_survived": bool(entry[f"{prefix}attacker_survived"]),
+            "drop_probability": {k.removeprefix(layers): v for k, v in entry.items() if k.startswith(layers)},
+        }
+        for entry in log
+        if "loss" not in entry and f"{prefix}attacker_survived" in entry
+    ]
+
+
+def _peak_memory(device: torch.device) -> int:
+    """Bytes: on a GPU what tensors took at most, else what the process did; 0 where that is not known (Windows)."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _versions() -> dict[str, str]:
+    others = {package: version(package) for package in ("torch", "transformers", "accelerate", "datasets")}
+    return {"attendrop": attendrop.__version__, "python": sys.version.split()[0], **others}
