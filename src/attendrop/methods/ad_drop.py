@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from attendrop import attribution
 from attendrop.attention import Plan
 from attendrop.errors import AttendropError
-from attendrop.masks import candidate_region, draw, origins_of, real_rows
+from attendrop.masks import candidate_region, draw, real_rows
 from attendrop.methods.base import Method, Pass, check_choice, check_share
+from attendrop.methods.drawing import Drawing
 from attendrop.scoring import Call, Edit
 from attendrop.sites import Site, parse_layers, select_sites
 
@@ -136,43 +136,28 @@ class ADDrop(Method):
                 return {}
 
 
-class _DropHigh(Plan):
-    """Drops candidates at the chosen sites; each site's mask is made when the site first runs, and kept."""
+class _DropHigh(Drawing):
+    """Drops candidates at the chosen sites."""
 
     def __init__(self, method: ADDrop, step: Pass, keys: set[str], attributions: dict[str, Tensor]) -> None:
-        super().__init__()
+        super().__init__(step, keys)
         self.method = method
-        self.step = step
-        self.keys = keys
         self.attributions = attributions
-        self.edits: dict[str, Edit] = {}
-        self.origins: dict[str, tuple[Tensor | None, Tensor]] = {}
 
-    def wants(self, site: Site) -> bool:
-        return site.key in self.keys
-
-    def edit(self, call: Call) -> Edit:
-        key = call.site.key
-        if key not in self.edits:
-            choose = self._on_attention if self.method.units == "attention" else self._on_hidden
-            self.edits[key] = choose(call)
-        return self.edits[key]
-
-    def _on_attention(self, call: Call) -> Edit:
+    def make(self, call: Call) -> Edit:
+        if self.method.units == "hidden":
+            return Edit(output=partial(self._drop_hidden, call, {}))
         rows = real_rows(call)
         if self.method.attribution == "random":
-            drop = self._draw(self.method.p * self.method.q, call, call.shape)
+            drop = self.draw(self.method.p * self.method.q, call)
             drop = drop if call.valid is None else drop & call.valid
         else:
             found = self.attributions.pop(call.site.key)
             region = candidate_region(found, call.valid, self.method.p, self.method.direction)
-            drop = region.mask & self._draw(self.method.q, call, call.shape)
+            drop = region.mask & self.draw(self.method.q, call)
             rows = region.signal if rows is None else region.signal & rows
-        self._report(call, drop, rows, call.valid)
+        self.report(call, drop, rows, call.valid)
         return Edit(drop=drop)
-
-    def _on_hidden(self, call: Call) -> Edit:
-        return Edit(output=partial(self._drop_hidden, call, {}))
 
     def _drop_hidden(self, call: Call, memory: dict[str, Tensor], output: Tensor) -> Tensor:
         """Drop units of ``output``, ``(batch, query, heads, dim)``; a token's units form one row."""
@@ -181,35 +166,19 @@ class _DropHigh(Plan):
             shape = (batch, 1, queries, heads * dim)
             rows = real_rows(call)
             if self.method.attribution == "random":
-                drop = self._draw(self.method.p * self.method.q, call, shape)
+                drop = self._draw_hidden(self.method.p * self.method.q, call, shape)
             else:
                 found = self.attributions.pop(call.site.key).reshape(shape)
                 region = candidate_region(found, None, self.method.p, self.method.direction)
-                drop = region.mask & self._draw(self.method.q, call, shape)
+                drop = region.mask & self._draw_hidden(self.method.q, call, shape)
                 rows = region.signal if rows is None else rows & region.signal
             drop = drop if rows is None else drop & rows
-            self._report(call, drop, rows, None)
+            self.report(call, drop, rows, None)
             kept = ~drop
             scale = shape[-1] / kept.sum(-1, keepdim=True).clamp(min=1)
             memory["kept"] = (kept * scale).to(output.dtype).reshape(output.shape)
         return output * memory["kept"]
 
-    def _draw(self, p: float, call: Call, shape: tuple[int, int, int, int]) -> Tensor:
-        kind, batch = call.site.kind, call.shape[0]
-        mask, origins = self.origins.get(kind, (None, None))
-        if origins is None or mask is not call.valid or len(origins) != batch:
-            origins = origins_of(call)
-            self.origins[kind] = (call.valid, origins)
-        if self.method.units == "hidden":
-            origins = origins * torch.tensor([1, 0], device=origins.device)
-        return draw(p, self.step.key, call.site.key, shape, origins, call.device)
-
-    def _report(self, call: Call, drop: Tensor, rows: Tensor | None, valid: Tensor | None) -> None:
-        """Count what was dropped, of the valid positions in the ``rows`` that could have candidates (None: in all)."""
-        columns = torch.tensor(drop.shape[-1]) if valid is None else valid.sum(-1, keepdim=True)
-        # Bytes add up faster than booleans. Padding rows have candidates where attention weights themselves rank them.
-        dropped = drop.view(torch.uint8).sum(-1, keepdim=True, dtype=torch.int32)
-        if rows is None:
-            rows = torch.ones(1, dtype=torch.bool, device=drop.device)
-        possible = (rows * columns.to(drop.device)).expand(*drop.shape[:-1], 1).sum()
-        self.step.report(call.site.key, (dropped * rows).sum(), possible)
+    def _draw_hidden(self, p: float, call: Call, shape: tuple[int, int, int, int]) -> Tensor:
+        origins = self.origins(call)
+        return draw(p, self.step.key, call.site.key, shape, origins * origins.new_tensor([1, 0]), call.device)

@@ -60,6 +60,8 @@ class Generator(nn.Module):
         with torch.no_grad():
             example = self.embeddings(inputs)
         width = example.shape[-1]
+        # A model in half precision has a generator in single precision, which is trained.
+        self.dtype = torch.float64 if example.dtype == torch.float64 else torch.float32
         if width % heads:
             raise AttendropError(f"generator_heads={heads} does not divide the width of the model, {width}.")
         self.heads = heads
@@ -72,12 +74,15 @@ class Generator(nn.Module):
         else:
             self.register_buffer("bias", bias, persistent=False)
         self._initialize(seed)
-        self.to(example.device)
+        for module in (self.query, self.key, self.value, self.output, self.norm, self.feed_forward):
+            if module is not None:
+                module.to(example.device, self.dtype)
+        self.bias.data = self.bias.data.to(example.device)
         self.eval()  # there is no dropout, not in the embeddings either
 
     def begin(self, inputs: Mapping[str, Any]) -> Draft:
         """Embed a batch; what is returned gives the logits of one layer after the other."""
-        return Draft(self, self.embeddings(inputs))
+        return Draft(self, self.embeddings(inputs).to(self.dtype))
 
     def scores(self, hidden: Tensor) -> Tensor:
         """The scores, ``(batch, heads, n, n)``, of hidden states ``(batch, n, width)``."""
@@ -89,8 +94,9 @@ class Generator(nn.Module):
         """The hidden states after the attention that ``scores`` stand for."""
         if valid is not None:
             scores = scores.masked_fill(~valid, torch.finfo(scores.dtype).min)
-        weights = functional.softmax(scores, dim=-1, dtype=torch.float32).to(hidden.dtype)
-        attended = weights @ self._split(self.value(hidden)).to(hidden.dtype)
+        weights = functional.softmax(scores, dim=-1, dtype=self.dtype)
+        value = self._split(self.value(hidden))
+        attended = weights.to(value.dtype) @ value
         hidden = self.norm(hidden + self.output(attended.transpose(1, 2).flatten(2)))
         if self.feed_forward is not None:
             hidden = self.feed_forward(hidden)
@@ -116,7 +122,7 @@ class Draft:
         self.last: tuple[Tensor, Tensor | None] | None = None
 
     def logits(self, valid: Tensor | None) -> Tensor:
-        """The logits of dropping in the next layer, ``(batch, heads, n, n)``, in float32.
+        """The logits of dropping in the next layer, ``(batch, heads, n, n)``, in float32 (of a float64 model: float64).
 
         Args:
             valid: The keys that this layer may attend to, broadcastable to that; None for all. Padding is neither seen
@@ -126,7 +132,7 @@ class Draft:
             self.hidden = self.generator.advance(self.hidden, *self.last)
         scores = self.generator.scores(self.hidden)
         self.last = scores, valid
-        return scores.float() + self.generator.bias
+        return scores.to(self.generator.dtype) + self.generator.bias
 
 
 class Embeddings(nn.Module):

@@ -1,0 +1,75 @@
+"""What plans that drop attention at random have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from attendrop.attention import Plan
+from attendrop.masks import draw, origins_of
+from attendrop.methods.base import Pass
+from attendrop.scoring import Call, Edit
+from attendrop.sites import Site
+
+
+class Drawing(Plan):
+    """A plan that draws what is dropped at some sites, and reports it.
+
+    The edit of each site is made when the site first runs, and kept: under activation checkpointing it runs again.
+
+    Args:
+        step: The micro-batch.
+        keys: Keys of the sites to act on.
+    """
+
+    def __init__(self, step: Pass, keys: Collection[str]) -> None:
+        super().__init__()
+        self.step = step
+        self.keys = keys
+        self.edits: dict[str, Edit] = {}
+        self._origins: dict[str, tuple[Tensor | None, Tensor]] = {}
+
+    def wants(self, site: Site) -> bool:
+        return site.key in self.keys
+
+    def edit(self, call: Call) -> Edit:
+        key = call.site.key
+        if key not in self.edits:
+            self.edits[key] = self.make(call)
+        return self.edits[key]
+
+    def make(self, call: Call) -> Edit:
+        """Make the edit of a site."""
+        raise NotImplementedError
+
+    def origins(self, call: Call) -> Tensor:
+        """:func:`attendrop.masks.origins_of`; layers of a kind mostly share their mask."""
+        kind, batch = call.site.kind, call.shape[0]
+        mask, origins = self._origins.get(kind, (None, None))
+        if origins is None or mask is not call.valid or len(origins) != batch:
+            origins = origins_of(call)
+            self._origins[kind] = (call.valid, origins)
+        return origins
+
+    def draw(self, p: float | Tensor, call: Call) -> Tensor:
+        """Draw each position of each head with probability ``p``, ``(batch, heads, query, key)``."""
+        return draw(p, self.step.key, call.site.key, call.shape, self.origins(call), call.device)
+
+    def report(self, call: Call, drop: Tensor, rows: Tensor | None, valid: Tensor | None) -> None:
+        """Count what was dropped, of the valid positions in the ``rows`` where something could be (None: in all).
+
+        Args:
+            call: The site.
+            drop: ``(batch, heads, query, key)``, True at what was dropped; False where ``valid`` is.
+            rows: Broadcastable to ``(batch, heads, query, 1)``.
+            valid: Broadcastable to ``drop``; None for everywhere.
+        """
+        columns = torch.tensor(drop.shape[-1]) if valid is None else valid.sum(-1, keepdim=True)
+        # Bytes add up faster than booleans. Padding rows have candidates where attention weights themselves rank them.
+        dropped = drop.view(torch.uint8).sum(-1, keepdim=True, dtype=torch.int32)
+        if rows is None:
+            rows = torch.ones(1, dtype=torch.bool, device=drop.device)
+        possible = (rows * columns.to(drop.device)).expand(*drop.shape[:-1], 1).sum()
+        self.step.report(call.site.key, (dropped * rows).sum(), possible)
