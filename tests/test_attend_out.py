@@ -282,7 +282,7 @@ def test_the_generator_learns_what_is_rewarded() -> None:
             break
     others = [place for place in range(5) if place != column]
     assert found[column] < 0.1
-    assert found[others].min() > 0.2
+    assert found[others].min() > 0.12
 
 
 # --- The two networks

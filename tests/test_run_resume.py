@@ -122,19 +122,34 @@ def test_killed_and_resumed(
         assert resumed_epoch["dropped"] == epoch["dropped"]
 
 
-def test_last_weights_are_the_same_too(uninterrupted: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "method",
+    [
+        {},
+        # the checkpoint at step 12 lies within a period
+        {"method": "attendout", "options": {"dropout_step": 7}},
+        {"method": "attendout", "options": {"dropout_step": 7, "variant": "pruning"}},
+    ],
+    ids=["ad-drop", "attendout", "pruning"],
+)
+def test_last_weights_are_the_same_too(method: dict[str, Any], uninterrupted: Path, tmp_path: Path) -> None:
     """The kept epoch may be an early one; this compares the weights after the last step."""
     for name in ("model", "train.csv", "dev.csv"):
         (tmp_path / name).symlink_to(uninterrupted / name)
-    options = OPTIONS | {"selection_fraction": 0}
+    options = OPTIONS | {"selection_fraction": 0} | method
     child = _CONTEXT.Process(target=_die_late, args=(tmp_path, options))
     child.start()
     child.join(60)
     assert child.exitcode == -signal.SIGKILL
+    assert (last_checkpoint(tmp_path / "killed") or Path()).name == "checkpoint-12"
     train(tiny.config(tmp_path, "killed", **options), resume=True)
     train(tiny.config(tmp_path, "whole", **options))
-    whole, resumed = (load_file(tmp_path / run / "model.safetensors") for run in ("whole", "killed"))
-    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+    for file in sorted(path.name for path in (tmp_path / "whole").glob("*.safetensors")):
+        whole, resumed = (load_file(tmp_path / run / file) for run in ("whole", "killed"))
+        assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+    expected, found = (tiny.read_metrics(tmp_path / run) for run in ("whole", "killed"))
+    assert found["dropout_steps"] == expected["dropout_steps"]
+    assert [step["step"] for step in found["dropout_steps"]] == ([7, 14, 15] if method else [])
 
 
 def _die_late(folder: Path, options: dict[str, Any]) -> None:
