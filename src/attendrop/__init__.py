@@ -3,7 +3,7 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from attendrop.errors import AttendropError
-from attendrop.methods import ADDrop, AttendOut, FineTune, Method, register_method
+from attendrop.methods import ADDrop, AttendOut, AttentionLayerDrop, FineTune, Method, Scheduler, register_method
 from attendrop.regularize import Regularization, regularize
 from attendrop.trainer import RegularizedTrainer
 
@@ -11,10 +11,12 @@ __all__ = [
     "ADDrop",
     "AttendOut",
     "AttendropError",
+    "AttentionLayerDrop",
     "FineTune",
     "Method",
     "Regularization",
     "RegularizedTrainer",
+    "Scheduler",
     "register_method",
     "regularize",
 ]

@@ -112,8 +112,16 @@ class DrawKey:
         """One 64-bit seed for each of the ``batch`` sequences that a site sees."""
         first = self.first * (batch // self.rows)
         texts = (f"{self.seed}/{self.step}/{first + i}/{name}" for i in range(batch))
-        digests = (hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
-        return [int.from_bytes(digest, "little") for digest in digests]
+        return [_hash(text) for text in texts]
+
+    def chance(self, name: str) -> float:
+        """A number drawn from [0, 1), one for the whole global batch: in every micro-batch and process the same."""
+        return (_hash(f"{self.seed}/{self.step}/{name}") >> 11) / 2**53
+
+
+def _hash(text: str) -> int:
+    """64 bits."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def draw(

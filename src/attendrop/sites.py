@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from attendrop.errors import AttendropError
@@ -60,6 +60,27 @@ def select_sites(sites: Sequence[Site], layers: str | int | Sequence[int]) -> li
     return [site for site in sites if site in chosen]
 
 
+def select_self_attention(sites: Sequence[Site], layers: str | int | Sequence[int]) -> list[Site]:
+    """Choose as :func:`select_sites`, of these the encoder's self-attention, or if there is none the decoder's.
+
+    Raises:
+        AttendropError: As there; or no self-attention is left.
+    """
+    chosen = select_sites(sites, layers)
+    for kind in ("encoder", "decoder"):
+        found = [site for site in chosen if site.kind == kind]
+        if found:
+            return found
+    raise AttendropError(f"layers={layers!r} leaves no self-attention; choose encoder or decoder layers.")
+
+
+def checked_layers(layers: str | int | Iterable[int]) -> str | int | Sequence[int]:
+    """A layer selection that cannot be changed any more; raises AttendropError if it is malformed."""
+    fixed = layers if isinstance(layers, str) or not isinstance(layers, Iterable) else tuple(layers)
+    parse_layers(fixed)
+    return fixed
+
+
 def parse_layers(layers: str | int | Sequence[int]) -> list[tuple[str | None, frozenset[int] | None]]:
     """Read a layer selection (see :func:`select_sites`) as pairs (kind or None for each, numbers or None for all).
 
@@ -73,9 +94,10 @@ def parse_layers(layers: str | int | Sequence[int]) -> list[tuple[str | None, fr
     if isinstance(layers, int):
         layers = [layers]
     if not isinstance(layers, str):
-        if not layers or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in layers):
+        listed = list(layers) if isinstance(layers, Iterable) else []
+        if not listed or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in listed):
             raise problem
-        return [(None, frozenset(layers))]
+        return [(None, frozenset(listed))]
     parsed = []
     for part in layers.split(";"):
         kind, colon, numbers = part.strip().rpartition(":")

@@ -15,9 +15,22 @@ from typing import Any
 from attendrop.errors import AttendropError
 from attendrop.methods.ad_drop import ADDrop
 from attendrop.methods.attend_out import AttendOut
+from attendrop.methods.attention_layerdrop import AttentionLayerDrop
 from attendrop.methods.base import FineTune, Method, suggestion
+from attendrop.methods.scheduler import Scheduler
 
-__all__ = ["ADDrop", "AttendOut", "FineTune", "Method", "build_method", "get_method", "method_names", "register_method"]
+__all__ = [
+    "ADDrop",
+    "AttendOut",
+    "AttentionLayerDrop",
+    "FineTune",
+    "Method",
+    "Scheduler",
+    "build_method",
+    "get_method",
+    "method_names",
+    "register_method",
+]
 
 _METHODS: dict[str, type[Method]] = {}
 
@@ -34,7 +47,7 @@ def register_method(method: type[Method]) -> type[Method]:
     return method
 
 
-for _method in (FineTune, ADDrop, AttendOut):
+for _method in (FineTune, ADDrop, AttendOut, AttentionLayerDrop, Scheduler):
     register_method(_method)
 
 

@@ -16,7 +16,7 @@ from attendrop.masks import candidate_region, draw, real_rows
 from attendrop.methods.base import Method, Pass, check_choice, check_share
 from attendrop.methods.drawing import Drawing
 from attendrop.scoring import Call, Edit
-from attendrop.sites import Site, parse_layers, select_sites
+from attendrop.sites import Site, checked_layers, select_sites
 
 ATTRIBUTIONS = ("gradient", "integrated_gradient", "attention", "random")
 TARGETS = ("pseudo_label", "gold_label")
@@ -102,9 +102,7 @@ class ADDrop(Method):
             raise AttendropError(f"steps={self.steps} must be at least 1.")
         if self.units == "hidden" and self.attribution == "attention":
             raise AttendropError("attribution='attention' has no meaning for units='hidden'; use 'gradient'.")
-        if not isinstance(self.layers, str | int):
-            object.__setattr__(self, "layers", tuple(self.layers))
-        parse_layers(self.layers)
+        object.__setattr__(self, "layers", checked_layers(self.layers))
 
     @staticmethod
     def paper_layers(task: str) -> str:

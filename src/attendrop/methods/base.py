@@ -163,7 +163,7 @@ class Method:
     def options(self) -> dict[str, Any]:
         """The options as plain values, fit for JSON."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        return {name: _plain(value) for name, value in values.items()}
 
 
 class Session:
@@ -224,6 +224,11 @@ class FineTune(Method):
 
     def regularized_epochs(self, num_epochs: int) -> None:
         return None
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as the lists that JSON gives back, on every level."""
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

@@ -1,0 +1,76 @@
+"""Attn.LayerDrop: constant attention in layers chosen at random."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from attendrop.attention import Plan
+from attendrop.methods.base import Method, Pass, check_share
+from attendrop.scoring import Call, Edit
+from attendrop.sites import Site, checked_layers, select_sites
+
+
+@dataclass(frozen=True)
+class AttentionLayerDrop(Method):
+    """LayerDrop for attention alone.
+
+    In each optimizer step each layer is chosen with probability ``p``. A chosen layer attends equally to all valid keys
+    (Eq. 4), for the whole global batch; its other parts stay.
+
+    Example:
+        >>> with regularize(model, AttentionLayerDrop(p=0.2)) as reg:
+        ...     reg.loss(batch).backward()
+
+    Args:
+        p: Probability that a layer is chosen, in (0, 1].
+        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.sites.select_sites`.
+
+    Raises:
+        AttendropError: An option is out of its range.
+
+    Source: Wu, Zhao, Zhang (2021), section 7.1, after Fan et al. (2020); 0.2 is theirs. That one draw serves the global
+    batch is ours (the paper does not say), and so is that the model's own attention dropout acts on the equal weights.
+    """
+
+    name: ClassVar[str] = "attention-layerdrop"
+    summary: ClassVar[str] = "makes the attention of layers chosen at random constant"
+    paper: ClassVar[str] = "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need, section 7.1"
+    bibtex: ClassVar[str] = """@article{wu2021attendout,
+  title   = {Not All Attention Is All You Need},
+  author  = {Wu, Hongqiu and Zhao, Hai and Zhang, Min},
+  journal = {arXiv preprint arXiv:2104.04692},
+  year    = {2021},
+  url     = {https://arxiv.org/abs/2104.04692}
+}"""
+
+    p: float = 0.2
+    layers: str | int | Sequence[int] = "all"
+
+    def __post_init__(self) -> None:
+        check_share("p", self.p, one_allowed=True)
+        object.__setattr__(self, "layers", checked_layers(self.layers))
+
+    def plan(self, step: Pass) -> Plan:
+        sites = select_sites(step.attachment.sites, self.layers)
+        dropped = {site.key for site in sites if step.key.chance(site.key) < self.p}
+        for site in sites:
+            step.report(site.key, torch.tensor(int(site.key in dropped)), torch.tensor(1))
+        return _Constant(dropped)
+
+
+class _Constant(Plan):
+    """Constant attention at the sites that were drawn."""
+
+    def __init__(self, keys: set[str]) -> None:
+        super().__init__()
+        self.keys = keys
+
+    def wants(self, site: Site) -> bool:
+        return site.key in self.keys
+
+    def edit(self, call: Call) -> Edit:
+        return Edit(constant=True)
