@@ -13,7 +13,7 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback, TrainingArguments
 
-from attendrop import ADDrop, RegularizedTrainer
+from attendrop import ADDrop, AttendOut, RegularizedTrainer
 from attendrop.methods.base import Processes
 from attendrop.regularize import Regularization
 
@@ -50,11 +50,11 @@ class Gradients(TrainerCallback):
         )
 
 
-def train(folder: Path, world: int, strategy: str, resume: str | None = None) -> dict[str, Any]:
+def train(folder: Path, world: int, strategy: str, resume: str | None = None, method: Any = METHOD) -> dict[str, Any]:
     """A whole run with the trainer: a global batch of eight, in two micro-batches."""
     kept = Gradients()
     args = TrainingArguments(
-        output_dir=str(folder / strategy),
+        output_dir=str(folder / (strategy if method is METHOD else method.variant)),
         per_device_train_batch_size=4 // world,
         gradient_accumulation_steps=2,
         num_train_epochs=2,
@@ -75,12 +75,21 @@ def train(folder: Path, world: int, strategy: str, resume: str | None = None) ->
         args=args,
         train_dataset=list(zoo.rows("bert", LENGTHS)),
         data_collator=zoo.collate,
-        regularizer=METHOD,
+        regularizer=method,
+        reward_dataset=list(zoo.rows("bert", LENGTHS[:6], seed=9)),
         callbacks=[kept],
     )
     trainer.train(resume_from_checkpoint=resume)
     shares = [entry["ad_drop/dropped"] for entry in trainer.state.log_history if "ad_drop/dropped" in entry]
-    return {"gradients": kept.steps, "weights": dict(trainer.model.state_dict()), "shares": shares}
+    found = {"gradients": kept.steps, "weights": dict(trainer.model.state_dict()), "shares": shares}
+    if method is not METHOD:
+        players = trainer.session.players
+        found["generator"] = dict(players.generator.named_parameters())
+        found["defender"] = dict(players.defender.model.named_parameters())
+        found["log"] = [
+            entry for entry in trainer.state.log_history if "attendout/reward" in entry and "loss" not in entry
+        ]
+    return found
 
 
 def results(folder: Path, rank: int, world: int) -> dict[str, Any]:
@@ -89,6 +98,11 @@ def results(folder: Path, rank: int, world: int) -> dict[str, Any]:
     for strategy in ("random", "group_by_length"):
         found[f"train {strategy}"] = train(folder, world, strategy)
     found["resumed"] = train(folder, world, "random", resume=str(folder / "random/checkpoint-3"))
+    for variant in ("dropout", "pruning"):
+        method = AttendOut(variant=variant, dropout_step=2)
+        found[f"train {variant}"] = train(folder, world, "random", method=method)
+        resume = str(folder / variant / "checkpoint-3")
+        found[f"resumed {variant}"] = train(folder, world, "random", resume, method)
     return found
 
 

@@ -67,6 +67,21 @@ def test_the_trainer_takes_the_same_steps_as_one_process(name: str, ranks: Ranks
     zoo.assert_same(ours["weights"], one["weights"], 1e-8)
 
 
+@pytest.mark.parametrize("variant", ["dropout", "pruning"])
+def test_attendout_decides_as_one(variant: str, ranks: Ranks, alone: dict[str, Any]) -> None:
+    """All processes end with identical networks, those that one process ends with, also when resumed in mid-period."""
+    (first, second), one = (found[f"train {variant}"] for found in ranks[0]), alone[f"train {variant}"]
+    resumed = ranks[0][0][f"resumed {variant}"]
+    for name in ("weights", "generator", "defender"):
+        zoo.assert_same(first[name], second[name])
+        zoo.assert_same(first[name], resumed[name])
+        zoo.assert_same(first[name], one[name], 1e-7)
+    assert [entry["step"] for entry in first["log"]] == [2, 4]
+    for ours, theirs in zip(first["log"], one["log"], strict=True):
+        for name, value in ours.items():
+            assert value == pytest.approx(theirs[name], rel=1e-6), name
+
+
 def test_a_resumed_run_of_two_processes_equals_the_uninterrupted_one(ranks: Ranks) -> None:
     first = ranks[0][0]
     assert len(first["resumed"]["gradients"]) == 1

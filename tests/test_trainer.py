@@ -48,7 +48,7 @@ def trainer_of(
     folder: Path, method: Method | None = ALWAYS, *, model: Any = None, **options: Any
 ) -> RegularizedTrainer:
     """A trainer of a tiny BERT, two epochs of four steps; training arguments and trainer arguments may be mixed."""
-    names = set(inspect.signature(Trainer.__init__).parameters)
+    names = {*inspect.signature(Trainer.__init__).parameters, "reward_dataset"}
     given = {key: options.pop(key) for key in list(options) if key in names}
     defaults = {
         "per_device_train_batch_size": 4,
