@@ -283,3 +283,43 @@ def test_only_finished_runs_are_used(folder: Path, tmp_path: Path) -> None:
         evaluate(str(tmp_path), Source())
     with pytest.raises(AttendropError, match="no trained head"):
         evaluate(str(folder / "model"), Source(file=str(folder / "dev.csv"), text_columns=("sentence1",)))
+
+
+# --- Data that the method is rewarded on
+
+
+@pytest.mark.parametrize(
+    ("options", "source", "words"),
+    [
+        ({}, "reward", "rewarded by scores on 3 more rows set aside"),
+        ({"reward_data": "eval"}, "dev", "development set decided during training"),
+        ({"variant": "pruning"}, None, "The best epoch was chosen on 4 rows"),
+    ],
+)
+def test_what_the_method_was_rewarded_on_is_said(
+    options: dict[str, Any], source: str | None, words: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "attendrop")
+    name = f"attendout-{options.get('reward_data', options.get('variant', 'split'))}"
+    config = tiny.config(folder, name, method="attendout", options=options | {"dropout_step": 3})
+    metrics = train(config)
+    assert metrics["data"]["rewarded_on"] == source
+    assert metrics["data"]["rows"] == {"train": 33 if source == "reward" else 36, "selection": 4} | (
+        {"reward": 3} if source == "reward" else {}
+    ) | {"dev": 12}
+    assert words in (folder / name / "README.md").read_text(encoding="utf-8")
+    assert ("so the score on it flatters" in caplog.text) == (source == "dev")
+    assert [step["step"] for step in metrics["dropout_steps"]] == [3, 6, 9, 10]
+    assert set(metrics["dropout_steps"][0]["drop_probability"]) == {"encoder.0", "encoder.1"}
+    assert set(metrics["pruning"]["pi"]) == {"encoder.0", "encoder.1"}
+    assert (folder / name / "generator.safetensors").is_file()
+
+
+def test_rewards_on_an_eval_file_need_one(folder: Path) -> None:
+    with pytest.raises(AttendropError, match="eval-file"):
+        tiny.config(folder, eval_file=None, method="attendout", options={"reward_data": "eval"})
+
+
+def test_a_fixed_number_of_steps(folder: Path) -> None:
+    metrics = train(tiny.config(folder, "steps", max_steps=7, method="finetune"))
+    assert (metrics["steps"], metrics["planned_steps"], len(metrics["history"])) == (7, 7, 2)

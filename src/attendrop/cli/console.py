@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import statistics
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -113,6 +114,8 @@ def run_summary(metrics: Mapping[str, Any]) -> str:
         "rows": ", ".join(f"{count} {part}" for part, count in data["rows"].items()),
         "regularised": _acted(metrics),
     }
+    if metrics["dropout_steps"]:
+        lines["generator"] = _generator(metrics["dropout_steps"])
     lines["epoch kept"] = f"{metrics['best_epoch']} of {len(metrics['history'])}"
     if data["selected_on"] is None:
         lines["epoch kept"] += ", the last"
@@ -126,6 +129,8 @@ def run_summary(metrics: Mapping[str, Any]) -> str:
         "selection": "honest: the epoch was chosen on rows of the training data; dev was scored once, at the end",
         None: "honest: nothing was chosen; dev was scored once, at the end",
     }[data["selected_on"]]
+    if data["rewarded_on"] == "dev":
+        lines["rewarded on"] = "dev: it decided during training what was dropped, so the dev score flatters"
     lines["cost"] = f"{metrics['steps']} steps, {metrics['train_seconds']:.0f} s, {_size(metrics['peak_memory_bytes'])}"
     lines["model"] = metrics["output_dir"]
     title = f"{metrics['model']} on {metrics['task']} with {metrics['method']}, seed {metrics['seed']} (one seed)"
@@ -146,6 +151,15 @@ def _acted(metrics: Mapping[str, Any]) -> str:
     shares = [entry["dropped"] for entry in epochs if entry["dropped"] is not None]
     dropped = f"; {100 * sum(shares) / len(shares):.1f} % of attention positions dropped there" if shares else ""
     return f"epoch{'s' if len(epochs) > 1 else ''} {numbers} of {len(metrics['history'])}{dropped}"
+
+
+def _generator(steps: Sequence[Mapping[str, Any]]) -> str:
+    """How often the attacker survived, and what the probability of dropping came to."""
+    survived = sum(step["attacker_survived"] for step in steps)
+    first, last = (statistics.fmean(steps[i]["drop_probability"].values()) for i in (0, -1))
+    return (
+        f"attacker survived {survived} of {len(steps)} periods; drop probability {first:.3f} at first, {last:.3f} last"
+    )
 
 
 def _scores(scores: Mapping[str, float]) -> str:

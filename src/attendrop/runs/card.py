@@ -16,6 +16,14 @@ _PROTOCOLS = {
 }
 
 
+_REWARDED = {
+    "reward": " The method was rewarded by scores on {reward} more rows set aside from the training data.",
+    "dev": " **The development set decided during training what was dropped and which model survived**, as in the "
+    "method's paper; the score below flatters.",
+    None: "",
+}
+
+
 def model_card(metrics: dict[str, Any]) -> str:
     """Write the card of a run: what was done, on what data, by which protocol, how well, and how to load the model.
 
@@ -59,7 +67,9 @@ def _sections(metrics: dict[str, Any]) -> list[str]:
     acted = [str(entry["epoch"]) for entry in metrics["history"] if entry["regularized"]]
     sections = [
         f"## Data\n\n{_data_name(metrics)}; rows: " + ", ".join(f"{n} {part}" for part, n in rows.items()) + ".",
-        f"## Protocol\n\n`{metrics['protocol']}`. " + _PROTOCOLS[metrics["data"]["selected_on"]].format(**rows),
+        f"## Protocol\n\n`{metrics['protocol']}`. "
+        + _PROTOCOLS[metrics["data"]["selected_on"]].format(**rows)
+        + _REWARDED[metrics["data"]["rewarded_on"]].format(**rows),
         "## Scores\n\n" + _scores(metrics),
         f"## Method\n\n`{metrics['method']}`, at work in epochs: {', '.join(acted) or 'none'}.",
         _table("option", options) if options else "",

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.methods import ADDrop, Method, build_method
+from attendrop.methods import ADDrop, AttendOut, Method, build_method
 from attendrop.methods.base import check_choice
 
 PROTOCOLS = ("honest", "paper")
@@ -119,7 +119,10 @@ class RunConfig:
         self._check_selection()
         if self.bf16 and self.fp16:
             raise AttendropError("bf16 and fp16 exclude each other; choose one.")
-        object.__setattr__(self, "options", build_method(self.method, self.options).options())
+        method = build_method(self.method, self.options)
+        if method.rewarded_on() == "eval" and self.train_file is not None and self.eval_file is None:
+            raise AttendropError("reward_data='eval' scores models on the eval-file during training; it is not given.")
+        object.__setattr__(self, "options", method.options())
 
     def _check_data(self) -> None:
         if (self.task is None) == (self.train_file is None):
@@ -182,7 +185,8 @@ def preset(name: str, task: str | None, method: str) -> dict[str, Any]:
     Args:
         name: ``"paper"``: the training of the AD-DROP paper and its code. Of the values that it searched (learning rate
             1, 2, 3e-5; batch 16, 32, 64) these are the middle and the first; its tuned ``p`` and ``q`` are not public.
-            It selects on the development set.
+            It selects on the development set. AttendOut's papers give no training but "optimal parameters" and length
+            256; with it the preset rewards on the development set, one sample at a time, as they do.
         task: Decides length, epochs, patience and the layers that AD-DROP acts on.
         method: The method's name.
 
@@ -190,8 +194,10 @@ def preset(name: str, task: str | None, method: str) -> dict[str, Any]:
         AttendropError: There is no such preset.
     """
     check_choice("preset", name, PRESETS)
-    options = {"layers": ADDrop.paper_layers(task or "")} if method == ADDrop.name else {}
-    return {**_PAPER, **_PAPER_BY_TASK.get(task or "", {}), "options": options}
+    training = {**_PAPER, **_PAPER_BY_TASK.get(task or "", {})}
+    if method == AttendOut.name:
+        return training | {"max_length": 256, "options": {"reward_data": "eval", "reward_batch_size": 1}}
+    return training | {"options": {"layers": ADDrop.paper_layers(task or "")} if method == ADDrop.name else {}}
 
 
 def _words(name: str) -> str:
