@@ -15,11 +15,12 @@ from workloads import (
     cola_rows,
     epoch_batches,
     made_up,
+    reward_items,
     step_batches,
     why_no_real_data,
 )
 
-from attendrop import ADDrop, FineTune
+from attendrop import ADDrop, AttendOut, FineTune
 
 REFERENCE_LENGTH = 47
 
@@ -187,6 +188,29 @@ def memory(setting: Setting) -> Iterator[Row]:
             yield Row(f"peak memory, AD-DROP / eager fine-tuning{what}", case, [ours / eager], target, note=note)
 
 
+def attendout(setting: Setting) -> Iterator[Row]:
+    """AttendOut at its defaults, over whole periods, against the stock step; and its memory."""
+    method = AttendOut()
+    period = method.dropout_step
+    for shape in setting.shapes:
+        bench = Bench(setting, build_model(setting, shape))
+        for name, batch in step_batches(setting, shape).items():
+            if shape == "BERT-base" and name.startswith(str(setting.lengths[-1])):
+                continue  # a round takes minutes
+            contenders = {"stock": bench.stock, "attendout": partial(bench.attendout, method, reward_items(batch))}
+            times = interleave(contenders, [batch] * period, rounds=setting.rounds, seconds=0)
+            yield Row(
+                f"AttendOut, mean of {period} steps / stock step", f"{shape}, {name}",
+                ratios(times, "attendout", "stock"), 2.7,
+            )  # fmt: skip
+        batch = setting.to_device(made_up(setting.lengths[-1], ragged=True))
+        plain = peak_memory(bench, bench.stock, batch)[0]
+        ours = peak_memory(bench, partial(bench.attendout, method, reward_items(batch)), batch, period + 1)[0]
+        note = f"{ours / 2**20:.0f} MiB / {plain / 2**20:.0f} MiB"
+        case = f"{shape}, {setting.lengths[-1]} ragged"
+        yield Row("peak memory, AttendOut / fine-tuning", case, [ours / plain], 2.5, note=note)
+
+
 FIGURES: dict[str, Callable[[Setting], Iterator[Row]]] = {
     "steps": steps,
     "floors": floors,
@@ -194,6 +218,7 @@ FIGURES: dict[str, Callable[[Setting], Iterator[Row]]] = {
     "trainer": trainer,
     "iga": iga,
     "memory": memory,
+    "attendout": attendout,
 }
 
 

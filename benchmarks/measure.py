@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import BertForSequenceClassification
 from workloads import Batch, Setting
 
-from attendrop import regularize
+from attendrop import AttendOut, regularize
 from attendrop.methods.base import Method
 
 # One training step; and what makes it ready, so that only the step itself is timed.
@@ -51,6 +51,22 @@ class Bench:
             def step(batch: Batch) -> None:
                 self._learn(lambda: reg.loss(batch))
                 reg.step()
+
+            yield step
+
+    @contextmanager
+    def attendout(self, method: AttendOut, items: list[Batch]) -> Iterator[Step]:
+        """Yield a step of AttendOut; the first one closes its period, so that the next begins a whole one."""
+        with regularize(self.model, method, optimizer=self.optimizer, reward_data=items) as reg:
+            started = False
+
+            def step(batch: Batch) -> None:
+                nonlocal started
+                self._learn(lambda: reg.loss(batch))
+                reg.step()
+                if not started:
+                    reg.finish()
+                    started = True
 
             yield step
 
@@ -146,23 +162,30 @@ def _wait(batches: list[Batch]) -> None:
         torch.cuda.synchronize()
 
 
-def peak_memory(bench: Bench, contender: Contender, batch: Batch) -> tuple[int, int]:
-    """Measure the most memory that a step holds at one time, in bytes: in all, and without weights and optimizer state.
+def peak_memory(bench: Bench, contender: Contender, batch: Batch, steps: int = 1) -> tuple[int, int]:
+    """Measure the most memory that steps hold at one time, in bytes: in all, and without weights and optimizer state.
+
+    More than one step is measured from before the first, so that what the contender makes and keeps is counted.
 
     On CUDA from the allocator's own count. On a CPU from the profiler's record of every allocation and release of
     torch's allocator in one step after warm-up, to which the bytes of weights and optimizer state are added.
     """
+    with bench.stock() as stock:
+        stock(batch)  # the optimizer's state
     with contender() as step:
-        step(batch)
+        if steps == 1:
+            step(batch)
         state = [value for values in bench.optimizer.state.values() for value in values.values()]
         fixed = sum(tensor.nbytes for tensor in (*bench.model.parameters(), *bench.model.buffers(), *state))
         if bench.setting.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-            step(batch)
+            for _ in range(steps):
+                step(batch)
             return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_allocated() - before
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
-            step(batch)
+            for _ in range(steps):
+                step(batch)
     events = [event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"]
     held = highest = 0
     for event in sorted(events, key=lambda event: event.start_ns()):

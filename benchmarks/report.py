@@ -4,15 +4,17 @@ import datetime
 import json
 import os
 import platform
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 from figures import Row
-from workloads import BATCH_SIZE, Setting, why_no_real_data
+from workloads import BATCH_SIZE, Setting
 
+_STORED = tuple(field.name for field in fields(Row))
 _METHOD = f"""\
 Every figure is a ratio of times (or bytes) from one process. The kinds of training step are run in turn, round after
 round, every second round in reverse order, after a warm-up; a round gives one ratio, and the table shows the median of
@@ -36,14 +38,19 @@ weights and optimizer, and nothing of attendrop in the way.
 """
 
 
-def write(path: Path, rows: Sequence[Row], setting: Setting, seconds: float) -> None:
-    """Write the Markdown table, and the same figures as JSON beside it."""
-    facts = machine() | {"device": _device(setting), "dtype": str(setting.dtype).removeprefix("torch.")}
+def write(path: Path, part: str, rows: Sequence[Row], setting: Setting, seconds: float) -> None:
+    """Write one part of the results: into the JSON file beside ``path``, of which the Markdown table is made anew."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(_markdown(rows, setting, facts, seconds)) + "\n", encoding="utf-8")
-    values = [asdict(row) | {"measured": row.measured, "met": row.met} for row in rows]
-    document = {"facts": facts, "quick": setting.quick, "seconds": seconds, "rows": values}
-    path.with_name("results.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
+    store = path.with_name("results.json") if path.name == "RESULTS.md" else path.with_suffix(".json")
+    parts = json.loads(store.read_text(encoding="utf-8")) if store.exists() else {}
+    parts[part] = {
+        "facts": machine() | {"device": _device(setting), "dtype": str(setting.dtype).removeprefix("torch.")},
+        "quick": setting.quick,
+        "seconds": round(seconds),
+        "rows": [asdict(row) | {"measured": row.measured, "met": row.met} for row in rows],
+    }
+    store.write_text(json.dumps(parts, indent=1) + "\n", encoding="utf-8")
+    path.write_text("\n".join(_markdown(parts)) + "\n", encoding="utf-8")
 
 
 def machine() -> dict[str, str]:
@@ -63,18 +70,20 @@ def line(row: Row) -> str:
     return f"{row.figure:62} {row.case:45} {row.measured:7.3f}  {_target(row):8} {_met(row)} {row.note}"
 
 
-def _markdown(rows: Sequence[Row], setting: Setting, facts: dict[str, str], seconds: float) -> Iterator[str]:
+def _markdown(parts: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield "# Benchmark results\n"
-    yield (
-        "A quick run on tiny models: **these figures mean nothing**.\n"
-        if setting.quick
-        else "Written by `make bench`.\n"
-    )
-    for name, value in facts.items():
+    if any(part["quick"] for part in parts.values()):
+        yield "A quick run on tiny models: **these figures mean nothing**.\n"
+    else:
+        yield "Written by `make bench`.\n"
+    newest: Mapping[str, str] = list(parts.values())[-1]["facts"]
+    for name, value in newest.items():
         yield f"- {name}: {value}"
-    yield f"- duration: {seconds / 60:.0f} minutes"
-    if why_no_real_data():
-        yield f"- real batches were skipped: {why_no_real_data()}"
+    for name, part in parts.items():
+        differs = [f"{fact} {value}" for fact, value in part["facts"].items() if newest.get(fact) != value]
+        took = "" if part["seconds"] is None else f": {part['seconds'] / 60:.0f} minutes"
+        yield f"- part `{name}`{took}" + "".join(f", {text}" for text in differs)
+    rows = [Row(**{name: row[name] for name in _STORED}) for part in parts.values() for row in part["rows"]]
     counted = [row for row in rows if row.met is not None]
     yield f"\n{sum(bool(row.met) for row in counted)} of {len(counted)} targets are met.\n"
     yield "| figure | model and data | target | measured | least – greatest (rounds) | met |"

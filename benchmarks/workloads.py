@@ -145,6 +145,16 @@ def epoch_batches(rows: Dataset, length: int | None = None) -> list[Batch]:
     return [collate([rows[i] for i in chunk], length) for chunk in chunks]
 
 
+def reward_items(batch: Batch, size: int = 4) -> list[Batch]:
+    """Items to be rewarded on, as large as by default, of rows as long as those of ``batch``, padded to the longest."""
+    items = []
+    for start in range(0, BATCH_SIZE, size):
+        item = {name: value[start : start + size] for name, value in batch.items()}
+        width = int(item["attention_mask"].sum(1).max())
+        items.append({name: value[:, :width] if value.ndim > 1 else value for name, value in item.items()})
+    return items
+
+
 def step_batches(setting: Setting, shape: str) -> dict[str, Batch]:
     """The batches that single steps of a model are measured on, by name; for BERT-base, which takes minutes, fewer."""
     shortest, longest = setting.lengths[0], setting.lengths[-1]
