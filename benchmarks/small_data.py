@@ -18,8 +18,7 @@ from report import machine
 from scipy.stats import bootstrap
 from transformers.utils import logging as hf_logging
 
-from attendrop import ADDrop
-from attendrop.patterns import fit_schedule, read_patterns
+from attendrop import ADDrop, patterns
 from attendrop.runs import RunConfig, train
 
 TASKS = {"cola": "CoLA, Matthews correlation", "stsb": "STS-B, Pearson correlation"}
@@ -42,7 +41,8 @@ def options(task: str, method: str, folder: Path, seed: int) -> dict[str, Any]:
     if method == "ad-drop":
         return {"layers": ADDrop.paper_layers(task)}
     if method == "scheduler":
-        return fit_schedule(read_patterns(run_folder(folder, task, "attendout", seed)), PIECES).options()
+        found = patterns.read(run_folder(folder, task, "attendout", seed))
+        return patterns.scheduler(found, patterns.fit(found, PIECES)).options()
     return {}
 
 

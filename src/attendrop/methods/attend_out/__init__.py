@@ -10,7 +10,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.attend_out.generator import GRANULARITIES, Generator
 from attendrop.methods.attend_out.session import AttendOutSession
 from attendrop.methods.base import Method, Session, Setup, check_choice, check_share
-from attendrop.sites import parse_layers
+from attendrop.sites import checked_layers
 
 __all__ = ["AttendOut", "Generator"]
 
@@ -135,9 +135,7 @@ class AttendOut(Method):
         for name in ("temperature", "generator_learning_rate"):
             if not getattr(self, name) > 0:
                 raise AttendropError(f"{name}={getattr(self, name)} must be above 0.")
-        if not isinstance(self.layers, str | int):
-            object.__setattr__(self, "layers", tuple(self.layers))
-        parse_layers(self.layers)
+        object.__setattr__(self, "layers", checked_layers(self.layers))
 
     def rewarded_on(self) -> str | None:
         return self.reward_data if self.scored == "reward_data" else None

@@ -97,8 +97,10 @@ class Defender:
         self.optimizer.load_state_dict(state["optimizer"])
 
     def close(self) -> None:
-        """No longer follow the attacker's optimizer."""
+        """No longer follow the attacker's optimizer; lets go of the optimizer's state."""
         self._hook.remove()
+        self.optimizer.state.clear()
+        self.discard()
 
     def _keep_weight(self, gradient: Tensor) -> None:
         self._weight = gradient.detach()

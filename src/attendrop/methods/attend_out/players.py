@@ -15,7 +15,7 @@ from attendrop.methods.attend_out.attack import Decide, Micro
 from attendrop.methods.attend_out.defender import Defender
 from attendrop.methods.attend_out.generator import Draft, Generator
 from attendrop.methods.base import Batch, Pass, Setup
-from attendrop.sites import Site, select_sites
+from attendrop.sites import select_self_attention
 
 if TYPE_CHECKING:
     from attendrop.methods.attend_out import AttendOut
@@ -32,12 +32,12 @@ class Players:
 
     def __init__(self, method: AttendOut, setup: Setup, step: Pass) -> None:
         self.method = method
-        self.sites = _self_attention(select_sites(step.attachment.sites, method.layers))
+        self.sites = select_self_attention(step.attachment.sites, method.layers)
         heads = _heads(setup.model)
         own_heads = heads if method.granularity == "head" and method.generator_heads == 1 else method.generator_heads
         if heads % own_heads:
             raise AttendropError(f"generator_heads={own_heads} does not divide the model's {heads} heads.")
-        first = _self_attention(step.attachment.sites)[0]
+        first = select_self_attention(step.attachment.sites, "all")[0]
         with forked_rng(setup.model):
             self.generator = Generator(
                 setup.model,
@@ -154,15 +154,6 @@ class Players:
         self.generator.load_state_dict(state["generator"])
         self.optimizer.load_state_dict(state["generator_optimizer"])
         self.schedule.load_state_dict(state["generator_schedule"])
-
-
-def _self_attention(sites: Sequence[Site]) -> list[Site]:
-    """The encoder's self-attention, or that of a decoder-only model: where the generator has scores to give."""
-    kind = "encoder" if any(site.kind == "encoder" for site in sites) else "decoder"
-    chosen = [site for site in sites if site.kind == kind]
-    if not chosen:
-        raise AttendropError("AttendOut drops self-attention, and layers= leaves none of it.")
-    return chosen
 
 
 def _heads(model: torch.nn.Module) -> int:
