@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow lint format typecheck bench clean
+.PHONY: demo test test-slow lint format typecheck bench study clean
 
 demo: $(STAMP)
 	$(BIN)/attendrop demo
@@ -31,6 +31,10 @@ typecheck: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py
+
+# The comparison of docs/small_data.md: an hour and a half on a core; can be stopped and started again.
+study: $(STAMP)
+	$(BIN)/python benchmarks/small_data.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

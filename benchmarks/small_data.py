@@ -5,7 +5,6 @@ Can be stopped at any time and started again: finished runs are kept, an unfinis
 
 import argparse
 import json
-import logging
 import shutil
 import statistics
 from collections.abc import Iterator
@@ -33,7 +32,25 @@ TRAINING = {
     "max_length": 128,
 }
 
-logger = logging.getLogger("small_data")
+_HEAD = f"""\
+# Little data: the methods compared
+
+Written by `make study` (`benchmarks/small_data.py`), exactly as measured; `small_data.json` beside this page has every
+run with its options.
+
+MiniLM (all-MiniLM-L6-v2: 6 layers, 384 wide), {TRAINING["max_train_samples"]} training rows drawn anew for each seed,
+{TRAINING["max_steps"]} optimizer steps of {TRAINING["batch_size"]} rows for every method, learning rate
+{TRAINING["learning_rate"]:g} with linear decay after a warm-up of a tenth. Nothing is selected: the model after the
+last step is scored on the development set, once. For the same seed all methods train on the same rows in the same order,
+but for AttendOut, which sets a tenth of them aside for its rewards. Learning rate and number of steps were fixed
+beforehand, such that plain fine-tuning fits the training rows of CoLA; no method was tuned: they have their defaults, and
+AD-DROP drops in the layers that its paper names for the task (STS-B: the first).
+`scheduler` follows the curves of the AttendOut run of the same seed, fitted with {PIECES} pieces.
+
+The last two columns: the mean of the differences from plain fine-tuning, seed by seed, and its bootstrap interval. Five
+seeds of one small model are few; that an interval leaves out zero does not say what another model or task would show.
+
+"""
 
 
 def options(task: str, method: str, folder: Path, seed: int) -> dict[str, Any]:
@@ -118,7 +135,7 @@ def _difference(pairs: list[float]) -> tuple[str, str]:
 def write(path: Path, runs: list[dict[str, Any]], tasks: list[str]) -> None:
     """Write the page and, beside it, its figures as data."""
     facts = machine()
-    lines = [path.with_suffix(".head.md").read_text(encoding="utf-8").rstrip(), ""]
+    lines = [_HEAD]
     for task in tasks:
         lines += table(runs, task)
     lines.append("Machine: " + "; ".join(f"{name} {value}" for name, value in facts.items()) + ".")
