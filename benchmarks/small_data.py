@@ -41,10 +41,10 @@ run with its options.
 MiniLM (all-MiniLM-L6-v2: 6 layers, 384 wide), {TRAINING["max_train_samples"]} training rows drawn anew for each seed,
 {TRAINING["max_steps"]} optimizer steps of {TRAINING["batch_size"]} rows for every method, learning rate
 {TRAINING["learning_rate"]:g} with linear decay after a warm-up of a tenth. Nothing is selected: the model after the
-last step is scored on the development set, once. For the same seed all methods train on the same rows in the same order,
-but for AttendOut, which sets a tenth of them aside for its rewards. Learning rate and number of steps were fixed
-beforehand, such that plain fine-tuning fits the training rows of CoLA; no method was tuned: they have their defaults, and
-AD-DROP drops in the layers that its paper names for the task (STS-B: the first).
+last step is scored on the development set, once. For the same seed all methods train on the same rows in the same
+order, but for AttendOut, which sets a tenth of them aside for its rewards. Learning rate and number of steps were fixed
+beforehand, such that plain fine-tuning fits the training rows of CoLA; no method was tuned: they have their defaults,
+and AD-DROP drops in the layers that its paper names for the task (STS-B: the first).
 `scheduler` follows the curves of the AttendOut run of the same seed, fitted with {PIECES} pieces.
 
 The last two columns: the mean of the differences from plain fine-tuning, seed by seed, and its bootstrap interval. Five

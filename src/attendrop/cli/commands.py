@@ -1,4 +1,4 @@
-"""The commands: train, evaluate, predict, methods, tasks, doctor, demo."""
+"""The commands: train, evaluate, predict, methods, tasks, doctor, demo, patterns."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from attendrop import __version__
 from attendrop.cli.console import TrainingProgress, aligned, messages, run_summary
 from attendrop.cli.demo import METHODS, SETS, run_demo
 from attendrop.cli.doctor import examine
+from attendrop.cli.options import read_options
+from attendrop.cli.patterns import show_patterns
 from attendrop.errors import AttendropError
 from attendrop.methods import get_method, method_names
 from attendrop.runs.config import RunConfig, preset
@@ -70,6 +72,10 @@ def train(
     model: Annotated[str, typer.Option(help="minilm, a folder, or a hub id.")] = "minilm",
     method: Annotated[str, typer.Option(help="`attendrop methods` lists them; finetune is the baseline.")] = "ad-drop",
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Option of the method.")] = None,
+    options_: Annotated[
+        str | None,
+        typer.Option("--options", metavar="FILE", help="JSON file of the method's options; --set goes over it."),
+    ] = None,
     preset_: Annotated[str | None, typer.Option("--preset", help="paper: training as in the paper.")] = None,
     output_dir: Annotated[str | None, typer.Option(show_default="runs/TASK-METHOD-seedSEED")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last complete checkpoint.")] = False,
@@ -114,7 +120,8 @@ def train(
     options |= {"text_columns": _columns(text_columns)} if text_columns is not None else {}
     if preset_ is not None:
         options = preset(preset_, task, method) | options
-    options["options"] = dict(options.get("options", {})) | _settings(set_ or [])
+    from_file = read_options(options_, method) if options_ is not None else {}
+    options["options"] = dict(options.get("options", {})) | from_file | _settings(set_ or [])
     named = task or Path(train_file or "").stem
     options.setdefault("output_dir", f"runs/{named}-{method}-seed{seed or 0}")
     config = RunConfig(**options)
@@ -255,6 +262,23 @@ def demo(
     _show(found["summary"] if quiet else found, _demo_table(found["summary"]), as_json=as_json)
     if not as_json:
         print(_demo_reading(found, output_dir))
+
+
+@app.command()
+def patterns(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run of method attendout.")],
+    fit: Annotated[
+        int | None, typer.Option(help="Fit a schedule of so many linear pieces.", show_default="none")
+    ] = None,
+    output: Annotated[str | None, typer.Option(help="The picture, PNG.", show_default="RUN/patterns.png")] = None,
+    options: Annotated[
+        str | None, typer.Option(help="Where to write the fit, JSON.", show_default="RUN/scheduler.json")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Draw what AttendOut learnt to drop, and fit a schedule to it for the method scheduler."""
+    found, shown = show_patterns(run, fit, output, options)
+    _show(found, shown, as_json=as_json)
 
 
 def _demo_table(summary: dict[str, Any]) -> Table:

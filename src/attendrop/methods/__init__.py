@@ -91,30 +91,25 @@ def build_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
             raise AttendropError(f"Method '{name}' has no options, so '{option}' cannot be set.")
         if option not in fields:
             raise AttendropError(f"Method '{name}' has no option '{option}'.{suggestion(option, tuple(fields))}")
-        values[option] = _read(option, value, fields[option].default) if isinstance(value, str) else value
+        values[option] = _read(option, value, fields[option].default)
     return method(**values)
 
 
-def _read(option: str, text: str, default: object) -> object:
-    """Read the text of an option as the type of its default."""
+_SWITCHES = dict.fromkeys(("true", "on", "yes", "1"), True) | dict.fromkeys(("false", "off", "no", "0"), False)
+
+
+def _read(option: str, value: object, default: object) -> object:
+    """Read an option, text or a value from JSON, as the type of its default."""
     if isinstance(default, bool):
-        switches = {
-            "true": True,
-            "on": True,
-            "yes": True,
-            "1": True,
-            "false": False,
-            "off": False,
-            "no": False,
-            "0": False,
-        }
-        if text.lower() not in switches:
-            raise AttendropError(f"{option}={text!r} must be true or false.")
-        return switches[text.lower()]
+        if str(value).lower() not in _SWITCHES:
+            raise AttendropError(f"{option}={value!r} must be true or false.")
+        return _SWITCHES[str(value).lower()]
     if isinstance(default, int | float):
         kind, noun = (int, "a whole number") if isinstance(default, int) else (float, "a number")
+        if isinstance(value, bool) or not isinstance(value, str | int | kind):
+            raise AttendropError(f"{option}={value!r} is not {noun}.")
         try:
-            return kind(text)
+            return kind(value) if isinstance(value, str) else value
         except ValueError:
-            raise AttendropError(f"{option}={text!r} is not {noun}.") from None
-    return text
+            raise AttendropError(f"{option}={value!r} is not {noun}.") from None
+    return value
