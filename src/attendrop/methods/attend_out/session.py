@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -192,7 +193,9 @@ class AttendOutSession(Session):
         if self.method.score == "loss":
             return -float(loss)
         assert self.setup.metric is not None
-        return self.setup.metric(outputs.logits.float().cpu().numpy(), batch["labels"].cpu().numpy())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of metrics that are little defined on a few samples
+            return self.setup.metric(outputs.logits.float().cpu().numpy(), batch["labels"].cpu().numpy())
 
     def _noisy(self, micro: Micro) -> Batch:
         tokens = micro.batch["input_ids"]
