@@ -1,6 +1,7 @@
 """What is measured on: models of random weights, and batches made up or taken from real data."""
 
 import importlib.util
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -153,6 +154,40 @@ def reward_items(batch: Batch, size: int = 4) -> list[Batch]:
         width = int(item["attention_mask"].sum(1).max())
         items.append({name: value[:, :width] if value.ndim > 1 else value for name, value in item.items()})
     return items
+
+
+INFERENCE_BATCH = 8
+_INFERENCE_LENGTH = 256
+
+
+def inference_batches(setting: Setting) -> dict[str, list[Batch]]:
+    """Batches to predict on, by name: full ones, and real texts as they come, padded to the longest of the batch."""
+    length = 12 if setting.quick else _INFERENCE_LENGTH
+    full = made_up(length, ragged=False)
+    batches = {f"{length} full": [{name: value[:INFERENCE_BATCH] for name, value in full.items()}]}
+    if not why_no_real_data():
+        rows = {
+            "RTE": real_rows("rte", INFERENCE_BATCH * 8, length),
+            "IMDB": _imdb_rows(INFERENCE_BATCH * 8, 2 * length),
+        }
+        for title, found in rows.items():
+            starts = range(0, len(found), INFERENCE_BATCH)
+            batches[f"{title} lengths"] = [collate(list(found.select(range(i, i + INFERENCE_BATCH)))) for i in starts]
+    return {
+        name: [{k: v.to(setting.device) for k, v in batch.items() if k != "labels"} for batch in found]
+        for name, found in batches.items()
+    }
+
+
+@cache
+def _imdb_rows(size: int, max_length: int) -> Dataset:
+    """Tokenise texts of IMDB, drawn at random."""
+    path = next((Path(os.environ["ATTENDROP_DATA"]) / "imdb").glob("*train*"))
+    texts = [json.loads(line)["text"] for line in path.read_text(encoding="utf-8").strip().split("\n")]
+    chosen = Dataset.from_dict({"text": texts}).shuffle(seed=0).select(range(size))
+    tokenizer = AutoTokenizer.from_pretrained(minilm_folder())
+    found = tokenizer(chosen["text"][:], truncation=True, max_length=max_length)
+    return Dataset.from_dict(dict(found) | {"labels": [0] * size})
 
 
 def step_batches(setting: Setting, shape: str) -> dict[str, Batch]:
