@@ -1,0 +1,6 @@
+"""Self-pruning: layers whose attention is constant, chosen, made fast, saved and exported."""
+
+from attendrop.pruning.choose import prune
+from attendrop.pruning.model import PrunedModel, load
+
+__all__ = ["PrunedModel", "load", "prune"]

@@ -1,0 +1,214 @@
+"""Which layers lose their attention, and how many."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from attendrop.attention import Attachment, Plan, evaluating
+from attendrop.errors import AttendropError
+from attendrop.methods.base import Batch
+from attendrop.pruning.masking import mask_layers, prunable_sites
+from attendrop.pruning.model import PrunedModel
+from attendrop.regularize import loss_and_outputs
+from attendrop.scoring import Call, Edit
+from attendrop.sites import Site
+
+# How well a model does; more is better.
+Score = Callable[[PrunedModel], float]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a user asked for: exactly one is not None, or all are, which means ``auto``.
+
+    Attributes:
+        count: So many layers.
+        layers: These layers.
+        threshold: Layers of which the generator drops at least this share.
+    """
+
+    count: int | None = None
+    layers: tuple[int, ...] | None = None
+    threshold: float | None = None
+
+
+class Constant(Plan):
+    """Constant attention at some sites."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        super().__init__()
+        self.keys = set(keys)
+
+    def wants(self, site: Site) -> bool:
+        return site.key in self.keys
+
+    def edit(self, call: Call) -> Edit:
+        return Edit(constant=True)
+
+
+def prune(
+    model: Any,
+    layers: str | int | Sequence[int] = "auto",
+    *,
+    batches: Sequence[Batch] | None = None,
+    score: Score | None = None,
+    pi: Mapping[str, float] | Sequence[float] | None = None,
+    tolerance: float = 0.0,
+) -> PrunedModel:
+    """Make the attention of some layers constant, for good, and the model faster.
+
+    Example:
+        >>> light = prune(model, layers="auto", batches=batches)
+        >>> light.layers
+        (4, 5)
+        >>> logits = light(**inputs).logits
+
+    Args:
+        model: A fine-tuned transformers model; left as it was.
+        layers: ``"auto"``: of all numbers of layers the largest with which the score is no worse than that of the whole
+            model by more than ``tolerance``. A number, or ``"4"``: so many. A list, ``"0,3,5"`` or ``"4,"``: these.
+            ``">=0.8"``: those with a ``pi`` of at least 0.8.
+        batches: Labelled batches that were not trained on, on the model's device: what layers are ranked by, if not by
+            ``pi``, and scored on, if not by ``score``.
+        score: How well a model does, more is better. Default: minus the mean loss on ``batches``.
+        pi: Of each layer the share of its units that AttendOut's generator drops, in order or by keys such as
+            ``"encoder.0"``. Layers then go in this order, highest first. Default: by importance, the loss on
+            ``batches`` with this one layer's attention constant, lowest first.
+        tolerance: See ``layers``; in units of the score.
+
+    Raises:
+        AttendropError: The model or the selection of layers is not supported, or what is needed for it is not given.
+    """
+    wanted = parse_wanted(layers)
+    sites = prunable_sites(model)
+    if wanted.layers is not None:
+        return PrunedModel(mask_layers(model, wanted.layers))
+    if wanted.threshold is not None:
+        shares = _shares(pi, sites)
+        return PrunedModel(mask_layers(model, [i for i, share in enumerate(shares) if share >= wanted.threshold]))
+    if wanted.count is not None and wanted.count > len(sites):
+        raise AttendropError(f"layers={wanted.count}: the model has only {len(sites)} layers of attention.")
+    order = ranked(model, sites, batches=batches, pi=pi)
+    if wanted.count is not None:
+        return PrunedModel(mask_layers(model, order[: wanted.count]))
+    if score is None:
+        score = loss_score(_needed(batches, "layers='auto'"))
+    return choose(model, order, score, tolerance)[0]
+
+
+def parse_wanted(layers: str | int | Sequence[int]) -> Wanted:
+    """Read a selection of layers to prune; raises AttendropError if it is malformed."""
+    problem = AttendropError(
+        f"layers={layers!r} is not understood. Give 'auto', a count such as 4, a list such as '0,3,5' ('4,' for one), or "
+        "a threshold such as '>=0.8'."
+    )
+    if isinstance(layers, bool) or (isinstance(layers, int) and layers < 0):
+        raise problem
+    if isinstance(layers, int):
+        return Wanted(count=layers)
+    if not isinstance(layers, str):
+        numbers = list(layers)
+        if any(isinstance(number, bool) or not isinstance(number, int) or number < 0 for number in numbers):
+            raise problem
+        return Wanted(layers=tuple(sorted(set(numbers))))
+    text = layers.replace(" ", "")
+    if text == "auto":
+        return Wanted()
+    if re.fullmatch(r"\d+", text):
+        return Wanted(count=int(text))
+    if re.fullmatch(r"\[?\d+(,\d+)*,?\]?", text):
+        return Wanted(layers=tuple(sorted({int(number) for number in re.findall(r"\d+", text)})))
+    threshold = re.fullmatch(r">=(\d*\.?\d+)", text)
+    if threshold is None or not 0 <= float(threshold[1]) <= 1:
+        raise problem
+    return Wanted(threshold=float(threshold[1]))
+
+
+def ranked(
+    model: Any,
+    sites: Sequence[Site],
+    *,
+    batches: Sequence[Batch] | None = None,
+    pi: Mapping[str, float] | Sequence[float] | None = None,
+) -> list[int]:
+    """The layers in the order in which they go: see :func:`prune`."""
+    harm = [-share for share in _shares(pi, sites)] if pi is not None else importance(model, sites, batches)
+    return sorted(range(len(sites)), key=lambda number: (harm[number], -number))
+
+
+def importance(model: Any, sites: Sequence[Site], batches: Sequence[Batch] | None) -> list[float]:
+    """Of each layer, the mean loss of the model with this layer's attention constant."""
+    batches = _needed(batches, "the importance of layers")
+    attachment = Attachment(model)
+    attachment.attach()
+    try:
+        attachment.probe(batches[0])
+        return [_mean_loss(attachment, batches, Constant([site.key])) for site in sites]
+    finally:
+        attachment.detach()
+
+
+def choose(
+    model: Any, order: Sequence[int], score: Score, tolerance: float = 0.0
+) -> tuple[PrunedModel, dict[int, float]]:
+    """Prune more and more layers; keep the most with which the score is no worse by more than ``tolerance``.
+
+    Returns:
+        The model, and the score for each number of layers.
+    """
+    if tolerance < 0:
+        raise AttendropError(f"tolerance={tolerance} must be at least 0.")
+    best = PrunedModel(mask_layers(model, []))
+    scores = {0: score(best)}
+    for count in range(1, len(order) + 1):
+        candidate = PrunedModel(mask_layers(model, order[:count]))
+        scores[count] = score(candidate)
+        if scores[count] >= scores[0] - tolerance:
+            best = candidate
+    return best, scores
+
+
+def loss_score(batches: Sequence[Batch]) -> Score:
+    """Minus the mean loss on some batches, as a score."""
+
+    def score(model: PrunedModel) -> float:
+        with torch.no_grad():
+            losses = [float(loss_and_outputs(model(**batch))[0]) * _rows(batch) for batch in batches]
+        return -sum(losses) / sum(map(_rows, batches))
+
+    return score
+
+
+def _mean_loss(attachment: Attachment, batches: Sequence[Batch], plan: Plan) -> float:
+    with torch.no_grad(), evaluating(attachment.model):
+        losses = [float(loss_and_outputs(attachment.forward(batch, plan))[0]) * _rows(batch) for batch in batches]
+    return sum(losses) / sum(map(_rows, batches))
+
+
+def _shares(pi: Mapping[str, float] | Sequence[float] | None, sites: Sequence[Site]) -> list[float]:
+    if pi is None:
+        raise AttendropError(
+            "A threshold is on the share of a layer that AttendOut's generator drops, pi; this model has none. Prune by "
+            "count, or 'auto'."
+        )
+    keys = [site.key for site in sites]
+    shares = dict(pi) if isinstance(pi, Mapping) else dict(zip(keys, pi, strict=False))
+    missing = [key for key in keys if key not in shares]
+    if missing or len(pi) != len(keys):
+        raise AttendropError(f"pi has {len(pi)} layers, the model {len(keys)}: it must have one share for each.")
+    return [shares[key] for key in keys]
+
+
+def _needed(batches: Sequence[Batch] | None, purpose: str) -> Sequence[Batch]:
+    if not batches:
+        raise AttendropError(f"Give batches, labelled and not trained on: {purpose} is measured on them.")
+    return batches
+
+
+def _rows(batch: Batch) -> int:
+    return int(batch["labels"].shape[0])
