@@ -4,6 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from attendrop.errors import AttendropError
 from attendrop.methods import ADDrop, AttendOut, AttentionLayerDrop, FineTune, Method, Scheduler, register_method
+from attendrop.pruning import PrunedModel, export_onnx, export_torch, load, prune
 from attendrop.regularize import Regularization, regularize
 from attendrop.trainer import RegularizedTrainer
 
@@ -14,9 +15,14 @@ __all__ = [
     "AttentionLayerDrop",
     "FineTune",
     "Method",
+    "PrunedModel",
     "Regularization",
     "RegularizedTrainer",
     "Scheduler",
+    "export_onnx",
+    "export_torch",
+    "load",
+    "prune",
     "register_method",
     "regularize",
 ]

@@ -1,4 +1,4 @@
-"""The commands: train, evaluate, predict, methods, tasks, doctor, demo, patterns."""
+"""The commands: train, evaluate, predict, patterns, prune, export, methods, tasks, doctor, demo."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from attendrop.cli.demo import METHODS, SETS, run_demo
 from attendrop.cli.doctor import examine
 from attendrop.cli.options import read_options
 from attendrop.cli.patterns import show_patterns
+from attendrop.cli.prune import export_run, prune_summary
 from attendrop.errors import AttendropError
 from attendrop.methods import get_method, method_names
 from attendrop.runs.config import RunConfig, preset
@@ -25,6 +26,7 @@ from attendrop.runs.folder import is_main_process
 from attendrop.runs.infer import Source
 from attendrop.runs.infer import evaluate as evaluate_run
 from attendrop.runs.infer import predict as predict_rows
+from attendrop.runs.prune import prune_run
 from attendrop.runs.train import train as train_run
 from attendrop.tasks import get_task, task_names
 
@@ -279,6 +281,43 @@ def patterns(
     """Draw what AttendOut learnt to drop, and fit a schedule to it for the method scheduler."""
     found, shown = show_patterns(run, fit, output, options)
     _show(found, shown, as_json=as_json)
+
+
+@app.command()
+def prune(
+    run: RunFolder,
+    output_dir: Annotated[str, typer.Option(help="A new folder for the pruned model.")],
+    layers: Annotated[
+        str, typer.Option(help="auto; a count (4); a list (0,3,5, or 4, for one); a threshold on pi ('>=0.8').")
+    ] = "auto",
+    tolerance: Annotated[float, typer.Option(help="With auto: how much of the selection score it may cost.")] = 0.0,
+    recover_epochs: Annotated[int, typer.Option(help="Fine-tune for so many epochs afterwards.")] = 0,
+    data_dir: DataDir = None,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Make the attention of some layers constant, and the model smaller and faster."""
+    with messages(quiet=quiet):
+        found = prune_run(
+            run, output_dir, layers=layers, tolerance=tolerance, recover_epochs=recover_epochs, data_dir=data_dir,
+            device=device or "auto",
+        )  # fmt: skip
+    _show(found, prune_summary(found), quiet=quiet, as_json=as_json)
+
+
+@app.command()
+def export(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run, or of a pruned model.")],
+    output: Annotated[str, typer.Option(help="The file.")],
+    format_: Annotated[str, typer.Option("--format", help="onnx or torch (torch.export).")] = "onnx",
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Write a model for other programs; they need nothing of attendrop."""
+    with messages(quiet=True):
+        found = export_run(run, format_, output)
+    _show(found, f"Wrote {output}, {found['bytes'] / 2**20:.0f} MiB.", quiet=quiet, as_json=as_json)
 
 
 def _demo_table(summary: dict[str, Any]) -> Table:

@@ -131,7 +131,9 @@ def run_summary(metrics: Mapping[str, Any]) -> str:
     }[data["selected_on"]]
     if data["rewarded_on"] == "dev":
         lines["rewarded on"] = "dev: it decided during training what was dropped, so the dev score flatters"
-    lines["cost"] = f"{metrics['steps']} steps, {metrics['train_seconds']:.0f} s, {_size(metrics['peak_memory_bytes'])}"
+    lines["cost"] = (
+        f"{metrics['steps']} steps, {metrics['train_seconds']:.0f} s, {size(metrics['peak_memory_bytes'])} at most"
+    )
     lines["model"] = metrics["output_dir"]
     title = f"{metrics['model']} on {metrics['task']} with {metrics['method']}, seed {metrics['seed']} (one seed)"
     return f"{title}\n{aligned(lines)}"
@@ -166,5 +168,6 @@ def _scores(scores: Mapping[str, float]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in scores.items())
 
 
-def _size(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB at most" if count >= 2**30 else f"{count / 2**20:.0f} MiB at most"
+def size(count: int) -> str:
+    """Bytes, for people."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

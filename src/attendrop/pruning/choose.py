@@ -104,8 +104,8 @@ def prune(
 def parse_wanted(layers: str | int | Sequence[int]) -> Wanted:
     """Read a selection of layers to prune; raises AttendropError if it is malformed."""
     problem = AttendropError(
-        f"layers={layers!r} is not understood. Give 'auto', a count such as 4, a list such as '0,3,5' ('4,' for one), or "
-        "a threshold such as '>=0.8'."
+        f"layers={layers!r} is not understood. Give 'auto', a count such as 4, a list such as '0,3,5' ('4,' for one), "
+        "or a threshold such as '>=0.8'."
     )
     if isinstance(layers, bool) or (isinstance(layers, int) and layers < 0):
         raise problem
@@ -193,8 +193,8 @@ def _mean_loss(attachment: Attachment, batches: Sequence[Batch], plan: Plan) -> 
 def _shares(pi: Mapping[str, float] | Sequence[float] | None, sites: Sequence[Site]) -> list[float]:
     if pi is None:
         raise AttendropError(
-            "A threshold is on the share of a layer that AttendOut's generator drops, pi; this model has none. Prune by "
-            "count, or 'auto'."
+            "A threshold is on the share of a layer that AttendOut's generator drops, pi; this model has none. Prune "
+            "by count, or 'auto'."
         )
     keys = [site.key for site in sites]
     shares = dict(pi) if isinstance(pi, Mapping) else dict(zip(keys, pi, strict=False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ def mask_layers(model: Any, layers: Collection[int]) -> Any:
             if rows == (slice(None),):
                 parameter.requires_grad_(False)
             else:  # queries, keys and values in one: only the first third stays zero
-                parameter.register_hook(lambda gradient, rows=rows: _without(gradient, rows))
+                parameter.register_hook(partial(_without, rows))  # type: ignore[no-untyped-call]
     return masked
 
 
@@ -82,7 +83,7 @@ def _check_numbers(layers: Collection[int], count: int) -> None:
 def _query_parameters(module: nn.Module) -> list[tuple[nn.Parameter, tuple[slice, ...]]]:
     """Weight and bias of the projection to queries, each with the part of it that this is."""
     for name in (*_QUERIES, *_FUSED):
-        projection = getattr(module, name, None)
+        projection: Any = getattr(module, name, None)
         if not isinstance(getattr(projection, "weight", None), nn.Parameter):
             continue
         parameters = [projection.weight] + ([projection.bias] if projection.bias is not None else [])
@@ -93,10 +94,12 @@ def _query_parameters(module: nn.Module) -> list[tuple[nn.Parameter, tuple[slice
         third = slice(0, projection.weight.shape[axis] // 3)
         rows = (third,) if axis == 0 else (slice(None), third)
         return [(p, rows if p.ndim == 2 else (third,)) for p in parameters]
-    raise AttendropError(f"{type(module).__name__} has no projection to queries that is known here; it cannot be pruned.")
+    raise AttendropError(
+        f"{type(module).__name__} has no projection to queries that is known here; it cannot be pruned."
+    )
 
 
-def _without(gradient: Tensor, rows: Sequence[slice]) -> Tensor:
+def _without(rows: Sequence[slice], gradient: Tensor) -> Tensor:
     gradient = gradient.clone()
     gradient[tuple(rows)] = 0
     return gradient

@@ -20,7 +20,8 @@ from attendrop.errors import AttendropError
 from attendrop.pruning.masking import mask_layers, masked_layers, prunable_sites
 from attendrop.pruning.packed import IMPLEMENTATION, PackedEncoder
 
-MODEL_TYPE = "attendrop_pruned"
+# Not config.json, so that transformers says that there is no model, instead of loading one that is not whole.
+CONFIG = "pruned_config.json"
 _WEIGHTS = "model.safetensors"
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,9 @@ _DISTILBERT = Family(
         "output_layer_norm",
     ),
 )
-FAMILIES = dict.fromkeys(("bert", "roberta", "electra", "xlm-roberta", "camembert"), _BERT) | {"distilbert": _DISTILBERT}
+FAMILIES = dict.fromkeys(("bert", "roberta", "electra", "xlm-roberta", "camembert"), _BERT) | {
+    "distilbert": _DISTILBERT
+}
 # Heads that read the first token and nothing else.
 _READ_FIRST = ("ForSequenceClassification", "ForMultipleChoice")
 
@@ -75,9 +78,9 @@ _READ_FIRST = ("ForSequenceClassification", "ForMultipleChoice")
 class PrunedModel(nn.Module):
     """A model with constant attention in some layers, for inference. Made by :func:`prune`, loaded by :func:`load`.
 
-    It takes what the model took, and returns what it returned. Of the families in ``FAMILIES`` it is fast: pruned layers
-    keep one matrix, applied to one vector for each sequence; padding is not computed; of the last layer only the first
-    token, where the head reads no other. Of others it runs in the plain form, as fast as before.
+    It takes what the model took, and returns what it returned. Of the families in ``FAMILIES`` it is fast: pruned
+    layers keep one matrix, applied to one vector for each sequence; padding is not computed; of the last layer only the
+    first token, where the head reads no other. Of others it runs in the plain form, as fast as before.
 
     Args:
         masked: A model with zero queries in the pruned layers, as :func:`mask_layers` makes it; left as it was.
@@ -161,12 +164,11 @@ class PrunedModel(nn.Module):
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         config = {
-            "model_type": MODEL_TYPE,
             "architecture": type(self.model).__name__,
             "pruned_layers": list(self.layers),
             "stock": json.loads(_stock_config(self.model.config).to_json_string(use_diff=True)),
         }
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         tensors = {name: value.contiguous() for name, value in self.model.state_dict().items()}
         save_file(_unshared(tensors), folder / _WEIGHTS, metadata={"format": "pt"})
 
@@ -184,13 +186,14 @@ def load(folder: str | Path) -> Any:
         AttendropError: The folder holds no model, or one that is not whole.
     """
     folder = Path(folder)
-    config = read_config(folder)
-    if config.get("model_type") != MODEL_TYPE:
+    if not is_pruned(folder):
+        config = _read(folder / "config.json")
         architectures = config.get("architectures") or [""]
         cls = getattr(transformers, architectures[0], None)
         if cls is None:
             raise AttendropError(f"The model in '{folder}' is of an unknown class, {architectures[0]!r}.")
         return cls.from_pretrained(folder, use_safetensors=True).eval()
+    config = _read(folder / CONFIG)
     cls = getattr(transformers, config["architecture"], None)
     if cls is None:
         raise AttendropError(f"The model in '{folder}' is of an unknown class, {config['architecture']!r}.")
@@ -206,15 +209,9 @@ def load(folder: str | Path) -> Any:
     return pruned.eval()
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """Read ``config.json``; raises AttendropError if there is none, or it is broken."""
-    try:
-        found: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except OSError:
-        raise AttendropError(f"'{folder}' holds no model: it has no config.json.") from None
-    except ValueError:
-        raise AttendropError(f"The config.json in '{folder}' is not valid JSON.") from None
-    return found
+def is_pruned(folder: str | Path) -> bool:
+    """Whether a folder holds a pruned model in the fast form."""
+    return (Path(folder) / CONFIG).is_file()
 
 
 def has_fast_form(model: Any) -> bool:
@@ -241,7 +238,8 @@ def _layers(model: Any) -> nn.ModuleList:
 
 def _layers_path(model: Any) -> str:
     layers = _layers(model)
-    return next(name for name, module in model.named_modules() if module is layers)
+    path: str = next(name for name, module in model.named_modules() if module is layers)
+    return path
 
 
 def _fold(model: Any, layers: Collection[int]) -> None:
@@ -293,6 +291,16 @@ def _load_weights(model: Any, folder: Path) -> None:
     missing = [name for name in found.missing_keys if here[name].data_ptr() not in loaded]
     if missing or found.unexpected_keys:
         raise AttendropError(f"The weights in '{folder}' are not whole: {(missing or found.unexpected_keys)[0]}.")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise AttendropError(f"'{path.parent}' holds no model: it has no {path.name}.") from None
+    except ValueError:
+        raise AttendropError(f"{path} is not valid JSON.") from None
+    return found
 
 
 def _unshared(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

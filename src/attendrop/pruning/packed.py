@@ -97,11 +97,8 @@ class PackedEncoder(nn.Module):
         x = layout.pack(hidden_states)
         for parts in self._parts[:-1] if self.first_only else self._parts:
             x = self._layer(parts, x, layout)
-        if self.first_only:
-            x = self._first_of_last_layer(self._parts[-1], x, layout)[:, None]
-        else:
-            x = layout.unpack(x)
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=x)
+        last = self._first_of_last_layer(self._parts[-1], x, layout)[:, None] if self.first_only else layout.unpack(x)
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=last)
 
     def _layer(self, parts: Parts, x: Tensor, layout: Padded) -> Tensor:
         if parts.query is None or parts.key is None or parts.value is None:
@@ -122,9 +119,9 @@ class PackedEncoder(nn.Module):
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Attention of padded tensors ``(batch, length, hidden)``."""
-        split = [x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (query, key, value)]
+        q, k, v = (x.view(*x.shape[:2], self.heads, -1).transpose(1, 2) for x in (query, key, value))
         mask = None if mask is None else mask[:, None, None]
-        return functional.scaled_dot_product_attention(*split, attn_mask=mask).transpose(1, 2).flatten(2)
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
 
 
 class Padded:
@@ -199,7 +196,7 @@ class Packed(Padded):
         if not self._full:
             padded = x.new_zeros(self.batch * self.length, x.shape[-1])
             x = padded.index_copy_(0, self._places, x)
-        return x.unflatten(0, (self.batch, self.length))
+        return x.view(self.batch, self.length, x.shape[-1])
 
     def mean(self, x: Tensor) -> Tensor:
         # The quickest sum over unequal stretches; in half precision it counts in single.

@@ -176,11 +176,18 @@ def _logits(
 ) -> np.ndarray[Any, np.dtype[Any]]:
     length = source.max_length or run.get("max_length") or 128
     encoded = encode(rows, task, tokenizer, length)
+    return predict_logits(model, tokenizer, encoded, source.batch_size, source.device)
+
+
+def predict_logits(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, encoded: Dataset, batch_size: int, device: str
+) -> np.ndarray[Any, np.dtype[Any]]:
+    """The logits of encoded rows, in their order."""
     with tempfile.TemporaryDirectory() as unused:
         arguments = TrainingArguments(
             output_dir=unused,
-            per_device_eval_batch_size=source.batch_size,
-            use_cpu=on_cpu(source.device),
+            per_device_eval_batch_size=batch_size,
+            use_cpu=on_cpu(device),
             dataloader_pin_memory=False,
             disable_tqdm=True,
             report_to="none",

@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from attendrop.errors import AttendropError
+from attendrop.pruning.model import is_pruned, load
 from attendrop.tasks.base import Task
 
 MINILM_HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
@@ -81,6 +82,8 @@ def load_model_and_tokenizer(name: str, task: Task | None) -> tuple[PreTrainedMo
         AttendropError: The model cannot be found or loaded, has pickled weights only, needs code of its own, or (with
             ``task=None``) has no trained head.
     """
+    if is_pruned(name):
+        return _load_pruned(name, task)
     place = resolve_model(name)
     _check_weights(Path(place))
     keywords: dict[str, Any] = {"trust_remote_code": False}
@@ -101,6 +104,16 @@ def load_model_and_tokenizer(name: str, task: Task | None) -> tuple[PreTrainedMo
     _report_loading(name, model, found, keeps_head=task is None)
     _set_padding(name, model, tokenizer)
     return model, tokenizer
+
+
+def _load_pruned(name: str, task: Task | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    if task is not None:
+        raise AttendropError(
+            f"The model {name!r} is pruned and does not train; save attendrop.load({name!r}).to_stock(), and train "
+            "that."
+        )
+    with _load_errors(name):
+        return load(name).model, AutoTokenizer.from_pretrained(name)
 
 
 def load_config(name: str) -> PreTrainedConfig:

@@ -1,0 +1,35 @@
+"""Options of a method from a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from attendrop.errors import AttendropError
+
+
+def read_options(file: str, method: str) -> dict[str, Any]:
+    """Read a JSON file of options: ``{"p": 0.3}``, or ``{"method": ..., "options": {...}}`` as `patterns --fit` writes.
+
+    Raises:
+        AttendropError: There is no such file, it is not of that form, or its options are of another method.
+    """
+    try:
+        found = json.loads(Path(file).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise AttendropError(f"There is no options file '{file}'; name a JSON file of the method's options.") from None
+    except IsADirectoryError:
+        raise AttendropError(f"The options file '{file}' is a folder; name a JSON file.") from None
+    except ValueError as error:
+        raise AttendropError(f"The options file '{file}' is not valid JSON ({error}); correct it.") from None
+    if isinstance(found, dict) and found.keys() == {"method", "options"}:
+        if found["method"] != method:
+            raise AttendropError(
+                f"The options file '{file}' is for method {found['method']!r}; add --method {found['method']}, or name "
+                "another file."
+            )
+        found = found["options"]
+    if not isinstance(found, dict):
+        raise AttendropError(f"The options file '{file}' must hold an object such as {{\"p\": 0.3}}.")
+    return {name.replace("-", "_"): value for name, value in found.items()}

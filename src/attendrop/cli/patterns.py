@@ -1,0 +1,111 @@
+"""`attendrop patterns`: what AttendOut learnt, as a picture, a table and a schedule."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attendrop import patterns
+from attendrop.errors import AttendropError
+from attendrop.patterns import Fit, Patterns
+from attendrop.runs.config import RunConfig
+
+_ROWS = 12
+
+
+def show_patterns(run: str, pieces: int | None, output: str | None, options: str | None) -> tuple[dict[str, Any], str]:
+    """Draw a run's patterns, and fit a schedule to them if ``pieces`` says of how many.
+
+    Args:
+        run: Folder of a run.
+        pieces: Of the fit, or None.
+        output: The picture. None: ``patterns.png`` in the folder.
+        options: The schedule. None: ``scheduler.json`` in the folder.
+
+    Returns:
+        What was found, as plain values and as text.
+
+    Raises:
+        AttendropError: The run has no patterns, the fit is not possible, or a file cannot be written.
+    """
+    if options is not None and pieces is None:
+        raise AttendropError("--options says where to write a fit; say with --fit how many pieces it is to have.")
+    found = patterns.read(Path(run))
+    fitted = None if pieces is None else patterns.fit(found, pieces)
+    picture = _writable(output or f"{run}/patterns.png")
+    schedule = _writable(options or f"{run}/scheduler.json")
+    patterns.draw(found, picture, fitted)
+    values: dict[str, Any] = {"run": run, "picture": str(picture), "dropout_steps": len(found.steps)}
+    values |= {"drop_probability": _by_layer(found, found.probabilities), "steps": found.steps.astype(int).tolist()}
+    text = [f"AttendOut: {found.run}", "", _table(found), "", f"Wrote {picture}."]
+    if fitted is not None:
+        method = patterns.scheduler(found, fitted)
+        patterns.write_options(schedule, method)
+        command = _command(found.config, schedule)
+        rms = dict(zip(found.layers, fitted.rms.tolist(), strict=True))
+        values["fit"] = {"file": str(schedule), "rms": rms, "command": command, **method.options()}
+        text += ["", *_reading(found, fitted), f"Wrote {schedule}. To train with it:", command]
+    return values, "\n".join(text)
+
+
+def _writable(file: str) -> Path:
+    path = Path(file)
+    if path.is_dir() or not path.parent.is_dir():
+        raise AttendropError(f"'{file}' cannot be written; name a file in a folder that exists.")
+    return path
+
+
+def _by_layer(found: Patterns, values: Any) -> dict[str, list[float]]:
+    return dict(zip(found.layers, values.T.tolist(), strict=True))
+
+
+def _table(found: Patterns) -> str:
+    """Some dropout steps, the first and the last among them: the probabilities by layer, the reward, the survivor."""
+    count = len(found.steps)
+    shown = np.unique(np.linspace(0, count - 1, min(count, _ROWS)).round().astype(int))
+    kinds = {layer.split(".")[0] for layer in found.layers}
+    names = [layer.split(".")[1] for layer in found.layers] if len(kinds) == 1 else found.layers
+    rows = [["step", *names, "reward", "kept"]]
+    for i in shown:
+        kept = "A" if found.attacker_survived[i] else "D"
+        cells = [f"{p:.2f}" for p in found.probabilities[i]]
+        rows.append([f"{found.steps[i]:.0f}", *cells, f"{found.rewards[i]:+.3f}", kept])
+    survived = sum(found.attacker_survived)
+    return "\n".join(
+        [
+            f"Mean probability of dropping, by layer of {' and '.join(sorted(kinds))} attention:",
+            *_aligned(rows),
+            f"{len(shown)} of {count} dropout steps. Kept: the attacker (A) or the defender (D); A {survived} times.",
+        ]
+    )
+
+
+def _reading(found: Patterns, fitted: Fit) -> list[str]:
+    rows = [["progress", *(f"{knot:.2f}" for knot in fitted.knots), "RMS error"]]
+    for layer, values, error in zip(found.layers, fitted.values.T, fitted.rms, strict=True):
+        rows.append([layer, *(f"{value:.2f}" for value in values), f"{error:.4f}"])
+    return [f"Fit of {len(fitted.knots) - 1} linear piece(s) by least squares:", *_aligned(rows)]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [" ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+
+
+def _command(config: Mapping[str, Any], schedule: Path) -> str:
+    """The training command of a run, with the schedule in place of its method."""
+    words = ["attendrop", "train"]
+    for field in dataclasses.fields(RunConfig):
+        value = config.get(field.name, field.default)
+        default = field.default_factory() if callable(field.default_factory) else field.default
+        if field.name in ("output_dir", "method", "options") or value in (default, [], ()):
+            continue
+        flag = f"--{field.name.replace('_', '-')}"
+        text = ",".join(value) if isinstance(value, list | tuple) else str(value)
+        words += [flag] if value is True else [flag, text]
+    return shlex.join([*words, "--method", "scheduler", "--options", str(schedule)])

@@ -1,0 +1,77 @@
+"""`attendrop prune` and `attendrop export`: what they print."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attendrop.cli.console import aligned, size
+from attendrop.errors import AttendropError
+from attendrop.pruning import export_onnx, export_torch
+from attendrop.runs.models import load_model_and_tokenizer
+
+FORMATS = {"onnx": export_onnx, "torch": export_torch}
+
+
+def prune_summary(metrics: Mapping[str, Any]) -> str:
+    """What was removed, by which ranking; scores, size and speed before and after."""
+    pruned, metric = metrics["pruned"], metrics["metric"]
+    name, before_after = metric.replace("_", " "), "{before} -> {after}".format
+    lines = {
+        "constant attention": f"{len(pruned['layers'])} of {pruned['of']} layers" + _listed(pruned["layers"]),
+        "ranked by": _ranking(pruned),
+    }
+    if pruned["scores"]:
+        tried = "  ".join(f"{count}: {score:.4f}" for count, score in pruned["scores"].items())
+        lines["layers: score"] = f"{tried}  ({name} on {pruned['chosen_on']})"
+    if pruned["recover_epochs"]:
+        lines["recovered"] = f"fine-tuned for {pruned['recover_epochs']} more epoch(s)"
+    if pruned["chosen_on"] == "selection":
+        lines["selection score"] = f"{name} {_change(pruned['selection'], metric)}"
+    lines |= {f"{part} score": f"{name} {_change(both, metric)}" for part, both in pruned["all_scores"].items()}
+    lines["parameters"] = before_after(**{when: f"{count:,}" for when, count in pruned["parameters"].items()})
+    lines["weights on disk"] = before_after(**{when: size(count) for when, count in pruned["bytes"].items()})
+    rows = "rows of the data that layers were chosen on, 8 at a time"
+    form = "" if pruned["fast"] else "; this family has no fast form here"
+    lines["speed"] = f"{pruned['speed']:.2f} times as fast on {metrics['device']} ({rows}){form}"
+    if pruned["chosen_on"] == "dev":
+        lines["protocol"] = "layers were chosen on dev, so the dev score flatters"
+    lines["model"] = metrics["output_dir"]
+    return f"{metrics['model']} on {metrics['task']} with {metrics['method']}, pruned\n{aligned(lines)}"
+
+
+def export_run(run: str, format_: str, output: str) -> dict[str, Any]:
+    """Export the model of a run; returns ``model, format, output, bytes``.
+
+    Raises:
+        AttendropError: There is no such format or model, the output cannot be written, or a package is missing.
+    """
+    if format_ not in FORMATS:
+        raise AttendropError(f"format {format_!r} is not known. Choose from: {', '.join(FORMATS)}.")
+    target = Path(output)
+    if target.is_dir() or not target.absolute().parent.is_dir():
+        raise AttendropError(f"'{output}' cannot be written; name a file in a folder that exists.")
+    if format_ == "onnx" and importlib.util.find_spec("onnx") is None:
+        raise AttendropError("Export to ONNX needs onnx and onnxscript; run `pip install attendrop[export]`.")
+    if not Path(run).is_dir():
+        raise AttendropError(f"There is no run folder '{run}'.")
+    model, _ = load_model_and_tokenizer(str(Path(run).absolute()), None)
+    FORMATS[format_](model, target)
+    return {"model": run, "format": format_, "output": output, "bytes": target.stat().st_size}
+
+
+def _listed(layers: list[int]) -> str:
+    return f": {', '.join(map(str, layers))}" if layers else ""
+
+
+def _ranking(pruned: Mapping[str, Any]) -> str:
+    values = "  ".join(f"{key.split('.')[1]}: {value:.3f}" for key, value in pruned["harm"].items())
+    if pruned["ranked_by"] == "generator":
+        return f"share that the generator drops  {values}"
+    return f"loss with this layer constant  {values}"
+
+
+def _change(both: Mapping[str, Mapping[str, float]], metric: str) -> str:
+    return f"{both['before'][metric]:.4f} -> {both['after'][metric]:.4f}"

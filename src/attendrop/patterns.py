@@ -1,0 +1,192 @@
+"""What AttendOut learnt: its dropout patterns as a picture (Figure 3 of its paper), and as a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attendrop.checkpoints import write_json
+from attendrop.errors import AttendropError
+from attendrop.methods import Scheduler
+from attendrop.methods.scheduler import HIGHEST
+from attendrop.runs.folder import read_metrics
+
+_DECIMALS = 6
+# Yellow is hard to see on white.
+_LIGHTEST = 0.88
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """The dropout steps of a run of AttendOut.
+
+    Attributes:
+        run: What was trained on what, for a title.
+        planned_steps: How many optimizer steps the run had planned.
+        layers: Keys of the attention layers, such as ``encoder.0``.
+        steps: ``(T,)``, the optimizer steps taken by the end of each period.
+        probabilities: ``(T, layers)``, the mean probability of dropping in a period.
+        rewards: ``(T,)``.
+        attacker_survived: Of each period.
+        config: The options of the run.
+    """
+
+    run: str
+    planned_steps: int
+    layers: tuple[str, ...]
+    steps: Numbers
+    probabilities: Numbers
+    rewards: Numbers
+    attacker_survived: tuple[bool, ...]
+    config: Mapping[str, Any]
+
+    @property
+    def progress(self) -> Numbers:
+        """``(T,)``, the share of the planned steps that were taken."""
+        return self.steps / max(self.planned_steps, 1)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Piecewise linear curves through the patterns.
+
+    Attributes:
+        knots: ``(N + 1,)``, shares of the planned steps.
+        values: ``(N + 1, layers)``, the probability at each knot.
+        rms: ``(layers,)``, root mean square of the differences from the patterns.
+    """
+
+    knots: Numbers
+    values: Numbers
+    rms: Numbers
+
+    def at(self, progress: Numbers) -> Numbers:
+        """The curves' probabilities, ``(T, layers)``."""
+        return _hats(progress, self.knots) @ self.values
+
+
+def read(folder: Path) -> Patterns:
+    """Read the patterns of a finished run.
+
+    Raises:
+        AttendropError: There is no such run, it trained with another method, or it took no dropout step.
+    """
+    metrics = read_metrics(folder)
+    if metrics is None:
+        raise AttendropError(f"'{folder}' holds no finished run; name the folder of one.")
+    if metrics["method"] != "attendout":
+        raise AttendropError(
+            f"The run in '{folder}' trained with {metrics['method']}, which learns no dropout patterns; name one of "
+            "method attendout."
+        )
+    found = metrics["dropout_steps"]
+    if not found:
+        raise AttendropError(f"The run in '{folder}' took no dropout step; train for longer, or lower dropout_step.")
+    layers = sorted(found[0]["drop_probability"], key=lambda key: (key.split(".")[0], int(key.split(".")[1])))
+    return Patterns(
+        run=f"{metrics['model']} on {metrics['task']}, seed {metrics['seed']}",
+        planned_steps=metrics["planned_steps"],
+        layers=tuple(layers),
+        steps=np.array([entry["step"] for entry in found], dtype=np.float64),
+        probabilities=np.array([[entry["drop_probability"][key] for key in layers] for entry in found]),
+        rewards=np.array([entry["reward"] for entry in found], dtype=np.float64),
+        attacker_survived=tuple(entry["attacker_survived"] for entry in found),
+        config=metrics["config"],
+    )
+
+
+def fit(patterns: Patterns, pieces: int) -> Fit:
+    """Fit a continuous curve of equal linear pieces in the training progress to each layer, by least squares.
+
+    Its values at the knots are then clamped to [0, 0.95], the range of :class:`attendrop.Scheduler`.
+
+    Raises:
+        AttendropError: There are too few dropout steps, or a piece has too few.
+    """
+    count = len(patterns.steps)
+    if pieces < 1:
+        raise AttendropError(f"fit={pieces} must be at least 1: it is the number of pieces.")
+    if count < pieces + 1:
+        raise AttendropError(
+            f"fit={pieces}: {pieces} piece(s) have {pieces + 1} knots, but the run took {count} dropout step(s); fit "
+            "fewer pieces, or train with a lower dropout_step."
+        )
+    knots = np.round(np.linspace(0, 1, pieces + 1), _DECIMALS)
+    values, _, rank, _ = np.linalg.lstsq(_hats(patterns.progress, knots), patterns.probabilities, rcond=None)
+    if rank < pieces + 1:
+        raise AttendropError(
+            f"fit={pieces}: the dropout steps, from {patterns.progress[0]:.0%} to {patterns.progress[-1]:.0%} of the "
+            "planned steps, do not determine every piece; fit fewer."
+        )
+    values = np.round(values.clip(0, HIGHEST), _DECIMALS)
+    errors = _hats(patterns.progress, knots) @ values - patterns.probabilities
+    rms: Numbers = np.sqrt((errors**2).mean(0))
+    return Fit(knots, values, rms)
+
+
+def scheduler(patterns: Patterns, fitted: Fit) -> Scheduler:
+    """The method that follows the fitted curves, in the layers where AttendOut acted."""
+    layers = patterns.config["options"].get("layers", "all")
+    return Scheduler(tuple(fitted.knots.tolist()), tuple(map(tuple, fitted.values.T.tolist())), layers)
+
+
+def write_options(path: Path, method: Scheduler) -> None:
+    """Write a method's options as `attendrop train --options` reads them."""
+    write_json(path, {"method": method.name, "options": method.options()})
+
+
+def draw(patterns: Patterns, path: Path, fitted: Fit | None = None) -> None:
+    """Draw the probability of dropping over the training steps, a line for each layer, as a PNG file.
+
+    Args:
+        patterns: What to draw.
+        path: The file.
+        fitted: Drawn as dashed lines over it.
+
+    Raises:
+        AttendropError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise AttendropError("A picture needs matplotlib; run `pip install attendrop[plots]`.") from None
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    colors = matplotlib.colormaps["viridis"](np.linspace(0, _LIGHTEST, len(patterns.layers)))
+    marker = "o" if len(patterns.steps) <= 40 else None
+    curve = np.linspace(0, patterns.progress[-1], 200)
+    for i, (layer, color) in enumerate(zip(patterns.layers, colors, strict=True)):
+        probabilities = patterns.probabilities[:, i]
+        axes.plot(patterns.steps, probabilities, color=color, label=layer, marker=marker, markersize=3, linewidth=1.5)
+        if fitted is not None:
+            axes.plot(curve * patterns.planned_steps, fitted.at(curve)[:, i], color=color, linestyle="--", linewidth=1)
+    if fitted is not None:
+        axes.plot([], [], color="gray", linestyle="--", linewidth=1, label="fit")
+    axes.set_xlim(0, max(patterns.planned_steps, patterns.steps[-1]))
+    axes.set_ylim(*_range(patterns.probabilities))
+    axes.set_xlabel("training step")
+    axes.set_ylabel("mean probability of dropping")
+    axes.set_title(f"AttendOut: {patterns.run}", fontsize="medium")
+    axes.grid(alpha=0.3)
+    columns = 1 + len(patterns.layers) // 17
+    figure.legend(loc="outside right upper", title="attention layer", fontsize="small", ncols=columns)
+    figure.savefig(path, format="png", dpi=150)
+
+
+def _range(values: Numbers) -> tuple[float, float]:
+    """Limits of an axis: all values, but never so close that noise looks like a pattern."""
+    middle, half = (values.max() + values.min()) / 2, max((values.max() - values.min()) / 2 * 1.1, 0.05)
+    return max(0.0, float(middle - half)), min(1.0, float(middle + half))
+
+
+def _hats(progress: Numbers, knots: Numbers) -> Numbers:
+    """Hat functions, ``(T, knots)``: how much each knot counts at each point of a piecewise linear curve."""
+    return np.stack([np.interp(progress, knots, hat) for hat in np.eye(len(knots))], axis=1)
