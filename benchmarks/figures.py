@@ -7,13 +7,16 @@ from statistics import median
 
 from fidelity import Fidelity, enough_nodes
 from measure import Bench, Contender, interleave, peak_memory, ratios
+from pruned import contenders, onnx_contenders
 from runs import time_runs
 from workloads import (
     BATCH_SIZE,
+    INFERENCE_BATCH,
     Setting,
     build_model,
     cola_rows,
     epoch_batches,
+    inference_batches,
     made_up,
     reward_items,
     step_batches,
@@ -211,6 +214,27 @@ def attendout(setting: Setting) -> Iterator[Row]:
         yield Row("peak memory, AttendOut / fine-tuning", case, [ours / plain], 2.5, note=note)
 
 
+def inference(setting: Setting) -> Iterator[Row]:
+    """Prediction with constant attention in all layers but the first, against the stock model."""
+    batches = inference_batches(setting)
+    for shape in setting.shapes:
+        model = build_model(setting, shape)
+        compared = contenders(model)
+        for name, found in batches.items():
+            case = f"{shape}, batch {INFERENCE_BATCH}, {name}"
+            times = interleave(compared, found, rounds=setting.rounds + 2, seconds=0)
+            target = 1.6 if "full" in name else 2.5
+            yield Row("stock / all layers constant but the first", case, ratios(times, "stock", "pruned"), target, True)
+            yield Row("stock / unpruned without padding", case, ratios(times, "stock", "unpadded"), None)
+        del compared
+        in_onnx = onnx_contenders(setting, model)
+        for name, found in batches.items() if in_onnx else ():
+            times = interleave(in_onnx, found, rounds=setting.rounds, seconds=0)
+            case = f"{shape}, batch {INFERENCE_BATCH}, {name}"
+            target = None if "full" in name else 1.5
+            yield Row("ONNX Runtime: unpruned / pruned", case, ratios(times, "stock", "pruned"), target, at_least=True)
+
+
 FIGURES: dict[str, Callable[[Setting], Iterator[Row]]] = {
     "steps": steps,
     "floors": floors,
@@ -219,6 +243,7 @@ FIGURES: dict[str, Callable[[Setting], Iterator[Row]]] = {
     "iga": iga,
     "memory": memory,
     "attendout": attendout,
+    "inference": inference,
 }
 
 

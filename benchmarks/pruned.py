@@ -1,0 +1,64 @@
+"""Time of prediction with and without constant attention."""
+
+import importlib.util
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import Contender, Step
+from transformers import BertForSequenceClassification
+from workloads import Batch, Setting
+
+from attendrop import export_onnx, prune
+from attendrop.pruning.model import unpadded
+
+
+def contenders(model: BertForSequenceClassification) -> dict[str, Contender]:
+    """The stock model; the same without padding; and with all layers constant but the first."""
+    model = model.eval()
+    last = range(1, model.config.num_hidden_layers)
+    return {"stock": _of(model), "unpadded": _of(unpadded(model)), "pruned": _of(prune(model, list(last)))}
+
+
+def onnx_contenders(setting: Setting, model: BertForSequenceClassification) -> dict[str, Contender]:
+    """The stock model and the pruned one, both in ONNX Runtime; nothing if that is not installed."""
+    if importlib.util.find_spec("onnxruntime") is None:
+        return {}
+    import onnxruntime
+
+    model = model.eval()
+    models: Mapping[str, Any] = {"stock": model, "pruned": prune(model, list(range(1, model.config.num_hidden_layers)))}
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    found: dict[str, Contender] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, exported in models.items():
+            path = Path(folder) / f"{name}.onnx"
+            export_onnx(exported, path)
+            session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            found[name] = _of_session(session)
+    return found
+
+
+def _of(model: Callable[..., Any]) -> Contender:
+    @contextmanager
+    def contender() -> Iterator[Step]:
+        with torch.inference_mode():
+            yield lambda batch: model(**batch)
+
+    return contender
+
+
+def _of_session(session: Any) -> Contender:
+    @contextmanager
+    def contender() -> Iterator[Step]:
+        def step(batch: Batch) -> None:
+            types = {"token_type_ids": torch.zeros_like(batch["input_ids"])}
+            session.run(None, {name: value.numpy() for name, value in (batch | types).items()})
+
+        yield step
+
+    return contender
