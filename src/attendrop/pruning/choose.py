@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,9 @@ import torch
 from attendrop.attention import Attachment, Plan, evaluating
 from attendrop.errors import AttendropError
 from attendrop.methods.base import Batch
-from attendrop.pruning.masking import mask_layers, prunable_sites
-from attendrop.pruning.model import PrunedModel
+from attendrop.pruning.masking import Constant, mask_layers, prunable_sites
+from attendrop.pruning.model import PrunedModel, warn_if_slow
 from attendrop.regularize import loss_and_outputs
-from attendrop.scoring import Call, Edit
 from attendrop.sites import Site
 
 # How well a model does; more is better.
@@ -35,20 +34,6 @@ class Wanted:
     count: int | None = None
     layers: tuple[int, ...] | None = None
     threshold: float | None = None
-
-
-class Constant(Plan):
-    """Constant attention at some sites."""
-
-    def __init__(self, keys: Iterable[str]) -> None:
-        super().__init__()
-        self.keys = set(keys)
-
-    def wants(self, site: Site) -> bool:
-        return site.key in self.keys
-
-    def edit(self, call: Call) -> Edit:
-        return Edit(constant=True)
 
 
 def prune(
@@ -85,17 +70,19 @@ def prune(
         AttendropError: The model or the selection of layers is not supported, or what is needed for it is not given.
     """
     wanted = parse_wanted(layers)
+    if isinstance(model, PrunedModel):
+        raise AttendropError("The model is pruned already; prune what its to_stock() gives.")
     sites = prunable_sites(model)
     if wanted.layers is not None:
-        return PrunedModel(mask_layers(model, wanted.layers))
+        return _made(model, wanted.layers)
     if wanted.threshold is not None:
         shares = _shares(pi, sites)
-        return PrunedModel(mask_layers(model, [i for i, share in enumerate(shares) if share >= wanted.threshold]))
+        return _made(model, [number for number, share in enumerate(shares) if share >= wanted.threshold])
     if wanted.count is not None and wanted.count > len(sites):
         raise AttendropError(f"layers={wanted.count}: the model has only {len(sites)} layers of attention.")
     order = ranked(model, sites, batches=batches, pi=pi)
     if wanted.count is not None:
-        return PrunedModel(mask_layers(model, order[: wanted.count]))
+        return _made(model, order[: wanted.count])
     if score is None:
         score = loss_score(_needed(batches, "layers='auto'"))
     return choose(model, order, score, tolerance)[0]
@@ -161,7 +148,7 @@ def choose(
     Returns:
         The model, and the score for each number of layers.
     """
-    if tolerance < 0:
+    if not tolerance >= 0:
         raise AttendropError(f"tolerance={tolerance} must be at least 0.")
     best = PrunedModel(mask_layers(model, []))
     scores = {0: score(best)}
@@ -170,6 +157,7 @@ def choose(
         scores[count] = score(candidate)
         if scores[count] >= scores[0] - tolerance:
             best = candidate
+    warn_if_slow(best)
     return best, scores
 
 
@@ -182,6 +170,12 @@ def loss_score(batches: Sequence[Batch]) -> Score:
         return -sum(losses) / sum(map(_rows, batches))
 
     return score
+
+
+def _made(model: Any, layers: Sequence[int]) -> PrunedModel:
+    light = PrunedModel(mask_layers(model, layers))
+    warn_if_slow(light)
+    return light
 
 
 def _mean_loss(attachment: Attachment, batches: Sequence[Batch], plan: Plan) -> float:

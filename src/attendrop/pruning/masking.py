@@ -1,22 +1,36 @@
-"""Constant attention in a stock model: with queries of zero, softmax gives every valid key the same weight, exactly."""
+"""Constant attention in a stock model: with scores of zero, softmax gives every valid key the same weight, exactly."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from attendrop.attention import find_sites
+from attendrop.attention import Attachment, Plan, dummy_batch, evaluating, find_sites
 from attendrop.errors import AttendropError
+from attendrop.scoring import Call, Edit
 from attendrop.sites import Site, select_self_attention
 
-# What families call the projection to queries; and those that project to queries, keys and values at once.
-_QUERIES = ("query", "q_lin", "q_proj", "q")
+# What families call the projections to queries and keys; and those to queries, keys and values at once, in thirds.
+_SEPARATE = (("query", "key"), ("q_lin", "k_lin"), ("q_proj", "k_proj"), ("q", "k"))
 _FUSED = ("c_attn", "Wqkv", "qkv")
+
+
+class Constant(Plan):
+    """Constant attention at some sites."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        super().__init__()
+        self.keys = set(keys)
+
+    def wants(self, site: Site) -> bool:
+        return site.key in self.keys
+
+    def edit(self, call: Call) -> Edit:
+        return Edit(constant=True)
 
 
 def prunable_sites(model: Any) -> list[Site]:
@@ -34,16 +48,16 @@ def prunable_sites(model: Any) -> list[Site]:
 def mask_layers(model: Any, layers: Collection[int]) -> Any:
     """Copy a model, with constant attention in some layers.
 
-    The copy is a model of the same class, which transformers runs, trains and saves as any other. The queries of these
-    layers are zero and frozen.
+    The copy is a model of the same class, which transformers runs, trains and saves as any other. Queries and keys of
+    these layers are zero, and stay so in training: while both are, the gradients of both vanish.
 
     Args:
         model: A transformers model; left as it was.
         layers: Numbers of the layers, from 0.
 
     Raises:
-        AttendropError: The model's attention does not become constant in this way (position biases, such as T5's), or
-            there is no such layer.
+        AttendropError: The model's attention does not become constant in this way (position biases, such as T5's; an
+            image model's biases show when it runs), or there is no such layer.
     """
     sites = prunable_sites(model)
     _check_numbers(layers, len(sites))
@@ -54,21 +68,20 @@ def mask_layers(model: Any, layers: Collection[int]) -> Any:
             raise AttendropError(
                 f"{type(module).__name__} adds position biases to its scores, so its attention cannot be made constant."
             )
-        for parameter, rows in _query_parameters(module):
+        for parameter, rows in _score_parameters(module):
             with torch.no_grad():
                 parameter[rows] = 0
             if rows == (slice(None),):
                 parameter.requires_grad_(False)
-            else:  # queries, keys and values in one: only the first third stays zero
-                parameter.register_hook(partial(_without, rows))  # type: ignore[no-untyped-call]
+    _check_constant(masked, [sites[number].key for number in layers])
     return masked
 
 
 def masked_layers(model: Any) -> list[int]:
-    """The layers whose queries are zero."""
+    """The layers whose queries and keys are zero."""
     found = []
     for number, site in enumerate(prunable_sites(model)):
-        parameters = _query_parameters(model.get_submodule(site.name))
+        parameters = _score_parameters(model.get_submodule(site.name))
         if all(not parameter.detach()[rows].any() for parameter, rows in parameters):
             found.append(number)
     return found
@@ -80,26 +93,39 @@ def _check_numbers(layers: Collection[int], count: int) -> None:
         raise AttendropError(f"layers: the model has no layer {wrong[0]}; layers are 0 to {count - 1}.")
 
 
-def _query_parameters(module: nn.Module) -> list[tuple[nn.Parameter, tuple[slice, ...]]]:
-    """Weight and bias of the projection to queries, each with the part of it that this is."""
-    for name in (*_QUERIES, *_FUSED):
+def _score_parameters(module: nn.Module) -> list[tuple[nn.Parameter, tuple[slice, ...]]]:
+    """The parameters that make queries and keys, each with the part of it that does."""
+    for pair in _SEPARATE:
+        if all(isinstance(getattr(module, name, None), nn.Linear) for name in pair):
+            return [(p, (slice(None),)) for name in pair for p in module.get_submodule(name).parameters()]
+    for name in _FUSED:
         projection: Any = getattr(module, name, None)
-        if not isinstance(getattr(projection, "weight", None), nn.Parameter):
-            continue
-        parameters = [projection.weight] + ([projection.bias] if projection.bias is not None else [])
-        if name in _QUERIES:
-            return [(parameter, (slice(None),)) for parameter in parameters]
-        # A linear layer has its outputs in the rows of its weight, GPT-2's Conv1D in the columns.
-        axis = 0 if isinstance(projection, nn.Linear) else 1
-        third = slice(0, projection.weight.shape[axis] // 3)
-        rows = (third,) if axis == 0 else (slice(None), third)
-        return [(p, rows if p.ndim == 2 else (third,)) for p in parameters]
+        if isinstance(getattr(projection, "weight", None), nn.Parameter):
+            # A linear layer has its outputs in the rows of its weight, GPT-2's Conv1D in the columns.
+            axis = 0 if isinstance(projection, nn.Linear) else 1
+            part = slice(0, projection.weight.shape[axis] // 3 * 2)
+            rows = (part,) if axis == 0 else (slice(None), part)
+            return [(p, rows if p.ndim == 2 else (part,)) for p in projection.parameters()]
     raise AttendropError(
-        f"{type(module).__name__} has no projection to queries that is known here; it cannot be pruned."
+        f"{type(module).__name__} has no projections to queries and keys that are known here; it cannot be pruned."
     )
 
 
-def _without(rows: Sequence[slice], gradient: Tensor) -> Tensor:
-    gradient = gradient.clone()
-    gradient[tuple(rows)] = 0
-    return gradient
+def _check_constant(masked: Any, keys: Collection[str]) -> None:
+    """Compare with attention that is constant by decree: some models add to their scores what is not zero."""
+    if not keys:
+        return
+    attachment, batch = Attachment(masked), dummy_batch(masked)
+    attachment.probe(batch)
+    attachment.attach()
+    try:
+        with torch.no_grad(), evaluating(masked):
+            found, expected = (attachment.forward(batch, plan)[0].float() for plan in (None, Constant(keys)))
+    finally:
+        attachment.detach()
+    tolerance = 1e-3 if masked.dtype in (torch.float32, torch.float64) else 0.1
+    if (found - expected).norm() > tolerance * expected.norm():
+        raise AttendropError(
+            f"{type(masked).__name__} adds something to the scores of its attention, so zero queries do not make it "
+            "constant; it cannot be pruned."
+        )

@@ -71,7 +71,8 @@ _DISTILBERT = Family(
 FAMILIES = dict.fromkeys(("bert", "roberta", "electra", "xlm-roberta", "camembert"), _BERT) | {
     "distilbert": _DISTILBERT
 }
-# Heads that read the first token and nothing else.
+# Heads to which padding means nothing, and none ("Model"); of these, those that read nothing but the first token.
+_HEADS = ("ForSequenceClassification", "ForMultipleChoice", "ForTokenClassification", "Model")
 _READ_FIRST = ("ForSequenceClassification", "ForMultipleChoice")
 
 
@@ -101,11 +102,6 @@ class PrunedModel(nn.Module):
         if self.fast:
             _fold(self.model, self.layers)
             _pack(self.model)
-        else:
-            logger.warning(
-                "%s has no fast form here: its pruned layers attend equally to all tokens, and take as long as before.",
-                type(masked).__name__,
-            )
         self.eval()
 
     @property
@@ -117,8 +113,11 @@ class PrunedModel(nn.Module):
         """Run the model on its usual inputs.
 
         Raises:
-            AttendropError: In training mode.
+            AttendropError: Attention weights or hidden states are asked for, which the fast form does not have.
         """
+        for name in ("output_attentions", "output_hidden_states"):
+            if self.fast and kwargs.get(name, getattr(self.config, name, False)):
+                raise AttendropError(f"A pruned model has nothing to give for {name}; its to_stock() has.")
         return self.model(*args, **kwargs)
 
     def train(self, mode: bool = True) -> PrunedModel:
@@ -157,12 +156,17 @@ class PrunedModel(nn.Module):
 
         transformers alone refuses to load the folder of a fast model, for it would miss what is not there. A model
         without a fast form is saved as any other.
+
+        Raises:
+            AttendropError: The folder holds another model.
         """
         if not self.fast:
             self.model.save_pretrained(folder)
             return
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        if (folder / "config.json").exists():
+            raise AttendropError(f"The folder '{folder}' holds another model; name an empty or a new one.")
         config = {
             "architecture": type(self.model).__name__,
             "pruned_layers": list(self.layers),
@@ -187,16 +191,10 @@ def load(folder: str | Path) -> Any:
     """
     folder = Path(folder)
     if not is_pruned(folder):
-        config = _read(folder / "config.json")
-        architectures = config.get("architectures") or [""]
-        cls = getattr(transformers, architectures[0], None)
-        if cls is None:
-            raise AttendropError(f"The model in '{folder}' is of an unknown class, {architectures[0]!r}.")
-        return cls.from_pretrained(folder, use_safetensors=True).eval()
+        architectures = _read(folder / "config.json").get("architectures") or [None]
+        return _class(folder, architectures[0]).from_pretrained(folder, use_safetensors=True).eval()
     config = _read(folder / CONFIG)
-    cls = getattr(transformers, config["architecture"], None)
-    if cls is None:
-        raise AttendropError(f"The model in '{folder}' is of an unknown class, {config['architecture']!r}.")
+    cls = _class(folder, config.get("architecture"))
     model = cls(cls.config_class.from_dict(config["stock"]))
     pruned = PrunedModel.__new__(PrunedModel)
     nn.Module.__init__(pruned)
@@ -215,9 +213,20 @@ def is_pruned(folder: str | Path) -> bool:
 
 
 def has_fast_form(model: Any) -> bool:
-    """Whether a model's family has a fast form."""
+    """Whether a model has a fast form, by its family and its head."""
     config = model.config
-    return config.model_type in FAMILIES and not getattr(config, "is_decoder", False)
+    if getattr(config, "is_decoder", False) or not type(model).__name__.endswith(_HEADS):
+        return False
+    return config.model_type in FAMILIES
+
+
+def warn_if_slow(light: PrunedModel) -> None:
+    """Say so if a pruned model is no faster."""
+    if not light.fast:
+        logger.warning(
+            "%s has no fast form here: its pruned layers attend equally to all tokens, and take as long as before.",
+            type(light.model).__name__,
+        )
 
 
 def unpadded(model: Any) -> PrunedModel:
@@ -266,10 +275,20 @@ def _pack(model: Any) -> None:
     """Put the encoder that computes no padding in place of the model's own."""
     family, base = _family(model), model.base_model
     first_only = type(model).__name__.endswith(_READ_FIRST)
+    if hasattr(model, "sequence_summary"):  # ELECTRA's choice among texts
+        first_only = model.config.summary_type == "first"
     heads = model.config.num_attention_heads
     encoder = PackedEncoder(_layers(model), family.names, heads, first_only=first_only)
     setattr(base, family.encoder, encoder)
     model.config._attn_implementation_internal = IMPLEMENTATION
+    model.requires_grad_(False)
+
+
+def _class(folder: Path, name: Any) -> Any:
+    found = getattr(transformers, str(name), None)
+    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+        raise AttendropError(f"The model in '{folder}' is of an unknown class, {name!r}.")
+    return found
 
 
 def _stock_config(config: Any) -> Any:
