@@ -7,7 +7,7 @@ import logging
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from attendrop.runs.folder import METRICS, RUN, read_metrics, read_run
 from attendrop.runs.infer import predict_logits
 from attendrop.runs.models import load_model_and_tokenizer
 from attendrop.runs.train import on_cpu, silence
+from attendrop.sites import Site
 from attendrop.tasks import Task, compute_scores
 from attendrop.trainer import RegularizedTrainer
 
@@ -111,7 +112,7 @@ def prune_run(
     work = _load(run_dir, data_dir, device)
     sites = prunable_sites(work.model)
     metric = work.task.metric
-    pi = _pi(work.metrics)
+    pi = _pi(work.metrics, sites)
     batches = work.batches(work.selection, work.config.eval_batch_size)
     harm = (
         None
@@ -167,12 +168,12 @@ def _load(run_dir: str, data_dir: str | None, device: str) -> _Work:
     return _Work(config, metrics, data.task, encode_parts(config, data, parts, tokenizer), model, tokenizer)
 
 
-def _pi(metrics: Mapping[str, Any]) -> dict[str, float] | None:
-    """What the generator drops of each layer, where it was trained to prune."""
+def _pi(metrics: Mapping[str, Any], sites: Sequence[Site]) -> dict[str, float] | None:
+    """What the generator drops of each layer, where it was trained to prune; nothing of layers that it did not see."""
     if metrics["method"] != AttendOut.name or metrics["options"].get("variant") != "pruning":
         return None
-    found: dict[str, float] = metrics["pruning"]["pi"]
-    return found
+    found = metrics.get("pruning", {}).get("pi")
+    return None if found is None else {site.key: found.get(site.key, 0.0) for site in sites}
 
 
 def _by_harm(harm: Mapping[str, float]) -> list[int]:
