@@ -125,10 +125,9 @@ def fit(patterns: Patterns, pieces: int) -> Fit:
             f"fit={pieces}: the dropout steps, from {patterns.progress[0]:.0%} to {patterns.progress[-1]:.0%} of the "
             "planned steps, do not determine every piece; fit fewer."
         )
-    values = np.round(values.clip(0, HIGHEST), _DECIMALS)
+    values = values.clip(0, HIGHEST).astype(np.float64).round(_DECIMALS)
     errors = _hats(patterns.progress, knots) @ values - patterns.probabilities
-    rms: Numbers = np.sqrt((errors**2).mean(0))
-    return Fit(knots, values, rms)
+    return Fit(knots, values, np.sqrt((errors**2).mean(0)))
 
 
 def scheduler(patterns: Patterns, fitted: Fit) -> Scheduler:

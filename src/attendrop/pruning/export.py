@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import importlib.util
 import logging
+import math
 import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES
 
 from attendrop.errors import AttendropError
 from attendrop.pruning.model import PrunedModel
@@ -35,14 +37,14 @@ class _Logits(nn.Module):
 def export_onnx(model: Any, path: str | Path, *, token_types: bool | None = None) -> None:
     """Write a model as ONNX, for onnxruntime and others.
 
-    Inputs are what the model's tokenizer gives, int64 ``(batch, length)``: ``input_ids``, ``attention_mask`` and, for
-    models that tell two texts apart, ``token_type_ids``. Output: ``logits``; where they are one for each token, those
+    Inputs are what the model's tokenizer gives, int64 ``(batch, length)``, for multiple choice ``(batch, choices,
+    length)``: ``input_ids``, ``attention_mask`` and, for models that tell two texts apart, ``token_type_ids``. Output: ``logits``; where they are one for each token, those
     of padding have no meaning. Padding is computed (packed tensors have sizes that depend on values); constant
     attention and the last layer are as fast as in the model.
 
     Args:
         model: A :class:`PrunedModel`, or a text model of transformers.
-        path: The file; large weights go to a second one beside it.
+        path: The file, below 2 GB: weights are in it.
         token_types: Whether it takes ``token_type_ids``. Default: if the model has more than one type.
 
     Raises:
@@ -89,13 +91,19 @@ def _prepared(model: Any, token_types: bool | None) -> tuple[_Logits, tuple[Tens
     if token_types is None:
         token_types = getattr(inner.config, "type_vocab_size", 0) > 1
     names = INPUTS if token_types else INPUTS[:2]
-    # Neither batch nor length may be 1, which exporters take for a constant.
-    tokens = torch.arange(3 * 7).view(3, 7) % inner.config.vocab_size
+    # No size may be 1, which exporters take for a constant.
+    sizes = {"batch": 3, "choices": 2, "length": 7}
+    if type(inner).__name__ not in MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES.values():
+        del sizes["choices"]
+    tokens = torch.arange(math.prod(sizes.values())).view(*sizes.values()) % inner.config.vocab_size
     mask = torch.ones_like(tokens)
-    mask[1, 4:] = 0
+    mask[1, ..., 4:] = 0
     inputs = (tokens, mask, torch.zeros_like(tokens))[: len(names)]
-    batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=_longest(inner))
-    return _Logits(inner, names), inputs, tuple({0: batch, 1: length} for _ in names)
+    free = {
+        number: torch.export.Dim(name, max=_longest(inner) if name == "length" else None)
+        for number, name in enumerate(sizes)
+    }
+    return _Logits(inner, names), inputs, tuple(free for _ in names)
 
 
 def _longest(model: Any) -> int:

@@ -8,7 +8,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +50,27 @@ class _Work:
     parts: Parts
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+    known: dict[tuple[tuple[int, ...], str], dict[str, float]] = field(default_factory=dict)
 
     @property
-    def selection(self) -> Dataset:
-        """What layers are chosen on."""
-        return self.parts.report["dev"] if self.parts.selection is None else self.parts.selection
+    def chosen_on(self) -> str:
+        """The name of the set that layers are chosen on."""
+        return "dev" if self.parts.selection is None or self.config.protocol == "paper" else "selection"
 
-    def scores(self, model: Any, rows: Dataset) -> dict[str, float]:
-        """All scores of the task."""
-        inner = model.model if isinstance(model, PrunedModel) else model
-        logits = predict_logits(inner, self.tokenizer, rows, self.config.eval_batch_size, self.config.device)
-        return compute_scores(self.task, logits, np.asarray(rows["labels"]))
+    @property
+    def sets(self) -> dict[str, Dataset]:
+        """What models are scored on, by name."""
+        selection = {} if self.parts.selection is None else {"selection": self.parts.selection}
+        return (selection if self.chosen_on == "selection" else {}) | self.parts.report
+
+    def scores(self, model: PrunedModel, name: str) -> dict[str, float]:
+        """All scores of the task on one of the sets; computed once for the same pruned layers."""
+        if (model.layers, name) not in self.known:
+            rows = self.sets[name].sort("length")
+            size, device = self.config.eval_batch_size, self.config.device
+            logits = predict_logits(model.model, self.tokenizer, rows, size, device)
+            self.known[model.layers, name] = compute_scores(self.task, logits, np.asarray(rows["labels"]))
+        return self.known[model.layers, name]
 
     def batches(self, rows: Dataset, size: int) -> list[dict[str, Any]]:
         """Rows in batches, in their order, on the model's device."""
@@ -113,7 +123,7 @@ def prune_run(
     sites = prunable_sites(work.model)
     metric = work.task.metric
     pi = _pi(work.metrics, sites)
-    batches = work.batches(work.selection, work.config.eval_batch_size)
+    batches = work.batches(work.sets[work.chosen_on].sort("length"), work.config.eval_batch_size)
     harm = (
         None
         if pi is not None
@@ -124,19 +134,22 @@ def prune_run(
         order = ranked(work.model, sites, pi=pi) if pi is not None else _by_harm(harm or {})
         if wanted.count is None:
             light, scores = choose(
-                work.model, order, lambda model: work.scores(model, work.selection)[metric], tolerance
+                work.model, order, lambda model: work.scores(model, work.chosen_on)[metric], tolerance
             )
         else:
             light = prune(work.model, order[: _checked(wanted.count, len(sites))])
     else:
         light = prune(work.model, layers, pi=pi)
+    whole = PrunedModel(mask_layers(work.model, []))
+    before = {name: work.scores(whole, name) for name in work.sets}
     if recover_epochs and light.layers:
         light = _recover(work, light.layers, recover_epochs)
-    found = _figures(work, light)
+        work.known.clear()
+    found = _figures(work, light, before)
     found |= {
         "ranked_by": "generator" if pi is not None else "importance",
         "harm": harm if pi is None else dict(pi),
-        "chosen_on": "dev" if work.parts.selection is None or work.config.protocol == "paper" else "selection",
+        "chosen_on": work.chosen_on,
         "scores": {str(count): score for count, score in scores.items()},
         "tolerance": tolerance,
         "recover_epochs": recover_epochs if light.layers else 0,
@@ -224,18 +237,18 @@ def _recover(work: _Work, layers: tuple[int, ...], epochs: int) -> PrunedModel:
         return PrunedModel(trainer.accelerator.unwrap_model(trainer.model).eval())
 
 
-def _figures(work: _Work, light: PrunedModel) -> dict[str, Any]:
-    """Scores, size and speed, before and after."""
+def _figures(work: _Work, light: PrunedModel, before: Mapping[str, dict[str, float]]) -> dict[str, Any]:
+    """Scores (those before are given), size and speed, before and after."""
+    scores = {name: {"before": before[name], "after": work.scores(light, name)} for name in work.sets}
     both: dict[str, Any] = {"before": work.model, "after": light}
-    sets = {"selection": work.selection} | work.parts.report
-    scores = {name: {when: work.scores(model, rows) for when, model in both.items()} for name, rows in sets.items()}
-    timed = work.selection.select(range(min(len(work.selection), _TIMED_BATCHES * _TIMED_ROWS)))
+    rows = work.sets[work.chosen_on]
+    timed = rows.select(range(min(len(rows), _TIMED_BATCHES * _TIMED_ROWS)))
     batches = work.batches(timed.remove_columns("labels"), _TIMED_ROWS)
     return {
         "layers": list(light.layers),
         "of": light.of,
         "fast": light.fast,
-        "selection": scores.pop("selection"),
+        "selection": scores.pop("selection", None),
         "all_scores": scores,
         "parameters": {when: sum(p.numel() for p in model.parameters()) for when, model in both.items()},
         "speed": speed_ratio(lambda batch: work.model(**batch), lambda batch: light(**batch), batches),
@@ -270,7 +283,7 @@ def _save(work: _Work, light: PrunedModel, found: dict[str, Any], run_dir: str, 
     metrics = work.metrics | {
         "score": after["dev"][metric] if "dev" in after else None,
         "all_scores": after,
-        "selection_score": found["selection"]["after"][metric],
+        "selection_score": found["selection"]["after"][metric] if found["selection"] else None,
         "output_dir": str(target),
         "pruned": found | {"from": run_dir},
     }
@@ -282,7 +295,8 @@ def _save(work: _Work, light: PrunedModel, found: dict[str, Any], run_dir: str, 
 
 def _card(metrics: Mapping[str, Any]) -> str:
     pruned, metric = metrics["pruned"], metrics["metric"]
-    rows = [("selection", pruned["selection"]), *pruned["all_scores"].items()]
+    selection = [("selection", pruned["selection"])] if pruned["selection"] else []
+    rows = [*selection, *pruned["all_scores"].items()]
     scores = "\n".join(
         f"| {name}: {metric} | {both['before'][metric]:.4f} | {both['after'][metric]:.4f} |" for name, both in rows
     )
