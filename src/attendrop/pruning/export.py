@@ -38,9 +38,9 @@ def export_onnx(model: Any, path: str | Path, *, token_types: bool | None = None
     """Write a model as ONNX, for onnxruntime and others.
 
     Inputs are what the model's tokenizer gives, int64 ``(batch, length)``, for multiple choice ``(batch, choices,
-    length)``: ``input_ids``, ``attention_mask`` and, for models that tell two texts apart, ``token_type_ids``. Output: ``logits``; where they are one for each token, those
-    of padding have no meaning. Padding is computed (packed tensors have sizes that depend on values); constant
-    attention and the last layer are as fast as in the model.
+    length)``: ``input_ids``, ``attention_mask`` and, for models that tell two texts apart, ``token_type_ids``. Output:
+    ``logits``; where they are one for each token, those of padding have no meaning. Padding is computed (packed tensors
+    have sizes that depend on values); constant attention and the last layer are as fast as in the model.
 
     Args:
         model: A :class:`PrunedModel`, or a text model of transformers.
