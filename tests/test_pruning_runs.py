@@ -43,7 +43,8 @@ def arguments(folder: Path, output: Path | str, *more: str, run: str = "run") ->
 
 def test_prune_says_what_it_did(folder: Path, tmp_path: Path, capsys: Captured) -> None:
     assert cli.main(arguments(folder, tmp_path / "out", "--layers", "1,")) == 0
-    out, _ = capsys.readouterr()
+    out, err = capsys.readouterr()
+    assert not err
     for pattern in (
         r"constant attention +1 of 2 layers: 1",
         r"ranked by +loss with this layer constant +0: \d\.\d+ +1: \d\.\d+",
@@ -96,6 +97,13 @@ def test_recovery_trains_with_the_layers_in_place(folder: Path, tmp_path: Path) 
     before, after = (attendrop.load(tmp_path / name).state_dict() for name in ("plain", "out"))
     assert before.keys() == after.keys()
     assert not before["model.classifier.weight"].equal(after["model.classifier.weight"])
+
+
+def test_what_was_recovered_is_scored_anew(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    found = pruned(folder, tmp_path / "out", tolerance=1.0, recover_epochs=3)
+    assert found["pruned"]["layers"] == [0, 1]
+    assert cli.main(["evaluate", f"{tmp_path}/out", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["all_scores"] == found["pruned"]["all_scores"]["dev"]["after"]
 
 
 def test_the_generator_ranks_its_own_run(folder: Path, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ class _Work:
     def scores(self, model: PrunedModel, name: str) -> dict[str, float]:
         """All scores of the task on one of the sets; computed once for the same pruned layers."""
         if (model.layers, name) not in self.known:
-            rows = self.sets[name].sort("length")
+            rows = _by_length(self.sets[name])
             size, device = self.config.eval_batch_size, self.config.device
             logits = predict_logits(model.model, self.tokenizer, rows, size, device)
             self.known[model.layers, name] = compute_scores(self.task, logits, np.asarray(rows["labels"]))
@@ -123,7 +123,7 @@ def prune_run(
     sites = prunable_sites(work.model)
     metric = work.task.metric
     pi = _pi(work.metrics, sites)
-    batches = work.batches(work.sets[work.chosen_on].sort("length"), work.config.eval_batch_size)
+    batches = work.batches(_by_length(work.sets[work.chosen_on]), work.config.eval_batch_size)
     harm = (
         None
         if pi is not None
@@ -187,6 +187,11 @@ def _pi(metrics: Mapping[str, Any], sites: Sequence[Site]) -> dict[str, float] |
         return None
     found = metrics.get("pruning", {}).get("pi")
     return None if found is None else {site.key: found.get(site.key, 0.0) for site in sites}
+
+
+def _by_length(rows: Dataset) -> Dataset:
+    """Rows sorted by length, for batches with little padding."""
+    return rows.select(np.argsort(rows["length"], kind="stable"))
 
 
 def _by_harm(harm: Mapping[str, float]) -> list[int]:
