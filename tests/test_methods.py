@@ -12,7 +12,17 @@ import zoo
 from transformers import AutoConfig
 
 import attendrop
-from attendrop import ADDrop, AttendOut, AttendropError, FineTune, Method, methods, regularize
+from attendrop import (
+    ADDrop,
+    AttendOut,
+    AttendropError,
+    AttentionLayerDrop,
+    FineTune,
+    Method,
+    Scheduler,
+    methods,
+    regularize,
+)
 from attendrop.methods import build_method, get_method, method_names, register_method
 
 TABLE = {
@@ -24,6 +34,8 @@ TABLE = {
     "ad-drop layerwise": ADDrop(attribution="integrated_gradient", steps=2, scope="layerwise", cross_tuning=False),
     "ad-drop gold low first": ADDrop(target="gold_label", direction="low", layers="first", cross_tuning=False),
     "ad-drop hidden": ADDrop(units="hidden", cross_tuning=False),
+    "attention-layerdrop": AttentionLayerDrop(p=0.3),
+    "scheduler": Scheduler(),
     "attendout": AttendOut(dropout_step=2),
     "attendout pruning": AttendOut(variant="pruning", granularity="head", dropout_step=2),
 }

@@ -91,7 +91,7 @@ def read(folder: Path) -> Patterns:
         raise AttendropError(f"The run in '{folder}' took no dropout step; train for longer, or lower dropout_step.")
     layers = sorted(found[0]["drop_probability"], key=lambda key: (key.split(".")[0], int(key.split(".")[1])))
     return Patterns(
-        run=f"{metrics['model']} on {metrics['task']}, seed {metrics['seed']}",
+        run=f"{Path(metrics['model']).name} on {metrics['task']}, seed {metrics['seed']}",
         planned_steps=metrics["planned_steps"],
         layers=tuple(layers),
         steps=np.array([entry["step"] for entry in found], dtype=np.float64),
@@ -161,22 +161,26 @@ def draw(patterns: Patterns, path: Path, fitted: Fit | None = None) -> None:
     axes = figure.add_subplot()
     colors = matplotlib.colormaps["viridis"](np.linspace(0, _LIGHTEST, len(patterns.layers)))
     marker = "o" if len(patterns.steps) <= 40 else None
+    # What the fit goes through steps back behind it.
+    measured: dict[str, Any] = {"linewidth": 1.5, "alpha": 1.0} if fitted is None else {"linewidth": 1.0, "alpha": 0.5}
     curve = np.linspace(0, patterns.progress[-1], 200)
     for i, (layer, color) in enumerate(zip(patterns.layers, colors, strict=True)):
         probabilities = patterns.probabilities[:, i]
-        axes.plot(patterns.steps, probabilities, color=color, label=layer, marker=marker, markersize=3, linewidth=1.5)
+        axes.plot(patterns.steps, probabilities, color=color, label=layer, marker=marker, markersize=3, **measured)
         if fitted is not None:
-            axes.plot(curve * patterns.planned_steps, fitted.at(curve)[:, i], color=color, linestyle="--", linewidth=1)
+            axes.plot(curve * patterns.planned_steps, fitted.at(curve)[:, i], color=color, linestyle="--")
     if fitted is not None:
-        axes.plot([], [], color="gray", linestyle="--", linewidth=1, label="fit")
-    axes.set_xlim(0, max(patterns.planned_steps, patterns.steps[-1]))
+        axes.plot([], [], color="gray", linestyle="--", label="fit")
+    axes.set_xlim(0, 1.01 * max(patterns.planned_steps, patterns.steps[-1]))
     axes.set_ylim(*_range(patterns.probabilities))
     axes.set_xlabel("training step")
     axes.set_ylabel("mean probability of dropping")
     axes.set_title(f"AttendOut: {patterns.run}", fontsize="medium")
     axes.grid(alpha=0.3)
     columns = 1 + len(patterns.layers) // 17
-    figure.legend(loc="outside right upper", title="attention layer", fontsize="small", ncols=columns)
+    legend = figure.legend(loc="outside right upper", title="attention layer", fontsize="small", ncols=columns)
+    for line in legend.get_lines():
+        line.set(alpha=1.0, linewidth=1.5)
     figure.savefig(path, format="png", dpi=150)
 
 

@@ -73,7 +73,7 @@ def _table(found: Patterns) -> str:
     rows = [["step", *names, "reward", "kept"]]
     for i in shown:
         kept = "A" if found.attacker_survived[i] else "D"
-        cells = [f"{p:.2f}" for p in found.probabilities[i]]
+        cells = [f"{p:.3f}" for p in found.probabilities[i]]
         rows.append([f"{found.steps[i]:.0f}", *cells, f"{found.rewards[i]:+.3f}", kept])
     survived = sum(found.attacker_survived)
     return "\n".join(
@@ -88,8 +88,8 @@ def _table(found: Patterns) -> str:
 def _reading(found: Patterns, fitted: Fit) -> list[str]:
     rows = [["progress", *(f"{knot:.2f}" for knot in fitted.knots), "RMS error"]]
     for layer, values, error in zip(found.layers, fitted.values.T, fitted.rms, strict=True):
-        rows.append([layer, *(f"{value:.2f}" for value in values), f"{error:.4f}"])
-    return [f"Fit of {len(fitted.knots) - 1} linear piece(s) by least squares:", *_aligned(rows)]
+        rows.append([layer, *(f"{value:.3f}" for value in values), f"{error:.4f}"])
+    return [f"Least squares fit, linear pieces between {len(fitted.knots)} knots:", *_aligned(rows)]
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
