@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from attendrop import __version__
 from attendrop.cli.console import TrainingProgress, aligned, messages, run_summary
@@ -202,9 +202,9 @@ def methods(as_json: Json = False) -> None:
     """List the methods with their options and sources."""
     classes = [get_method(name) for name in method_names()]
     found = [{"name": m.name, "summary": m.summary, "paper": m.paper, "options": m().options()} for m in classes]
-    table = Table("method", "what it does", "options", "source")
+    table = Table("method", "what it does", Column("options", no_wrap=True), "source")
     for row in found:
-        options = "\n".join(f"{name}={value}" for name, value in row["options"].items())  # type: ignore[attr-defined]
+        options = "\n".join(f"{name}={'(none)' if value == '' else value}" for name, value in row["options"].items())  # type: ignore[attr-defined]
         table.add_row(str(row["name"]), str(row["summary"]), options, str(row["paper"]))
     _show(found, table, as_json=as_json)
 
