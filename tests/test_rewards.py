@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 import torch
+import transformers as hf
 import zoo
 from datasets import Dataset
 from test_trainer import examples, trainer_of
@@ -141,3 +143,23 @@ def test_activation_checkpointing_changes_nothing(tmp_path: Path) -> None:
         trainer.train()
         found.append({name: value.detach().clone() for name, value in trainer.model.state_dict().items()})
     zoo.assert_same(*found, 1e-6)
+
+
+def test_masked_language_models_train_alike(tmp_path: Path) -> None:
+    """Pre-training, which the paper names as outlook."""
+    model = hf.BertForMaskedLM.from_pretrained(tiny.save_tiny_bert(tmp_path / "model"))
+    tokenizer = hf.AutoTokenizer.from_pretrained(tmp_path / "model")
+    rows = [dict(tokenizer(tiny.sentence(number))) for number in range(24)]
+    trainer = trainer_of(
+        tmp_path,
+        AttendOut(dropout_step=2),
+        model=model,
+        train_dataset=rows,
+        data_collator=hf.DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.5),
+        processing_class=tokenizer,
+        learning_rate=1e-3,
+    )
+    trainer.train()
+    rewards = [entry["attendout/reward"] for entry in trainer.state.log_history if "attendout/reward" in entry]
+    assert len(rewards) == 6
+    assert all(np.isfinite(rewards))
