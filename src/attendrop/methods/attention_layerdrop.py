@@ -10,6 +10,7 @@ import torch
 
 from attendrop.attention import Plan
 from attendrop.methods.base import Method, Pass, check_share
+from attendrop.methods.papers import WU_2021
 from attendrop.scoring import Call, Edit
 from attendrop.sites import Site, checked_layers, select_sites
 
@@ -39,13 +40,7 @@ class AttentionLayerDrop(Method):
     name: ClassVar[str] = "attention-layerdrop"
     summary: ClassVar[str] = "makes the attention of layers chosen at random constant"
     paper: ClassVar[str] = "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need, section 7.1"
-    bibtex: ClassVar[str] = """@article{wu2021attendout,
-  title   = {Not All Attention Is All You Need},
-  author  = {Wu, Hongqiu and Zhao, Hai and Zhang, Min},
-  journal = {arXiv preprint arXiv:2104.04692},
-  year    = {2021},
-  url     = {https://arxiv.org/abs/2104.04692}
-}"""
+    bibtex: ClassVar[str] = WU_2021
 
     p: float = 0.2
     layers: str | int | Sequence[int] = "all"

@@ -14,6 +14,7 @@ from attendrop.errors import AttendropError
 from attendrop.masks import real_rows
 from attendrop.methods.base import Method, Pass
 from attendrop.methods.drawing import Drawing
+from attendrop.methods.papers import WU_2021
 from attendrop.scoring import Call, Edit
 from attendrop.sites import Site, checked_layers, select_self_attention
 
@@ -51,13 +52,7 @@ class Scheduler(Method):
     name: ClassVar[str] = "scheduler"
     summary: ClassVar[str] = "drops attention scores at random, by a schedule for each layer"
     paper: ClassVar[str] = "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need, section 7.2"
-    bibtex: ClassVar[str] = """@article{wu2021attendout,
-  title   = {Not All Attention Is All You Need},
-  author  = {Wu, Hongqiu and Zhao, Hai and Zhang, Min},
-  journal = {arXiv preprint arXiv:2104.04692},
-  year    = {2021},
-  url     = {https://arxiv.org/abs/2104.04692}
-}"""
+    bibtex: ClassVar[str] = WU_2021
 
     progress: str | Sequence[float] = (0.0, 1.0)
     probabilities: str | Sequence[float] | Sequence[Sequence[float]] = ((0.6, 0.0),)

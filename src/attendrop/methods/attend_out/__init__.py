@@ -10,6 +10,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.attend_out.generator import GRANULARITIES, Generator
 from attendrop.methods.attend_out.session import AttendOutSession
 from attendrop.methods.base import Method, Session, Setup, check_choice, check_share
+from attendrop.methods.papers import WU_2021
 from attendrop.sites import checked_layers
 
 __all__ = ["AttendOut", "Generator"]
@@ -82,13 +83,7 @@ class AttendOut(Method):
     name: ClassVar[str] = "attendout"
     summary: ClassVar[str] = "learns, by policy gradient, which attention to drop"
     paper: ClassVar[str] = "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need"
-    bibtex: ClassVar[str] = """@article{wu2021attendout,
-  title   = {Not All Attention Is All You Need},
-  author  = {Wu, Hongqiu and Zhao, Hai and Zhang, Min},
-  journal = {arXiv preprint arXiv:2104.04692},
-  year    = {2021},
-  url     = {https://arxiv.org/abs/2104.04692}
-}"""
+    bibtex: ClassVar[str] = WU_2021
 
     variant: str = "dropout"
     scored: str = ""
