@@ -130,7 +130,7 @@ def test_preset_and_explicit_options(folder: Path) -> None:
 
 def test_methods_and_tasks(capsys: Captured) -> None:
     assert cli.main(["methods", "--json"]) == 0
-    plain, ad_drop = json.loads(capsys.readouterr().out)
+    plain, ad_drop, *_ = json.loads(capsys.readouterr().out)
     assert (plain["name"], plain["options"]) == ("finetune", {})
     assert ad_drop["options"]["q"] == 0.3
     assert cli.main(["methods"]) == 0
