@@ -16,7 +16,7 @@ from attendrop.masks import candidate_region, draw, real_rows
 from attendrop.methods.base import Method, Pass, check_choice, check_share
 from attendrop.methods.drawing import Drawing
 from attendrop.scoring import Call, Edit
-from attendrop.sites import Site, checked_layers, select_sites
+from attendrop.sites import Site, checked_layers
 
 ATTRIBUTIONS = ("gradient", "integrated_gradient", "attention", "random")
 TARGETS = ("pseudo_label", "gold_label")
@@ -116,7 +116,7 @@ class ADDrop(Method):
         return self.cross_tuning
 
     def plan(self, step: Pass) -> Plan:
-        sites = select_sites(step.attachment.sites, self.layers)
+        sites = self.chosen(step.attachment.sites)
         return _DropHigh(self, step, {site.key for site in sites}, self._attribute(step, sites))
 
     def _attribute(self, step: Pass, sites: Sequence[Site]) -> dict[str, Tensor]:

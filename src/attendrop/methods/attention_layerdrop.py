@@ -12,7 +12,7 @@ from attendrop.attention import Plan
 from attendrop.methods.base import Method, Pass, check_share
 from attendrop.methods.papers import WU_2021
 from attendrop.scoring import Call, Edit
-from attendrop.sites import Site, checked_layers, select_sites
+from attendrop.sites import Site, checked_layers
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class AttentionLayerDrop(Method):
         object.__setattr__(self, "layers", checked_layers(self.layers))
 
     def plan(self, step: Pass) -> Plan:
-        sites = select_sites(step.attachment.sites, self.layers)
+        sites = self.chosen(step.attachment.sites)
         dropped = {site.key for site in sites if step.key.chance(site.key) < self.p}
         for site in sites:
             step.report(site.key, torch.tensor(int(site.key in dropped)), torch.tensor(1))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from attendrop.attention import Attachment, Plan
 from attendrop.errors import AttendropError
 from attendrop.masks import DrawKey
+from attendrop.sites import Site, select_sites
 
 Batch = Mapping[str, Any]
 
@@ -136,6 +137,10 @@ class Method:
     def regularized_epochs(self, num_epochs: int) -> list[int] | None:
         """The epochs, from 0, in which the method acts; None for a method that regularises nothing."""
         return [epoch for epoch in range(num_epochs) if self.active(epoch)]
+
+    def chosen(self, sites: Sequence[Site]) -> Sequence[Site]:
+        """The attention sites to act on, of a model's; raises AttendropError if the options do not fit them."""
+        return select_sites(sites, self.options().get("layers", "all"))
 
     def plan(self, step: Pass) -> Plan | None:
         """Decide what the pass that trains does to attention."""

@@ -38,7 +38,6 @@ from attendrop.runs.data import Parts, divide, encode_parts, fingerprint, load_d
 from attendrop.runs.folder import METRICS, check_folder, is_main_process, open_folder, read_metrics, read_run
 from attendrop.runs.models import load_model_and_tokenizer
 from attendrop.runs.results import run_metrics, score_report
-from attendrop.sites import select_sites
 from attendrop.tasks import TaskData, compute_scores
 from attendrop.trainer import RegularizedTrainer
 
@@ -111,9 +110,7 @@ def _check_method(model: PreTrainedModel, method: Method) -> None:
     """Refuse, before training, a model that the method cannot act on, and layers that it does not have."""
     if method.regularized_epochs(1) is None:
         return
-    sites = find_sites(model)
-    if "layers" in method.options():
-        select_sites(sites, method.options()["layers"])
+    method.chosen(find_sites(model))
 
 
 def _announce(config: RunConfig, method: Method, data: TaskData, parts: Parts) -> None:

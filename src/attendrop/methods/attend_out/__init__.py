@@ -11,7 +11,7 @@ from attendrop.methods.attend_out.generator import GRANULARITIES, Generator
 from attendrop.methods.attend_out.session import AttendOutSession
 from attendrop.methods.base import Method, Session, Setup, check_choice, check_share
 from attendrop.methods.papers import WU_2021
-from attendrop.sites import checked_layers
+from attendrop.sites import Site, checked_layers, select_self_attention
 
 __all__ = ["AttendOut", "Generator"]
 
@@ -131,6 +131,9 @@ class AttendOut(Method):
             if not getattr(self, name) > 0:
                 raise AttendropError(f"{name}={getattr(self, name)} must be above 0.")
         object.__setattr__(self, "layers", checked_layers(self.layers))
+
+    def chosen(self, sites: Sequence[Site]) -> list[Site]:
+        return select_self_attention(sites, self.layers)
 
     def rewarded_on(self) -> str | None:
         return self.reward_data if self.scored == "reward_data" else None

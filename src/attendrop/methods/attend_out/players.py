@@ -32,7 +32,7 @@ class Players:
 
     def __init__(self, method: AttendOut, setup: Setup, step: Pass) -> None:
         self.method = method
-        self.sites = select_self_attention(step.attachment.sites, method.layers)
+        self.sites = method.chosen(step.attachment.sites)
         heads = _heads(setup.model)
         own_heads = heads if method.granularity == "head" and method.generator_heads == 1 else method.generator_heads
         if heads % own_heads:
