@@ -168,7 +168,7 @@ def inference_batches(setting: Setting) -> dict[str, list[Batch]]:
     if not why_no_real_data():
         rows = {
             "RTE": real_rows("rte", INFERENCE_BATCH * 8, length),
-            "IMDB": _imdb_rows(INFERENCE_BATCH * 8, 2 * length),
+            "IMDB": _imdb_rows(INFERENCE_BATCH * 4, 2 * length),
         }
         for title, found in rows.items():
             starts = range(0, len(found), INFERENCE_BATCH)
