@@ -39,8 +39,8 @@ weights and optimizer, and nothing of attendrop in the way.
   the scores of both on as many items as steps (of rows as long as those of the batch), the generator's lesson, and the
   coming together. Its peak memory counts all that it makes, from before the first step to the end of a period.
 - *Prediction*: in `inference_mode`, without labels; "full": every sequence has all tokens; "RTE lengths", "IMDB
-  lengths": texts as they come, padded to the longest of their batch, cut at 256 and 512 tokens. "Without padding" is the
-  same form with no layer pruned. ONNX Runtime computes padding in both of its models.
+  lengths": texts as they come, padded to the longest of their batch, cut at 256 and 512 tokens. "Without padding" is
+  the same form with no layer pruned. ONNX Runtime computes padding in both of its models.
 """
 
 
