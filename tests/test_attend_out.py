@@ -27,6 +27,7 @@ from attendrop.methods.attend_out.generator import Generator
 from attendrop.methods.attend_out.players import Players
 from attendrop.methods.attend_out.session import AttendOutSession
 from attendrop.methods.base import Pass
+from attendrop.tally import Tally
 
 DOUBLE = {"dtype": torch.float64}
 
@@ -52,7 +53,7 @@ def players_of(
     attachment = Attachment(model)
     attachment.attach()
     attachment.probe(batch)
-    step = Pass(attachment, batch, batch, DrawKey(0, 0, 0, len(batch["labels"])), 1.0, lambda *_: None)
+    step = Pass(model, batch, DrawKey(0, 0, 0, len(batch["labels"])), Tally(), "attendout", attached=attachment)
     setup = zoo.setup(model, optimizer=optimizer_of(model), reward_data=object())
     return Players(AttendOut(**options), setup, step), step
 
@@ -141,7 +142,7 @@ def test_the_generator_never_sees_padding(name: str, left: bool) -> None:
     found = []
     for batch in (short, padded):
         players, step = players_of(name, (5,), model=copy.deepcopy(model))
-        step = replace(step, batch=batch, inputs=batch)
+        step = replace(step, batch=batch)
         micro = act(players, step)
         found.append([micro, [players.log_likelihood(micro)]])
     start = 4 if left else 0
@@ -182,7 +183,7 @@ def test_units_are_dropped_as_often_as_the_scores_say(bias: float) -> None:
 def test_the_attackers_loss_is_that_of_a_naive_pass(name: str, granularity: str) -> None:
     model, batch = zoo.build(name, **DOUBLE), zoo.batch_of(name, (6, 4, 3))
     players, step = players_of(name, model=model, granularity=granularity)
-    step = replace(step, batch=batch, inputs=batch)
+    step = replace(step, batch=batch)
     plan, micro = attack_of(players, step)
     loss = step.attachment.forward(batch, plan).loss
     eager = zoo.build(name, "eager", **DOUBLE)

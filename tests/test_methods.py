@@ -9,43 +9,19 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import zoo
+from table import TABLE, given
 from transformers import AutoConfig
 
 import attendrop
 from attendrop import (
     ADDrop,
-    AttendOut,
     AttendropError,
-    AttentionLayerDrop,
     FineTune,
     Method,
-    Scheduler,
     methods,
     regularize,
 )
 from attendrop.methods import build_method, get_method, method_names, register_method
-
-TABLE = {
-    "finetune": FineTune(),
-    "ad-drop": ADDrop(cross_tuning=False),
-    "ad-drop attention": ADDrop(attribution="attention", cross_tuning=False),
-    "ad-drop random": ADDrop(attribution="random", cross_tuning=False),
-    "ad-drop integrated": ADDrop(attribution="integrated_gradient", steps=2, cross_tuning=False),
-    "ad-drop layerwise": ADDrop(attribution="integrated_gradient", steps=2, scope="layerwise", cross_tuning=False),
-    "ad-drop gold low first": ADDrop(target="gold_label", direction="low", layers="first", cross_tuning=False),
-    "ad-drop hidden": ADDrop(units="hidden", cross_tuning=False),
-    "attention-layerdrop": AttentionLayerDrop(p=0.3),
-    "scheduler": Scheduler(),
-    "attendout": AttendOut(dropout_step=2),
-    "attendout pruning": AttendOut(variant="pruning", granularity="head", dropout_step=2),
-}
-
-
-def given(model: Any, batch: zoo.Batch) -> dict[str, Any]:
-    """What some methods need beside the model."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return {"optimizer": optimizer, "reward_data": [batch], "total_steps": 4}
-
 
 # --- Models x methods
 
@@ -68,12 +44,22 @@ def test_every_method_trains_every_model(name: str, method: Method, backend: str
     assert all(torch.isfinite(value).all() for value in model.state_dict().values())
     if method.name == "finetune":
         assert logs == {}
-    else:
-        assert 0 < logs[f"{method.name.replace('-', '_')}/dropped"] < 0.8
+    for part in method.parts if method.name != "finetune" else ():
+        assert logs[f"{part.source}/active"] == 1
+        dropped = logs.get(f"{part.source}/dropped")
+        assert dropped is None or 0 < dropped < 0.8 or ("layers" in part.facts.acts_on and 0 <= dropped <= 1)
 
 
-@pytest.mark.parametrize("method", [m for m in TABLE.values() if m.name != "finetune"], ids=lambda m: str(m.options()))
-def test_a_method_changes_the_loss(method: Method) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, method in TABLE.items()
+        if not {"loss", "gradients"} & set(method.facts.acts_on) and method.parts == (method,) and name != "finetune"
+    ],
+)
+def test_a_method_changes_the_loss(name: str) -> None:
+    method = TABLE[name]
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
     with regularize(model, method, **given(model, batch)) as reg:
         assert not torch.isclose(reg.loss(batch), model(**batch).loss)

@@ -2,30 +2,25 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
+from attendrop import methods
 from attendrop.errors import AttendropError
-from attendrop.methods import ADDrop, AttendOut, AttentionLayerDrop, FineTune, Method, Scheduler, register_method
+from attendrop.methods import *  # noqa: F403 (the methods: their names stand in the registry alone)
 from attendrop.pruning import PrunedModel, export_onnx, export_torch, load, prune
 from attendrop.regularize import Regularization, regularize
 from attendrop.trainer import RegularizedTrainer
 
 __all__ = [
-    "ADDrop",
-    "AttendOut",
     "AttendropError",
-    "AttentionLayerDrop",
-    "FineTune",
-    "Method",
     "PrunedModel",
     "Regularization",
     "RegularizedTrainer",
-    "Scheduler",
     "export_onnx",
     "export_torch",
     "load",
     "prune",
-    "register_method",
     "regularize",
 ]
+__all__ += methods.__all__
 
 try:
     __version__ = version("attendrop")

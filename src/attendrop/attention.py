@@ -14,7 +14,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +24,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES
 
 from attendrop.errors import AttendropError
-from attendrop.scoring import Call, Edit, Scoring
+from attendrop.scoring import Call, Edit, Scoring, chained, merged
 from attendrop.sites import Site
+from attendrop.structure import MARK, Block, BlockEdit, Structure, Tracer
 
 PLAN_KEYWORD = "attendrop_plan"
+_Place = TypeVar("_Place")
 
 # The name registered in place of each implementation that is supported. A name must not contain "sdpa", "flash" or
 # "flex": transformers tests for these substrings.
@@ -38,50 +40,114 @@ _ATTACHED: weakref.WeakSet[Attachment] = weakref.WeakSet()
 
 
 class Plan:
-    """What one forward pass does at each attention site. One instance serves one forward pass.
+    """What one forward pass does at each attention site, and around it. One instance serves one forward pass.
 
-    Under activation checkpointing a site runs again during the backward pass, so :meth:`edit` must answer the same
-    for the same site every time.
+    Under activation checkpointing sites and blocks run again during the backward pass, so :meth:`edit` and
+    :meth:`block` must answer the same for the same one every time, and what they answer must act the same.
     """
 
     def __init__(self) -> None:
-        self._sites: Mapping[nn.Module, tuple[Site, ...]] = {}
+        self._sites: Mapping[nn.Module, Sequence[Site]] = {}
+        self._blocks: Mapping[nn.Module, Sequence[Block]] = {}
         self._visits: Counter[nn.Module] = Counter()
 
     def edit(self, call: Call) -> Edit | None:
         """Return what to change at ``call.site``; None leaves it to the model's own attention function."""
-        raise NotImplementedError
+        return None
 
     def wants(self, site: Site) -> bool:
         """Whether :meth:`edit` needs to be asked at this site; a False answer saves the work of describing it."""
-        return True
+        return type(self).edit is not Plan.edit
+
+    def block(self, block: Block) -> BlockEdit | None:
+        """Return what to change at a block; None: nothing. Only asked where a subclass overrides it."""
+        return None
+
+    def embed(self, embedded: Tensor) -> Tensor:
+        """Change the embedded words, ``(batch, n, width)``, before positions and normalisation."""
+        return embedded
+
+    def features(self, features: Tensor) -> Tensor:
+        """Change what the model's last projection reads: ``(batch, width)``, or ``(batch, n, width)``."""
+        return features
+
+    def reaches_beyond(self) -> bool:
+        """Whether the plan acts elsewhere than at attention."""
+        return any(getattr(type(self), name) is not getattr(Plan, name) for name in ("block", "embed", "features"))
 
     def locate(self, module: nn.Module) -> Site | None:
         """Return the site that ``module`` stands for in this call."""
-        sites = self._sites.get(module)
-        if not sites:
+        return self._located(self._sites, module)
+
+    def locate_block(self, module: nn.Module) -> Block | None:
+        """Return the block that ``module`` stands for in this call."""
+        return self._located(self._blocks, module)
+
+    def _located(self, places: Mapping[nn.Module, Sequence[_Place]], module: nn.Module) -> _Place | None:
+        found = places.get(module)
+        if not found:
             return None
-        if len(sites) == 1:
-            return sites[0]
+        if len(found) == 1:
+            return found[0]
         visit = self._visits[module]
-        if visit >= len(sites):
+        if visit >= len(found):
             raise AttendropError(
-                f"The attention module '{sites[0].name}' was called more than {len(sites)} times in one pass. "
-                "Activation checkpointing of a layer that the model shares is not supported; switch it off."
+                f"A {type(module).__name__} was called more than {len(found)} times in one pass. Activation "
+                "checkpointing of a layer that the model shares is not supported; switch it off."
             )
         self._visits[module] += 1
-        return sites[visit]
+        return found[visit]
+
+
+class Combined(Plan):
+    """Several plans as one: what they drop adds up, and what they call is called in turn."""
+
+    def __init__(self, plans: Sequence[Plan]) -> None:
+        super().__init__()
+        self.plans = plans
+
+    def wants(self, site: Site) -> bool:
+        return any(plan.wants(site) for plan in self.plans)
+
+    def edit(self, call: Call) -> Edit | None:
+        edits = [plan.edit(call) for plan in self.plans if plan.wants(call.site)]
+        return merged([edit for edit in edits if edit is not None])
+
+    def block(self, block: Block) -> BlockEdit | None:
+        edits = [edit for plan in self.plans if (edit := plan.block(block)) is not None]
+        if not edits:
+            return None
+        return BlockEdit(
+            skip=any(edit.skip for edit in edits),
+            activations=chained([edit.activations for edit in edits]),
+            output=chained([edit.output for edit in edits]),
+        )
+
+    def embed(self, embedded: Tensor) -> Tensor:
+        for plan in self.plans:
+            embedded = plan.embed(embedded)
+        return embedded
+
+    def features(self, features: Tensor) -> Tensor:
+        for plan in self.plans:
+            features = plan.features(features)
+        return features
+
+    def reaches_beyond(self) -> bool:
+        return any(plan.reaches_beyond() for plan in self.plans)
 
 
 class _Trace(Plan):
     """Records which attention modules a pass calls, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, tracer: Tracer) -> None:
         super().__init__()
+        self.tracer = tracer
         self.called: list[nn.Module] = []
 
     def locate(self, module: nn.Module) -> None:
         self.called.append(module)
+        self.tracer.attended(module)
 
 
 class Attachment:
@@ -113,6 +179,8 @@ class Attachment:
             )
         self._checkpointing = [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
         self._sites: dict[nn.Module, tuple[Site, ...]] = {}
+        self._structure = Structure({}, None, None)
+        self._reach = _Reach(model)
         self._attached = False
 
     def attach(self) -> None:
@@ -128,6 +196,7 @@ class Attachment:
 
     def detach(self) -> None:
         """Give the model back exactly as it was. Idempotent."""
+        self._reach.close()
         if not self._attached:
             return
         _ATTACHED.discard(self)
@@ -142,6 +211,18 @@ class Attachment:
         """The attention sites, in the order in which their modules first run; empty until :meth:`probe` has run."""
         return [site for sites in self._sites.values() for site in sites]
 
+    @property
+    def blocks(self) -> list[Block]:
+        """The blocks that attention layers are in, in the order in which their modules first run, once probed.
+
+        Raises:
+            AttendropError: The model's layers are not to be told apart.
+        """
+        found = [block for blocks in self._structure.blocks.values() for block in blocks if block.sites]
+        if len(found) != len({block.key for block in found}) or not found:
+            raise AttendropError(f"{type(self.model).__name__} keeps its layers in no list, so none can be reached.")
+        return found
+
     def probe(self, batch: Mapping[str, Any]) -> list[Site]:
         """Find the sites by running the model once on ``batch``, without gradients and without touching random states.
 
@@ -152,12 +233,19 @@ class Attachment:
         """
         _refuse_reentrant_checkpointing(self._checkpointing)
         if not self._sites:
-            self._sites = self._number(self._trace(batch))
+            tracer = Tracer(self.model, list(self._modules.values()))
+            with tracer.listening():
+                called = self._trace(batch, tracer)
+            self._sites = self._number(called)
+            self._structure = tracer.structure(self._sites)
         return self.sites
 
     def bind(self, plan: Plan) -> Plan:
         """Tell ``plan`` the sites of this model; required before a pass is run with it."""
         plan._sites = self._sites
+        if plan.reaches_beyond():
+            plan._blocks = self._structure.blocks
+            self._reach.open(self._structure)
         return plan
 
     def forward(self, batch: Mapping[str, Any], plan: Plan | None = None) -> Any:
@@ -166,9 +254,9 @@ class Attachment:
             return self.model(**batch)
         return self.model(**batch, **{PLAN_KEYWORD: self.bind(plan)})
 
-    def _trace(self, batch: Mapping[str, Any]) -> list[nn.Module]:
+    def _trace(self, batch: Mapping[str, Any], tracer: Tracer) -> list[nn.Module]:
         """List the attention modules that one pass calls, in order; all of them must have been handed the plan."""
-        trace = _Trace()
+        trace = _Trace(tracer)
         ran: list[nn.Module] = []
         hooks = [module.register_forward_pre_hook(lambda module, _: ran.append(module)) for module in self._modules]
         was_attached = self._attached
@@ -204,6 +292,91 @@ class Attachment:
             sites[module].append(Site(name + suffix, kind, per_kind[kind]))
             per_kind[kind] += 1
         return {module: tuple(found) for module, found in sites.items()}
+
+
+class _Reach:
+    """How a plan reaches what is around attention: hooks, put on a model when the first such plan comes.
+
+    Blocks are handed the plan among their keywords, as attention is. Embedding and head are not, so the one that the
+    model was called with is remembered while it runs; under activation checkpointing neither runs again.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._hooks: list[Any] = []
+        self._wrapped: list[nn.Module] = []
+        self._plan: Plan | None = None
+        self._edits: list[BlockEdit] = []
+
+    def open(self, structure: Structure) -> None:
+        """Put the hooks on. Idempotent."""
+        if self._hooks:
+            return
+        if any("forward" in module.__dict__ for module in structure.blocks):
+            raise AttendropError(f"The layers of {type(self.model).__name__} are wrapped already; unwrap them first.")
+
+        def enter(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+            self._plan = kwargs.get(PLAN_KEYWORD)
+
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
+            self._plan = None
+
+        def embedded(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            return output if self._plan is None else self._plan.embed(output)
+
+        def features(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            return args if self._plan is None else (self._plan.features(args[0]), *args[1:])
+
+        def activations(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            edit = self._edits[-1].activations if self._edits else None
+            return args if edit is None else (edit(args[0]), *args[1:])
+
+        for hook in (enter, leave, embedded, features, activations):
+            setattr(hook, MARK, True)
+        self._hooks = [
+            self.model.register_forward_pre_hook(enter, with_kwargs=True),
+            self.model.register_forward_hook(leave, always_call=True),
+        ]
+        if structure.embedding is not None:
+            self._hooks.append(structure.embedding.register_forward_hook(embedded))
+        if structure.head is not None:
+            self._hooks.append(structure.head.register_forward_pre_hook(features))
+        inner = {b.feed_forward for blocks in structure.blocks.values() for b in blocks if b.feed_forward is not None}
+        self._hooks += [module.register_forward_pre_hook(activations) for module in inner]
+        for module in structure.blocks:
+            self._wrap(module)
+
+    def close(self) -> None:
+        """Take them away. Idempotent."""
+        for hook in self._hooks:
+            hook.remove()
+        for module in self._wrapped:
+            del module.forward
+        self._hooks, self._wrapped = [], []
+
+    def _wrap(self, module: nn.Module) -> None:
+        original = module.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            plan: Plan | None = kwargs.get(PLAN_KEYWORD)
+            block = None if plan is None else plan.locate_block(module)
+            edit = None if plan is None or block is None else plan.block(block)
+            if block is None or edit is None:
+                return original(*args, **kwargs)
+            if edit.skip and block.skippable:
+                return block.skipped(args, kwargs)
+            self._edits.append(edit)
+            try:
+                output = original(*args, **kwargs)
+            finally:
+                self._edits.pop()
+            if edit.output is None:
+                return output
+            return edit.output(output) if block.bare else (edit.output(output[0]), *output[1:])
+
+        setattr(forward, MARK, True)
+        module.forward = forward
+        self._wrapped.append(module)
 
 
 def find_sites(model: PreTrainedModel, batch: Mapping[str, Any] | None = None) -> list[Site]:

@@ -208,7 +208,7 @@ def fix_target(model: nn.Module, outputs: Any, batch: Batch, target: str) -> Tar
     labels = batch.get("labels")
     problem = getattr(model.config, "problem_type", None)
     if logits.ndim == 3:
-        return _token_target(logits, _unshifted(model, labels), batch, target)
+        return _token_target(logits, aligned_labels(model, labels), batch, target)
     if logits.shape[-1] == 1 or problem == "regression":
         gold = _required(labels, "regression").reshape(logits.shape)
         return lambda outputs: -(outputs.logits - gold.to(outputs.logits.dtype)).square().sum(-1)
@@ -254,7 +254,7 @@ def _token_target(logits: Tensor, labels: Tensor | None, batch: Batch, target: s
     return score
 
 
-def _unshifted(model: nn.Module, labels: Tensor | None) -> Tensor | None:
+def aligned_labels(model: nn.Module, labels: Tensor | None) -> Tensor | None:
     """Labels at the positions that predict them: those of a causal language model stand one token later."""
     base: Any = getattr(model, "get_base_model", None)  # PEFT
     core = model if base is None else base()

@@ -7,7 +7,10 @@ where a key may be attended to, None for everywhere. All masks returned are True
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -101,22 +104,24 @@ class DrawKey:
         first: Number of this pass's first sequence in the global batch (over micro-batches and processes).
         rows: Sequences that the model was given in this pass. If attention sees a multiple of it (several choices per
             question), each sequence stands for that many.
+        salt: Sets the draws of one method apart from those of another.
     """
 
     seed: int
     step: int
     first: int
     rows: int
+    salt: str = ""
 
     def seeds(self, name: str, batch: int) -> list[int]:
         """One 64-bit seed for each of the ``batch`` sequences that a site sees."""
         first = self.first * (batch // self.rows)
-        texts = (f"{self.seed}/{self.step}/{first + i}/{name}" for i in range(batch))
+        texts = (f"{self.seed}/{self.step}/{first + i}/{self.salt}{name}" for i in range(batch))
         return [_hash(text) for text in texts]
 
     def chance(self, name: str) -> float:
         """A number drawn from [0, 1), one for the whole global batch: in every micro-batch and process the same."""
-        return (_hash(f"{self.seed}/{self.step}/{name}") >> 11) / 2**53
+        return (_hash(f"{self.seed}/{self.step}/{self.salt}{name}") >> 11) / 2**53
 
 
 def _hash(text: str) -> int:
@@ -153,18 +158,62 @@ def draw(
         if abs(bound) == _LEVELS // 2:
             return torch.full(shape, bound > 0, device=device)
     seeds = key.seeds(name, shape[0])
-    drawer = _below_on_cpu if device.type == "cpu" else _below
-    return drawer(bound, seeds, shape, origins)
+    if device.type == "cpu":
+        mask = torch.zeros(shape, dtype=torch.bool)
+        for i, place, lanes in _lanes_on_cpu(seeds, shape, origins):
+            mask.numpy()[i][place] = lanes < (bound if isinstance(bound, int) else bound[i].numpy()[place])
+        return mask
+    return _lanes(seeds, shape, origins) < bound
+
+
+def uniform(key: DrawKey, name: str, shape: tuple[int, int, int, int], origins: Tensor, device: torch.device) -> Tensor:
+    """Draw numbers from (0, 1), uniformly and independently, as :func:`draw` draws; float32, in steps of 2**-16."""
+    seeds = key.seeds(name, shape[0])
+    if device.type == "cpu":
+        found = torch.full(shape, 0.5)
+        for i, place, lanes in _lanes_on_cpu(seeds, shape, origins):
+            found.numpy()[i][place] = (lanes.astype(np.float32) + (_LEVELS // 2 + 0.5)) / _LEVELS
+        return found
+    return (_lanes(seeds, shape, origins).float() + (_LEVELS // 2 + 0.5)) / _LEVELS
+
+
+# Rows of a matrix that are drawn together: as many as stay in a processor's cache.
+_ROWS_TOGETHER = 32
+
+
+def draw_matrix(p: float, seed: int, step: int, name: str, shape: Sequence[int], device: torch.device) -> Tensor:
+    """Draw a boolean mask of a parameter, elements True with probability ``p``.
+
+    One draw serves a whole optimizer step, and all processes: it depends on nothing but seed, step and name.
+
+    Args:
+        p: Probability, kept to within 2**-17.
+        seed: Seed of the run.
+        step: Optimizer steps taken so far.
+        name: Of the parameter.
+        shape: Of the parameter; dimensions after the first are taken as one.
+        device: Where to put the mask.
+    """
+    rows, columns = shape[0], math.prod(shape[1:])
+    chunks = -(-rows // _ROWS_TOGETHER)
+    key = DrawKey(seed, step, 0, chunks)
+    origins = torch.zeros(chunks, 2, dtype=torch.long, device=device)
+    mask = draw(p, key, name, (chunks, 1, _ROWS_TOGETHER, columns), origins, device)
+    return mask.view(-1, columns)[:rows].view(*shape)
 
 
 # A draw is one of four signed 16-bit lanes of splitmix64 (Steele et al., 2014): lane k % 4 of the hash of a counter
-# made of row, head and k // 4. The two functions below compute the same.
+# made of row, head and k // 4. The two functions below give the same lanes.
 
 
-def _below_on_cpu(bound: int | Tensor, seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor) -> Tensor:
-    """Draws below ``bound``; numpy, one sequence at a time, which stays in the cache: ten times faster than torch."""
+def _lanes_on_cpu(
+    seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor
+) -> Iterator[tuple[int, tuple[slice, slice, slice], Any]]:
+    """The lanes of one sequence after the other, and where they belong in it.
+
+    In numpy, a sequence at a time, which stays in the cache: ten times faster than torch.
+    """
     _, heads, rows, columns = shape
-    mask = np.zeros(shape, dtype=bool)
     head = np.arange(heads, dtype=np.uint64)[:, None, None]
     row = np.arange(rows, dtype=np.uint64)[:, None]
     word = np.arange(-(-columns // 4), dtype=np.uint64)
@@ -177,12 +226,11 @@ def _below_on_cpu(bound: int | Tensor, seeds: list[int], shape: tuple[int, int, 
             bits *= np.uint64(factor)
         bits ^= np.right_shift(bits, np.uint64(31), out=shifted)
         lanes = bits.astype("<u8", copy=False).view("<i2")[..., : columns - start]
-        mask[i, :, top:, start:] = lanes < (bound if isinstance(bound, int) else bound[i, :, top:, start:].numpy())
-    return torch.from_numpy(mask)
+        yield i, (slice(None), slice(top, None), slice(start, None)), lanes
 
 
-def _below(bound: int | Tensor, seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor) -> Tensor:
-    """Draws below ``bound``, in the same few operations for all sequences, on the device of ``origins``."""
+def _lanes(seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor) -> Tensor:
+    """The lanes of all sequences in the same few operations, on the device of ``origins``."""
     _, heads, rows, columns = shape
     device = origins.device
     top, start = origins[:, 0].view(-1, 1, 1, 1), origins[:, 1].view(-1, 1, 1, 1)
@@ -194,8 +242,7 @@ def _below(bound: int | Tensor, seeds: list[int], shape: tuple[int, int, int, in
     for shift, factor in ((30, _MIX_1), (27, _MIX_2), (31, 1)):
         # The shift of a signed number copies its sign; these bits are cleared.
         bits = (bits ^ (bits >> shift & (1 << 64 - shift) - 1)) * _signed(factor)
-    lane = bits << (3 - (column & 3)) * 16 >> 48
-    return lane < bound
+    return bits << (3 - (column & 3)) * 16 >> 48
 
 
 def _signed(number: int) -> int:

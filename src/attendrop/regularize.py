@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from attendrop.attention import Attachment, Plan
 from attendrop.errors import AttendropError
 from attendrop.masks import DrawKey
-from attendrop.methods.base import Batch, ComputeLoss, Method, Pass, Session, Setup
-from attendrop.rewards import reward_data_of
+from attendrop.methods.base import Batch, ComputeLoss, Method, Pass, Session, Setup, overrides
+from attendrop.rows import labelled_data
+from attendrop.tally import Tally
 
 
 @contextmanager
@@ -27,6 +28,7 @@ def regularize(
     optimizer: torch.optim.Optimizer | None = None,
     max_grad_norm: float | None = None,
     reward_data: Any = None,
+    train_data: Any = None,
 ) -> Iterator[Regularization]:
     """Regularise the training of ``model`` by ``method`` within a ``with`` block.
 
@@ -49,10 +51,12 @@ def regularize(
         method: What to do, such as ``ADDrop(p=0.3, q=0.3)``.
         seed: Seed of the method's own random draws. They do not touch torch's global random state.
         total_steps: How many optimizer steps are planned. Methods that follow a schedule need it.
-        optimizer: The model's optimizer. AttendOut, which trains a second model with another like it, needs it.
+        optimizer: The model's optimizer. Methods that act on gradients need it, and AttendOut, which trains a second
+            model with another like it.
         max_grad_norm: To which norm you clip the model's gradients, so that AttendOut clips its second model's alike.
         reward_data: What AttendOut scores models on: a ``DataLoader`` over labelled rows that are not trained on, or a
             list of batches.
+        train_data: The training rows, in the same forms, for methods that look at them beforehand (Child-Tuning-D).
 
     Raises:
         AttendropError: The model is not supported by the method, or the method needs something that is not given.
@@ -69,7 +73,8 @@ def regularize(
         total_steps=total_steps,
         optimizer=optimizer,
         max_grad_norm=max_grad_norm,
-        reward_data=reward_data_of(reward_data, device),
+        reward_data=labelled_data("reward_data", reward_data, device),
+        train_data=labelled_data("train_data", train_data, device),
     )
     regularization = Regularization(setup, method)
     try:
@@ -90,6 +95,7 @@ class Regularization:
         session: What the method keeps while it trains.
         steps_taken: Optimizer steps so far.
         loss_scale: The factor by which gradients are multiplied under float16.
+        share: The weight of a mean over the micro-batch in the loss of the step.
         withholds_labels: Whether the pass that trains does not hand the labels to the model, because the loss is
             computed outside of it.
     """
@@ -101,16 +107,22 @@ class Regularization:
         self.epoch: int | None = None
         self.steps_taken = 0
         self.loss_scale = 1.0
+        self.share: float | Tensor = 1.0
         self.withholds_labels = False
         self._sequences = 0
-        self._statistics = _Statistics()
+        self._tally = Tally()
         self._figures: dict[str, float] = {}
         self._attachment: Attachment | None = None
+        self._hook: Any = None
         self.session = Session(method)
-        if method.regularized_epochs(0) is not None:
-            self._attachment = Attachment(setup.model)
+        self.idle = method.regularized_epochs(0) is None
+        if not self.idle:
+            if method.uses_attention:
+                self._attachment = Attachment(setup.model)
             self.session = method.start(setup)
-            self._attachment.attach()
+            self._watch_optimizer()
+            if self._attachment is not None:
+                self._attachment.attach()
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch begins, counted from 0. Methods that alternate, as cross-tuning does, need it."""
@@ -124,15 +136,15 @@ class Regularization:
     def step(self) -> None:
         """Call after each ``optimizer.step()``."""
         self.begin_step(self.steps_taken + 1)
-        self._figures |= self.session.after_step(self.steps_taken)
+        self._figures |= self.session.named(self.session.after_step(self.steps_taken))
 
     def finish(self) -> None:
         """Call after the last step: a method that works in periods completes the one that it is in."""
-        self._figures |= self.session.finish()
+        self._figures |= self.session.named(self.session.finish())
 
     def figures(self) -> dict[str, float]:
         """What the method had to tell of single steps since the last call; :meth:`logs` has it, too."""
-        found, self._figures = self._named(self._figures), {}
+        found, self._figures = self._figures, {}
         return found
 
     def loss(self, batch: Batch) -> Tensor:
@@ -154,42 +166,54 @@ class Regularization:
 
         A plan that it is handed must reach the model as the keyword ``attendrop_plan``.
         """
+        extra = {name: batch[name] for name in self.method.columns if name in batch}
+        batch = {name: value for name, value in batch.items() if name not in extra} if extra else batch
         if not self.model.training:
             return compute_loss(batch, None)
-        active = self._attachment is not None and self._active()
         rows = _rows(batch)
         processes = self.setup.processes
         first = self._sequences * processes.world_size + processes.rank * rows
         self._sequences += rows
-        self._statistics.passes += 1
-        if not active or self._attachment is None:
+        acting = [] if self.idle else self._acting()
+        self._tally.begin([session.method.source for session in acting])
+        if not acting:
             return compute_loss(batch, None)
-        inputs = {name: value for name, value in batch.items() if name != "labels" or not self.withholds_labels}
-        self._attachment.probe(inputs)
-        self._statistics.active += 1
-        key = DrawKey(self.setup.seed, self.steps_taken, first, rows)
         total = self.setup.total_steps
-        progress = None if total is None else min(1.0, self.steps_taken / max(total, 1))
-        report = self._statistics.report
-        step = Pass(self._attachment, batch, inputs, key, self.loss_scale, report, progress)
+        step = Pass(
+            model=self.model,
+            batch=batch,
+            key=DrawKey(self.setup.seed, self.steps_taken, first, rows),
+            tally=self._tally,
+            source=self.method.source,
+            epoch=self.epoch,
+            progress=None if total is None else min(1.0, self.steps_taken / max(total, 1)),
+            share=self.share,
+            loss_scale=self.loss_scale,
+            withholds_labels=self.withholds_labels,
+            extra=extra,
+            attached=self._attachment,
+        )
+        if self._attachment is not None:
+            self._attachment.probe(step.inputs)
         return self.session.loss(step, self._bound(compute_loss))
 
     def logs(self) -> dict[str, float]:
         """What happened since the last call.
 
         ``<method>/active``: share of passes in which the method acted. If it did: ``<method>/dropped``, the share of
-        positions dropped among those in rows that could have candidates, and ``<method>/dropped/<kind>.<layer>``.
-        Beside them :meth:`figures`.
+        positions dropped among those in rows that could have candidates, ``<method>/dropped/<kind>.<layer>``, and what
+        else it has to tell. Of several methods at once, each under its own name. Beside them :meth:`figures`.
         """
-        if self._attachment is None:
+        if self.idle:
             return {}
-        found = self._named(self._statistics.summary(self.setup.processes.total)) | self.figures()
-        self._statistics = _Statistics()
+        sources = [session.method.source for session in self.session.parts]
+        found = self._tally.summary(sources, self.setup.processes.total) | self.figures()
+        self._tally = Tally()
         return found
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint has to hold, but for what the method keeps, as plain values."""
-        return {"seed": self.setup.seed, "steps_taken": self.steps_taken, "statistics": self._statistics.state_dict()}
+        return {"seed": self.setup.seed, "steps_taken": self.steps_taken, "tally": self._tally.state_dict()}
 
     def session_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """What the method keeps, tensors and plain values: the same in all processes, and of this one alone."""
@@ -201,26 +225,38 @@ class Regularization:
         """Go on from a :meth:`state_dict` and a :meth:`session_state`."""
         self.setup = dataclasses.replace(self.setup, seed=state["seed"])
         self.begin_step(state["steps_taken"])
-        self._statistics = _Statistics(**state["statistics"])
+        self._tally = Tally(**state["tally"])
         self.session.load_state_dict(*session)
 
     def close(self) -> None:
         """Give the model back as it was. Idempotent."""
+        if self._hook is not None:
+            self._hook.remove()
         self.session.close()
         if self._attachment is not None:
             self._attachment.detach()
 
-    def _named(self, figures: Mapping[str, float]) -> dict[str, float]:
-        prefix = self.method.name.replace("-", "_")
-        return {f"{prefix}/{name}": value for name, value in figures.items()}
+    def _watch_optimizer(self) -> None:
+        """Let what acts on gradients do so just before each step of the optimizer."""
+        acting = [session for session in self.session.parts if overrides(session, Session, "edit_gradients")]
+        if not acting:
+            return
+        if self.setup.optimizer is None:
+            raise AttendropError(
+                f"Method '{acting[0].method.name}' acts on gradients just before the optimizer does: pass your "
+                "optimizer, regularize(..., optimizer=optimizer)."
+            )
+        parameters = dict(self.model.named_parameters())
+        self._hook = self.setup.optimizer.register_step_pre_hook(lambda *_: self.session.edit_gradients(parameters))
 
-    def _active(self) -> bool:
+    def _acting(self) -> list[Session]:
+        """The sessions whose methods act in this epoch."""
         if self.epoch is None and self.method.needs_epoch():
             raise AttendropError(
                 f"Method '{self.method.name}' alternates between epochs; call set_epoch(epoch), from 0, at the start "
                 "of each, or set cross_tuning=False."
             )
-        return self.method.active(self.epoch or 0)
+        return [session for session in self.session.parts if session.method.active(self.epoch or 0)]
 
     def _plain(self, batch: Batch, plan: Plan | None = None, model: nn.Module | None = None) -> tuple[Tensor, Any]:
         if plan is None:
@@ -240,43 +276,12 @@ class Regularization:
         return self._attachment
 
 
-class _Statistics:
-    """Counts of dropped positions; kept on their device, so that counting does not wait for it."""
-
-    def __init__(self, passes: int = 0, active: int = 0, counts: Mapping[str, tuple[int, int]] | None = None) -> None:
-        self.passes = passes
-        self.active = active
-        self.counts = {site: torch.tensor(pair) for site, pair in (counts or {}).items()}
-
-    def report(self, site: str, dropped: Tensor, possible: Tensor) -> None:
-        pair = torch.stack([dropped, possible])
-        self.counts[site] = pair + self.counts[site].to(pair.device) if site in self.counts else pair
-
-    def state_dict(self) -> dict[str, Any]:
-        counts = {site: pair.tolist() for site, pair in self.counts.items()}
-        return {"passes": self.passes, "active": self.active, "counts": counts}
-
-    def summary(self, total: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        sites = sorted(self.counts, key=lambda site: (site.split(".")[0], int(site.split(".")[1])))
-        pairs = [torch.tensor([self.active, self.passes]), *(self.counts[site].cpu() for site in sites)]
-        activity, *counts = total(torch.stack(pairs)).tolist()
-        found = {"active": _ratio(activity)}
-        if counts:
-            found["dropped"] = _ratio([sum(pair[i] for pair in counts) for i in (0, 1)])
-            found |= {f"dropped/{site}": _ratio(pair) for site, pair in zip(sites, counts, strict=True)}
-        return found
-
-
 def loss_and_outputs(outputs: Any) -> tuple[Tensor, Any]:
     """The loss that a model returned, and all that it returned; raises AttendropError if there is no loss."""
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs[0]
     if loss is None:
         raise AttendropError("The model returned no loss; the batch needs 'labels'.")
     return loss, outputs
-
-
-def _ratio(pair: Sequence[int]) -> float:
-    return pair[0] / max(pair[1], 1)
 
 
 def _rows(batch: Batch) -> int:

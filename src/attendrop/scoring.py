@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -49,6 +50,8 @@ class Edit:
             queries and keys are not multiplied. The model's own dropout acts on the equal weights.
         output: Called with the hidden units that the heads put out, ``(batch, query, heads, dim)``, before the output
             projection; what it returns is used instead.
+        inputs: Called with queries, keys and values, each ``(batch, heads, n, dim)``; what it returns is used instead.
+        dropout: The probability with which weights are dropped in place of the model's own.
     """
 
     drop: Tensor | None = None
@@ -56,6 +59,51 @@ class Edit:
     replace: Tensor | None = None
     constant: bool = False
     output: Callable[[Tensor], Tensor] | None = None
+    inputs: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
+    dropout: float | None = None
+
+
+def chained(functions: Sequence[Callable[[Tensor], Tensor] | None]) -> Callable[[Tensor], Tensor] | None:
+    """One function that calls those that are there, one after the other; None if there are none."""
+    found = [function for function in functions if function is not None]
+    if len(found) < 2:
+        return found[0] if found else None
+
+    def call_all(tensor: Tensor) -> Tensor:
+        for function in found:
+            tensor = function(tensor)
+        return tensor
+
+    return call_all
+
+
+def merged(edits: Sequence[Edit]) -> Edit | None:
+    """One edit that does what several do; None if there are none.
+
+    Raises:
+        AttendropError: Two set the same thing.
+    """
+    if len(edits) < 2:
+        return edits[0] if edits else None
+    dropouts = [edit.dropout for edit in edits if edit.dropout is not None]
+    if len(dropouts) > 1 or any(edit.replace is not None for edit in edits):
+        raise AttendropError("Two methods both decide on the attention weights of one layer; use one of them.")
+    drops = [edit.drop for edit in edits if edit.drop is not None]
+    inputs = [edit.inputs for edit in edits if edit.inputs is not None]
+
+    def change(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        for function in inputs:
+            query, key, value = function(query, key, value)
+        return query, key, value
+
+    return Edit(
+        drop=reduce(torch.logical_or, drops) if drops else None,
+        weights=chained([edit.weights for edit in edits]),
+        constant=any(edit.constant for edit in edits),
+        output=chained([edit.output for edit in edits]),
+        inputs=change if inputs else None,
+        dropout=dropouts[0] if dropouts else None,
+    )
 
 
 class Scoring:
@@ -88,6 +136,10 @@ class Scoring:
     def attend(self, edit: Edit) -> tuple[Tensor, Tensor | None]:
         """Return the output ``(batch, query, heads, dim)`` and, where they were computed, the weights."""
         weights = None
+        if edit.inputs is not None:
+            self.query, self.key, self.value = edit.inputs(self.query, self.key, self.value)
+        if edit.dropout is not None:
+            self.dropout = edit.dropout
         if self._needs_weights(edit):
             weights = self._weights_after(edit)
             output = weights @ self.value

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, Sampler
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import (
     IntervalStrategy,
     Trainer,
@@ -23,9 +24,9 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalPrediction, Tr
 from attendrop.attention import PLAN_KEYWORD, Plan, evaluating, forked_rng
 from attendrop.checkpoints import last_checkpoint, load_session, load_state, save_session, seal, unseal
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Batch, FineTune, Method, Processes, RewardData, Session, Setup
+from attendrop.methods.base import Batch, FineTune, LabelledData, Method, Processes, Session, Setup
 from attendrop.regularize import Regularization
-from attendrop.rewards import RewardRows, set_aside
+from attendrop.rows import LabelledRows, set_aside
 
 
 class RegularizedTrainer(Trainer):
@@ -69,6 +70,8 @@ class RegularizedTrainer(Trainer):
         self._sampler: EpochSampler | None = None
         self._averages: bool | None = None
         self._refuse_unsupported()
+        if self.regularizer.skips_parameters:
+            self.args.ddp_find_unused_parameters = True
         self._divide_rows()
         self.add_callback(_Clock(self))
 
@@ -106,13 +109,17 @@ class RegularizedTrainer(Trainer):
 
         def stock(batch: Batch, plan: Plan | None = None, other: nn.Module | None = None) -> tuple[Tensor, Any]:
             given = dict(batch) if plan is None else {**batch, PLAN_KEYWORD: plan}
-            items = None if rescale else num_items_in_batch
-            loss, outputs = self._stock_loss(other or model, given, items)
+            # Of a batch whose rows a method repeats, each copy counts for its part.
+            copies = _rows(batch) // _rows(inputs)
+            items = None if num_items_in_batch is None else num_items_in_batch * copies
+            loss, outputs = self._stock_loss(other or model, given, None if rescale else items)
             if rescale:
-                loss = loss * self._share(batch, num_items_in_batch).to(loss.dtype)
+                loss = loss * self._share(batch, items).to(loss.dtype)
             return loss, outputs
 
         scaler = self.accelerator.scaler
+        counted = num_items_in_batch is not None and "labels" in inputs
+        self._regularization.share = self._share(inputs, num_items_in_batch).float() if counted else 1.0
         self._regularization.loss_scale = scaler.get_scale() if scaler is not None else 1.0
         loss, outputs = self._regularization.compute(inputs, stock)
         return (loss, outputs) if return_outputs else loss
@@ -152,7 +159,8 @@ class RegularizedTrainer(Trainer):
             total_steps=self.state.max_steps,
             optimizer=getattr(self.optimizer, "optimizer", self.optimizer),
             max_grad_norm=self.args.max_grad_norm or None,
-            reward_data=self._reward_data(),
+            reward_data=self._labelled(self.reward_dataset) if self.regularizer.rewarded_on() is not None else None,
+            train_data=self._labelled(self.train_dataset),
             metric=self._metric if self.compute_metrics is not None and self.args.metric_for_best_model else None,
             mask_token=getattr(tokenizer, "mask_token_id", None),
             special_tokens=tuple(getattr(tokenizer, "all_special_ids", ())),
@@ -171,15 +179,15 @@ class RegularizedTrainer(Trainer):
                     raise AttendropError("reward_data='eval' needs one eval_dataset.")
                 self.reward_dataset = self.eval_dataset
 
-    def _reward_data(self) -> RewardData | None:
-        if self.reward_dataset is None or self.regularizer.rewarded_on() is None:
+    def _labelled(self, rows: Any) -> LabelledData | None:
+        if rows is None or not hasattr(rows, "__len__"):
             return None
-        rows, collate = self.reward_dataset, self.data_collator
+        collate = self.data_collator
         if hasattr(rows, "column_names"):  # of the package datasets, which need not be installed
-            rows = self._remove_unused_columns(rows, description="reward")
+            rows = self._remove_unused_columns(rows, description="method")
         else:
-            collate = self._get_collator_with_removed_columns(collate, description="reward")
-        return RewardRows(rows, collate, self.args.device)
+            collate = self._get_collator_with_removed_columns(collate, description="method")
+        return LabelledRows(rows, collate, self.args.device)
 
     def _metric(self, logits: Any, labels: Any) -> float:
         """The metric that chooses the best model, such that more is better."""
@@ -202,6 +210,24 @@ class RegularizedTrainer(Trainer):
         figures = self._regularization.figures()
         if figures:
             self.log(figures)
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """As in ``transformers.Trainer``, with the columns that the method reads."""
+        collate, self.data_collator = self.data_collator, _with_columns(self.data_collator, self.regularizer.columns)
+        try:
+            return super().get_train_dataloader()
+        finally:
+            self.data_collator = collate
+
+    def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
+        self._set_signature_columns_if_needed()
+        known = self._signature_columns
+        if description == "training" and known is not None:
+            self._signature_columns = [*known, *self.regularizer.columns]
+        try:
+            return super()._remove_unused_columns(dataset, description)
+        finally:
+            self._signature_columns = known
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int] | None:
         dataset = self.train_dataset if train_dataset is None else train_dataset
@@ -291,6 +317,28 @@ class RegularizedTrainer(Trainer):
                 "Reentrant activation checkpointing is not supported; set "
                 "activation_checkpointing_kwargs={'use_reentrant': False}."
             )
+
+
+def _with_columns(collate: Callable[[list[Any]], Any], columns: Sequence[str]) -> Callable[[list[Any]], Any]:
+    """A collator that also makes tensors of columns with numbers for each token, padded with -1."""
+    if not columns:
+        return collate
+
+    def collated(rows: list[Any]) -> Any:
+        present = [name for name in columns if name in rows[0]]
+        batch = dict(collate([{key: value for key, value in row.items() if key not in present} for row in rows]))
+        for name in present:
+            values = [torch.as_tensor(row[name]) for row in rows]
+            width = max(len(value) for value in values)
+            padded = [functional.pad(v, (0, width - len(v)) * v.ndim, value=-1) for v in values]
+            batch[name] = torch.stack(padded)
+        return batch
+
+    return collated
+
+
+def _rows(batch: Batch) -> int:
+    return next((value.shape[0] for value in batch.values() if isinstance(value, Tensor) and value.ndim), 1)
 
 
 class EpochSampler(Sampler[int]):

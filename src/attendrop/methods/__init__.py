@@ -17,18 +17,23 @@ from attendrop.methods.ad_drop import ADDrop
 from attendrop.methods.attend_out import AttendOut
 from attendrop.methods.attention_layerdrop import AttentionLayerDrop
 from attendrop.methods.base import FineTune, Method, suggestion
+from attendrop.methods.compose import Compose
+from attendrop.methods.layerdrop import LayerDrop
+from attendrop.methods.r_drop import RDrop
 from attendrop.methods.scheduler import Scheduler
+from attendrop.methods.vanilla import Vanilla
 
 __all__ = [
     "ADDrop",
     "AttendOut",
     "AttentionLayerDrop",
+    "Compose",
     "FineTune",
+    "LayerDrop",
     "Method",
+    "RDrop",
     "Scheduler",
-    "build_method",
-    "get_method",
-    "method_names",
+    "Vanilla",
     "register_method",
 ]
 
@@ -47,7 +52,16 @@ def register_method(method: type[Method]) -> type[Method]:
     return method
 
 
-for _method in (FineTune, ADDrop, AttendOut, AttentionLayerDrop, Scheduler):
+for _method in (
+    FineTune,
+    ADDrop,
+    AttendOut,
+    Vanilla,
+    Scheduler,
+    LayerDrop,
+    AttentionLayerDrop,
+    RDrop,
+):
     register_method(_method)
 
 
@@ -78,14 +92,35 @@ def get_method(name: str) -> type[Method]:
 def build_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
     """Make a method from its name and options, which may be given as text, as on the command line.
 
+    Args:
+        name: A method's name, or several joined by ``+``.
+        options: By name. Of several methods ``{"ad-drop.p": 0.3}``, or ``{"ad-drop": {"p": 0.3}}``.
+
     Raises:
-        AttendropError: Unknown name or option (the nearest is given), or a value that is not of the option's type or
-            out of its range.
+        AttendropError: Unknown name or option (the nearest is given), a value that is not of the option's type or out
+            of its range, or methods that cannot be combined.
     """
+    if "+" not in name:
+        return _build(name, options or {})
+    names = [part.strip() for part in name.split("+")]
+    sorted_out: dict[str, dict[str, Any]] = {get_method(part).name: {} for part in names}
+    for option, value in (options or {}).items():
+        method, dot, own = option.partition(".")
+        method = method.replace("_", "-")
+        if method not in sorted_out or (not dot and not isinstance(value, Mapping)):
+            raise AttendropError(
+                f"Option '{option}' is of none of the methods {name}; write METHOD.OPTION=VALUE, such as "
+                f"{names[0]}.{option.rpartition('.')[2]}."
+            )
+        sorted_out[method] |= {own: value} if dot else value
+    return Compose(*(_build(part, sorted_out[part]) for part in names))
+
+
+def _build(name: str, options: Mapping[str, Any]) -> Method:
     method = get_method(name)
     fields = {field.name: field for field in dataclasses.fields(method)}
     values = {}
-    for option, value in (options or {}).items():
+    for option, value in options.items():
         option = option.replace("-", "_")
         if not fields:
             raise AttendropError(f"Method '{name}' has no options, so '{option}' cannot be set.")

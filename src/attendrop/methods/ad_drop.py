@@ -13,7 +13,7 @@ from attendrop import attribution
 from attendrop.attention import Plan
 from attendrop.errors import AttendropError
 from attendrop.masks import candidate_region, draw, real_rows
-from attendrop.methods.base import Method, Pass, check_choice, check_share
+from attendrop.methods.base import Facts, Method, Pass, check_choice, check_share
 from attendrop.methods.drawing import Drawing
 from attendrop.scoring import Call, Edit
 from attendrop.sites import Site, checked_layers
@@ -76,6 +76,8 @@ class ADDrop(Method):
   year      = {2022},
   url       = {https://arxiv.org/abs/2210.05883}
 }"""
+
+    facts: ClassVar[Facts] = Facts(acts_on=("scores",), forward="2", backward="1 + activations")
 
     p: float = 0.3
     q: float = 0.3

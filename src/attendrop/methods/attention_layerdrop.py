@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from attendrop.attention import Plan
-from attendrop.methods.base import Method, Pass, check_share
+from attendrop.methods.base import Facts, Method, Pass, check_share
 from attendrop.methods.papers import WU_2021
 from attendrop.scoring import Call, Edit
 from attendrop.sites import Site, checked_layers
@@ -41,6 +41,8 @@ class AttentionLayerDrop(Method):
     summary: ClassVar[str] = "makes the attention of layers chosen at random constant"
     paper: ClassVar[str] = "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need, section 7.1"
     bibtex: ClassVar[str] = WU_2021
+
+    facts: ClassVar[Facts] = Facts(acts_on=("layers",))
 
     p: float = 0.2
     layers: str | int | Sequence[int] = "all"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, ClassVar, Protocol
@@ -11,10 +11,11 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from attendrop.attention import Attachment, Plan
+from attendrop.attention import Attachment, Combined, Plan
 from attendrop.errors import AttendropError
 from attendrop.masks import DrawKey
 from attendrop.sites import Site, select_sites
+from attendrop.tally import Tally
 
 Batch = Mapping[str, Any]
 
@@ -45,11 +46,15 @@ class Processes:
     total: Callable[[Tensor], Tensor] = lambda tensor: tensor
 
 
-class RewardData(Protocol):
-    """Labelled data that a method may score models on while it trains."""
+class LabelledData(Protocol):
+    """Rows with labels that a method may look at beside the batches that train."""
 
     def draw(self, seed: int, count: int, size: int) -> Sequence[Batch]:
         """Draw ``count`` items of ``size`` samples each, on the model's device; the seed decides which."""
+        ...
+
+    def in_order(self, size: int, processes: Processes) -> Iterator[Batch]:
+        """All rows once, ``size`` at a time, on the model's device; of these batches the share of this process."""
         ...
 
 
@@ -65,10 +70,13 @@ class Setup:
         optimizer: The model's optimizer, if it is known.
         max_grad_norm: Gradients are clipped to this norm, if any.
         reward_data: What models may be scored on, if anything.
+        train_data: The training rows, if they are known.
         evaluate: The mean loss of a model on a batch, and its outputs.
         metric: From logits and labels to a score of which more is better, if there is one.
         mask_token: The id that stands for a masked token, if there is one.
         special_tokens: Ids that are never masked.
+        accompany: To be called with a second model that a method trains beside: whatever else regularises the first is
+            then done to it, too. Gives what to call with it before each step of its optimizer.
     """
 
     model: nn.Module
@@ -78,10 +86,12 @@ class Setup:
     total_steps: int | None = None
     optimizer: torch.optim.Optimizer | None = None
     max_grad_norm: float | None = None
-    reward_data: RewardData | None = None
+    reward_data: LabelledData | None = None
+    train_data: LabelledData | None = None
     metric: Callable[[Any, Any], float] | None = None
     mask_token: int | None = None
     special_tokens: tuple[int, ...] = ()
+    accompany: Callable[[nn.Module], Callable[[], None]] = lambda model: lambda: None
 
 
 @dataclass(frozen=True)
@@ -89,42 +99,133 @@ class Pass:
     """What a method is given for one micro-batch.
 
     Attributes:
-        attachment: The model without wrappers, its attention sites, and passes of its own making.
-        batch: The model's inputs, with labels.
-        inputs: What the pass that trains gives the model: ``batch``, without labels where the loss is computed outside.
+        model: The model without wrappers.
+        batch: Its inputs, with labels.
         key: What fixes the random draws.
-        loss_scale: The factor by which gradients are multiplied under float16, else 1.
-        report: Called with a site's key, the number of positions dropped there, and the number that could have been.
+        tally: What happens is counted here; see :meth:`report` and :meth:`note`.
+        source: The method's name in logs.
+        epoch: Number of the epoch, from 0, if it is known.
         progress: Share of the planned optimizer steps that were taken, in [0, 1]; None if it is not known how many.
+        share: The weight of a mean over this micro-batch in the loss of the step: under accumulation and DDP, what the
+            loss of the batch is multiplied by.
+        loss_scale: The factor by which gradients are multiplied under float16, else 1.
+        withholds_labels: Whether the model is not given the labels, since the loss is computed outside of it.
+        extra: Columns of the batch that the method asked for and the model does not know; see :attr:`Method.columns`.
+        attached: The model's attention sites, and passes of its own making; None for methods that say that they do not
+            use attention.
     """
 
-    attachment: Attachment
+    model: nn.Module
     batch: Batch
-    inputs: Batch
     key: DrawKey
-    loss_scale: float
-    report: Callable[[str, Tensor, Tensor], None]
+    tally: Tally
+    source: str
+    epoch: int | None = None
     progress: float | None = None
+    share: float | Tensor = 1.0
+    loss_scale: float = 1.0
+    withholds_labels: bool = False
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    attached: Attachment | None = None
+
+    @property
+    def attachment(self) -> Attachment:
+        """The model without wrappers, its attention sites, and passes of the method's own making."""
+        assert self.attached is not None
+        return self.attached
+
+    @property
+    def inputs(self) -> Batch:
+        """What the pass that trains gives the model: ``batch``, without labels where the loss is computed outside."""
+        return {name: value for name, value in self.batch.items() if name != "labels" or not self.withholds_labels}
+
+    def report(self, site: str, dropped: Tensor, possible: Tensor) -> None:
+        """Log the share of what was dropped at a site: how many, of how many that could have been."""
+        self.tally.count(self.source, site, dropped, possible)
+
+    def note(self, name: str, value: Tensor | float) -> None:
+        """Log a number; the log has its mean over the passes."""
+        self.tally.note(self.source, name, value)
+
+    def planned_progress(self) -> float:
+        """``progress``; raises AttendropError if it is not known."""
+        if self.progress is None:
+            raise AttendropError(
+                f"Method '{self.source.replace('_', '-')}' follows the training progress; pass total_steps=, the "
+                "number of optimizer steps that are planned, to regularize(...)."
+            )
+        return self.progress
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the table of methods in the documentation says of one.
+
+    Attributes:
+        acts_on: Of ``scores``, ``weights``, ``heads``, ``layers``, ``hidden states``, ``embeddings``, ``inputs``,
+            ``parameters``, ``gradients`` and ``loss``.
+        forward: Passes forward in a step, where plain fine-tuning takes one.
+        backward: Passes backward.
+        state: What it keeps from step to step.
+        tasks: What it can train.
+    """
+
+    acts_on: tuple[str, ...] = ()
+    forward: str = "1"
+    backward: str = "1"
+    state: str = "none"
+    tasks: str = "all"
 
 
 @dataclass(frozen=True)
 class Method:
     """A way to regularise training. Subclasses are frozen dataclasses whose fields are the method's options.
 
-    Options are checked when the object is made. A subclass overrides :meth:`plan` if it acts on attention, and
-    :meth:`loss` if it needs other passes than one.
+    Options are checked when the object is made. A subclass says what it changes of a pass: :meth:`batch`, :meth:`plan`,
+    :meth:`penalty`. A method that keeps something, takes passes of its own, or acts on parameters or gradients, has a
+    :class:`Session` for it, which :meth:`start` makes.
 
     Attributes:
         name: Name on the command line and in checkpoints.
         summary: One line that says what it does.
         paper: Source, as "Authors (year), title".
         bibtex: The source as a BibTeX entry, for model cards.
+        facts: For the table in the documentation.
+        uses_attention: Whether it needs a model whose attention can be reached; without, any model will do.
+        skips_parameters: Whether some parameters may get no gradient in a step (DDP must know).
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     paper: ClassVar[str]
     bibtex: ClassVar[str] = ""
+    facts: ClassVar[Facts] = Facts()
+    uses_attention: ClassVar[bool] = True
+    skips_parameters: ClassVar[bool] = False
+
+    @property
+    def source(self) -> str:
+        """The name in logs."""
+        return self.name.replace("-", "_")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of the training data that the method reads and the model does not know: numbers for each token.
+
+        They come in :attr:`Pass.extra` as ``(batch, n)``, or ``(batch, n, n)`` where a token has a list of them, padded
+        with -1; their rows are those of the batch before any method repeated them.
+        """
+        return ()
+
+    @property
+    def parts(self) -> tuple[Method, ...]:
+        """The methods that this one is made of."""
+        return (self,)
+
+    def conflict(self, other: Method) -> str | None:
+        """Why it has no meaning to combine this method with another, as a sentence; None if it has."""
+        both = set(self.facts.acts_on) & set(other.facts.acts_on) & {"parameters"}
+        return "Both replace the parameters of a pass, and only one of them would be seen." if both else None
 
     def active(self, epoch: int) -> bool:
         """Whether the method acts in ``epoch``, counted from 0."""
@@ -142,13 +243,17 @@ class Method:
         """The attention sites to act on, of a model's; raises AttendropError if the options do not fit them."""
         return select_sites(sites, self.options().get("layers", "all"))
 
+    def batch(self, step: Pass) -> Batch:
+        """The batch to train on, made of ``step.batch``; its rows may be repeated, each by its copies side by side."""
+        return step.batch
+
     def plan(self, step: Pass) -> Plan | None:
-        """Decide what the pass that trains does to attention."""
+        """Decide what the pass that trains does to attention, and around it."""
         return None
 
-    def loss(self, step: Pass, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
-        """Compute the training loss of one micro-batch, and the model's outputs."""
-        return compute_loss(step.batch, self.plan(step))
+    def penalty(self, step: Pass, outputs: Any) -> Tensor | None:
+        """What is added to the loss, given the outputs of the pass that trains: a mean over the micro-batch."""
+        return None
 
     def rewarded_on(self) -> str | None:
         """What models are scored on while the method trains them.
@@ -177,9 +282,37 @@ class Session:
     def __init__(self, method: Method) -> None:
         self.method = method
 
+    @property
+    def parts(self) -> Sequence[Session]:
+        """The sessions that this one is made of."""
+        return (self,)
+
+    def batch(self, step: Pass) -> Batch:
+        """As :meth:`Method.batch`."""
+        return self.method.batch(step)
+
+    def plan(self, step: Pass) -> Plan | None:
+        """As :meth:`Method.plan`."""
+        return self.method.plan(step)
+
+    def penalty(self, step: Pass, outputs: Any) -> Tensor | None:
+        """As :meth:`Method.penalty`."""
+        return self.method.penalty(step, outputs)
+
     def loss(self, step: Pass, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
-        """Compute the training loss of one micro-batch, and the model's outputs."""
-        return self.method.loss(step, compute_loss)
+        """Compute the training loss of one micro-batch, and the model's outputs.
+
+        A method that takes other passes than one overrides this; ``compute_loss`` then brings in what the other methods
+        of a composition do. Of such methods a composition has one at most.
+        """
+        step = dataclasses.replace(step, batch=self.batch(step))
+        return run_pass([(self, step)], compute_loss, step.batch)
+
+    def edit_gradients(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Called just before the optimizer's step, with gradients that are summed up, unscaled and clipped."""
+
+    def accompany(self, model: nn.Module) -> None:
+        """Act on a second model, which another method trains beside, as on the first."""
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
         """Called when the optimizer has taken its ``steps_taken``-th step. Returns figures to log, if there are any."""
@@ -188,6 +321,10 @@ class Session:
     def finish(self) -> dict[str, float]:
         """Called after the last planned step. Returns figures to log, if there are any."""
         return {}
+
+    def named(self, figures: Mapping[str, float]) -> dict[str, float]:
+        """The figures of a step under the names that they are logged by."""
+        return {f"{self.method.source}/{name}": value for name, value in figures.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint has to hold, the same in all processes: tensors and plain values."""
@@ -216,6 +353,37 @@ class Session:
         """Let go of the optimizer, and of what is needed for training alone."""
 
 
+def run_pass(
+    parts: Sequence[tuple[Session, Pass]],
+    compute_loss: ComputeLoss,
+    batch: Batch,
+    plan: Plan | None = None,
+    model: nn.Module | None = None,
+) -> tuple[Tensor, Any]:
+    """Run the model once, with the plans and penalties of all ``parts``.
+
+    Args:
+        parts: Sessions, each with the pass as it sees it.
+        compute_loss: Runs the model.
+        batch: What on.
+        plan: A further plan.
+        model: Another model than the one that trains; it gets the penalties, but no plan.
+    """
+    parts = [(session, dataclasses.replace(step, batch=batch)) for session, step in parts]
+    plans = [plan, *(session.plan(step) for session, step in parts)] if model is None else []
+    found = [item for item in plans if item is not None]
+    loss, outputs = compute_loss(batch, Combined(found) if len(found) > 1 else found[0] if found else None, model)
+    for session, step in parts:
+        penalty = session.penalty(step, outputs)
+        loss = loss if penalty is None else loss + step.share * penalty
+    return loss, outputs
+
+
+def overrides(thing: object, base: type, name: str) -> bool:
+    """Whether the class of a thing has a method of its own in place of that of a base class."""
+    return getattr(type(thing), name) is not getattr(base, name)
+
+
 @dataclass(frozen=True)
 class FineTune(Method):
     """Plain fine-tuning: the baseline. The model is not touched."""
@@ -223,9 +391,13 @@ class FineTune(Method):
     name: ClassVar[str] = "finetune"
     summary: ClassVar[str] = "plain fine-tuning, the baseline"
     paper: ClassVar[str] = ""
+    uses_attention: ClassVar[bool] = False
 
     def active(self, epoch: int) -> bool:
         return False
+
+    def conflict(self, other: Method) -> str | None:
+        return "Plain fine-tuning adds nothing to another method."
 
     def regularized_epochs(self, num_epochs: int) -> None:
         return None

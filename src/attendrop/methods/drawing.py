@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attendrop.attention import Plan
-from attendrop.masks import draw, origins_of
+from attendrop.masks import draw, origins_of, uniform
 from attendrop.methods.base import Pass
 from attendrop.scoring import Call, Edit
 from attendrop.sites import Site
@@ -56,6 +56,16 @@ class Drawing(Plan):
     def draw(self, p: float | Tensor, call: Call) -> Tensor:
         """Draw each position of each head with probability ``p``, ``(batch, heads, query, key)``."""
         return draw(p, self.step.key, call.site.key, call.shape, self.origins(call), call.device)
+
+    def draw_heads(self, p: float | Tensor, call: Call) -> Tensor:
+        """Draw each head of each sequence with probability ``p``, ``(batch, heads, 1, 1)``."""
+        batch, heads = call.shape[:2]
+        origins = torch.zeros(batch, 2, dtype=torch.long, device=call.device)
+        return draw(p, self.step.key, call.site.key, (batch, heads, 1, 1), origins, call.device)
+
+    def uniform(self, call: Call) -> Tensor:
+        """Draw a number from (0, 1) for each position of each head, ``(batch, heads, query, key)``."""
+        return uniform(self.step.key, call.site.key, call.shape, self.origins(call), call.device)
 
     def report(self, call: Call, drop: Tensor, rows: Tensor | None, valid: Tensor | None) -> None:
         """Count what was dropped, of the valid positions in the ``rows`` where something could be (None: in all).

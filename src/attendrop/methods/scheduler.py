@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -11,11 +11,9 @@ import numpy as np
 
 from attendrop.attention import Plan
 from attendrop.errors import AttendropError
-from attendrop.masks import real_rows
-from attendrop.methods.base import Method, Pass
-from attendrop.methods.drawing import Drawing
+from attendrop.methods.base import Facts, Method, Pass
 from attendrop.methods.papers import WU_2021
-from attendrop.scoring import Call, Edit
+from attendrop.methods.vanilla import Bernoulli
 from attendrop.sites import Site, checked_layers, select_self_attention
 
 HIGHEST = 0.95
@@ -53,6 +51,7 @@ class Scheduler(Method):
     summary: ClassVar[str] = "drops attention scores at random, by a schedule for each layer"
     paper: ClassVar[str] = "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need, section 7.2"
     bibtex: ClassVar[str] = WU_2021
+    facts: ClassVar[Facts] = Facts(acts_on=("scores",))
 
     progress: str | Sequence[float] = (0.0, 1.0)
     probabilities: str | Sequence[float] | Sequence[Sequence[float]] = ((0.6, 0.0),)
@@ -89,28 +88,9 @@ class Scheduler(Method):
         return chosen
 
     def plan(self, step: Pass) -> Plan:
-        if step.progress is None:
-            raise AttendropError(
-                "Method 'scheduler' follows the training progress; pass total_steps=, the number of optimizer steps "
-                "that are planned, to regularize(...)."
-            )
-        sites, found = self.chosen(step.attachment.sites), self.probabilities_at(step.progress)
+        sites, found = self.chosen(step.attachment.sites), self.probabilities_at(step.planned_progress())
         found = found if len(found) > 1 else found * len(sites)
-        return _Scheduled(step, {site.key: p for site, p in zip(sites, found, strict=True)})
-
-
-class _Scheduled(Drawing):
-    """Drops each valid position with the probability of its layer."""
-
-    def __init__(self, step: Pass, probabilities: Mapping[str, float]) -> None:
-        super().__init__(step, probabilities.keys())
-        self.probabilities = probabilities
-
-    def make(self, call: Call) -> Edit:
-        drop = self.draw(self.probabilities[call.site.key], call)
-        drop = drop if call.valid is None else drop & call.valid
-        self.report(call, drop, real_rows(call), call.valid)
-        return Edit(drop=drop)
+        return Bernoulli(step, {site.key: p for site, p in zip(sites, found, strict=True)})
 
 
 def _curves(value: Any) -> tuple[tuple[float, ...], ...]:

@@ -23,7 +23,7 @@ from attendrop.methods import AttendOut, FineTune
 from attendrop.pruning.choose import choose, importance, parse_wanted, prune, ranked
 from attendrop.pruning.masking import mask_layers, prunable_sites
 from attendrop.pruning.model import PrunedModel
-from attendrop.rewards import to_device
+from attendrop.rows import to_device
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, divide, encode_parts, fingerprint, load_data
 from attendrop.runs.folder import METRICS, RUN, read_metrics, read_run

@@ -31,7 +31,7 @@ from attendrop.attention import find_sites
 from attendrop.checkpoints import last_checkpoint, write_json
 from attendrop.errors import AttendropError
 from attendrop.methods import Method
-from attendrop.rewards import to_device
+from attendrop.rows import to_device
 from attendrop.runs.card import model_card
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, divide, encode_parts, fingerprint, load_data

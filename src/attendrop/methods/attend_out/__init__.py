@@ -9,7 +9,7 @@ from typing import ClassVar
 from attendrop.errors import AttendropError
 from attendrop.methods.attend_out.generator import GRANULARITIES, Generator
 from attendrop.methods.attend_out.session import AttendOutSession
-from attendrop.methods.base import Method, Session, Setup, check_choice, check_share
+from attendrop.methods.base import Facts, Method, Session, Setup, check_choice, check_share
 from attendrop.methods.papers import WU_2021
 from attendrop.sites import Site, checked_layers, select_self_attention
 
@@ -84,6 +84,13 @@ class AttendOut(Method):
     summary: ClassVar[str] = "learns, by policy gradient, which attention to drop"
     paper: ClassVar[str] = "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need"
     bibtex: ClassVar[str] = WU_2021
+
+    facts: ClassVar[Facts] = Facts(
+        acts_on=("scores",),
+        forward="2 + generator + scoring",
+        backward="2 + generator",
+        state="a second model and its optimizer, the generator, a period of batches",
+    )
 
     variant: str = "dropout"
     scored: str = ""

@@ -13,7 +13,7 @@ from attendrop.attention import Plan
 from attendrop.masks import DrawKey, draw, origins_of, real_rows
 from attendrop.methods.attend_out.generator import Draft
 from attendrop.methods.base import Batch, Pass
-from attendrop.rewards import to_device
+from attendrop.rows import to_device
 from attendrop.scoring import Call, Edit
 from attendrop.sites import Site
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,9 @@ class Defender:
         max_grad_norm: The norm to clip to; None does not clip.
         processes: Those that train together; gradients are averaged over them.
         device: Where the copy lives; None: where the attacker does.
+
+    Attributes:
+        before_step: Called just before each step of its optimizer, with gradients ready.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Defender:
         self.optimizer = _twin(optimizer, self.pairs)
         self.max_grad_norm = max_grad_norm
         self.processes = processes or Processes()
+        self.before_step: Callable[[], None] = lambda: None
         self._weight: Tensor | None = None
         self._loss_scale = 1.0
         self._hook = optimizer.register_step_pre_hook(lambda *_: self._step())
@@ -122,6 +126,7 @@ class Defender:
                 clip_grad_norm_([parameter for _, parameter in self.pairs], self.max_grad_norm)
             for ours, theirs in zip(self.optimizer.param_groups, self.attacker_optimizer.param_groups, strict=True):
                 ours.update({name: value for name, value in theirs.items() if name != "params"})
+            self.before_step()
             self.optimizer.step()
         self.discard()
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attendrop.errors import AttendropError
+from attendrop.structure import block_of, free
 
 GRANULARITIES = ("score", "head", "layer")
 
@@ -145,7 +146,7 @@ class Embeddings(nn.Module):
     def __init__(self, model: nn.Module, first_layer: str, inputs: Mapping[str, Any]) -> None:
         super().__init__()
         self.model = plain_copy(model).eval()
-        block = _first_block(self.model, first_layer)
+        block = block_of(self.model, first_layer) or self.model.get_submodule(first_layer.partition("#")[0])
         block.forward = _exit
         _strip(self.model, block, inputs)
         for parameter in self.model.parameters():
@@ -179,24 +180,14 @@ class _ReachedError(Exception):
 
 
 def plain_copy(model: nn.Module) -> Any:
-    """Copy a model without what accelerate puts around its forward pass, which would lead back to the original."""
+    """Copy a model without what the library and accelerate put around it, which would lead back to the original."""
     copied = copy.deepcopy(model)
-    for name in ("forward", "_original_forward"):
-        copied.__dict__.pop(name, None)
+    free(copied)
     return copied
 
 
 def _exit(*args: Any, **kwargs: Any) -> None:
     raise _ReachedError(args[0] if args else kwargs["hidden_states"])
-
-
-def _first_block(model: nn.Module, attention: str) -> nn.Module:
-    """The first element of the list of layers that an attention module is in; without a list, the module itself."""
-    path = attention.partition("#")[0].split(".")
-    for end in range(1, len(path)):
-        if isinstance(model.get_submodule(".".join(path[:end])), nn.ModuleList):
-            return model.get_submodule(".".join(path[: end + 1]))
-    return model.get_submodule(".".join(path))
 
 
 def _strip(model: nn.Module, block: nn.Module, inputs: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from attendrop.masks import DrawKey, draw
 from attendrop.methods.attend_out.attack import Attack, Micro, number_of
 from attendrop.methods.attend_out.players import Players
 from attendrop.methods.base import Batch, ComputeLoss, Pass, Session, Setup
-from attendrop.rewards import to_device
+from attendrop.rows import to_device
 
 if TYPE_CHECKING:
     from attendrop.methods.attend_out import AttendOut
@@ -118,6 +118,7 @@ class AttendOutSession(Session):
     def _players(self, step: Pass) -> Players:
         if self.players is None:
             self.players = Players(self.method, self.setup, step)
+            self.players.defender.before_step = self.setup.accompany(self.players.defender.model)
             if self._resumed is not None:
                 self.players.load_state_dict(self._resumed)
         return self.players

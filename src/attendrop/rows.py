@@ -1,9 +1,9 @@
-"""Data that models are scored on while they train: where it comes from, and how items are drawn from it."""
+"""Labelled rows that methods look at beside the batches that train: where they come from, how items are drawn."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Batch, RewardData
+from attendrop.methods.base import Batch, LabelledData, Processes
 
 
-class RewardRows:
+class LabelledRows:
     """Items made of the rows of a data set.
 
     Args:
@@ -25,7 +25,7 @@ class RewardRows:
 
     def __init__(self, rows: Any, collate: Callable[[list[Any]], Any], device: torch.device) -> None:
         if not len(rows):
-            raise AttendropError("The reward data has no rows.")
+            raise AttendropError("The data has no rows.")
         self.rows = rows
         self.collate = collate
         self.device = device
@@ -35,10 +35,18 @@ class RewardRows:
         drawer = random.Random(seed)
         size = min(size, len(self.rows))
         chosen = [drawer.sample(range(len(self.rows)), size) for _ in range(count)]
-        return [to_device(self.collate([self.rows[i] for i in item]), self.device) for item in chosen]
+        return [self._batch(item) for item in chosen]
+
+    def in_order(self, size: int, processes: Processes) -> Iterator[Batch]:
+        """All rows once, ``size`` at a time; of these batches the share of this process."""
+        for start in range(processes.rank * size, len(self.rows), size * processes.world_size):
+            yield self._batch(range(start, min(start + size, len(self.rows))))
+
+    def _batch(self, numbers: Iterable[int]) -> Batch:
+        return to_device(self.collate([self.rows[i] for i in numbers]), self.device)
 
 
-class RewardBatches:
+class LabelledBatches:
     """Items that are batches made before; how many samples one has is decided by them.
 
     Args:
@@ -48,7 +56,7 @@ class RewardBatches:
 
     def __init__(self, batches: Sequence[Batch], device: torch.device) -> None:
         if not batches:
-            raise AttendropError("The reward data has no batches.")
+            raise AttendropError("The data has no batches.")
         self.batches = batches
         self.device = device
 
@@ -57,20 +65,29 @@ class RewardBatches:
         drawer = random.Random(seed)
         return [to_device(self.batches[drawer.randrange(len(self.batches))], self.device) for _ in range(count)]
 
+    def in_order(self, size: int, processes: Processes) -> Iterator[Batch]:
+        """All batches once, of these the share of this process; ``size`` has no effect."""
+        for batch in self.batches[processes.rank :: processes.world_size]:
+            yield to_device(batch, self.device)
 
-def reward_data_of(given: Any, device: torch.device) -> RewardData | None:
-    """Make reward data of what a user gives: a DataLoader over a data set with random access, or a list of batches."""
+
+def labelled_data(name: str, given: Any, device: torch.device) -> LabelledData | None:
+    """Make labelled data of what a user gives: a DataLoader over a data set with random access, or a list of batches.
+
+    Args:
+        name: Of the argument, for messages.
+        given: What the user gave; None stays None.
+        device: Where batches go.
+    """
     if given is None or hasattr(given, "draw"):
         return given  # type: ignore[no-any-return]
     if isinstance(given, DataLoader):
         if not (hasattr(given.dataset, "__getitem__") and hasattr(given.dataset, "__len__")):
-            raise AttendropError("reward_data is a loader over a stream; items are drawn at random, which needs rows.")
-        return RewardRows(given.dataset, given.collate_fn, device)
+            raise AttendropError(f"{name} is a loader over a stream; items are drawn at random, which needs rows.")
+        return LabelledRows(given.dataset, given.collate_fn, device)
     if isinstance(given, Sequence) and all(isinstance(batch, Mapping) for batch in given):
-        return RewardBatches(given, device)
-    raise AttendropError(
-        f"reward_data must be a DataLoader or a list of batches with labels, not {type(given).__name__}."
-    )
+        return LabelledBatches(given, device)
+    raise AttendropError(f"{name} must be a DataLoader or a list of batches with labels, not {type(given).__name__}.")
 
 
 def set_aside(rows: Any, share: float, seed: int) -> tuple[Any, Any]:

@@ -14,13 +14,13 @@ from test_trainer import examples, trainer_of
 from torch.utils.data import DataLoader, IterableDataset
 
 from attendrop import AttendOut, AttendropError
-from attendrop.rewards import RewardBatches, RewardRows, reward_data_of, set_aside
+from attendrop.rows import LabelledBatches, LabelledRows, labelled_data, set_aside
 
 CPU = torch.device("cpu")
 
 
 def test_items_are_drawn_at_random_and_fixed_by_the_seed() -> None:
-    data = RewardRows(list(range(20)), lambda rows: {"rows": torch.tensor(rows)}, CPU)
+    data = LabelledRows(list(range(20)), lambda rows: {"rows": torch.tensor(rows)}, CPU)
     first, again, other = (data.draw(seed, 3, 4) for seed in (1, 1, 2))
     assert [item["rows"].tolist() for item in first] == [item["rows"].tolist() for item in again]
     assert [item["rows"].tolist() for item in first] != [item["rows"].tolist() for item in other]
@@ -30,19 +30,19 @@ def test_items_are_drawn_at_random_and_fixed_by_the_seed() -> None:
 
 
 def test_an_item_has_no_more_rows_than_there_are() -> None:
-    data = RewardRows([1, 2], lambda rows: {"rows": torch.tensor(rows)}, CPU)
+    data = LabelledRows([1, 2], lambda rows: {"rows": torch.tensor(rows)}, CPU)
     assert sorted(data.draw(0, 1, 8)[0]["rows"].tolist()) == [1, 2]
 
 
 def test_reward_data_may_be_a_loader_or_batches() -> None:
     rows = zoo.rows("bert", (4, 6, 5))
-    of_loader = reward_data_of(DataLoader(rows, batch_size=2, collate_fn=zoo.collate), CPU)  # type: ignore[arg-type]
-    assert isinstance(of_loader, RewardRows)
+    of_loader = labelled_data("reward_data", DataLoader(rows, batch_size=2, collate_fn=zoo.collate), CPU)  # type: ignore[arg-type]
+    assert isinstance(of_loader, LabelledRows)
     assert of_loader.draw(0, 2, 2)[0]["input_ids"].shape[0] == 2
-    of_batches = reward_data_of([zoo.collate(rows)], CPU)
-    assert isinstance(of_batches, RewardBatches)
+    of_batches = labelled_data("reward_data", [zoo.collate(rows)], CPU)
+    assert isinstance(of_batches, LabelledBatches)
     assert len(of_batches.draw(0, 5, 1)) == 5
-    assert reward_data_of(None, CPU) is None
+    assert labelled_data("reward_data", None, CPU) is None
 
 
 class Stream(IterableDataset[int]):
@@ -56,7 +56,7 @@ class Stream(IterableDataset[int]):
 )
 def test_other_reward_data_is_refused(given: Any, message: str) -> None:
     with pytest.raises(AttendropError, match=message):
-        reward_data_of(given, CPU)
+        labelled_data("reward_data", given, CPU)
 
 
 @pytest.mark.parametrize("kind", [list, Dataset])

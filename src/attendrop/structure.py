@@ -1,0 +1,203 @@
+"""What a model is made of around its attention, as one traced pass shows: blocks, projections, embeddings, the head."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from attendrop.errors import AttendropError
+from attendrop.sites import Site
+
+# The marker of what this library puts on modules, so that a copy of a model can be freed of it.
+MARK = "_attendrop"
+
+
+@dataclass(eq=False)
+class Block:
+    """One block of a model (attention, feed-forward and what is around them), as one forward pass meets it.
+
+    Attributes:
+        module: The module; of a model that shares its layers (ALBERT), that of several blocks.
+        sites: The attention layers in it; none in a block whose attention is not to be found.
+        projections: Of each site, by key, the module that projects what the heads put out.
+        feed_forward: The last projection of the feed-forward: its input are the activations.
+        passes_on: Of what the module returns after its hidden states, where it came from: the number or the name of an
+            argument, or None for nothing. None instead of all of it: the block computes something else, too, and
+            cannot be skipped.
+        bare: Whether it returns its hidden states alone, not in a tuple.
+    """
+
+    module: nn.Module
+    sites: list[Site] = field(default_factory=list)
+    projections: dict[str, nn.Module] = field(default_factory=dict)
+    feed_forward: nn.Module | None = None
+    passes_on: tuple[int | str | None, ...] | None = None
+    bare: bool = True
+
+    @property
+    def key(self) -> str:
+        """That of its first attention layer, such as ``encoder.3``."""
+        return self.sites[0].key
+
+    @property
+    def skippable(self) -> bool:
+        """Whether the block can be left out."""
+        return self.passes_on is not None
+
+    def skipped(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What the module returns if it does nothing to the hidden states."""
+        assert self.passes_on is not None
+        if self.bare:
+            return _hidden(args, kwargs)
+        others = (None if at is None else args[at] if isinstance(at, int) else kwargs[at] for at in self.passes_on)
+        return (_hidden(args, kwargs), *others)
+
+
+@dataclass(frozen=True)
+class BlockEdit:
+    """What a plan changes at one block.
+
+    Attributes:
+        skip: The block is left out: its output is its input.
+        activations: Called with the activations of the feed-forward, ``(batch, n, inner width)``; what it returns is
+            used instead.
+        output: Called with the hidden states that leave the block, ``(batch, n, width)``; what it returns is used.
+    """
+
+    skip: bool = False
+    activations: Callable[[Tensor], Tensor] | None = None
+    output: Callable[[Tensor], Tensor] | None = None
+
+
+@dataclass
+class Structure:
+    """What was found.
+
+    Attributes:
+        blocks: The blocks of each module, in the order of their calls.
+        embedding: The first embedding of ids that runs; the word embeddings of a text model.
+        head: The last projection that runs; its input are the features that the head reads.
+    """
+
+    blocks: dict[nn.Module, tuple[Block, ...]]
+    embedding: nn.Module | None
+    head: nn.Module | None
+
+
+class Tracer:
+    """Listens to one pass of a model.
+
+    Args:
+        model: The model.
+        attentions: Names of its attention modules.
+    """
+
+    def __init__(self, model: nn.Module, attentions: Sequence[str]) -> None:
+        self.blocks = {found for name in attentions if (found := block_of(model, name)) is not None}
+        self.model = model
+        self._events: list[tuple[str, nn.Module, Any]] = []
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Listen within the block."""
+        hooks: list[Any] = []
+        for module in self.model.modules():
+            if module in self.blocks:
+                hooks.append(module.register_forward_pre_hook(lambda m, *_: self._events.append(("block", m, None))))
+                hooks.append(module.register_forward_hook(self._left, with_kwargs=True))
+            elif isinstance(module, nn.Linear | Conv1D):
+                hooks.append(module.register_forward_pre_hook(lambda m, *_: self._events.append(("linear", m, None))))
+            elif isinstance(module, nn.Embedding):
+                hooks.append(module.register_forward_pre_hook(lambda m, *_: self._events.append(("embed", m, None))))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def attended(self, module: nn.Module) -> None:
+        """Called when an attention module computes its attention."""
+        self._events.append(("attention", module, None))
+
+    def structure(self, sites: Mapping[nn.Module, Sequence[Site]]) -> Structure:
+        """What the pass showed, given the sites of each attention module."""
+        blocks: dict[nn.Module, list[Block]] = {}
+        visits: Counter[nn.Module] = Counter()
+        block: Block | None = None
+        waiting: str | None = None
+        embedding = head = None
+        for event, module, detail in self._events:
+            match event:
+                case "block":
+                    block = Block(module)
+                    blocks.setdefault(module, []).append(block)
+                case "left" if block is not None:
+                    block.bare, block.passes_on = detail
+                    block = None
+                case "attention":
+                    site = sites[module][visits[module]]
+                    visits[module] += 1
+                    if block is not None:
+                        block.sites.append(site)
+                        waiting = site.key
+                case "linear":
+                    head = module
+                    if block is not None and waiting is not None:
+                        block.projections[waiting] = module
+                        waiting = None
+                    elif block is not None:
+                        block.feed_forward = module
+                case "embed" if embedding is None:
+                    embedding = module
+        return Structure({module: tuple(found) for module, found in blocks.items()}, embedding, head)
+
+    def _left(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        self._events.append(("left", module, (not isinstance(output, tuple), _sources(args, kwargs, output))))
+
+
+def block_of(model: nn.Module, attention: str) -> nn.Module | None:
+    """The element of the model's list of layers that an attention module is in; None if it is in no list."""
+    path = attention.partition("#")[0].split(".")
+    for end in range(1, len(path)):
+        if isinstance(model.get_submodule(".".join(path[:end])), nn.ModuleList):
+            return model.get_submodule(".".join(path[: end + 1]))
+    return None
+
+
+def free(model: nn.Module) -> None:
+    """Take away what this library has put on the modules of a copied model, and accelerate around its forward pass."""
+    for module in model.modules():
+        if hasattr(module.__dict__.get("forward"), MARK):
+            del module.forward
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            for number, hook in list(hooks.items()):
+                if hasattr(hook, MARK):
+                    del hooks[number]
+    for name in ("forward", "_original_forward"):
+        model.__dict__.pop(name, None)
+
+
+def _hidden(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    if not args and "hidden_states" not in kwargs:
+        raise AttendropError("A layer of the model is called in a way that is not known; it cannot be skipped.")
+    return args[0] if args else kwargs["hidden_states"]
+
+
+def _sources(args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> tuple[int | str | None, ...] | None:
+    """See :attr:`Block.passes_on`."""
+    if not isinstance(output, tuple):
+        return ()
+    given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    sources: list[int | str | None] = []
+    for value in output[1:]:
+        place = None if value is None else next((at for at, argument in given if argument is value), ())
+        if place == ():
+            return None
+        sources.append(place)  # type: ignore[arg-type]
+    return tuple(sources)

@@ -1,0 +1,47 @@
+"""The methods that are tested on every model: a row for each way in which a method can work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import zoo
+
+from attendrop import (
+    ADDrop,
+    AttendOut,
+    AttentionLayerDrop,
+    Compose,
+    FineTune,
+    LayerDrop,
+    Method,
+    RDrop,
+    Scheduler,
+    Vanilla,
+)
+
+TABLE: dict[str, Method] = {
+    "finetune": FineTune(),
+    "ad-drop": ADDrop(cross_tuning=False),
+    "ad-drop attention": ADDrop(attribution="attention", cross_tuning=False),
+    "ad-drop random": ADDrop(attribution="random", cross_tuning=False),
+    "ad-drop integrated": ADDrop(attribution="integrated_gradient", steps=2, cross_tuning=False),
+    "ad-drop layerwise": ADDrop(attribution="integrated_gradient", steps=2, scope="layerwise", cross_tuning=False),
+    "ad-drop gold low first": ADDrop(target="gold_label", direction="low", layers="first", cross_tuning=False),
+    "ad-drop hidden": ADDrop(units="hidden", cross_tuning=False),
+    "attention-layerdrop": AttentionLayerDrop(p=0.3),
+    "scheduler": Scheduler(),
+    "vanilla": Vanilla(p=0.3),
+    "vanilla weights": Vanilla(p=0.3, where="weights"),
+    "layerdrop": LayerDrop(p=0.4),
+    "r-drop": RDrop(),
+    "compose": Compose(ADDrop(cross_tuning=False), Vanilla(), RDrop()),
+    "attendout": AttendOut(dropout_step=2),
+    "attendout pruning": AttendOut(variant="pruning", granularity="head", dropout_step=2),
+}
+
+
+def given(model: Any, batch: zoo.Batch) -> dict[str, Any]:
+    """What some methods need beside the model."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return {"optimizer": optimizer, "reward_data": [batch], "train_data": [batch], "total_steps": 4}
