@@ -40,6 +40,9 @@ TABLE: dict[str, Method] = {
     "attendout pruning": AttendOut(variant="pruning", granularity="head", dropout_step=2),
 }
 
+# Pairs of a method's name and a model that are refused, with a part of the message.
+UNFIT: dict[tuple[str, str], str] = {}
+
 
 def given(model: Any, batch: zoo.Batch) -> dict[str, Any]:
     """What some methods need beside the model."""
