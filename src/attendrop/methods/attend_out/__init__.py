@@ -91,11 +91,6 @@ class AttendOut(Method):
         backward="2 + generator",
         state="a second model and its optimizer, the generator, a period of batches",
     )
-        acts_on=("scores",),
-        forward="2 + generator + scoring",
-        backward="2 + generator",
-        state="a second model and its optimizer, the generator, a period of batches",
-    )
 
     variant: str = "dropout"
     scored: str = ""
