@@ -11,10 +11,13 @@ from attendrop import (
     ADDrop,
     AttendOut,
     AttentionLayerDrop,
+    ChildTuning,
     Compose,
+    DropConnect,
     FineTune,
     LayerDrop,
     Method,
+    Mixout,
     RDrop,
     Scheduler,
     Vanilla,
@@ -35,11 +38,17 @@ TABLE: dict[str, Method] = {
     "vanilla weights": Vanilla(p=0.3, where="weights"),
     "layerdrop": LayerDrop(p=0.4),
     "r-drop": RDrop(),
+    "mixout": Mixout(),
+    "child-tuning": ChildTuning(),
+    "child-tuning driven": ChildTuning(variant="D"),
+    "dropconnect": DropConnect(p=0.2),
     "compose": Compose(ADDrop(cross_tuning=False), Vanilla(), RDrop()),
     "attendout": AttendOut(dropout_step=2),
     "attendout pruning": AttendOut(variant="pruning", granularity="head", dropout_step=2),
 }
 
+# Rows of the table in which a term looks at a micro-batch as a whole, or at how far it is padded.
+BY_MICRO_BATCH: set[str] = set()
 # Pairs of a method's name and a model that are refused, with a part of the message.
 UNFIT: dict[tuple[str, str], str] = {}
 

@@ -150,20 +150,24 @@ def draw(
     Returns:
         The mask. What it holds before the origins has no meaning.
     """
+    return _below(p, key.seeds(name, shape[0]), shape, origins.to(device))
+
+
+def _below(p: float | Tensor, seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor) -> Tensor:
+    """Where the lanes of a hash are in the lower ``p`` of their range."""
     bound: int | Tensor
     if isinstance(p, Tensor):
         bound = ((p.float() * _LEVELS).round() - _LEVELS // 2).int().expand(shape)
     else:
         bound = round(p * _LEVELS) - _LEVELS // 2
         if abs(bound) == _LEVELS // 2:
-            return torch.full(shape, bound > 0, device=device)
-    seeds = key.seeds(name, shape[0])
-    if device.type == "cpu":
-        mask = torch.zeros(shape, dtype=torch.bool)
-        for i, place, lanes in _lanes_on_cpu(seeds, shape, origins):
-            mask.numpy()[i][place] = lanes < (bound if isinstance(bound, int) else bound[i].numpy()[place])
-        return mask
-    return _lanes(seeds, shape, origins) < bound
+            return torch.full(shape, bound > 0, device=origins.device)
+    if origins.device.type != "cpu":
+        return _lanes(seeds, shape, origins) < bound
+    mask = torch.zeros(shape, dtype=torch.bool)
+    for i, place, lanes in _lanes_on_cpu(seeds, shape, origins):
+        mask.numpy()[i][place] = lanes < (bound if isinstance(bound, int) else bound[i].numpy()[place])
+    return mask
 
 
 def uniform(key: DrawKey, name: str, shape: tuple[int, int, int, int], origins: Tensor, device: torch.device) -> Tensor:
@@ -200,6 +204,23 @@ def draw_matrix(p: float, seed: int, step: int, name: str, shape: Sequence[int],
     origins = torch.zeros(chunks, 2, dtype=torch.long, device=device)
     mask = draw(p, key, name, (chunks, 1, _ROWS_TOGETHER, columns), origins, device)
     return mask.view(-1, columns)[:rows].view(*shape)
+
+
+def draw_rows(p: float, seed: int, step: int, name: str, rows: Tensor, columns: int) -> Tensor:
+    """Draw a boolean mask of some rows of a matrix, ``(rows, columns)``; a row's draws do not depend on the others.
+
+    Args:
+        p: Probability, kept to within 2**-17.
+        seed: Seed of the run.
+        step: Optimizer steps taken so far.
+        name: Of the matrix.
+        rows: The numbers of the rows.
+        columns: How many columns the matrix has.
+    """
+    numbers = rows.tolist()
+    origins = torch.zeros(len(numbers), 2, dtype=torch.long, device=rows.device)
+    seeds = [_hash(f"{seed}/{step}/{number}/{name}") for number in numbers]
+    return _below(p, seeds, (len(numbers), 1, 1, columns), origins).view(len(numbers), columns)
 
 
 # A draw is one of four signed 16-bit lanes of splitmix64 (Steele et al., 2014): lane k % 4 of the hash of a counter

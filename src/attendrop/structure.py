@@ -25,6 +25,7 @@ class Block:
     Attributes:
         module: The module; of a model that shares its layers (ALBERT), that of several blocks.
         sites: The attention layers in it; none in a block whose attention is not to be found.
+        inputs: Of each site, by key, the modules that make queries, keys and values.
         projections: Of each site, by key, the module that projects what the heads put out.
         feed_forward: The last projection of the feed-forward: its input are the activations.
         passes_on: Of what the module returns after its hidden states, where it came from: the number or the name of an
@@ -35,6 +36,7 @@ class Block:
 
     module: nn.Module
     sites: list[Site] = field(default_factory=list)
+    inputs: dict[str, list[nn.Module]] = field(default_factory=dict)
     projections: dict[str, nn.Module] = field(default_factory=dict)
     feed_forward: nn.Module | None = None
     passes_on: tuple[int | str | None, ...] | None = None
@@ -131,11 +133,12 @@ class Tracer:
         visits: Counter[nn.Module] = Counter()
         block: Block | None = None
         waiting: str | None = None
+        before: list[nn.Module] = []
         embedding = head = None
         for event, module, detail in self._events:
             match event:
                 case "block":
-                    block = Block(module)
+                    block, before = Block(module), []
                     blocks.setdefault(module, []).append(block)
                 case "left" if block is not None:
                     block.bare, block.passes_on = detail
@@ -145,6 +148,7 @@ class Tracer:
                     visits[module] += 1
                     if block is not None:
                         block.sites.append(site)
+                        block.inputs[site.key], before = before, []
                         waiting = site.key
                 case "linear":
                     head = module
@@ -153,6 +157,7 @@ class Tracer:
                         waiting = None
                     elif block is not None:
                         block.feed_forward = module
+                        before.append(module)
                 case "embed" if embedding is None:
                     embedding = module
         return Structure({module: tuple(found) for module, found in blocks.items()}, embedding, head)

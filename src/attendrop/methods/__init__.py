@@ -17,8 +17,11 @@ from attendrop.methods.ad_drop import ADDrop
 from attendrop.methods.attend_out import AttendOut
 from attendrop.methods.attention_layerdrop import AttentionLayerDrop
 from attendrop.methods.base import FineTune, Method, suggestion
+from attendrop.methods.child_tuning import ChildTuning
 from attendrop.methods.compose import Compose
+from attendrop.methods.dropconnect import DropConnect
 from attendrop.methods.layerdrop import LayerDrop
+from attendrop.methods.mixout import Mixout
 from attendrop.methods.r_drop import RDrop
 from attendrop.methods.scheduler import Scheduler
 from attendrop.methods.vanilla import Vanilla
@@ -27,10 +30,13 @@ __all__ = [
     "ADDrop",
     "AttendOut",
     "AttentionLayerDrop",
+    "ChildTuning",
     "Compose",
+    "DropConnect",
     "FineTune",
     "LayerDrop",
     "Method",
+    "Mixout",
     "RDrop",
     "Scheduler",
     "Vanilla",
@@ -61,6 +67,9 @@ for _method in (
     LayerDrop,
     AttentionLayerDrop,
     RDrop,
+    Mixout,
+    ChildTuning,
+    DropConnect,
 ):
     register_method(_method)
 

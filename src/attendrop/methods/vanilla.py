@@ -12,7 +12,7 @@ from attendrop.methods.base import Facts, Method, Pass, check_choice, check_shar
 from attendrop.methods.drawing import Drawing
 from attendrop.methods.papers import WU_2021
 from attendrop.scoring import Call, Edit
-from attendrop.sites import Site, checked_layers
+from attendrop.sites import checked_layers
 
 WHERE = ("scores", "weights")
 
@@ -31,7 +31,7 @@ class Vanilla(Method):
     Args:
         p: Probability that a position is dropped, in (0, 1).
         where: ``"scores"``: of every valid position of every head, beside the model's own dropout. ``"weights"``: in
-            place of the rate of the model's own attention dropout, by its own random numbers.
+            place of the model's own attention dropout.
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.sites.select_sites`.
 
     Raises:
@@ -58,7 +58,7 @@ class Vanilla(Method):
 
     def plan(self, step: Pass) -> Plan:
         keys = {site.key for site in self.chosen(step.attachment.sites)}
-        return Bernoulli(step, dict.fromkeys(keys, self.p)) if self.where == "scores" else _Rate(keys, self.p)
+        return Bernoulli(step, dict.fromkeys(keys, self.p)) if self.where == "scores" else _Weights(step, keys, self.p)
 
 
 class Bernoulli(Drawing):
@@ -80,16 +80,15 @@ class Bernoulli(Drawing):
         return Edit(drop=drop)
 
 
-class _Rate(Plan):
-    """Another rate for the model's own dropout of weights."""
+class _Weights(Drawing):
+    """Dropout of weights, in place of the model's own."""
 
-    def __init__(self, keys: set[str], p: float) -> None:
-        super().__init__()
-        self.keys = keys
+    def __init__(self, step: Pass, keys: set[str], p: float) -> None:
+        super().__init__(step, keys)
         self.p = p
 
-    def wants(self, site: Site) -> bool:
-        return site.key in self.keys
-
-    def edit(self, call: Call) -> Edit:
-        return Edit(dropout=self.p)
+    def make(self, call: Call) -> Edit:
+        drop = self.draw(self.p, call)
+        self.report(call, drop if call.valid is None else drop & call.valid, real_rows(call), call.valid)
+        scale = 1 / (1 - self.p)
+        return Edit(dropout=0.0, weights=lambda weights: weights * drop.logical_not().to(weights.dtype).mul_(scale))

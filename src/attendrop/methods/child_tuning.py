@@ -1,0 +1,186 @@
+"""Child-Tuning: gradients of a part of the parameters only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from attendrop.attention import evaluating, forked_rng
+from attendrop.errors import AttendropError
+from attendrop.masks import draw_matrix, draw_rows
+from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup, check_choice, check_share
+from attendrop.parameters import embedding_weights, layer_parameters
+
+VARIANTS = ("F", "D")
+
+
+@dataclass(frozen=True)
+class ChildTuning(Method):
+    """Updates a child network, a part of the parameters, in each step.
+
+    Just before the optimizer's step, gradients outside of the child network are set to zero. ``variant="F"`` (task
+    free): in each step each element is in the child network with probability ``p``, and its gradient is divided by
+    ``p``. ``variant="D"`` (task driven): the child network is fixed when training begins, and holds the share ``p`` of
+    the layers' parameters that have the greatest Fisher information on the training rows, the mean of the squared
+    gradients of the loss of single rows.
+
+    Example:
+        >>> with regularize(model, ChildTuning(p=0.3), optimizer=optimizer) as reg:
+        ...     reg.loss(batch).backward()
+        ...     optimizer.step()  # gradients are masked within
+        ...     optimizer.zero_grad()
+        ...     reg.step()
+
+    Args:
+        variant: ``"F"`` or ``"D"``.
+        p: Share of the parameters in the child network, in (0, 1).
+        fisher_batch_size: Of D: rows whose gradients are taken together. 1 is the paper's formula; more are faster, and
+            square the gradient of a mean.
+
+    Raises:
+        AttendropError: An option is out of its range; or, with D, the training rows are not known.
+
+    Source: Xu et al. (2021), https://arxiv.org/abs/2109.05687, Eq. 2 to 6; they search ``p`` in 0.2 to 0.4 (F) and 0.1
+    to 0.3 (D). As in their code, the mask acts on gradients after clipping, D leaves embeddings and head out of its
+    mask (they are trained whole), and D's kept gradients are not scaled. Ours: the Fisher information is measured in
+    evaluation mode. The mask is kept with the run, as ``fisher_mask.safetensors``.
+    """
+
+    name: ClassVar[str] = "child-tuning"
+    summary: ClassVar[str] = "updates only a part of the parameters in each step"
+    paper: ClassVar[str] = "Xu et al. (2021), Raise a Child in Large Language Model: Towards Effective ... Fine-tuning"
+    bibtex: ClassVar[str] = """@inproceedings{xu2021childtuning,
+  title     = {Raise a Child in Large Language Model: Towards Effective and Generalizable Fine-tuning},
+  author    = {Xu, Runxin and Luo, Fuli and Zhang, Zhiyuan and Tan, Chuanqi and Chang, Baobao and Huang, Songfang and
+               Huang, Fei},
+  booktitle = {Empirical Methods in Natural Language Processing},
+  year      = {2021},
+  url       = {https://arxiv.org/abs/2109.05687}
+}"""
+    facts: ClassVar[Facts] = Facts(acts_on=("gradients",), state="D: a mask of the layers' parameters")
+    uses_attention: ClassVar[bool] = False
+
+    variant: str = "F"
+    p: float = 0.3
+    fisher_batch_size: int = 1
+
+    def __post_init__(self) -> None:
+        check_choice("variant", self.variant, VARIANTS)
+        check_share("p", self.p, one_allowed=False)
+        if self.fisher_batch_size < 1:
+            raise AttendropError(f"fisher_batch_size={self.fisher_batch_size} must be at least 1.")
+
+    def start(self, setup: Setup) -> Session:
+        return _Free(self, setup) if self.variant == "F" else _Driven(self, setup)
+
+
+class _Free(Session):
+    """Draws a child network for each step."""
+
+    method: ChildTuning
+
+    def __init__(self, method: ChildTuning, setup: Setup) -> None:
+        super().__init__(method)
+        self.by_row = embedding_weights(setup.model)
+        self._seed_and_step = (0, 0)
+
+    def batch(self, step: Pass) -> Batch:
+        self._seed_and_step = (step.key.seed, step.key.step)
+        return step.batch
+
+    @torch.no_grad()
+    def edit_gradients(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        p = self.method.p
+        for name, parameter in parameters.items():
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if gradient.is_sparse:
+                raise AttendropError("Child-Tuning does not act on sparse gradients; make the embeddings dense.")
+            place = (*self._seed_and_step, f"child-tuning/{name}")
+            if name in self.by_row:  # most rows are zero, and stay so
+                rows = gradient.any(1).nonzero().flatten()
+                kept = draw_rows(p, *place, rows, gradient.shape[1])
+                gradient[rows] *= kept.to(gradient.dtype).div_(p)
+            else:
+                kept = draw_matrix(p, *place, gradient.shape, gradient.device)
+                gradient.mul_(kept.to(gradient.dtype).div_(p))
+
+
+class _Driven(Session):
+    """Finds the child network when training begins."""
+
+    method: ChildTuning
+
+    def __init__(self, method: ChildTuning, setup: Setup) -> None:
+        super().__init__(method)
+        if setup.train_data is None:
+            raise AttendropError(
+                "Child-Tuning-D measures the Fisher information on the training rows: pass train_data, or use "
+                "variant='F'."
+            )
+        self.setup = setup
+        self.masks: dict[str, Tensor] = {}
+
+    def batch(self, step: Pass) -> Batch:
+        if not self.masks:
+            self.masks = largest(fisher_information(self.setup, self.method.fisher_batch_size), self.method.p)
+        return step.batch
+
+    @torch.no_grad()
+    def edit_gradients(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        for name, mask in self.masks.items():
+            gradient = parameters[name].grad
+            if gradient is not None:
+                gradient.mul_(mask.to(gradient))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"masks": self.masks}
+
+    def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        device = next(self.setup.model.parameters()).device
+        self.masks = {name: mask.to(device) for name, mask in state.get("masks", {}).items()}
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        return {"fisher_mask": self.masks} if self.masks else {}
+
+
+def fisher_information(setup: Setup, batch_size: int) -> dict[str, Tensor]:
+    """The mean over batches of the training rows of the squared gradient of their loss, of each layer parameter.
+
+    Args:
+        setup: The model and the rows. Each process takes its share of them.
+        batch_size: Rows in a batch.
+    """
+    assert setup.train_data is not None
+    model = setup.model
+    names = set(layer_parameters(model))
+    chosen = {name: p for name, p in model.named_parameters() if name in names and p.requires_grad}
+    if not chosen:
+        raise AttendropError(f"{type(model).__name__} has no layers that train, so there is no child network to find.")
+    sums = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in chosen.items()}
+    count = 0
+    with evaluating(model), forked_rng(model):
+        for batch in setup.train_data.in_order(batch_size, setup.processes):
+            with torch.enable_grad():
+                loss, _ = setup.evaluate(model, batch)
+                gradients = torch.autograd.grad(loss, list(chosen.values()), allow_unused=True)
+            for name, gradient in zip(chosen, gradients, strict=True):
+                if gradient is not None:
+                    sums[name].addcmul_(gradient.float(), gradient.float())
+            count += 1
+    total = setup.processes.total
+    batches = float(total(torch.tensor(float(count))))
+    return {name: total(value) / batches for name, value in sums.items()}
+
+
+def largest(values: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
+    """Masks, True at the ``share`` of all elements that are the greatest, and at those that equal the least of them."""
+    flat = torch.cat([value.flatten() for value in values.values()])
+    kept = max(1, round(share * flat.numel()))
+    threshold = flat.kthvalue(flat.numel() - kept + 1).values
+    return {name: value >= threshold for name, value in values.items()}

@@ -1,0 +1,74 @@
+"""DropConnect: elements of the projections' weights set to zero at random."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from attendrop.errors import AttendropError
+from attendrop.methods.base import Facts, Method, Pass, Session, Setup, check_share
+from attendrop.methods.mixed import Mixing
+from attendrop.sites import checked_layers
+
+
+@dataclass(frozen=True)
+class DropConnect(Method):
+    """Dropout of single weights of the attention's projections.
+
+    In each optimizer step each element of the weights that make queries, keys, values and outputs is zero with
+    probability ``p``, and divided by ``1 - p`` else.
+
+    Example:
+        >>> with regularize(model, DropConnect(p=0.1)) as reg:
+        ...     reg.loss(batch).backward()
+
+    Args:
+        p: Probability that an element is zero, in (0, 1).
+        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.sites.select_sites`.
+
+    Raises:
+        AttendropError: An option is out of its range; or, when training begins, the projections cannot be told apart.
+
+    Source: Wan et al. (2013), Regularization of Neural Networks using DropConnect, section 3, with weights ``M * W``.
+    Deviations: kept weights are scaled up in training, and evaluation uses the weights as they are, where the paper
+    draws from a Gaussian fitted to the mask's moments; one draw serves a whole optimizer step, where the paper has one
+    for each example; ``p`` is 0.1, the paper's is 0.5, for networks that are trained from nothing.
+    """
+
+    name: ClassVar[str] = "dropconnect"
+    summary: ClassVar[str] = "sets weights of the attention's projections to zero at random"
+    paper: ClassVar[str] = "Wan et al. (2013), Regularization of Neural Networks using DropConnect"
+    bibtex: ClassVar[str] = """@inproceedings{wan2013dropconnect,
+  title     = {Regularization of Neural Networks using {DropConnect}},
+  author    = {Wan, Li and Zeiler, Matthew and Zhang, Sixin and Le Cun, Yann and Fergus, Rob},
+  booktitle = {International Conference on Machine Learning},
+  pages     = {1058--1066},
+  year      = {2013},
+  url       = {https://proceedings.mlr.press/v28/wan13.html}
+}"""
+    facts: ClassVar[Facts] = Facts(acts_on=("parameters",))
+
+    p: float = 0.1
+    layers: str | int | Sequence[int] = "all"
+
+    def __post_init__(self) -> None:
+        check_share("p", self.p, one_allowed=False)
+        object.__setattr__(self, "layers", checked_layers(self.layers))
+
+    def start(self, setup: Setup) -> Session:
+        return _DropConnect(self, setup, self.p)
+
+
+class _DropConnect(Mixing):
+    """Mixes with zero."""
+
+    def choose(self, step: Pass) -> list[str]:
+        keys = {site.key for site in self.method.chosen(step.attachment.sites)}
+        blocks = step.attachment.blocks
+        modules = {m for b in blocks for key in keys & b.inputs.keys() for m in (*b.inputs[key], b.projections[key])}
+        weights = {module.weight for module in modules}
+        names = [name for name, parameter in self.model.named_parameters() if parameter in weights]
+        if not names:
+            raise AttendropError(f"The attention of {type(self.model).__name__} has no projections that can be found.")
+        return names

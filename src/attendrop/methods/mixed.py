@@ -1,0 +1,97 @@
+"""What methods that mix weights in training with fixed values have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attendrop.masks import draw_matrix
+from attendrop.methods.base import Batch, Method, Pass, Session, Setup
+from attendrop.parameters import Swapped
+
+
+class Mixing(Session):
+    """Replaces elements of weights by fixed values at random, such that each weight's expectation is kept.
+
+    An element of ``W`` is its value in the target ``T`` with probability ``p``, and ``(W - p T) / (1 - p)`` else. One
+    draw serves an optimizer step: all its passes, micro-batches and processes.
+
+    Args:
+        method: The method.
+        setup: The model.
+        p: Probability, in (0, 1).
+    """
+
+    def __init__(self, method: Method, setup: Setup, p: float) -> None:
+        super().__init__(method)
+        self.model = setup.model
+        self.p = p
+        self.names: list[str] | None = None
+        self.targets: Mapping[str, Tensor] = {}
+        self._swapped: list[Swapped] = []
+        self._waiting: list[nn.Module] = []
+        self._seed_and_step = (0, 0)
+        self._masks: dict[tuple[str, torch.device], Tensor] = {}
+
+    def choose(self, step: Pass) -> list[str]:
+        """The names of the weights to act on."""
+        raise NotImplementedError
+
+    def batch(self, step: Pass) -> Batch:
+        if self.names is None:
+            self.names = self.choose(step)
+            for model in (self.model, *self._waiting):
+                self._swapped.append(Swapped(model, self.names, self._mixed))
+        now = (step.key.seed, step.key.step)
+        if now != self._seed_and_step:
+            self._masks.clear()
+        self._seed_and_step = now
+        return step.batch
+
+    def accompany(self, model: nn.Module) -> None:
+        if self.names is None:
+            self._waiting.append(model)
+        else:
+            self._swapped.append(Swapped(model, self.names, self._mixed))
+
+    def after_step(self, steps_taken: int) -> dict[str, float]:
+        self._masks.clear()
+        return {}
+
+    def close(self) -> None:
+        for swapped in self._swapped:
+            swapped.close()
+        self._masks.clear()
+
+    def _mixed(self, name: str, weight: nn.Parameter) -> Tensor:
+        key = name, weight.device
+        if key not in self._masks:
+            # A pass of another network may come before this step's; it has the masks of its own step, too.
+            seed, step = self._seed_and_step
+            shape, device = weight.shape, weight.device
+            self._masks[key] = draw_matrix(self.p, seed, step, f"{self.method.name}/{name}", shape, device)
+        target = self.targets.get(name)
+        return _Mix.apply(weight, self._masks[key], target, self.p)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Mix(torch.autograd.Function):
+    """``where(mask, T, (W - p T) / (1 - p))``; without ``T``, zero takes its place."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, mask: Tensor, target: Tensor | None, p: float) -> Tensor:
+        ctx.save_for_backward(mask)
+        ctx.p = p
+        kept = mask.logical_not().to(weight.dtype).mul_(1 / (1 - p))
+        if target is None:
+            return kept.mul_(weight)
+        target = target.to(weight)
+        return torch.addcmul(target, weight - target, kept)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
+        (mask,) = ctx.saved_tensors
+        kept = mask.logical_not().to(gradients[0].dtype).mul_(1 / (1 - ctx.p))
+        return kept.mul_(gradients[0]), None, None, None

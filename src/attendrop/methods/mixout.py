@@ -1,0 +1,78 @@
+"""mixout: weights replaced at random by their pre-trained values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from attendrop.methods.base import Facts, Method, Pass, Session, Setup, check_share
+from attendrop.methods.mixed import Mixing
+from attendrop.parameters import projection_weights
+
+
+@dataclass(frozen=True)
+class Mixout(Method):
+    """Draws weights back to their pre-trained values.
+
+    In each optimizer step each element of the weights ``W`` of linear layers takes its pre-trained value ``U`` with
+    probability ``p``, and ``(W - p U) / (1 - p)`` else, so that its expectation is ``W``. Gradients reach the elements
+    that were kept, divided by ``1 - p``.
+
+    Example:
+        >>> with regularize(model, Mixout(p=0.7)) as reg:
+        ...     reg.loss(batch).backward()
+
+    Args:
+        p: Probability that an element is replaced, in (0, 1).
+
+    Raises:
+        AttendropError: ``p`` is out of its range.
+
+    Source: Lee, Cho, Kang (2020), https://arxiv.org/abs/1909.11299, Eq. 5 and 6; 0.7 is among the values of their GLUE
+    runs (0.7 to 0.9). Pre-trained are the weights with which training begins. As in their code, weights of linear
+    layers are mixed, not biases, embeddings or normalisation. Deviations: the model's own dropout stays on, where their
+    code takes it out; one draw serves a whole optimizer step; the head, which has no pre-trained values, is left alone.
+    """
+
+    name: ClassVar[str] = "mixout"
+    summary: ClassVar[str] = "replaces weights at random by their pre-trained values"
+    paper: ClassVar[str] = "Lee, Cho, Kang (2020), Mixout: Effective Regularization to Finetune Large-scale ..."
+    bibtex: ClassVar[str] = """@inproceedings{lee2020mixout,
+  title     = {Mixout: Effective Regularization to Finetune Large-scale Pretrained Language Models},
+  author    = {Lee, Cheolhyoung and Cho, Kyunghyun and Kang, Wanmo},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2020},
+  url       = {https://arxiv.org/abs/1909.11299}
+}"""
+    facts: ClassVar[Facts] = Facts(acts_on=("parameters",), state="the pre-trained weights")
+    uses_attention: ClassVar[bool] = False
+
+    p: float = 0.7
+
+    def __post_init__(self) -> None:
+        check_share("p", self.p, one_allowed=False)
+
+    def start(self, setup: Setup) -> Session:
+        return _Mixout(self, setup, self.p)
+
+
+class _Mixout(Mixing):
+    """Keeps the pre-trained weights."""
+
+    def __init__(self, method: Method, setup: Setup, p: float) -> None:
+        super().__init__(method, setup, p)
+        weights = dict(setup.model.named_parameters())
+        self.targets = {name: weights[name].detach().clone() for name in projection_weights(setup.model)}
+
+    def choose(self, step: Pass) -> list[str]:
+        return list(self.targets)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"pretrained": dict(self.targets)}
+
+    def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        found: Mapping[str, Tensor] = state["pretrained"]
+        self.targets = {name: value.to(self.targets[name].device) for name, value in found.items()}
