@@ -12,7 +12,7 @@ from torch import Tensor
 from attendrop import attribution
 from attendrop.attention import Plan
 from attendrop.errors import AttendropError
-from attendrop.masks import candidate_region, draw, real_rows
+from attendrop.masks import candidate_region, real_rows
 from attendrop.methods.base import Facts, Method, Pass, check_choice, check_share
 from attendrop.methods.drawing import Drawing
 from attendrop.scoring import Call, Edit
@@ -166,11 +166,11 @@ class _DropHigh(Drawing):
             shape = (batch, 1, queries, heads * dim)
             rows = real_rows(call)
             if self.method.attribution == "random":
-                drop = self._draw_hidden(self.method.p * self.method.q, call, shape)
+                drop = self.draw_hidden(self.method.p * self.method.q, call, heads * dim)
             else:
                 found = self.attributions.pop(call.site.key).reshape(shape)
                 region = candidate_region(found, None, self.method.p, self.method.direction)
-                drop = region.mask & self._draw_hidden(self.method.q, call, shape)
+                drop = region.mask & self.draw_hidden(self.method.q, call, heads * dim)
                 rows = region.signal if rows is None else rows & region.signal
             drop = drop if rows is None else drop & rows
             self.report(call, drop, rows, None)
@@ -178,7 +178,3 @@ class _DropHigh(Drawing):
             scale = shape[-1] / kept.sum(-1, keepdim=True).clamp(min=1)
             memory["kept"] = (kept * scale).to(output.dtype).reshape(output.shape)
         return output * memory["kept"]
-
-    def _draw_hidden(self, p: float, call: Call, shape: tuple[int, int, int, int]) -> Tensor:
-        origins = self.origins(call)
-        return draw(p, self.step.key, call.site.key, shape, origins * origins.new_tensor([1, 0]), call.device)

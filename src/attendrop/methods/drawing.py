@@ -8,10 +8,19 @@ import torch
 from torch import Tensor
 
 from attendrop.attention import Plan
-from attendrop.masks import draw, origins_of, uniform
+from attendrop.masks import DrawKey, draw, origins_of, uniform
 from attendrop.methods.base import Pass
 from attendrop.scoring import Call, Edit
 from attendrop.sites import Site
+
+
+def dropout(values: Tensor, p: float, key: DrawKey, name: str, origins: Tensor) -> Tensor:
+    """Set elements of ``(batch, heads, rows, columns)`` to zero with probability ``p``, and divide others by ``1 - p``.
+
+    See :func:`attendrop.masks.draw`.
+    """
+    batch, heads, rows, columns = values.shape
+    return values.masked_fill(draw(p, key, name, (batch, heads, rows, columns), origins, values.device), 0) / (1 - p)
 
 
 class Drawing(Plan):
@@ -63,9 +72,33 @@ class Drawing(Plan):
         origins = torch.zeros(batch, 2, dtype=torch.long, device=call.device)
         return draw(p, self.step.key, call.site.key, (batch, heads, 1, 1), origins, call.device)
 
+    def uniform_heads(self, call: Call) -> Tensor:
+        """Draw a number from (0, 1) for each head of each sequence, ``(batch, heads, 1, 1)``."""
+        batch, heads = call.shape[:2]
+        origins = torch.zeros(batch, 2, dtype=torch.long, device=call.device)
+        return uniform(self.step.key, call.site.key, (batch, heads, 1, 1), origins, call.device)
+
+    def draw_hidden(self, p: float, call: Call, units: int) -> Tensor:
+        """Draw each hidden unit of each query with probability ``p``, ``(batch, 1, query, units)``."""
+        origins = self.origins(call) * torch.tensor([1, 0], device=call.device)  # units are counted from the first
+        shape = (call.shape[0], 1, call.shape[2], units)
+        return draw(p, self.step.key, call.site.key, shape, origins, call.device)
+
     def uniform(self, call: Call) -> Tensor:
         """Draw a number from (0, 1) for each position of each head, ``(batch, heads, query, key)``."""
         return uniform(self.step.key, call.site.key, call.shape, self.origins(call), call.device)
+
+    def without_heads(self, call: Call, drop: Tensor, scale: float | Tensor = 1.0) -> Edit:
+        """Take whole heads away, multiply the others by ``scale``, and report how many heads of sequences went.
+
+        Args:
+            call: The site.
+            drop: ``(batch, heads, 1, 1)``, True at what is dropped.
+            scale: Broadcastable to ``drop``.
+        """
+        self.step.report(call.site.key, drop.sum(), torch.tensor(drop.numel()))
+        factor = (~drop * scale).transpose(1, 2)
+        return Edit(output=lambda output: output * factor.to(output.dtype))
 
     def report(self, call: Call, drop: Tensor, rows: Tensor | None, valid: Tensor | None) -> None:
         """Count what was dropped, of the valid positions in the ``rows`` where something could be (None: in all).

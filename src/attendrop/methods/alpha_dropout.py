@@ -1,0 +1,97 @@
+"""Alpha Dropout: hidden units set to the value at which SELUs saturate, mean and variance kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from torch import Tensor
+
+from attendrop.attention import Plan
+from attendrop.masks import real_rows
+from attendrop.methods.base import Facts, Method, Pass, check_share
+from attendrop.methods.drawing import Drawing
+from attendrop.scoring import Call, Edit
+from attendrop.sites import checked_layers
+
+# -lambda * alpha, of the constants of the SELU: the limit of its value for large negative inputs.
+SATURATED = -1.0507009873554805 * 1.6732632423543772
+
+
+@dataclass(frozen=True)
+class AlphaDropout(Method):
+    """Alpha Dropout on the hidden units that the heads put out, before the output projection.
+
+    Each unit of each token is set to ``alpha' = -1.7581`` with probability ``p``; then all units ``x`` become
+    ``a x + b`` with ``a = (q + alpha'^2 q (1 - q))^(-1/2)``, ``b = -a (1 - q) alpha'`` and ``q = 1 - p``. Units of mean
+    0 and variance 1 keep both.
+
+    Example:
+        >>> with regularize(model, AlphaDropout(p=0.1)) as reg:
+        ...     reg.loss(batch).backward()
+
+    Args:
+        p: Probability that a unit is dropped, in (0, 1).
+        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.sites.select_sites`.
+
+    Raises:
+        AttendropError: An option is out of its range.
+
+    Source: Klambauer et al. (2017), https://arxiv.org/abs/1706.02515, section "New Dropout Technique", where 0.05 and
+    0.1 are recommended. They drop after SELUs in networks that keep activations normalised; that it acts on attention
+    is the AttendOut paper's comparison. What heads put out is not normalised, and is not normalised for it: of units
+    with another mean or variance, it keeps neither exactly. The model's own dropout stays on.
+    """
+
+    name: ClassVar[str] = "alpha-dropout"
+    summary: ClassVar[str] = "sets hidden units of heads to the value at which SELUs saturate"
+    paper: ClassVar[str] = "Klambauer et al. (2017), Self-Normalizing Neural Networks"
+    bibtex: ClassVar[str] = """@inproceedings{klambauer2017selfnormalizing,
+  title     = {Self-Normalizing Neural Networks},
+  author    = {Klambauer, G{\\"u}nter and Unterthiner, Thomas and Mayr, Andreas and Hochreiter, Sepp},
+  booktitle = {Advances in Neural Information Processing Systems},
+  volume    = {30},
+  year      = {2017},
+  url       = {https://arxiv.org/abs/1706.02515}
+}"""
+    facts: ClassVar[Facts] = Facts(acts_on=("heads",))
+
+    p: float = 0.1
+    layers: str | int | Sequence[int] = "all"
+
+    def __post_init__(self) -> None:
+        check_share("p", self.p, one_allowed=False)
+        object.__setattr__(self, "layers", checked_layers(self.layers))
+
+    def plan(self, step: Pass) -> Plan:
+        return _Saturating(step, {site.key for site in self.chosen(step.attachment.sites)}, self.p)
+
+
+class _Saturating(Drawing):
+    """Drops hidden units at the chosen sites."""
+
+    def __init__(self, step: Pass, keys: set[str], p: float) -> None:
+        super().__init__(step, keys)
+        self.p = p
+
+    def make(self, call: Call) -> Edit:
+        return Edit(output=partial(self._drop, call, {}))
+
+    def _drop(self, call: Call, memory: dict[str, Tensor], output: Tensor) -> Tensor:
+        """Act on ``output``, ``(batch, query, heads, dim)``; under activation checkpointing once more, and alike."""
+        if "drop" not in memory:
+            drop = self.draw_hidden(self.p, call, output.shape[2] * output.shape[3])
+            rows = real_rows(call)
+            self.report(call, drop if rows is None else drop & rows, rows, None)
+            memory["drop"] = drop.view(output.shape)
+        scale, shift = affine(self.p)
+        return output.masked_fill(memory["drop"], SATURATED) * scale + shift
+
+
+def affine(p: float) -> tuple[float, float]:
+    """``a`` and ``b``, with which mean 0 and variance 1 are kept if units are dropped with probability ``p``."""
+    q = 1 - p
+    scale = (q + SATURATED**2 * q * (1 - q)) ** -0.5
+    return scale, -scale * (1 - q) * SATURATED
