@@ -264,7 +264,7 @@ def test_from_attendout_to_its_schedule(folder: Path, capsys: Captured) -> None:
     assert cli.main([*command, "--output-dir", f"{folder}/followed", "--quiet"]) == 0
     learnt, followed = tiny.read_metrics(run), tiny.read_metrics(folder / "followed")
     assert followed["options"] == json.loads((run / "scheduler.json").read_text())["options"]
-    assert 0.1 < followed["history"][0]["dropped"] < 0.95
+    assert 0.1 < followed["history"][0]["dropped"]["scheduler"] < 0.95
     same = set(learnt["config"]) - {"method", "options", "output_dir"}
     assert {k: learnt["config"][k] for k in same} == {k: followed["config"][k] for k in same}
     # The options, which hold lists of lists, are those of the run that goes on.

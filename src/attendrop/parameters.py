@@ -90,7 +90,7 @@ def _below_the_head(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """The modules of the pre-trained part, by their names in the whole model."""
     base = getattr(model, "base_model", model)
     prefix = next((f"{name}." if name else "" for name, module in model.named_modules() if module is base), "")
-    output = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+    output: Any = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None  # type: ignore[no-untyped-call]
     for name, module in base.named_modules():
         if name and module is not output:
             yield f"{prefix}{name}", module

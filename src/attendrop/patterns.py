@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from attendrop.checkpoints import write_json
 from attendrop.errors import AttendropError
-from attendrop.methods import Scheduler
+from attendrop.methods import AttendOut, Scheduler
 from attendrop.methods.scheduler import HIGHEST
 from attendrop.runs.folder import read_metrics
 
@@ -81,7 +81,7 @@ def read(folder: Path) -> Patterns:
     metrics = read_metrics(folder)
     if metrics is None:
         raise AttendropError(f"'{folder}' holds no finished run; name the folder of one.")
-    if metrics["method"] != "attendout":
+    if AttendOut.name not in metrics["method"].split("+"):
         raise AttendropError(
             f"The run in '{folder}' trained with {metrics['method']}, which learns no dropout patterns; name one of "
             "method attendout."
@@ -132,7 +132,8 @@ def fit(patterns: Patterns, pieces: int) -> Fit:
 
 def scheduler(patterns: Patterns, fitted: Fit) -> Scheduler:
     """The method that follows the fitted curves, in the layers where AttendOut acted."""
-    layers = patterns.config["options"].get("layers", "all")
+    options = patterns.config["options"]
+    layers = options.get(AttendOut.name, options).get("layers", "all")
     return Scheduler(tuple(fitted.knots.tolist()), tuple(map(tuple, fitted.values.T.tolist())), layers)
 
 

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from attendrop.methods import get_method
 from attendrop.runs.folder import is_main_process
 
 
@@ -86,8 +87,8 @@ class TrainingProgress(TrainerCallback):
     ) -> None:
         logs = logs or {}
         if "loss" in logs:
-            dropped = [value for name, value in logs.items() if name.endswith("/dropped")]
-            share = f", {100 * dropped[0]:.1f} % of attention positions dropped" if dropped else ""
+            dropped = {name.partition("/")[0]: value for name, value in logs.items() if name.endswith("/dropped")}
+            share = "".join(f", {_share(source.replace('_', '-'), value)}" for source, value in dropped.items())
             self.line = f"Epoch {state.epoch:.0f} of {args.num_train_epochs:.0f}: loss {logs['loss']:.4f}{share}"
         score = logs.get(args.metric_for_best_model or "")
         if self.line and (score is not None or args.metric_for_best_model is None):
@@ -150,9 +151,15 @@ def _acted(metrics: Mapping[str, Any]) -> str:
     if not epochs:
         return "no epoch"
     numbers = ", ".join(str(entry["epoch"]) for entry in epochs)
-    shares = [entry["dropped"] for entry in epochs if entry["dropped"] is not None]
-    dropped = f"; {100 * sum(shares) / len(shares):.1f} % of attention positions dropped there" if shares else ""
+    dropped = ""
+    for method in dict.fromkeys(name for entry in epochs for name in entry["dropped"]):
+        shares = [entry["dropped"][method] for entry in epochs if method in entry["dropped"]]
+        dropped += f"; {_share(method, statistics.fmean(shares))} there"
     return f"epoch{'s' if len(epochs) > 1 else ''} {numbers} of {len(metrics['history'])}{dropped}"
+
+
+def _share(method: str, share: float) -> str:
+    return f"{100 * share:.1f} % of {get_method(method).facts.units} dropped"
 
 
 def _generator(steps: Sequence[Mapping[str, Any]]) -> str:

@@ -14,31 +14,43 @@ from typing import Any
 
 from attendrop.errors import AttendropError
 from attendrop.methods.ad_drop import ADDrop
+from attendrop.methods.alpha_dropout import AlphaDropout
 from attendrop.methods.attend_out import AttendOut
 from attendrop.methods.attention_layerdrop import AttentionLayerDrop
 from attendrop.methods.base import FineTune, Method, suggestion
 from attendrop.methods.child_tuning import ChildTuning
 from attendrop.methods.compose import Compose
+from attendrop.methods.dropblock import DropBlock
 from attendrop.methods.dropconnect import DropConnect
+from attendrop.methods.drophead import DropHead
+from attendrop.methods.headmask import HeadMask
 from attendrop.methods.layerdrop import LayerDrop
 from attendrop.methods.mixout import Mixout
 from attendrop.methods.r_drop import RDrop
 from attendrop.methods.scheduler import Scheduler
+from attendrop.methods.structure_mask import StructureMask
+from attendrop.methods.unidrop import UniDrop
 from attendrop.methods.vanilla import Vanilla
 
 __all__ = [
     "ADDrop",
+    "AlphaDropout",
     "AttendOut",
     "AttentionLayerDrop",
     "ChildTuning",
     "Compose",
+    "DropBlock",
     "DropConnect",
+    "DropHead",
     "FineTune",
+    "HeadMask",
     "LayerDrop",
     "Method",
     "Mixout",
     "RDrop",
     "Scheduler",
+    "StructureMask",
+    "UniDrop",
     "Vanilla",
     "register_method",
 ]
@@ -70,6 +82,12 @@ for _method in (
     Mixout,
     ChildTuning,
     DropConnect,
+    UniDrop,
+    DropHead,
+    HeadMask,
+    DropBlock,
+    StructureMask,
+    AlphaDropout,
 ):
     register_method(_method)
 
@@ -123,6 +141,16 @@ def build_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
             )
         sorted_out[method] |= {own: value} if dot else value
     return Compose(*(_build(part, sorted_out[part]) for part in names))
+
+
+def flat_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's options on one level, those of several as ``METHOD.OPTION``."""
+    found = {}
+    for name, value in options.items():
+        found |= (
+            {f"{name}.{own}": inner for own, inner in value.items()} if isinstance(value, Mapping) else {name: value}
+        )
+    return found
 
 
 def _build(name: str, options: Mapping[str, Any]) -> Method:

@@ -42,7 +42,7 @@ class AttentionLayerDrop(Method):
     paper: ClassVar[str] = "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need, section 7.1"
     bibtex: ClassVar[str] = WU_2021
 
-    facts: ClassVar[Facts] = Facts(acts_on=("layers",))
+    facts: ClassVar[Facts] = Facts(acts_on=("layers",), units="layers")
 
     p: float = 0.2
     layers: str | int | Sequence[int] = "all"

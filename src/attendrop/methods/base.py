@@ -168,6 +168,7 @@ class Facts:
         backward: Passes backward.
         state: What it keeps from step to step.
         tasks: What it can train.
+        units: What the share in the log is of that is called dropped.
     """
 
     acts_on: tuple[str, ...] = ()
@@ -175,6 +176,7 @@ class Facts:
     backward: str = "1"
     state: str = "none"
     tasks: str = "all"
+    units: str = "attention positions"
 
 
 @dataclass(frozen=True)
@@ -414,11 +416,18 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         raise AttendropError(f"{name}={value!r} is not known.{suggestion(str(value), choices)}")
 
 
-def check_share(name: str, value: float, *, one_allowed: bool) -> None:
-    """Raise unless ``value`` is a probability above 0 and below 1, or up to 1."""
+def check_share(name: str, value: float, *, one_allowed: bool, zero_allowed: bool = False) -> None:
+    """Raise unless ``value`` is a probability above 0, or from 0, and below 1, or up to 1."""
     inside = isinstance(value, int | float) and not isinstance(value, bool)
-    if not inside or not (0 < value < 1 or (one_allowed and value == 1)):
-        raise AttendropError(f"{name}={value!r} must be above 0 and {'at most' if one_allowed else 'below'} 1.")
+    if not inside or not (0 < value < 1 or (one_allowed and value == 1) or (zero_allowed and value == 0)):
+        lower, upper = "at least" if zero_allowed else "above", "at most" if one_allowed else "below"
+        raise AttendropError(f"{name}={value!r} must be {lower} 0 and {upper} 1.")
+
+
+def check_count(name: str, value: int, least: int = 1) -> None:
+    """Raise unless ``value`` is a whole number, and at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise AttendropError(f"{name}={value!r} must be a whole number, and at least {least}.")
 
 
 def suggestion(value: str, choices: tuple[str, ...]) -> str:

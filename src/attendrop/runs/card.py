@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from attendrop.methods import get_method
+from attendrop.methods import Method, build_method, flat_options
 from attendrop.runs.models import MINILM_HUB_ID
 
 _PROTOCOLS = {
@@ -46,8 +46,12 @@ def _title(metrics: dict[str, Any]) -> str:
     return (
         f"# {model} fine-tuned on {_data_name(metrics)} with {metrics['method']}\n\n"
         f"Trained with attendrop {metrics['versions']['attendrop']}. Method `{metrics['method']}`: "
-        f"{get_method(metrics['method']).summary}."
+        f"{'; '.join(part.summary for part in _parts(metrics))}."
     )
+
+
+def _parts(metrics: dict[str, Any]) -> tuple[Method, ...]:
+    return build_method(metrics["method"], metrics["options"]).parts
 
 
 def _data_name(metrics: dict[str, Any]) -> str:
@@ -60,9 +64,9 @@ def _data_name(metrics: dict[str, Any]) -> str:
 
 def _sections(metrics: dict[str, Any]) -> list[str]:
     config, rows = metrics["config"], metrics["data"]["rows"]
-    bibtex = get_method(metrics["method"]).bibtex
+    bibtex = "\n\n".join(dict.fromkeys(part.bibtex for part in _parts(metrics) if part.bibtex))
     shown = ("epochs", "batch_size", "gradient_accumulation", "learning_rate", "schedule", "warmup", "weight_decay")
-    options = {f"`{name}`": value for name, value in metrics["options"].items()}
+    options = {f"`{name}`": value for name, value in flat_options(metrics["options"]).items()}
     training = {f"`{name}`": config[name] for name in (*shown, "max_length", "seed")}
     acted = [str(entry["epoch"]) for entry in metrics["history"] if entry["regularized"]]
     sections = [

@@ -195,9 +195,14 @@ def preset(name: str, task: str | None, method: str) -> dict[str, Any]:
     """
     check_choice("preset", name, PRESETS)
     training = {**_PAPER, **_PAPER_BY_TASK.get(task or "", {})}
-    if method == AttendOut.name:
-        return training | {"max_length": 256, "options": {"reward_data": "eval", "reward_batch_size": 1}}
-    return training | {"options": {"layers": ADDrop.paper_layers(task or "")} if method == ADDrop.name else {}}
+    names = [name.strip() for name in method.split("+")]
+    options: dict[str, dict[str, Any]] = {}
+    if AttendOut.name in names:
+        training["max_length"] = 256
+        options[AttendOut.name] = {"reward_data": "eval", "reward_batch_size": 1}
+    if ADDrop.name in names:
+        options[ADDrop.name] = {"layers": ADDrop.paper_layers(task or "")}
+    return training | {"options": options if len(names) > 1 else options.get(names[0], {})}
 
 
 def _words(name: str) -> str:

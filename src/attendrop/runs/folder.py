@@ -13,6 +13,7 @@ from typing import Any
 
 from attendrop.checkpoints import write_json
 from attendrop.errors import AttendropError
+from attendrop.methods import flat_options
 from attendrop.runs.config import RunConfig
 
 RUN = "run.json"
@@ -97,8 +98,7 @@ def _check_unchanged(folder: Path, before: dict[str, Any], now: dict[str, Any]) 
 
 def _flat(options: dict[str, Any]) -> dict[str, Any]:
     """Options on one level, the method itself before its options, so that the more telling change is named."""
-    method_options: dict[str, Any] = options["options"]
-    return {name: value for name, value in options.items() if name != "options"} | method_options
+    return {name: value for name, value in options.items() if name != "options"} | flat_options(options["options"])
 
 
 def _read(path: Path) -> dict[str, Any] | None:

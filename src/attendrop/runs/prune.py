@@ -183,7 +183,8 @@ def _load(run_dir: str, data_dir: str | None, device: str) -> _Work:
 
 def _pi(metrics: Mapping[str, Any], sites: Sequence[Site]) -> dict[str, float] | None:
     """What the generator drops of each layer, where it was trained to prune; nothing of layers that it did not see."""
-    if metrics["method"] != AttendOut.name or metrics["options"].get("variant") != "pruning":
+    options = metrics["options"].get(AttendOut.name, metrics["options"])
+    if AttendOut.name not in metrics["method"].split("+") or options.get("variant") != "pruning":
         return None
     found = metrics.get("pruning", {}).get("pi")
     return None if found is None else {site.key: found.get(site.key, 0.0) for site in sites}

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import attendrop
-from attendrop.methods import Method
+from attendrop.methods import AttendOut, Method
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts
 from attendrop.tasks import Task, TaskData, compute_scores
@@ -54,7 +54,7 @@ def run_metrics(
         "all_scores": scores,
         "best_epoch": chosen[0] if chosen else len(history),
         "history": history,
-        "dropout_steps": _dropout_steps(trainer.state.log_history, method),
+        "dropout_steps": _dropout_steps(trainer.state.log_history),
         "steps": trainer.state.global_step,
         "planned_steps": trainer.state.max_steps,
         "train_seconds": round(seconds, 3),
@@ -91,16 +91,27 @@ def _history(log: list[dict[str, float]], method: Method, data: TaskData) -> lis
                 "train_loss": entry["loss"],
                 "selection": {},
                 "regularized": number - 1 in acts_in,
-                "dropped": entry.get(f"{method.name.replace('-', '_')}/dropped"),
+                "dropped": {
+                    part.name: entry[f"{part.source}/dropped"]
+                    for part in method.parts
+                    if f"{part.source}/dropped" in entry
+                },
+                "figures": {name: value for name, value in entry.items() if _is_figure(name, method)},
             }
         elif "eval_loss" in entry and number in history:
             history[number]["selection"] = {name: entry[f"eval_{name}"] for name in names}
     return list(history.values())
 
 
-def _dropout_steps(log: list[dict[str, Any]], method: Method) -> list[dict[str, Any]]:
+def _is_figure(name: str, method: Method) -> bool:
+    """Whether an entry of the log is what a method had to tell, but for what it dropped and single layers."""
+    source, _, own = name.partition("/")
+    return source in [part.source for part in method.parts] and own != "active" and not own.startswith("dropped")
+
+
+def _dropout_steps(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What AttendOut logged at the end of each of its periods; empty for other methods."""
-    prefix = f"{method.name.replace('-', '_')}/"
+    prefix = f"{AttendOut.name}/"
     layers = f"{prefix}drop_probability/"
     return [
         {

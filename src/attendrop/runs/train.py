@@ -108,7 +108,7 @@ def train(
 
 def _check_method(model: PreTrainedModel, method: Method) -> None:
     """Refuse, before training, a model that the method cannot act on, and layers that it does not have."""
-    if method.regularized_epochs(1) is None:
+    if not method.uses_attention:
         return
     method.chosen(find_sites(model))
 
@@ -130,7 +130,11 @@ def _announce(config: RunConfig, method: Method, data: TaskData, parts: Parts) -
         )
     if parts.selection is None:
         logger.info("No selection split: the last epoch is kept.")
-    total = _epochs(config, parts)
+    for part in method.parts:
+        _announce_epochs(part, _epochs(config, parts))
+
+
+def _announce_epochs(method: Method, total: int) -> None:
     epochs = method.regularized_epochs(total)
     if epochs is None:
         logger.info("Method %s: nothing is regularised.", method.name)
