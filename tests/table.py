@@ -9,17 +9,24 @@ import zoo
 
 from attendrop import (
     ADDrop,
+    AlphaDropout,
     AttendOut,
     AttentionLayerDrop,
     ChildTuning,
     Compose,
+    ConcreteDropout,
+    DropBlock,
     DropConnect,
+    DropHead,
     FineTune,
+    HeadMask,
     LayerDrop,
     Method,
     Mixout,
     RDrop,
     Scheduler,
+    StructureMask,
+    UniDrop,
     Vanilla,
 )
 
@@ -42,6 +49,16 @@ TABLE: dict[str, Method] = {
     "child-tuning": ChildTuning(),
     "child-tuning driven": ChildTuning(variant="D"),
     "dropconnect": DropConnect(p=0.2),
+    "unidrop": UniDrop(structure=0.3, data=0.2, token=0.3),
+    "unidrop tokens": UniDrop(feature=0, structure=0, data=0, token=0.5),
+    "drophead": DropHead(p_start=0.5),
+    "headmask": HeadMask(share=0.5),
+    "headmask importance": HeadMask(share=0.5, by="importance"),
+    "dropblock": DropBlock(p=0.3, block_size=2),
+    "dropblock rows": DropBlock(p=0.3, block_size=2, rows=2),
+    "structure-mask": StructureMask(p=0.8, window=1),
+    "alpha-dropout": AlphaDropout(p=0.2),
+    "concrete-dropout": ConcreteDropout(p=0.3),
     "compose": Compose(ADDrop(cross_tuning=False), Vanilla(), RDrop()),
     "attendout": AttendOut(dropout_step=2),
     "attendout pruning": AttendOut(variant="pruning", granularity="head", dropout_step=2),
@@ -50,7 +67,9 @@ TABLE: dict[str, Method] = {
 # Rows of the table in which a term looks at a micro-batch as a whole, or at how far it is padded.
 BY_MICRO_BATCH: set[str] = set()
 # Pairs of a method's name and a model that are refused, with a part of the message.
-UNFIT: dict[tuple[str, str], str] = {}
+UNFIT: dict[tuple[str, str], str] = {
+    ("unidrop", "vit"): "no 'input_ids'",
+}
 
 
 def given(model: Any, batch: zoo.Batch) -> dict[str, Any]:

@@ -365,11 +365,8 @@ class _Reach:
                 return original(*args, **kwargs)
             if edit.skip and block.skippable:
                 return block.skipped(args, kwargs)
-            self._edits.append(edit)
-            try:
+            with self._within(edit), self._also_recomputed(module, edit):
                 output = original(*args, **kwargs)
-            finally:
-                self._edits.pop()
             if edit.output is None:
                 return output
             return edit.output(output) if block.bare else (edit.output(output[0]), *output[1:])
@@ -377,6 +374,31 @@ class _Reach:
         setattr(forward, MARK, True)
         module.forward = forward
         self._wrapped.append(module)
+
+    @contextmanager
+    def _within(self, edit: BlockEdit) -> Iterator[None]:
+        self._edits.append(edit)
+        try:
+            yield
+        finally:
+            self._edits.pop()
+
+    @contextmanager
+    def _also_recomputed(self, module: Any, edit: BlockEdit) -> Iterator[None]:
+        """Have the edit in force where activation checkpointing, which begins within a block, runs it again."""
+        checkpoint = getattr(module, "_gradient_checkpointing_func", None)
+        if checkpoint is None or edit.activations is None:
+            yield
+            return
+
+        def checkpoint_within(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            return checkpoint(self._within(edit)(function), *args, **kwargs)
+
+        module._gradient_checkpointing_func = checkpoint_within
+        try:
+            yield
+        finally:
+            module._gradient_checkpointing_func = checkpoint
 
 
 def find_sites(model: PreTrainedModel, batch: Mapping[str, Any] | None = None) -> list[Site]:

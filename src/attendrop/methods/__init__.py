@@ -20,6 +20,7 @@ from attendrop.methods.attention_layerdrop import AttentionLayerDrop
 from attendrop.methods.base import FineTune, Method, suggestion
 from attendrop.methods.child_tuning import ChildTuning
 from attendrop.methods.compose import Compose
+from attendrop.methods.concrete_dropout import ConcreteDropout
 from attendrop.methods.dropblock import DropBlock
 from attendrop.methods.dropconnect import DropConnect
 from attendrop.methods.drophead import DropHead
@@ -39,6 +40,7 @@ __all__ = [
     "AttentionLayerDrop",
     "ChildTuning",
     "Compose",
+    "ConcreteDropout",
     "DropBlock",
     "DropConnect",
     "DropHead",
@@ -88,6 +90,7 @@ for _method in (
     DropBlock,
     StructureMask,
     AlphaDropout,
+    ConcreteDropout,
 ):
     register_method(_method)
 

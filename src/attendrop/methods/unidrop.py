@@ -1,0 +1,232 @@
+"""UniDrop: dropout of features, of blocks and of tokens at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from attendrop.attention import Plan
+from attendrop.errors import AttendropError
+from attendrop.masks import draw
+from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup, check_share
+from attendrop.methods.drawing import Drawing, dropout
+from attendrop.methods.layerdrop import draw_blocks
+from attendrop.scoring import Call, Edit
+from attendrop.structure import Block, BlockEdit
+
+PLACES = (1, 2, 3, 4)
+
+
+@dataclass(frozen=True)
+class UniDrop(Method):
+    """Drops single features in four places, whole blocks, and tokens.
+
+    - Features, each with probability ``feature``, what is kept divided by ``1 - feature``: the attention weights
+      (FD-1), the activations within the feed-forward (FD-2), queries, keys and values (FD-3), and what the model's last
+      projection reads (FD-4). The model's own dropouts stay on beside them.
+    - Structure: each block is left out with probability ``structure``, as :class:`LayerDrop` does.
+    - Data: a sequence is left whole with probability ``data``; else each of its tokens is dropped with probability
+      ``token``. Special tokens stay, and so do the first and the last token of a sequence.
+
+    Each part also works alone: 0 switches a part off.
+
+    Example:
+        >>> with regularize(model, UniDrop(feature=0.1, structure=0.2, data=0.5, token=0.1)) as reg:
+        ...     reg.loss(batch).backward()
+
+    Args:
+        feature: Probability that a feature is dropped, in [0, 1).
+        features: Which of the four places, as ``(1, 2, 3, 4)`` or ``"1,2,3,4"``; none switches the part off.
+        structure: Probability that a block is left out, in [0, 1].
+        data: Probability that a sequence is left whole, in [0, 1]; 1 switches the part off.
+        token: Probability that a token of another sequence is dropped, in [0, 1].
+
+    Raises:
+        AttendropError: An option is out of its range; everything is switched off; or, in training, the model lacks what
+            a part acts on: blocks that can be left out, a feed-forward, tokens (images: set ``token=0``).
+
+    Source: Wu et al. (2021), https://arxiv.org/abs/2104.04946, section 3. 0.1 for features is theirs; 0.2 is what Fan
+    et al. (2020) recommend for blocks; ``data`` and ``token`` are ours. Where this differs: a dropped token is not
+    deleted, but no token attends to it (``attention_mask`` is 0), so that positions and labels stay; in encoder-decoder
+    models this is done to the encoder's input alone. FD-1 comes on top of the model's own dropout of weights, which is
+    the paper's FD-1 (set the model's to 0 to have only one). FD-3 is drawn after rotary embeddings, for each head of a
+    group of queries. One draw of blocks serves the whole global batch. A block that computes something which later
+    ones need (T5's first) always stays.
+    """
+
+    name: ClassVar[str] = "unidrop"
+    summary: ClassVar[str] = "drops features in four places, whole blocks, and tokens"
+    paper: ClassVar[str] = "Wu et al. (2021), UniDrop: A Simple yet Effective Technique to Improve Transformer"
+    bibtex: ClassVar[str] = """@inproceedings{wu2021unidrop,
+  title     = {{UniDrop}: A Simple yet Effective Technique to Improve Transformer without Extra Cost},
+  author    = {Wu, Zhen and Wu, Lijun and Meng, Qi and Xia, Yingce and Xie, Shufang and Qin, Tao and Dai, Xinyu and
+               Liu, Tie-Yan},
+  booktitle = {Proceedings of the 2021 Conference of the North American Chapter of the Association for Computational
+               Linguistics: Human Language Technologies},
+  pages     = {3865--3878},
+  year      = {2021},
+  url       = {https://arxiv.org/abs/2104.04946}
+}"""
+    facts: ClassVar[Facts] = Facts(
+        acts_on=("weights", "hidden states", "layers", "inputs"),
+        forward="1 - structure",
+        backward="1 - structure",
+        units="blocks",
+    )
+    skips_parameters: ClassVar[bool] = True
+
+    feature: float = 0.1
+    features: str | int | Sequence[int] = PLACES
+    structure: float = 0.2
+    data: float = 0.5
+    token: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_share("feature", self.feature, one_allowed=False, zero_allowed=True)
+        for name in ("structure", "data", "token"):
+            check_share(name, getattr(self, name), one_allowed=True, zero_allowed=True)
+        object.__setattr__(self, "features", _places(self.features))
+        if not (self.places or self.structure or self.drops_tokens):
+            raise AttendropError("Every part is switched off; set feature and features, structure, or token and data.")
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Where features are dropped."""
+        assert isinstance(self.features, tuple)
+        return self.features if self.feature else ()
+
+    @property
+    def drops_tokens(self) -> bool:
+        """Whether tokens are dropped."""
+        return self.token > 0 and self.data < 1
+
+    def plan(self, step: Pass) -> Plan | None:
+        if not (self.places or self.structure):
+            return None
+        if 2 in self.places and not any(block.feed_forward for block in step.attachment.blocks):
+            raise AttendropError(f"features={self.features!r}: {type(step.model).__name__} has no feed-forward for 2.")
+        skipped = draw_blocks(step, self.structure, "all") if self.structure else set()
+        return _Features(step, self.feature, self.places, skipped)
+
+    def start(self, setup: Setup) -> Session:
+        return _Session(self, setup)
+
+
+def _places(features: object) -> tuple[int, ...]:
+    """The places that are meant, in order."""
+    parts: Sequence[object]
+    if isinstance(features, str):
+        parts = features.strip("[]() ").split(",") if features.strip("[]() ") else ()
+    else:
+        parts = features if isinstance(features, Sequence) else (features,)
+    if not {str(part).strip() for part in parts} <= set(map(str, PLACES)):
+        raise AttendropError(f"features={features!r} must name some of the places 1, 2, 3 and 4, such as '1,3'.")
+    return tuple(sorted({int(str(part)) for part in parts}))
+
+
+class _Session(Session):
+    """Drops tokens, and so has to know which are special."""
+
+    def __init__(self, method: UniDrop, setup: Setup) -> None:
+        super().__init__(method)
+        self.special = setup.special_tokens
+
+    def batch(self, step: Pass) -> Batch:
+        assert isinstance(self.method, UniDrop)
+        if not self.method.drops_tokens:
+            return step.batch
+        return drop_tokens(step, self.method.data, self.method.token, self.special)
+
+
+def drop_tokens(step: Pass, whole: float, p: float, special: Sequence[int]) -> Batch:
+    """Hide tokens of a batch from attention: with probability ``p`` each, but none of a sequence left ``whole``."""
+    ids = step.batch.get("input_ids")
+    if ids is None:
+        raise AttendropError(f"The batch for {type(step.model).__name__} has no 'input_ids' to drop; set token=0.")
+    mask = step.batch.get("attention_mask")
+    mask = torch.ones_like(ids) if mask is None else mask
+    if mask.shape != ids.shape:
+        raise AttendropError(f"'attention_mask' of shape {tuple(mask.shape)} is not one number a token; set token=0.")
+    valid = mask.reshape(-1, mask.shape[-1]).bool()
+    number = valid.cumsum(-1)
+    kept = (number == 1) | (number == number[:, -1:])
+    kept |= torch.isin(ids, torch.tensor(special, dtype=ids.dtype, device=ids.device)).view_as(valid)
+    rows, length = valid.shape
+    origins = torch.stack([torch.zeros_like(number[:, 0]), valid.int().argmax(-1)], -1)
+    left = draw(whole, step.key, "whole", (rows, 1, 1, 1), torch.zeros_like(origins), ids.device).view(rows, 1)
+    drop = draw(p, step.key, "token", (rows, 1, 1, length), origins, ids.device).view_as(valid)
+    drop = drop & ~left & valid & ~kept
+    step.note("tokens", drop.sum() / valid.sum())
+    return {**step.batch, "attention_mask": mask.masked_fill(drop.view_as(mask), 0)}
+
+
+class _Features(Drawing):
+    """Drops features, and leaves out blocks.
+
+    Args:
+        step: The micro-batch.
+        p: Probability that a feature is dropped.
+        places: Of :data:`PLACES`, those to act in.
+        skipped: The blocks to leave out.
+    """
+
+    def __init__(self, step: Pass, p: float, places: Sequence[int], skipped: set[str]) -> None:
+        # Where sequences begin is only known at attention, so every layer is asked.
+        super().__init__(step, {site.key for site in step.attachment.sites} if places else set())
+        self.p, self.places, self.skipped = p, places, skipped
+        self._last: Tensor | None = None
+
+    def make(self, call: Call) -> Edit:
+        origins, key = self.origins(call), call.site.key
+        queries, keys = _rows_from(origins[:, 0]), _rows_from(origins[:, 1])
+        if call.site.kind != "cross":
+            self._last = queries
+
+        def inputs(query: Tensor, key_: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            return (
+                self._drop(f"query/{key}", queries, query),
+                self._drop(f"key/{key}", keys, key_),
+                self._drop(f"value/{key}", keys, value),
+            )
+
+        return Edit(
+            weights=partial(self._drop, f"weights/{key}", origins) if 1 in self.places else None,
+            inputs=inputs if 3 in self.places else None,
+        )
+
+    def block(self, block: Block) -> BlockEdit | None:
+        if not block.sites:
+            return None
+        if block.key in self.skipped:
+            return BlockEdit(skip=True)
+        return BlockEdit(activations=partial(self._activations, block)) if 2 in self.places else None
+
+    def features(self, features: Tensor) -> Tensor:
+        if 4 not in self.places:
+            return features
+        origins = self._last if features.ndim == 3 else None
+        return self._drop_states("features", origins, features)
+
+    def _activations(self, block: Block, activations: Tensor) -> Tensor:
+        origins = self._origins[block.sites[0].kind][1]
+        return self._drop_states(f"activations/{block.key}", _rows_from(origins[:, 0]), activations)
+
+    def _drop_states(self, name: str, origins: Tensor | None, states: Tensor) -> Tensor:
+        """Drop elements of ``(batch, width)`` or ``(batch, n, width)``."""
+        rows = states.reshape(len(states), 1, -1, states.shape[-1])
+        if origins is None or len(origins) != len(states):
+            origins = torch.zeros(len(states), 2, dtype=torch.long, device=states.device)
+        return self._drop(name, origins, rows).view_as(states)
+
+    def _drop(self, name: str, origins: Tensor, values: Tensor) -> Tensor:
+        return dropout(values, self.p, self.step.key, name, origins)
+
+
+def _rows_from(first: Tensor) -> Tensor:
+    """Origins of tensors that have a token in each row, and features in columns."""
+    return torch.stack([first, torch.zeros_like(first)], -1)
