@@ -254,3 +254,24 @@ def test_a_checkpoint_knows_its_schedule(tmp_path: Path) -> None:
     assert load_state(tmp_path, again) == {"steps_taken": 3}
     with pytest.raises(AttendropError, match="made with probabilities="):
         load_state(tmp_path, Scheduler("0,0.25,1", "0.6,0.5,0.2"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "layer", "end"),
+    [("qnli", 0, 0.55), ("qnli", 1, 0.45), ("qnli", 3, 0.25), ("qnli", 5, 0.25), ("cola", 0, 0.9), ("cola", 5, 0.9)],
+)
+@pytest.mark.parametrize("progress", [0.0, 0.5, 1.0])
+def test_ready_made_shapes_start_at_the_papers_value(shape: str, layer: int, end: float, progress: float) -> None:
+    model, batch = zoo.build("bert", num_hidden_layers=6), zoo.batch_of("bert", (30, 30, 30, 30))
+    with regularize(model, Scheduler(shape=shape), total_steps=2) as reg:
+        reg.begin_step(int(progress * 2))
+        reg.loss(batch)
+        share = reg.logs()[f"scheduler/dropped/encoder.{layer}"]
+    assert share == pytest.approx(0.6 + (end - 0.6) * progress, abs=0.02)
+
+
+def test_a_shape_goes_with_no_lists() -> None:
+    with pytest.raises(AttendropError, match=r"shape='cola' is a schedule; give it or"):
+        Scheduler(shape="cola", probabilities=((0.5, 0.1),))
+    with pytest.raises(AttendropError, match=r"shape='colla' is not known\. Did you mean 'cola'"):
+        Scheduler(shape="colla")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -11,12 +11,19 @@ import numpy as np
 
 from attendrop.attention import Plan
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Facts, Method, Pass
+from attendrop.methods.base import Facts, Method, Pass, check_choice
 from attendrop.methods.papers import WU_2021
 from attendrop.methods.vanilla import Bernoulli
 from attendrop.sites import Site, checked_layers, select_self_attention
 
 HIGHEST = 0.95
+_START = 0.6
+# Where each layer's probability ends, by its number, in the ready-made schedules.
+_ENDS: dict[str, Callable[[int], float]] = {
+    "": lambda layer: 0.0,
+    "qnli": lambda layer: 0.55 - 0.1 * min(layer, 3),
+    "cola": lambda layer: 0.9,
+}
 
 
 @dataclass(frozen=True)
@@ -35,16 +42,20 @@ class Scheduler(Method):
         progress: The knots: shares of the planned optimizer steps, ascending from 0 to 1. Numbers, or ``"0,0.5,1"``.
         probabilities: The probability at each knot, in [0, 1]: one list for all layers, or one for each in order. Lists
             of numbers, or ``"0.6,0.5,0.4; 0.6,0.6,0.6"``. Drawn is with at most 0.95.
+        shape: A ready-made schedule in place of ``progress`` and ``probabilities``, from 0.6 in all layers with a slope
+            for each: ``"qnli"``, the first layer to 0.55, each further one by 0.1 lower, down to 0.25; ``"cola"``, all
+            layers to 0.9.
         layers: Where to drop: see :func:`attendrop.sites.select_sites`; of these the encoder's self-attention, or if
             there is none the decoder's.
 
     Raises:
-        AttendropError: An option is out of its range; or, when training begins, there are other than one or as many
-            lists as layers, or it is not known how many optimizer steps are planned.
+        AttendropError: An option is out of its range, or a shape is given beside lists; or, when training begins, there
+            are other than one or as many lists as layers, or it is not known how many optimizer steps are planned.
 
     Source: Wu, Zhao, Zhang (2021), section 7.2. The paper starts at 0.6 with a slope for each layer, which it does not
-    give (its text: QNLI's first layer stays at 0.55, CoLA ends near 0.9). The default, from 0.6 to 0 in all layers, is
-    a shape of ours, and so is the bound of 0.95.
+    give. Its text says of the curves that they follow that QNLI's first layer stays at 0.55 and the fourth decays
+    faster, and that CoLA ends near 0.9; all else of the two shapes is ours, and so are the default, from 0.6 to 0 in
+    all layers, and the bound of 0.95.
     """
 
     name: ClassVar[str] = "scheduler"
@@ -55,6 +66,7 @@ class Scheduler(Method):
 
     progress: str | Sequence[float] = (0.0, 1.0)
     probabilities: str | Sequence[float] | Sequence[Sequence[float]] = ((0.6, 0.0),)
+    shape: str = ""
     layers: str | int | Sequence[int] = "all"
 
     def __post_init__(self) -> None:
@@ -68,6 +80,10 @@ class Scheduler(Method):
                 f"probabilities={self.probabilities!r}: a list is {len(wrong)} long, but progress has {len(knots)} "
                 "knots; give one number for each knot."
             )
+        check_choice("shape", self.shape, tuple(_ENDS))
+        default = {field.name: field.default for field in fields(self)}
+        if self.shape and (knots, curves) != (default["progress"], default["probabilities"]):
+            raise AttendropError(f"shape={self.shape!r} is a schedule; give it or progress and probabilities.")
         object.__setattr__(self, "progress", knots)
         object.__setattr__(self, "probabilities", curves)
         object.__setattr__(self, "layers", checked_layers(self.layers))
@@ -88,8 +104,12 @@ class Scheduler(Method):
         return chosen
 
     def plan(self, step: Pass) -> Plan:
-        sites, found = self.chosen(step.attachment.sites), self.probabilities_at(step.planned_progress())
-        found = found if len(found) > 1 else found * len(sites)
+        sites, progress = self.chosen(step.attachment.sites), step.planned_progress()
+        if self.shape:
+            found = [_START + (_ENDS[self.shape](layer) - _START) * progress for layer in range(len(sites))]
+        else:
+            found = self.probabilities_at(progress)
+            found = found if len(found) > 1 else found * len(sites)
         return Bernoulli(step, {site.key: p for site, p in zip(sites, found, strict=True)})
 
 
