@@ -120,6 +120,7 @@ class Combined(Plan):
         return BlockEdit(
             skip=any(edit.skip for edit in edits),
             activations=chained([edit.activations for edit in edits]),
+            feed_forward=chained([edit.feed_forward for edit in edits]),
             output=chained([edit.output for edit in edits]),
         )
 
@@ -331,7 +332,11 @@ class _Reach:
             edit = self._edits[-1].activations if self._edits else None
             return args if edit is None else (edit(args[0]), *args[1:])
 
-        for hook in (enter, leave, embedded, features, activations):
+        def fed_forward(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            edit = self._edits[-1].feed_forward if self._edits else None
+            return output if edit is None else edit(output)
+
+        for hook in (enter, leave, embedded, features, activations, fed_forward):
             setattr(hook, MARK, True)
         self._hooks = [
             self.model.register_forward_pre_hook(enter, with_kwargs=True),
@@ -343,6 +348,7 @@ class _Reach:
             self._hooks.append(structure.head.register_forward_pre_hook(features))
         inner = {b.feed_forward for blocks in structure.blocks.values() for b in blocks if b.feed_forward is not None}
         self._hooks += [module.register_forward_pre_hook(activations) for module in inner]
+        self._hooks += [module.register_forward_hook(fed_forward) for module in inner]
         for module in structure.blocks:
             self._wrap(module)
 

@@ -30,6 +30,10 @@ class LabelledRows:
         self.collate = collate
         self.device = device
 
+    def __len__(self) -> int:
+        """How many rows there are."""
+        return len(self.rows)
+
     def draw(self, seed: int, count: int, size: int) -> list[Batch]:
         """Draw ``count`` items of ``size`` different rows (all rows, if there are fewer)."""
         drawer = random.Random(seed)
@@ -59,6 +63,10 @@ class LabelledBatches:
             raise AttendropError("The data has no batches.")
         self.batches = batches
         self.device = device
+
+    def __len__(self) -> int:
+        """How many rows all batches have."""
+        return sum(number_of_rows(batch) for batch in self.batches)
 
     def draw(self, seed: int, count: int, size: int) -> list[Batch]:
         """Draw ``count`` batches; ``size`` has no effect."""
@@ -110,3 +118,8 @@ def set_aside(rows: Any, share: float, seed: int) -> tuple[Any, Any]:
 def to_device(batch: Batch, device: torch.device) -> dict[str, Any]:
     """Move the tensors of a batch."""
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
+
+
+def number_of_rows(batch: Batch) -> int:
+    """How many rows a batch has: the length of its first tensor."""
+    return next(value.shape[0] for value in batch.values() if isinstance(value, Tensor) and value.ndim)

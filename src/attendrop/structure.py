@@ -69,11 +69,14 @@ class BlockEdit:
         skip: The block is left out: its output is its input.
         activations: Called with the activations of the feed-forward, ``(batch, n, inner width)``; what it returns is
             used instead.
+        feed_forward: Called with what the feed-forward's last projection makes of them, ``(batch, n, width)``; what it
+            returns is used instead.
         output: Called with the hidden states that leave the block, ``(batch, n, width)``; what it returns is used.
     """
 
     skip: bool = False
     activations: Callable[[Tensor], Tensor] | None = None
+    feed_forward: Callable[[Tensor], Tensor] | None = None
     output: Callable[[Tensor], Tensor] | None = None
 
 

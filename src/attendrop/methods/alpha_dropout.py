@@ -56,7 +56,7 @@ class AlphaDropout(Method):
   year      = {2017},
   url       = {https://arxiv.org/abs/1706.02515}
 }"""
-    facts: ClassVar[Facts] = Facts(acts_on=("heads",))
+    facts: ClassVar[Facts] = Facts(acts_on=("heads",), units="hidden units")
 
     p: float = 0.1
     layers: str | int | Sequence[int] = "all"

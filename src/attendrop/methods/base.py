@@ -195,6 +195,8 @@ class Method:
         facts: For the table in the documentation.
         uses_attention: Whether it needs a model whose attention can be reached; without, any model will do.
         skips_parameters: Whether some parameters may get no gradient in a step (DDP must know).
+        replaces_weights: Whether it puts other weights into the model between steps, those of the start or of a second
+            model.
     """
 
     name: ClassVar[str]
@@ -204,6 +206,7 @@ class Method:
     facts: ClassVar[Facts] = Facts()
     uses_attention: ClassVar[bool] = True
     skips_parameters: ClassVar[bool] = False
+    replaces_weights: ClassVar[bool] = False
 
     @property
     def source(self) -> str:
@@ -226,6 +229,8 @@ class Method:
 
     def conflict(self, other: Method) -> str | None:
         """Why it has no meaning to combine this method with another, as a sentence; None if it has."""
+        if self.replaces_weights and other.replaces_weights:
+            return "Both put other weights into the model while it trains."
         both = set(self.facts.acts_on) & set(other.facts.acts_on) & {"parameters"}
         return "Both replace the parameters of a pass, and only one of them would be seen." if both else None
 

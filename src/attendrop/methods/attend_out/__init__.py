@@ -92,6 +92,8 @@ class AttendOut(Method):
         state="a second model and its optimizer, the generator, a period of batches",
     )
 
+    replaces_weights: ClassVar[bool] = True
+
     variant: str = "dropout"
     scored: str = ""
     reward_data: str = "split"

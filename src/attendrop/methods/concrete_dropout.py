@@ -1,0 +1,214 @@
+"""Concrete Dropout: how much attention to drop is learnt by gradient, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+from transformers.pytorch_utils import Conv1D
+
+from attendrop.attention import Attachment, Plan
+from attendrop.errors import AttendropError
+from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup, check_count, check_share
+from attendrop.methods.drawing import Drawing
+from attendrop.scoring import Call, Edit
+from attendrop.sites import Site, checked_layers
+
+
+@dataclass(frozen=True)
+class ConcreteDropout(Method):
+    """Dropout of attention weights, with a probability for each layer that is learnt.
+
+    A weight is multiplied by ``(1 - z) / (1 - p)`` with ``z = sigmoid((log p - log(1 - p) + log u - log(1 - u)) / t)``
+    and ``u`` uniform in (0, 1): a drawn number close to 0 or 1, through which gradients reach ``p``. To the loss is
+    added, summed over layers, ``(l^2 / (2 (1 - p)) ||W||^2 - K H(p)) / N``, where ``H`` is the entropy of a draw.
+    The probabilities have an Adam optimizer of their own, and are not among the model's parameters.
+
+    Example:
+        >>> with regularize(model, ConcreteDropout(), train_data=loader) as reg:
+        ...     reg.loss(batch).backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        ...     reg.step()  # the probabilities take their step
+
+    Args:
+        p: The probability to start from, in (0, 1).
+        learning_rate: Of the log-odds of the probabilities, above 0.
+        length_scale: ``l``, that of the prior of the weights, above 0.
+        rows: ``N``. 0: the number of training rows, which must then be known.
+        temperature: ``t``, above 0.
+        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.sites.select_sites`.
+
+    Raises:
+        AttendropError: An option is out of its range; or the number of training rows is not known; or, in training, a
+            layer's value projection is not to be found.
+
+    Source: Gal, Hron, Kendall (2017), https://arxiv.org/abs/1705.07832, Eq. 1 to 5; 0.1 for ``t`` is theirs, and so are
+    the start at 0.1 and ``l`` = 1e-4 in their code. There what is dropped are the features that a layer reads. On
+    attention weights, ``W`` and ``K`` are a choice: ``W`` is the weight of the layer's value projection (of a
+    projection that makes queries, keys and values at once, the last third), ``K`` is how many features it reads. Their
+    ``W`` is ours over ``1 - p``, since what is kept is scaled up. The learning rate is ours: fine-tuning takes few
+    steps. The model's own dropout stays on; set it to 0 to have this one alone.
+    """
+
+    name: ClassVar[str] = "concrete-dropout"
+    summary: ClassVar[str] = "learns with which probability each layer drops attention weights"
+    paper: ClassVar[str] = "Gal, Hron, Kendall (2017), Concrete Dropout"
+    bibtex: ClassVar[str] = """@inproceedings{gal2017concrete,
+  title     = {Concrete Dropout},
+  author    = {Gal, Yarin and Hron, Jiri and Kendall, Alex},
+  booktitle = {Advances in Neural Information Processing Systems},
+  volume    = {30},
+  year      = {2017},
+  url       = {https://arxiv.org/abs/1705.07832}
+}"""
+    facts: ClassVar[Facts] = Facts(acts_on=("weights", "loss"), state="a probability for each layer, and its optimizer")
+
+    p: float = 0.1
+    learning_rate: float = 0.01
+    length_scale: float = 1e-4
+    rows: int = 0
+    temperature: float = 0.1
+    layers: str | int | Sequence[int] = "all"
+
+    def __post_init__(self) -> None:
+        check_share("p", self.p, one_allowed=False)
+        check_count("rows", self.rows, 0)
+        for name in ("learning_rate", "length_scale", "temperature"):
+            if not getattr(self, name) > 0:
+                raise AttendropError(f"{name}={getattr(self, name)!r} must be above 0.")
+        object.__setattr__(self, "layers", checked_layers(self.layers))
+
+    def conflict(self, other: Method) -> str | None:
+        if other.name == "attendout":
+            return "The probabilities belong to one model, and AttendOut trains two."
+        return super().conflict(other)
+
+    def start(self, setup: Setup) -> Session:
+        return _Learning(self, setup)
+
+
+class _Learning(Session):
+    """Keeps the log-odds of the probabilities, and their optimizer. Both are made at the first pass."""
+
+    method: ConcreteDropout
+
+    def __init__(self, method: ConcreteDropout, setup: Setup) -> None:
+        super().__init__(method)
+        self.setup = setup
+        data: Any = setup.train_data
+        self.rows = method.rows or (len(data) if hasattr(data, "__len__") else 0)
+        if not self.rows:
+            raise AttendropError(
+                "Concrete Dropout weighs its prior by the number of training rows: pass train_data, or set rows."
+            )
+        self.keys: list[str] = []
+        self.logits = nn.Parameter(torch.empty(0))
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.loss_scale = 1.0
+        self._projections: dict[str, tuple[nn.Module, bool]] = {}
+
+    def plan(self, step: Pass) -> Plan:
+        sites = self.method.chosen(step.attachment.sites)
+        if self.optimizer is None:
+            logit = torch.logit(torch.tensor(self.method.p, dtype=torch.float64)).float()
+            self._begin([site.key for site in sites], logit.repeat(len(sites)))
+        if not self._projections:
+            self._projections = value_projections(step.attachment, sites)
+        self.loss_scale = step.loss_scale
+        for key, p in zip(self.keys, self.logits.detach().sigmoid(), strict=True):
+            step.note(f"probability/{key}", p)
+        return _Relaxed(step, dict(zip(self.keys, self.logits, strict=True)), self.method.temperature)
+
+    def penalty(self, step: Pass, outputs: Any) -> Tensor:
+        total = torch.zeros((), device=self.logits.device)
+        for key, logit in zip(self.keys, self.logits, strict=True):
+            weight = value_weight(*self._projections[key])
+            norm = weight.square().sum() / (2 * torch.sigmoid(-logit))
+            total = total + self.method.length_scale**2 * norm - weight.shape[0] * entropy(logit)
+        return total / self.rows
+
+    def after_step(self, steps_taken: int) -> dict[str, float]:
+        if self.optimizer is None or self.logits.grad is None:
+            return {}
+        processes = self.setup.processes
+        gradient = processes.total(self.logits.grad) / (processes.world_size * self.loss_scale)
+        self.logits.grad.copy_(gradient)
+        if self.loss_scale == 1 or gradient.isfinite().all():
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.optimizer is None:
+            return {}
+        return {"layers": self.keys, "logits": self.logits.detach(), "optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        if state:
+            self._begin(state["layers"], state["logits"]).load_state_dict(state["optimizer"])
+
+    def conclude(self, batches: Iterable[Batch]) -> dict[str, Any]:
+        """Of each layer the probability that was learnt."""
+        return {"concrete_dropout": dict(zip(self.keys, self.logits.detach().sigmoid().tolist(), strict=True))}
+
+    def _begin(self, keys: Sequence[str], logits: Tensor) -> torch.optim.Optimizer:
+        self.keys = list(keys)
+        self.logits = nn.Parameter(logits.to(next(self.setup.model.parameters()).device, copy=True))
+        self.optimizer = torch.optim.Adam([self.logits], lr=self.method.learning_rate)
+        return self.optimizer
+
+
+class _Relaxed(Drawing):
+    """Multiplies the weights of each layer by relaxed draws of its probability.
+
+    Args:
+        step: The micro-batch.
+        logits: The log-odds, by the key of the layer.
+        temperature: Of the relaxation.
+    """
+
+    def __init__(self, step: Pass, logits: dict[str, Tensor], temperature: float) -> None:
+        super().__init__(step, logits.keys())
+        self.logits = logits
+        self.temperature = temperature
+
+    def make(self, call: Call) -> Edit:
+        uniform, logit = self.uniform(call), self.logits[call.site.key]
+
+        def relaxed(weights: Tensor) -> Tensor:
+            exact = uniform.to(torch.promote_types(weights.dtype, torch.float32))
+            kept = torch.sigmoid(-(logit + torch.logit(exact)) / self.temperature)  # 1 - z
+            return weights * (kept / torch.sigmoid(-logit)).to(weights.dtype)
+
+        return Edit(weights=relaxed)
+
+
+def entropy(logit: Tensor) -> Tensor:
+    """The entropy of a draw, in nats, whose log-odds are given."""
+    return -(torch.sigmoid(logit) * logsigmoid(logit) + torch.sigmoid(-logit) * logsigmoid(-logit))
+
+
+def value_projections(attachment: Attachment, sites: Sequence[Site]) -> dict[str, tuple[nn.Module, bool]]:
+    """Of each site the module that makes its values, and whether that makes queries and keys, too."""
+    names = {module: name.rpartition(".")[2] for name, module in attachment.model.named_modules()}
+    inputs = {key: modules for block in attachment.blocks for key, modules in block.inputs.items()}
+    found: dict[str, tuple[nn.Module, bool]] = {}
+    for site in sites:
+        modules = inputs.get(site.key, [])
+        own = [module for module in modules if names[module].startswith("v")] or modules
+        if len(own) != 1:
+            raise AttendropError(f"The value projection of {site.name} is not to be found; choose other layers.")
+        found[site.key] = own[0], len(modules) == 1
+    return found
+
+
+def value_weight(module: nn.Module, fused: bool) -> Tensor:
+    """The weight that makes values, ``(features read, features made)``, in float32 or better."""
+    weight: Tensor = module.weight if isinstance(module, Conv1D) else module.weight.T  # type: ignore[assignment]
+    weight = weight[:, -(weight.shape[1] // 3) :] if fused else weight
+    return weight.to(torch.promote_types(weight.dtype, torch.float32))

@@ -1,0 +1,60 @@
+"""The model as it was when training began, for methods that begin anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attendrop.errors import AttendropError
+from attendrop.methods.base import Method, Setup
+
+
+class Start:
+    """Remembers the weights of a model, on the CPU, and brings it back to them.
+
+    Args:
+        method: The method, for messages.
+        setup: The model and its optimizer.
+
+    Raises:
+        AttendropError: The optimizer, or the number of planned steps, is not known.
+    """
+
+    def __init__(self, method: Method, setup: Setup) -> None:
+        if setup.optimizer is None or setup.total_steps is None:
+            missing = "optimizer" if setup.optimizer is None else "total_steps"
+            raise AttendropError(
+                f"Method '{method.name}' trains in several parts, each from the weights of the start: pass {missing}, "
+                f"regularize(..., {missing}={missing})."
+            )
+        self.model = setup.model
+        self.optimizer: torch.optim.Optimizer = setup.optimizer
+        self.steps: int = setup.total_steps
+        self.weights: dict[str, Tensor] = {
+            name: value.detach().to("cpu", copy=True) for name, value in self._tensors().items()
+        }
+
+    @torch.no_grad()
+    def rewind(self) -> None:
+        """Give the model the weights of the start, and its optimizer no state. Learning rates stay where they are."""
+        for name, value in self._tensors().items():
+            value.copy_(self.weights[name])
+        self.optimizer.state.clear()
+
+    def forget(self) -> None:
+        """Let go of the weights: the last part has begun."""
+        self.weights = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The weights."""
+        return dict(self.weights)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the weights of an interrupted run."""
+        self.weights = dict(state)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return dict(self.model.named_parameters()) | dict(self.model.named_buffers())

@@ -1,0 +1,223 @@
+"""Concrete Dropout: relaxed draws, the prior's term, and how the probabilities learn."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from torch import Tensor
+
+from attendrop import AttendOut, AttendropError, Compose, ConcreteDropout, regularize
+from attendrop.attention import Attachment
+from attendrop.masks import DrawKey, uniform
+from attendrop.methods import build_method
+from attendrop.methods.base import Pass, Processes
+from attendrop.methods.concrete_dropout import entropy
+from attendrop.regularize import Regularization
+from attendrop.scoring import Call
+from attendrop.tally import Tally
+
+SHAPE = (2, 2, 5, 5)
+
+
+def at_work(model: Any, processes: Processes | None = None, **options: Any) -> Regularization:
+    return Regularization(zoo.setup(model, processes), ConcreteDropout(**({"rows": 10} | options)))
+
+
+def acted(weights: Tensor, **options: Any) -> Tensor:
+    """What becomes of attention weights of the first layer."""
+    model, batch = zoo.build("bert"), zoo.batch_of("bert", (weights.shape[-1],) * weights.shape[0])
+    attachment = Attachment(model)
+    attachment.probe(batch)
+    key, method = DrawKey(0, 0, 0, weights.shape[0]), ConcreteDropout(rows=10, **options)
+    step = Pass(model, batch, key, Tally(), method.source, attached=attachment)
+    plan = method.start(zoo.setup(model)).plan(step)
+    assert plan is not None
+    edit = plan.edit(Call(attachment.sites[0], tuple(weights.shape), None, weights.device))  # type: ignore[arg-type]
+    assert edit is not None and edit.weights is not None
+    return edit.weights(weights)
+
+
+@pytest.mark.parametrize(("p", "t"), [(0.1, 0.1), (0.4, 0.5)])
+def test_weights_are_multiplied_by_relaxed_draws(p: float, t: float) -> None:
+    weights = torch.rand(SHAPE, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = acted(weights, p=p, temperature=t)
+    origins = torch.zeros(2, 2, dtype=torch.long)
+    drawn = uniform(DrawKey(0, 0, 0, 2), "encoder.0", SHAPE, origins, weights.device)
+    for weight, u, after in zip(weights.flatten(), drawn.flatten().tolist(), found.flatten(), strict=True):
+        z = 1 / (1 + math.exp(-(math.log(p) - math.log(1 - p) + math.log(u) - math.log(1 - u)) / t))
+        assert after.item() == pytest.approx(weight.item() * (1 - z) / (1 - p), rel=1e-6, abs=1e-12)
+
+
+def test_weights_are_dropped_with_the_probability_and_keep_their_mean() -> None:
+    found = acted(torch.ones(8, 4, 30, 30), p=0.3)
+    assert (found < 0.5 / 0.7).float().mean().item() == pytest.approx(0.3, abs=0.01)
+    assert found.mean().item() == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_dtype_stays(dtype: torch.dtype) -> None:
+    found = acted(torch.ones(SHAPE, dtype=dtype))
+    assert found.dtype == dtype
+    assert found.isfinite().all()
+
+
+def value_matrices(name: str, model: Any) -> list[Tensor]:
+    """The weights of value projections, features read first."""
+    match name:
+        case "bert":
+            return [layer.attention.self.value.weight.T for layer in model.bert.encoder.layer]
+        case "gpt2":
+            return [block.attn.c_attn.weight[:, 32:] for block in model.transformer.h]
+        case "modernbert":
+            return [layer.attn.Wqkv.weight[32:].T for layer in model.model.layers]
+        case "llama":
+            return [layer.self_attn.v_proj.weight.T for layer in model.model.layers]
+        case _:
+            return [model.albert.encoder.albert_layer_groups[0].albert_layers[0].attention.value.weight.T] * 2
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "modernbert", "llama", "albert"])
+def test_the_penalty_is_that_of_the_paper(name: str) -> None:
+    model, batch = zoo.build(name, dtype=torch.float64), zoo.batch_of(name)
+    p, scale, rows = 0.2, 0.7, 50
+    reg = at_work(model, p=p, length_scale=scale, rows=rows)
+    with_penalty = reg.loss(batch)
+    setattr(reg.session, "penalty", lambda step, outputs: None)  # noqa: B010
+    reg.begin_step(0)
+    without = reg.loss(batch)
+    reg.close()
+    entropy_of_p = -p * math.log(p) - (1 - p) * math.log(1 - p)
+    expected = 0.0
+    for value in value_matrices(name, model):
+        # Theirs is the norm of the weights before what is kept is scaled up.
+        expected += scale**2 * (1 - p) / 2 * (value / (1 - p)).square().sum().item() - len(value) * entropy_of_p
+    assert (with_penalty - without).item() == pytest.approx(expected / rows, rel=1e-5)
+
+
+def test_entropy_is_finite_everywhere() -> None:
+    assert torch.equal(entropy(torch.tensor([-200.0, 200.0])), torch.zeros(2))
+    assert entropy(torch.tensor(0.0)).item() == pytest.approx(math.log(2))
+
+
+def test_gradients_of_the_log_odds_are_those_of_the_loss() -> None:
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    reg = at_work(model, temperature=0.5)
+    reg.loss(batch).backward()
+    session: Any = reg.session
+    for layer in range(2):
+        losses = []
+        for shift in (1e-2, -1e-2):
+            session.logits.data[layer] += shift
+            reg.begin_step(0)
+            losses.append(reg.loss(batch).item())
+            session.logits.data[layer] -= shift
+        assert session.logits.grad[layer].item() == pytest.approx((losses[0] - losses[1]) / 2e-2, rel=1e-2, abs=1e-5)
+    reg.close()
+
+
+def learnt(reg: Regularization) -> list[float]:
+    return list(reg.session.conclude([])["concrete_dropout"].values())
+
+
+def test_a_prior_alone_leads_to_one_half_and_its_weights_to_less() -> None:
+    for scale, low, high in ((1e-4, 0.4, 0.6), (30.0, 0.0, 0.1)):
+        model, batch = zoo.build("bert"), zoo.batch_of("bert")
+        reg = at_work(model, rows=1, length_scale=scale, learning_rate=0.1)
+        for _ in range(40):
+            reg.loss(batch).backward()
+            reg.step()
+        assert all(low < p < high for p in learnt(reg))
+        assert reg.logs()["concrete_dropout/probability/encoder.0"] > 0
+        reg.close()
+
+
+def test_data_tells_against_a_prior_of_little_weight() -> None:
+    """With many rows, a model that needs its attention learns to drop less than the prior would."""
+    found = []
+    for rows in (1, 10**9):
+        torch.manual_seed(0)
+        model, batch = zoo.build("bert"), zoo.batch_of("bert")
+        reg = at_work(model, rows=rows, p=0.3, learning_rate=0.05)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        for _ in range(30):
+            reg.loss(batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            reg.step()
+        found.append(learnt(reg))
+        reg.close()
+    assert all(many < 0.3 < few for few, many in zip(*found, strict=True))
+
+
+def gradient(cut: int, scale: float = 1.0, processes: Processes | None = None) -> Tensor:
+    """The gradient that the optimizer of the probabilities sees, of a batch of 4 rows in micro-batches of ``cut``."""
+    rows, found = zoo.rows("bert", (8, 5, 3, 6)), []
+    reg = at_work(zoo.build("bert", dtype=torch.float64), processes)
+    session: Any = reg.session
+    reg.loss_scale, reg.share = scale, cut / 4
+    for start in range(0, 4, cut):
+        batch = zoo.collate(rows[start : start + cut])
+        # As a trainer does, the loss of the data comes with its share, and the penalty is given its own.
+        penalty = session.penalty
+        session.penalty = lambda step, outputs, penalty=penalty: penalty(step, outputs) / step.share
+        (reg.loss(batch) * cut / 4 * scale).backward()
+        session.penalty = penalty
+    session.optimizer.register_step_pre_hook(lambda *_: found.append(session.logits.grad.clone()))
+    reg.step()
+    reg.close()
+    assert session.logits.grad is None
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"cut": 1}, {"cut": 2}, {"cut": 4, "scale": 1024.0}, {"cut": 4, "processes": Processes(0, 2, lambda t: 2 * t)}],
+    ids=["micro-batches of 1", "of 2", "loss scale", "averaged over processes"],
+)
+def test_what_leaves_the_gradient_as_it_is(options: dict[str, Any]) -> None:
+    torch.testing.assert_close(gradient(**options), gradient(4), rtol=1e-5, atol=1e-7)
+
+
+def test_a_step_that_float16_overflows_is_not_taken() -> None:
+    reg = at_work(zoo.build("bert"))
+    session: Any = reg.session
+    reg.loss_scale = 2.0
+    reg.loss(zoo.batch_of("bert")).backward()
+    session.logits.grad[0] = math.inf
+    before = learnt(reg)
+    reg.step()
+    assert learnt(reg) == before
+    assert session.logits.grad is None
+    reg.close()
+
+
+def test_rows_are_those_of_the_training_data() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with regularize(model, ConcreteDropout(), train_data=[batch, batch]) as reg:
+        reg.loss(batch)
+        assert reg.session.rows == 6  # type: ignore[attr-defined]
+        assert set(json.loads(json.dumps(reg.session.conclude([])))["concrete_dropout"]) == {"encoder.0", "encoder.1"}
+    with pytest.raises(AttendropError, match=r"number of training rows: pass train_data, or set rows"):
+        Regularization(zoo.setup(model), ConcreteDropout())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"p": 0}, r"p=0 must be above 0 and below 1"), ({"p": 1.0}, r"p=1\.0 must be above 0 and below 1"),
+     ({"learning_rate": 0}, r"learning_rate=0 must be above 0"), ({"temperature": -1.0}, r"temperature=-1\.0 must be"),
+     ({"length_scale": 0.0}, r"length_scale=0\.0 must be above 0"), ({"rows": -1}, r"rows=-1 must be a whole number"),
+     ({"layers": "x"}, r"layers='x' is not a selection")],
+)  # fmt: skip
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(AttendropError, match=message):
+        build_method("concrete-dropout", options)
+
+
+def test_a_second_model_is_refused() -> None:
+    with pytest.raises(AttendropError, match=r"belong to one model"):
+        Compose(ConcreteDropout(), AttendOut())
