@@ -101,6 +101,29 @@ class EagerAttention:
             file.eager_attention_forward = stock
 
 
+@contextmanager
+def gated(projection: Any, gates: Any, visit: int = 0) -> Iterator[None]:
+    """Multiply what the heads put out, the input of ``projection``, by ``gates[row][head]``, in one of its calls."""
+    calls = 0
+
+    def multiply(module: Any, args: tuple[Tensor]) -> tuple[Tensor]:
+        nonlocal calls
+        calls += 1
+        if calls - 1 != visit:
+            return args
+        rows = []
+        for row, own in zip(args[0].reshape(len(gates), -1, args[0].shape[-1]), gates, strict=True):
+            units = row.chunk(len(own), -1)
+            rows.append(torch.cat([unit * float(gate) for unit, gate in zip(units, own, strict=True)], -1))
+        return (torch.stack(rows).reshape(args[0].shape),)
+
+    handle = projection.register_forward_pre_hook(multiply)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 def target(task: str, logits: Tensor, labels: Tensor, *, gold: bool = False) -> Tensor:
     """What is attributed, summed over the batch."""
     if task in ("class", "image", "choice"):

@@ -111,6 +111,52 @@ def gradient(
         return _gradients(total, record.keys, record.in_order())
 
 
+class Gates(Plan):
+    """Multiplies what each head of each sequence puts out by a gate, ``(batch, 1, heads, 1)``, that is 1."""
+
+    def __init__(self, sites: Sequence[Site]) -> None:
+        super().__init__()
+        self.keys = [site.key for site in sites]
+        self.gates: dict[str, Tensor] = {}
+
+    def wants(self, site: Site) -> bool:
+        return site.key in self.keys
+
+    def edit(self, call: Call) -> Edit:
+        return Edit(output=partial(self._pass, call.site.key))
+
+    def _pass(self, key: str, output: Tensor) -> Tensor:
+        if key not in self.gates:
+            self.gates[key] = output.new_ones(output.shape[0], 1, output.shape[2], 1, requires_grad=True)
+        return output * self.gates[key]
+
+
+def head_importance(
+    attachment: Attachment, batch: Batch, sites: Sequence[Site], *, loss_scale: float = 1.0
+) -> dict[str, Tensor]:
+    """Importance ``|dL/dxi|`` of the heads of each sequence, ``(batch, heads)``, in one pass forward and one backward.
+
+    ``xi`` is a gate of 1 on what a head puts out (Michel et al., 2019), ``L`` the loss that the model computes. That
+    is a mean over the batch, so that values compare within a sequence alone.
+
+    Args:
+        attachment: The attached, probed model.
+        batch: Its inputs, with labels.
+        sites: Attention layers whose heads are asked for.
+        loss_scale: See :func:`gradient`.
+
+    Raises:
+        AttendropError: The model returns no loss.
+    """
+    plan = Gates(sites)
+    with _isolated(attachment.model), torch.enable_grad():
+        loss: Tensor | None = getattr(attachment.forward(batch, plan), "loss", None)
+        if loss is None:
+            raise AttendropError("The importance of heads is that for the loss, and the batch has no 'labels'.")
+        found = _gradients(loss * loss_scale, list(plan.gates), list(plan.gates.values()))
+    return {key: grad.abs().flatten(1) for key, grad in found.items()}
+
+
 def attention(attachment: Attachment, inputs: Batch, sites: Sequence[Site]) -> dict[str, Tensor]:
     """Attention attribution: ``A`` itself. Takes one pass forward and none backward."""
     record = Record(sites)

@@ -96,7 +96,7 @@ class Drawing(Plan):
             drop: ``(batch, heads, 1, 1)``, True at what is dropped.
             scale: Broadcastable to ``drop``.
         """
-        self.step.report(call.site.key, drop.sum(), torch.tensor(drop.numel()))
+        self.step.report(call.site.key, drop.sum(), torch.full((), drop.numel(), device=drop.device))
         factor = (~drop * scale).transpose(1, 2)
         return Edit(output=lambda output: output * factor.to(output.dtype))
 

@@ -1,0 +1,94 @@
+"""DropHead: whole attention heads dropped at random, by a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from attendrop.attention import Plan
+from attendrop.methods.base import Facts, Method, Pass, check_choice, check_share
+from attendrop.methods.drawing import Drawing
+from attendrop.scoring import Call, Edit
+from attendrop.sites import checked_layers
+
+SCHEDULES = ("v", "constant")
+
+
+@dataclass(frozen=True)
+class DropHead(Method):
+    """Drops attention heads.
+
+    Each head of each layer is dropped with probability ``p``, for each sequence by itself: what it puts out is zero
+    before the output projection. What the others put out is multiplied by ``heads / kept heads``. Where all heads of a
+    layer are dropped, attention adds nothing to that sequence.
+
+    Example:
+        >>> with regularize(model, DropHead(), total_steps=1000) as reg:
+        ...     reg.loss(batch).backward()
+
+    Args:
+        p_start: The probability at the start of training, in (0, 1).
+        p_end: The probability at its end, in (0, 1).
+        turn: The share of the planned optimizer steps at which the probability is 0, in (0, 1).
+        schedule: ``"v"``: linear from ``p_start`` to 0 at ``turn``, and from there to ``p_end``. ``"constant"``:
+            ``p_start`` throughout; the others have no meaning.
+        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.sites.select_sites`.
+
+    Raises:
+        AttendropError: An option is out of its range; or, in training, the schedule is ``"v"`` and it is not known how
+            many optimizer steps are planned.
+
+    Source: Zhou et al. (2020), https://arxiv.org/abs/2004.13342, section 3. The valley of their V lies
+    where the learning rate's warm-up ends: ``turn`` is this library's default warm-up, of 0.1; set it to yours. That
+    0.2 is the default, and that a layer may lose all its heads, is ours.
+    """
+
+    name: ClassVar[str] = "drophead"
+    summary: ClassVar[str] = "drops whole attention heads at random, by a V-shaped schedule"
+    paper: ClassVar[str] = "Zhou et al. (2020), Scheduled DropHead: A Regularization Method for Transformer Models"
+    bibtex: ClassVar[str] = """@inproceedings{zhou2020drophead,
+  title     = {Scheduled {DropHead}: A Regularization Method for Transformer Models},
+  author    = {Zhou, Wangchunshu and Ge, Tao and Wei, Furu and Zhou, Ming and Xu, Ke},
+  booktitle = {Findings of the Association for Computational Linguistics: EMNLP 2020},
+  pages     = {1971--1980},
+  year      = {2020},
+  url       = {https://arxiv.org/abs/2004.13342}
+}"""
+    facts: ClassVar[Facts] = Facts(acts_on=("heads",))
+
+    p_start: float = 0.2
+    p_end: float = 0.2
+    turn: float = 0.1
+    schedule: str = "v"
+    layers: str | int | Sequence[int] = "all"
+
+    def __post_init__(self) -> None:
+        check_share("p_start", self.p_start, one_allowed=False)
+        check_share("p_end", self.p_end, one_allowed=False)
+        check_share("turn", self.turn, one_allowed=False)
+        check_choice("schedule", self.schedule, SCHEDULES)
+        object.__setattr__(self, "layers", checked_layers(self.layers))
+
+    def probability_at(self, progress: float) -> float:
+        """The probability of the schedule ``"v"`` at a ``progress`` in [0, 1]."""
+        if progress < self.turn:
+            return self.p_start * (1 - progress / self.turn)
+        return self.p_end * (progress - self.turn) / (1 - self.turn)
+
+    def plan(self, step: Pass) -> Plan:
+        p = self.p_start if self.schedule == "constant" else self.probability_at(step.planned_progress())
+        return _DropHeads(step, {site.key for site in self.chosen(step.attachment.sites)}, p)
+
+
+class _DropHeads(Drawing):
+    """Drops each head with probability ``p``, and scales the others up."""
+
+    def __init__(self, step: Pass, keys: set[str], p: float) -> None:
+        super().__init__(step, keys)
+        self.p = p
+
+    def make(self, call: Call) -> Edit:
+        drop = self.draw_heads(self.p, call)
+        kept = (~drop).sum(1, keepdim=True).double()
+        return self.without_heads(call, drop, call.shape[1] / kept.clamp(min=1))

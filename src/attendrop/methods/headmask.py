@@ -1,0 +1,100 @@
+"""HeadMask: a fixed number of attention heads masked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from attendrop import attribution
+from attendrop.attention import Plan
+from attendrop.masks import share
+from attendrop.methods.base import Facts, Method, Pass, check_choice, check_share
+from attendrop.methods.drawing import Drawing
+from attendrop.scoring import Call, Edit
+from attendrop.sites import checked_layers
+
+BY = ("random", "importance")
+
+
+@dataclass(frozen=True)
+class HeadMask(Method):
+    """Masks a fixed share of the attention heads.
+
+    Of the ``H`` heads of a layer, ``floor(share * H)`` are masked, at least one and at most ``H - 1``, for each
+    sequence by itself: what they put out is zero before the output projection. Nothing is rescaled.
+
+    Example:
+        >>> with regularize(model, HeadMask(share=0.25)) as reg:
+        ...     reg.loss(batch).backward()
+
+    Args:
+        share: Share of a layer's heads that is masked, in (0, 1).
+        by: ``"random"``: any of them. ``"importance"``: the most important ones, by ``|dL/dxi|``, where ``xi`` is a
+            gate of 1 that what a head puts out is multiplied by, and ``L`` the loss that the model itself computes of
+            the sequence; that takes a pass forward and one backward, without parameter gradients.
+        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.sites.select_sites`.
+
+    Raises:
+        AttendropError: An option is out of its range; or, by importance, a batch has no labels.
+
+    Source: Sun et al. (2020), https://arxiv.org/abs/2009.09672, which masks a fixed number of heads; the importance is
+    that of Michel et al. (2019), https://arxiv.org/abs/1905.10650, Eq. 2, without its mean over samples. The default of
+    1/8 is one head of the eight in a layer of the base Transformer. That each layer and each sequence has a choice of
+    its own is ours: so nothing depends on how a batch is cut.
+    """
+
+    name: ClassVar[str] = "headmask"
+    summary: ClassVar[str] = "masks a fixed number of attention heads, random or important ones"
+    paper: ClassVar[str] = (
+        "Sun et al. (2020), Alleviating the Inequality of Attention Heads for Neural Machine Translation"
+    )
+    bibtex: ClassVar[str] = """@inproceedings{sun2022headmask,
+  title     = {Alleviating the Inequality of Attention Heads for Neural Machine Translation},
+  author    = {Sun, Zewei and Huang, Shujian and Dai, Xinyu and Chen, Jiajun},
+  booktitle = {Proceedings of the 29th International Conference on Computational Linguistics},
+  pages     = {5246--5250},
+  year      = {2022},
+  url       = {https://arxiv.org/abs/2009.09672}
+}"""
+    facts: ClassVar[Facts] = Facts(
+        acts_on=("heads",), forward="1 (by importance: 2)", backward="1 (by importance: 1 + activations)"
+    )
+
+    share: float = 0.125
+    by: str = "random"
+    layers: str | int | Sequence[int] = "all"
+
+    def __post_init__(self) -> None:
+        check_share("share", self.share, one_allowed=False)
+        check_choice("by", self.by, BY)
+        object.__setattr__(self, "layers", checked_layers(self.layers))
+
+    def count(self, heads: int) -> int:
+        """How many of so many heads are masked."""
+        return max(0, min(heads - 1, max(1, int(share(torch.tensor(heads), self.share)))))
+
+    def plan(self, step: Pass) -> Plan:
+        sites = self.chosen(step.attachment.sites)
+        importance: dict[str, Tensor] = {}
+        if self.by == "importance":
+            importance = attribution.head_importance(step.attachment, step.batch, sites, loss_scale=step.loss_scale)
+        return _MaskHeads(self, step, {site.key for site in sites}, importance)
+
+
+class _MaskHeads(Drawing):
+    """Masks the heads that rank first."""
+
+    def __init__(self, method: HeadMask, step: Pass, keys: set[str], importance: dict[str, Tensor]) -> None:
+        super().__init__(step, keys)
+        self.method = method
+        self.importance = importance
+
+    def make(self, call: Call) -> Edit:
+        found = self.importance.get(call.site.key)
+        values = self.uniform_heads(call) if found is None else found[..., None, None]
+        ranks = values.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+        return self.without_heads(call, ranks < self.method.count(call.shape[1]))
