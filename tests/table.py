@@ -20,12 +20,14 @@ from attendrop import (
     DropHead,
     FineTune,
     HeadMask,
+    HiddenCut,
     LayerDrop,
     Method,
     Mixout,
     RDrop,
     Scheduler,
     StructureMask,
+    SuperT,
     UniDrop,
     Vanilla,
 )
@@ -59,6 +61,9 @@ TABLE: dict[str, Method] = {
     "structure-mask": StructureMask(p=0.8, window=1),
     "alpha-dropout": AlphaDropout(p=0.2),
     "concrete-dropout": ConcreteDropout(p=0.3),
+    "supert": SuperT(share=0.5),
+    "hiddencut": HiddenCut(alpha=0.3),
+    "hiddencut random": HiddenCut(alpha=0.3, by="random", views=2, where="feed_forward"),
     "compose": Compose(ADDrop(cross_tuning=False), Vanilla(), RDrop()),
     "attendout": AttendOut(dropout_step=2),
     "attendout pruning": AttendOut(variant="pruning", granularity="head", dropout_step=2),
@@ -69,6 +74,7 @@ BY_MICRO_BATCH: set[str] = set()
 # Pairs of a method's name and a model that are refused, with a part of the message.
 UNFIT: dict[tuple[str, str], str] = {
     ("unidrop", "vit"): "no 'input_ids'",
+    ("supert", "albert"): "shares its layers",
 }
 
 

@@ -25,11 +25,13 @@ from attendrop.methods.dropblock import DropBlock
 from attendrop.methods.dropconnect import DropConnect
 from attendrop.methods.drophead import DropHead
 from attendrop.methods.headmask import HeadMask
+from attendrop.methods.hiddencut import HiddenCut
 from attendrop.methods.layerdrop import LayerDrop
 from attendrop.methods.mixout import Mixout
 from attendrop.methods.r_drop import RDrop
 from attendrop.methods.scheduler import Scheduler
 from attendrop.methods.structure_mask import StructureMask
+from attendrop.methods.supert import SuperT
 from attendrop.methods.unidrop import UniDrop
 from attendrop.methods.vanilla import Vanilla
 
@@ -46,12 +48,14 @@ __all__ = [
     "DropHead",
     "FineTune",
     "HeadMask",
+    "HiddenCut",
     "LayerDrop",
     "Method",
     "Mixout",
     "RDrop",
     "Scheduler",
     "StructureMask",
+    "SuperT",
     "UniDrop",
     "Vanilla",
     "register_method",
@@ -91,6 +95,8 @@ for _method in (
     StructureMask,
     AlphaDropout,
     ConcreteDropout,
+    SuperT,
+    HiddenCut,
 ):
     register_method(_method)
 

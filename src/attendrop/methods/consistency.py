@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ KINDS = ("classes", "labels", "number")
 
 
 def predictions(model: nn.Module, outputs: Any, batch: Batch, copies: int = 1) -> list[Tensor]:
-    """The logits that a loss is computed of, in float32: ``(copies, items, outputs)`` for each head of the model.
+    """The logits that a loss is computed of, at least in float32: ``(copies, items, outputs)`` for each head.
 
     An item is a row, or at token level and in sequence-to-sequence models a token that has a label.
 
@@ -30,11 +32,11 @@ def predictions(model: nn.Module, outputs: Any, batch: Batch, copies: int = 1) -
         AttendropError: The outputs hold no logits.
     """
     if hasattr(outputs, "start_logits"):
-        return [_by_copy(logits.float(), copies) for logits in (outputs.start_logits, outputs.end_logits)]
+        return [_by_copy(wide(logits), copies) for logits in (outputs.start_logits, outputs.end_logits)]
     logits: Tensor | None = getattr(outputs, "logits", None)
     if logits is None or logits.ndim not in (2, 3):
         raise AttendropError(f"{type(model).__name__} returns no logits of shape (batch, ...) or (batch, n, ...).")
-    logits = _by_copy(logits.float(), copies)
+    logits = _by_copy(wide(logits), copies)
     if logits.ndim == 3:
         return [logits]
     labels = aligned_labels(model, batch.get("labels"))
@@ -67,10 +69,39 @@ def divergence(kind: str, one: Tensor, other: Tensor) -> Tensor:
             return (one - other).square().sum(-1)
 
 
+def spread(kind: str, views: Tensor) -> Tensor:
+    """How far predictions ``(views, ..., outputs)`` are from their mean over the views, ``(...)``.
+
+    Of classes: the mean of ``KL(P_i || mean P)``, which of two views is the Jensen-Shannon divergence; of labels, the
+    same of each label's Bernoulli distribution, summed; of numbers: the mean squared distance, summed.
+    """
+    match kind:
+        case "classes":
+            logs = functional.log_softmax(views, -1)
+            middle = logs.logsumexp(0) - math.log(len(views))
+            return (logs.exp() * (logs - middle)).sum(-1).mean(0)
+        case "labels":
+            return spread("classes", torch.stack([views, torch.zeros_like(views)], -1)).sum(-1)
+        case _:
+            return (views - views.mean(0)).square().sum(-1).mean(0)
+
+
+def mean_spread(model: nn.Module, outputs: Sequence[Any], batch: Batch) -> Tensor:
+    """The mean :func:`spread` of what several passes over ``batch`` put out, over rows or tokens."""
+    found = zip(*(predictions(model, each, batch) for each in outputs), strict=True)
+    heads = [torch.cat(head) for head in found]
+    return torch.stack([mean(spread(kind_of(model, views), views)) for views in heads]).mean()
+
+
 def mean_divergence(model: nn.Module, outputs: Any, batch: Batch) -> Tensor:
     """The mean :func:`divergence` of two copies of each row, side by side in ``batch``, over rows or tokens."""
     found = predictions(model, outputs, batch, 2)
     return torch.stack([mean(divergence(kind_of(model, each), each[0], each[1])) for each in found]).mean()
+
+
+def wide(values: Tensor) -> Tensor:
+    """In float32, unless they are wider."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def mean(values: Tensor) -> Tensor:

@@ -1,0 +1,220 @@
+"""HiddenCut: spans of hidden states are cut, and the predictions of both views must agree."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from attendrop.attention import Plan, forked_rng
+from attendrop.errors import AttendropError
+from attendrop.masks import real_rows, share, uniform
+from attendrop.methods.base import (
+    ComputeLoss,
+    Facts,
+    Method,
+    Pass,
+    Session,
+    Setup,
+    check_choice,
+    check_count,
+    check_share,
+)
+from attendrop.methods.consistency import mean_spread, wide
+from attendrop.scoring import Call, Edit
+from attendrop.sites import Site, checked_layers, select_sites
+from attendrop.structure import Block, BlockEdit
+
+BY = ("attention", "random")
+WHERE = ("block", "feed_forward")
+
+
+@dataclass(frozen=True)
+class HiddenCut(Method):
+    """Cuts contiguous spans out of the hidden states, layer by layer.
+
+    The batch runs once as it is, and then ``views`` times with a span cut out of each layer: of a sequence with ``n``
+    tokens ``max(1, floor(alpha n))`` neighbours, at most up to its end, become zero. The loss is that of the first
+    pass, plus ``gamma`` times the mean loss of the cut views, plus ``eta`` times the mean Kullback-Leibler divergence
+    of the predictions of all passes from their mean (for two passes, Jensen-Shannon).
+
+    Where a span starts is drawn evenly, by ``by="attention"`` from the ``max(1, floor(candidates n))`` tokens that got
+    most attention in that layer in the first pass, over all heads and tokens; by ``"random"`` from all starts that
+    leave room for the span. Each layer, sequence and view draws for itself.
+
+    Example:
+        >>> with regularize(model, HiddenCut(alpha=0.1, eta=1.0)) as reg:
+        ...     reg.loss(batch).backward()
+
+    Args:
+        alpha: Length of a span as a share of the sequence, in (0, 1].
+        by: ``"attention"`` or ``"random"``.
+        candidates: Share of the tokens that a span may start at, by attention; in (0, 1].
+        gamma: Weight of the loss of the cut views, 0 or more.
+        eta: Weight of the divergence, 0 or more; one of the two is above 0.
+        views: How many cut views a batch has, 1 or more.
+        where: ``"block"``: the hidden states that leave a block are cut. ``"feed_forward"``: the activations within its
+            feed-forward are, so that all it adds there is its last bias, and the residual connection keeps the rest.
+        layers: Blocks by their attention: see :func:`attendrop.sites.select_sites`.
+
+    Raises:
+        AttendropError: An option is out of its range; or, in training, no block is to be cut, or there are no logits.
+
+    Source: Chen et al. (2021), https://aclanthology.org/2021.acl-long.338, section 3. The authors' code has 0.1, 0.4,
+    1, 1 and one view; it sets what the feed-forward puts out to zero, before the residual connection, which of our two
+    ways ``"feed_forward"`` is next to. ``"block"`` is stronger: all that a layer knew of these tokens is gone, also
+    where a span takes in the first token, which a classifier reads. Attention is taken after the model's dropout, and
+    from tokens that are no padding; the model's own dropout acts in all passes, each with its own draws. Where
+    predictions are numbers, the squared distance from their mean takes the place of the divergence; where they are
+    several labels, each label's Bernoulli distribution counts; where they are tokens, the mean is over those with a
+    label. Of an encoder-decoder model the encoder alone is cut.
+    """
+
+    name: ClassVar[str] = "hiddencut"
+    summary: ClassVar[str] = "cuts spans out of hidden states, and makes the predictions agree"
+    paper: ClassVar[str] = "Chen et al. (2021), HiddenCut: Simple Data Augmentation for Natural Language Understanding"
+    bibtex: ClassVar[str] = """@inproceedings{chen2021hiddencut,
+  title     = {{HiddenCut}: Simple Data Augmentation for Natural Language Understanding with Better Generalizability},
+  author    = {Chen, Jiaao and Shen, Dinghan and Chen, Weizhu and Yang, Diyi},
+  booktitle = {Proceedings of the 59th Annual Meeting of the Association for Computational Linguistics},
+  year      = {2021},
+  url       = {https://aclanthology.org/2021.acl-long.338}
+}"""
+    facts: ClassVar[Facts] = Facts(
+        acts_on=("hidden states", "loss"), forward="1 + views", backward="1 + views", units="tokens"
+    )
+
+    alpha: float = 0.1
+    by: str = "attention"
+    candidates: float = 0.4
+    gamma: float = 1.0
+    eta: float = 1.0
+    views: int = 1
+    where: str = "block"
+    layers: str | int | Sequence[int] = "all"
+
+    def __post_init__(self) -> None:
+        check_share("alpha", self.alpha, one_allowed=True)
+        check_share("candidates", self.candidates, one_allowed=True)
+        check_choice("by", self.by, BY)
+        check_choice("where", self.where, WHERE)
+        check_count("views", self.views)
+        if not (self.gamma >= 0 and self.eta >= 0 and self.gamma + self.eta > 0):
+            raise AttendropError(
+                f"gamma={self.gamma!r} and eta={self.eta!r} must be 0 or more, and one of them above 0."
+            )
+        object.__setattr__(self, "layers", checked_layers(self.layers))
+
+    def keys(self, step: Pass) -> set[str]:
+        """The blocks to cut in."""
+        sites = step.attachment.sites
+        kind = "encoder" if any(site.kind == "encoder" for site in sites) else "decoder"
+        chosen = {site.key for site in select_sites(sites, self.layers) if site.kind == kind}
+        keys = {block.key for block in step.attachment.blocks if block.key in chosen}
+        if not keys:
+            raise AttendropError(f"layers={self.layers!r}: none of these layers is a block of the {kind}.")
+        return keys
+
+    def start(self, setup: Setup) -> Session:
+        return _Session(self)
+
+
+class _Session(Session):
+    def loss(self, step: Pass, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
+        method = self.method
+        assert isinstance(method, HiddenCut)
+        keys = method.keys(step)
+        record = _Received(keys) if method.by == "attention" else None
+        loss, outputs = compute_loss(step.batch, record)
+        received = None if record is None else record.received
+        with forked_rng(step.model):
+            cuts = [Cut(step, method, keys, received, view) for view in range(method.views)]
+            views = [compute_loss(step.batch, cut) for cut in cuts]
+        loss = loss + method.gamma * torch.stack([loss for loss, _ in views]).mean()
+        if method.eta:
+            divergence = mean_spread(step.model, [outputs, *(outputs for _, outputs in views)], step.batch)
+            step.note("divergence", divergence)
+            loss = loss + method.eta * step.share * divergence
+        return loss, outputs
+
+
+class _Received(Plan):
+    """Keeps how much attention each token gets, ``(batch, n)``, of some layers."""
+
+    def __init__(self, keys: Collection[str]) -> None:
+        super().__init__()
+        self.keys = keys
+        self.received: dict[str, Tensor] = {}
+
+    def wants(self, site: Site) -> bool:
+        return site.key in self.keys
+
+    def edit(self, call: Call) -> Edit:
+        return Edit(weights=partial(self._keep, call.site.key, real_rows(call)))
+
+    def _keep(self, key: str, rows: Tensor | None, weights: Tensor) -> Tensor:
+        if key not in self.received:
+            given = wide(weights.detach())
+            self.received[key] = (given if rows is None else given * rows).sum((1, 2))
+        return weights
+
+
+class Cut(Plan):
+    """Cuts one span out of each layer.
+
+    Args:
+        step: The micro-batch.
+        method: How.
+        keys: Blocks to cut in.
+        received: How much attention each of their tokens got, if that decides where a span starts.
+        view: Number of the view.
+    """
+
+    def __init__(
+        self, step: Pass, method: HiddenCut, keys: Collection[str], received: Mapping[str, Tensor] | None, view: int
+    ) -> None:
+        super().__init__()
+        self.step, self.method, self.keys, self.received, self.view = step, method, keys, received, view
+        self.spans: dict[str, Tensor] = {}
+        self._valid: dict[str, Tensor] = {}
+
+    def wants(self, site: Site) -> bool:
+        return site.key in self.keys
+
+    def edit(self, call: Call) -> None:
+        """Attention is left as it is, and tells which positions hold tokens."""
+        shape = (call.shape[0], call.shape[3])
+        valid = torch.ones(1, dtype=torch.bool, device=call.device) if call.valid is None else call.valid.any(1).any(1)
+        self._valid[call.site.key] = valid.expand(shape)
+
+    def block(self, block: Block) -> BlockEdit | None:
+        if not block.sites or block.key not in self.keys:
+            return None
+        cut = partial(self._cut, block.key)
+        return BlockEdit(output=cut) if self.method.where == "block" else BlockEdit(activations=cut)
+
+    def _cut(self, key: str, states: Tensor) -> Tensor:
+        if key not in self.spans:
+            self.spans[key] = self._draw(key)
+        return states.masked_fill(self.spans[key][..., None], 0)
+
+    def _draw(self, key: str) -> Tensor:
+        """Draw the span of each sequence, ``(batch, n)``; positions are counted over what is no padding."""
+        valid = self._valid[key]
+        count, number = valid.sum(-1, keepdim=True), valid.cumsum(-1) - 1
+        length = share(count, self.method.alpha).clamp(min=1)
+        origins = torch.zeros(len(valid), 2, dtype=torch.long, device=valid.device)
+        drawn = uniform(self.step.key, f"{self.view}/{key}", (len(valid), 1, 1, 1), origins, valid.device).view(-1, 1)
+        if self.received is None:
+            start = (drawn * (count - length + 1)).long()
+        else:
+            order = self.received[key].masked_fill(~valid, -1).argsort(stable=True, descending=True)
+            among = share(count, self.method.candidates).clamp(min=1)
+            start = number.gather(-1, order.gather(-1, (drawn * among).long()))
+        span = valid & (number >= start) & (number < start + length)
+        self.step.report(key, span.sum(), valid.sum())
+        return span
