@@ -213,21 +213,15 @@ class RegularizedTrainer(Trainer):
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """As in ``transformers.Trainer``, with the columns that the method reads."""
-        collate, self.data_collator = self.data_collator, _with_columns(self.data_collator, self.regularizer.columns)
+        self._set_signature_columns_if_needed()
+        collate, known = self.data_collator, self._signature_columns
+        self.data_collator = _with_columns(collate, self.regularizer.columns)
+        if known is not None:
+            self._signature_columns = [*known, *self.regularizer.columns]
         try:
             return super().get_train_dataloader()
         finally:
-            self.data_collator = collate
-
-    def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
-        self._set_signature_columns_if_needed()
-        known = self._signature_columns
-        if description == "training" and known is not None:
-            self._signature_columns = [*known, *self.regularizer.columns]
-        try:
-            return super()._remove_unused_columns(dataset, description)
-        finally:
-            self._signature_columns = known
+            self.data_collator, self._signature_columns = collate, known
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int] | None:
         dataset = self.train_dataset if train_dataset is None else train_dataset
