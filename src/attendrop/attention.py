@@ -393,7 +393,7 @@ class _Reach:
     def _also_recomputed(self, module: Any, edit: BlockEdit) -> Iterator[None]:
         """Have the edit in force where activation checkpointing, which begins within a block, runs it again."""
         checkpoint = getattr(module, "_gradient_checkpointing_func", None)
-        if checkpoint is None or edit.activations is None:
+        if checkpoint is None or (edit.activations is None and edit.feed_forward is None):
             yield
             return
 

@@ -1,0 +1,196 @@
+"""Super tickets: unimportant heads and feed-forwards pruned, the rest fine-tuned from the start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sized
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from attendrop.attention import Attachment, Plan
+from attendrop.errors import AttendropError
+from attendrop.masks import share as floor_share
+from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup, check_share
+from attendrop.methods.gates import Gates
+from attendrop.methods.rewind import Start
+from attendrop.methods.ticket import Place, lowest, places, refuse_shared, zero
+from attendrop.rows import to_device
+
+
+@dataclass(frozen=True)
+class SuperT(Method):
+    """Prunes the attention heads and feed-forwards of least importance, and fine-tunes what is left from the start.
+
+    For the first ``search`` of the planned steps the model trains as ever, and importances are added up: ``I = E_x
+    |dL(x) / dg|`` for a gate ``g = 1`` on what a head, or a feed-forward, puts out. Then the weights go back to those
+    of the start, the optimizer forgets, and what ranks lowest is pruned: the output projection's weights that read a
+    pruned head are zero, and a pruned feed-forward's last projection, and they stay so. The model is the ticket;
+    nothing has to be kept beside it.
+
+    Example:
+        >>> with regularize(model, SuperT(share=0.1), optimizer=optimizer, total_steps=1000) as reg:
+        ...     reg.loss(batch).backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        ...     reg.step()  # after the 300th step the model is the ticket, with the weights of the start
+
+    Args:
+        share: Of the heads, and of the feed-forwards, to prune (rounded down), in (0, 1).
+        search: Of the planned steps, the share before the model begins anew, in (0, 1).
+        heads: Whether to prune heads.
+        feed_forward: Whether to prune feed-forwards.
+
+    Raises:
+        AttendropError: An option is out of its range; the optimizer or the number of steps is not known, or there are
+            too few of them; or, in training, the model shares its layers (ALBERT), or so few can be pruned that it
+            would be none.
+
+    Source: Liang et al. (2021), https://aclanthology.org/2021.acl-long.510, section 3. As in their code, heads are
+    ranked after the importances of a layer are divided by their norm, feed-forwards apart from them, of both the same
+    share is pruned, and 0.1 is the least share that they try (their best tickets keep 80 to 90 % of the weights).
+    Deviations: one run holds all of it, so that importances are those of the steps of the search, not of one more pass
+    after it (``search=0.3`` is ours), and the learning rate goes on in its schedule. The absolute value is taken for
+    each row, as the formula has it; their code adds up batches. Clipping still counts the gradients of what is pruned.
+    A best checkpoint must be one of after the search.
+    """
+
+    name: ClassVar[str] = "supert"
+    summary: ClassVar[str] = "prunes heads and feed-forwards of least importance, and trains the rest from the start"
+    paper: ClassVar[str] = "Liang et al. (2021), Super Tickets in Pre-Trained Language Models"
+    bibtex: ClassVar[str] = """@inproceedings{liang2021super,
+  title     = {Super Tickets in Pre-Trained Language Models: From Model Compression to Improving Generalization},
+  author    = {Liang, Chen and Zuo, Simiao and Chen, Minshuo and Jiang, Haoming and Liu, Xiaodong and He, Pengcheng and
+               Zhao, Tuo and Chen, Weizhu},
+  booktitle = {Association for Computational Linguistics},
+  year      = {2021},
+  url       = {https://aclanthology.org/2021.acl-long.510}
+}"""
+    facts: ClassVar[Facts] = Facts(acts_on=("heads", "layers", "gradients"), state="the weights of the start")
+    replaces_weights: ClassVar[bool] = True
+
+    share: float = 0.1
+    search: float = 0.3
+    heads: bool = True
+    feed_forward: bool = True
+
+    def __post_init__(self) -> None:
+        check_share("share", self.share, one_allowed=False)
+        check_share("search", self.search, one_allowed=False)
+        if not (self.heads or self.feed_forward):
+            raise AttendropError("heads=False and feed_forward=False leave nothing to prune; set one of them.")
+
+    def conflict(self, other: Method) -> str | None:
+        if other.name == "mixout":
+            return "mixout brings pre-trained values back, also of weights that are pruned."
+        return super().conflict(other)
+
+    def start(self, setup: Setup) -> Session:
+        return _SuperT(self, setup)
+
+
+class _SuperT(Session):
+    """Measures importances, then prunes, then keeps pruned what is."""
+
+    method: SuperT
+
+    def __init__(self, method: SuperT, setup: Setup) -> None:
+        super().__init__(method)
+        self.setup = setup
+        self.start = Start(method, setup)
+        self.search_steps = int(floor_share(torch.tensor(self.start.steps), method.search))
+        if self.search_steps < 1:
+            raise AttendropError(
+                f"search={method.search} of {self.start.steps} steps is less than one. Train longer, or raise search."
+            )
+        self.importance: dict[str, Tensor] = {}
+        self.pruned: dict[str, list[int]] | None = None
+        self.zeros: dict[str, Place] = {}
+        self.loss_scale = 1.0
+        self._attachment: Attachment | None = None
+        self._gates: list[Gates] = []
+
+    def plan(self, step: Pass) -> Plan | None:
+        if self.pruned is not None:
+            return None
+        if self._attachment is None:
+            refuse_shared(step.attachment)
+            self._attachment = step.attachment
+        self.loss_scale = step.loss_scale
+        self._gates.append(Gates(step.key.rows, heads=self.method.heads, feed_forward=self.method.feed_forward))
+        return self._gates[-1]
+
+    def after_step(self, steps_taken: int) -> dict[str, float]:
+        if self.pruned is not None or self._attachment is None:
+            return {}
+        self._add()
+        return self._begin_anew(self._attachment) if steps_taken >= self.search_steps else {}
+
+    @torch.no_grad()
+    def edit_gradients(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        for name, place in self.zeros.items():
+            gradient = parameters[name].grad
+            if gradient is not None:
+                zero(gradient, place)
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {"start": self.start.state_dict(), "importance": self.importance}
+        return state | {"pruned": self.pruned, "zeros": self.zeros}
+
+    def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        self.start.load_state_dict(state["start"])
+        self.importance = to_device(state["importance"], next(self.setup.model.parameters()).device)
+        self.pruned, self.zeros = state["pruned"], state["zeros"]
+
+    def conclude(self, batches: Iterable[Batch]) -> dict[str, Any]:
+        """What was pruned, and the importances, means over rows."""
+        if self.pruned is None:
+            return {}
+        found: dict[str, Any] = {"heads": {}, "feed_forward": [], "importance": {"heads": {}, "feed_forward": {}}}
+        for key, numbers in self.pruned.items():
+            kind, _, place = key.partition("/")
+            values = (self.importance[key] / self.search_steps).tolist()
+            found["importance"][kind][place] = values if kind == "heads" else values[0]
+            if kind == "heads":
+                found[kind][place] = numbers
+            elif numbers:
+                found[kind].append(place)
+        return {"supert": found}
+
+    def _add(self) -> None:
+        """Add the gradients of this step's gates to the importances, over its micro-batches and all processes."""
+        found: dict[str, Tensor] = {}
+        for gates in self._gates:
+            found = {key: value + found.get(key, 0) for key, value in gates.sensitivity().items()}
+        self._gates = []
+        if not found:
+            return
+        processes = self.setup.processes
+        total = processes.total(torch.cat(list(found.values()))) / (self.loss_scale * processes.world_size)
+        total = torch.where(total.isfinite().all(), total, 0.0)  # a step that float16 overflowed is not taken
+        for key, value in zip(found, torch.split(total, [len(value) for value in found.values()]), strict=True):
+            self.importance[key] = value + self.importance.get(key, 0)
+        if not any(lowest(self.importance, self.method.share).values()):
+            raise AttendropError(
+                f"share={self.method.share} of {_count(self.importance, 'heads')} heads and of "
+                f"{_count(self.importance, 'feed_forward')} feed-forwards is none; raise it."
+            )
+
+    def _begin_anew(self, attachment: Attachment) -> dict[str, float]:
+        """Rewind, and prune."""
+        self.start.rewind()
+        self.start.forget()
+        self.pruned = lowest(self.importance, self.method.share)
+        heads = {key: len(values) for key, values in self.importance.items()}
+        self.zeros = places(attachment, self.pruned, heads)
+        parameters = dict(self.setup.model.named_parameters())
+        with torch.no_grad():
+            for name, place in self.zeros.items():
+                zero(parameters[name], place)
+        numbers = {kind: _count(self.pruned, kind) for kind in ("heads", "feed_forward")}
+        return {f"pruned/{kind}": float(number) for kind, number in numbers.items()}
+
+
+def _count(chosen: Mapping[str, Sized], kind: str) -> int:
+    return sum(len(values) for key, values in chosen.items() if key.startswith(kind))
