@@ -9,6 +9,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 import torch
 import zoo
+from table import BY_MICRO_BATCH, TABLE
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback, TrainingArguments
@@ -18,6 +19,11 @@ from attendrop.methods.base import Processes
 from attendrop.regularize import Regularization
 
 METHOD = ADDrop(p=0.5, q=0.5, cross_tuning=False)
+OTHERS = {
+    name: method
+    for name, method in TABLE.items()
+    if name not in BY_MICRO_BATCH and method.name not in ("finetune", "ad-drop", "attendout")
+}
 LENGTHS = (9, 4, 6, 5, 8, 3, 7, 5, 6, 6, 4, 9, 3, 8, 7, 5)
 
 
@@ -50,17 +56,24 @@ class Gradients(TrainerCallback):
         )
 
 
-def train(folder: Path, world: int, strategy: str, resume: str | None = None, method: Any = METHOD) -> dict[str, Any]:
+def train(
+    folder: Path,
+    world: int,
+    strategy: str,
+    resume: str | None = None,
+    method: Any = METHOD,
+    name: str = "",
+    **options: Any,
+) -> dict[str, Any]:
     """A whole run with the trainer: a global batch of eight, in two micro-batches."""
     kept = Gradients()
     args = TrainingArguments(
-        output_dir=str(folder / (strategy if method is METHOD else method.variant)),
+        output_dir=str(folder / (name or strategy)),
         per_device_train_batch_size=4 // world,
         gradient_accumulation_steps=2,
         num_train_epochs=2,
         learning_rate=1e-2,
         max_grad_norm=0.5,
-        save_strategy="steps",
         save_steps=3,
         logging_steps=1,
         report_to="none",
@@ -69,6 +82,7 @@ def train(folder: Path, world: int, strategy: str, resume: str | None = None, me
         seed=3,
         train_sampling_strategy=strategy,
         ddp_backend="gloo" if world > 1 else None,
+        **{"save_strategy": "steps", **options},
     )
     trainer = RegularizedTrainer(
         model=zoo.build("bert", dtype=torch.float64),
@@ -82,7 +96,7 @@ def train(folder: Path, world: int, strategy: str, resume: str | None = None, me
     trainer.train(resume_from_checkpoint=resume)
     shares = [entry["ad_drop/dropped"] for entry in trainer.state.log_history if "ad_drop/dropped" in entry]
     found = {"gradients": kept.steps, "weights": dict(trainer.model.state_dict()), "shares": shares}
-    if method is not METHOD:
+    if isinstance(method, AttendOut):
         players = trainer.session.players
         found["generator"] = dict(players.generator.named_parameters())
         found["defender"] = dict(players.defender.model.named_parameters())
@@ -100,9 +114,15 @@ def results(folder: Path, rank: int, world: int) -> dict[str, Any]:
     found["resumed"] = train(folder, world, "random", resume=str(folder / "random/checkpoint-3"))
     for variant in ("dropout", "pruning"):
         method = AttendOut(variant=variant, dropout_step=2)
-        found[f"train {variant}"] = train(folder, world, "random", method=method)
+        found[f"train {variant}"] = train(folder, world, "random", method=method, name=variant)
         resume = str(folder / variant / "checkpoint-3")
-        found[f"resumed {variant}"] = train(folder, world, "random", resume, method)
+        found[f"resumed {variant}"] = train(folder, world, "random", resume, method, variant)
+    for name, method in OTHERS.items():
+        found[name] = train(folder, world, "random", method=method, name="other", save_strategy="no")["weights"]
+    checkpointing = {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": False}}
+    found["layerdrop, activation checkpointing"] = train(
+        folder, world, "random", method=TABLE["layerdrop"], name="other", save_strategy="no", **checkpointing
+    )["weights"]
     return found
 
 

@@ -28,7 +28,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]
         env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=400,
         check=False,
     )
     assert run.returncode == 0, run.stderr[-3000:]
@@ -80,6 +80,13 @@ def test_attendout_decides_as_one(variant: str, ranks: Ranks, alone: dict[str, A
     for ours, theirs in zip(first["log"], one["log"], strict=True):
         for name, value in ours.items():
             assert value == pytest.approx(theirs[name], rel=1e-6), name
+
+
+@pytest.mark.parametrize("name", [*ddp_worker.OTHERS, "layerdrop, activation checkpointing"])
+def test_every_method_ends_with_the_weights_of_one_process(name: str, ranks: Ranks, alone: dict[str, Any]) -> None:
+    (first, second), one = (found[name] for found in ranks[0]), alone[name]
+    zoo.assert_same(first, second)
+    zoo.assert_same(first, one, 1e-7)
 
 
 def test_a_resumed_run_of_two_processes_equals_the_uninterrupted_one(ranks: Ranks) -> None:

@@ -70,8 +70,8 @@ class RegularizedTrainer(Trainer):
         self._sampler: EpochSampler | None = None
         self._averages: bool | None = None
         self._refuse_unsupported()
-        if self.regularizer.skips_parameters:
-            self.args.ddp_find_unused_parameters = True
+        if self.regularizer.skips_parameters and self.accelerator.ddp_handler is not None:
+            self.accelerator.ddp_handler.find_unused_parameters = True
         self._divide_rows()
         self.add_callback(_Clock(self))
 
