@@ -8,10 +8,12 @@ import torch
 import zoo
 
 from attendrop import (
+    SCAL,
     ADDrop,
     AlphaDropout,
     AttendOut,
     AttentionLayerDrop,
+    AutoDropout,
     ChildTuning,
     Compose,
     ConcreteDropout,
@@ -62,18 +64,23 @@ TABLE: dict[str, Method] = {
     "alpha-dropout": AlphaDropout(p=0.2),
     "concrete-dropout": ConcreteDropout(p=0.3),
     "supert": SuperT(share=0.5),
+    "autodropout": AutoDropout(trials=1, search=0.6),
     "hiddencut": HiddenCut(alpha=0.3),
     "hiddencut random": HiddenCut(alpha=0.3, by="random", views=2, where="feed_forward"),
+    "scal": SCAL(),
+    "scal attention": SCAL(where="attention"),
     "compose": Compose(ADDrop(cross_tuning=False), Vanilla(), RDrop()),
     "attendout": AttendOut(dropout_step=2),
     "attendout pruning": AttendOut(variant="pruning", granularity="head", dropout_step=2),
 }
 
 # Rows of the table in which a term looks at a micro-batch as a whole, or at how far it is padded.
-BY_MICRO_BATCH: set[str] = set()
-# Pairs of a method's name and a model that are refused, with a part of the message.
+BY_MICRO_BATCH: set[str] = {"scal", "scal attention"}
+# Pairs of a row and a model that are refused, with a part of the message.
 UNFIT: dict[tuple[str, str], str] = {
     ("unidrop", "vit"): "no 'input_ids'",
+    ("unidrop tokens", "vit"): "no 'input_ids'",
+    ("scal", "vit"): "embeds no words",
     ("supert", "albert"): "shares its layers",
 }
 

@@ -17,6 +17,7 @@ from attendrop.methods.ad_drop import ADDrop
 from attendrop.methods.alpha_dropout import AlphaDropout
 from attendrop.methods.attend_out import AttendOut
 from attendrop.methods.attention_layerdrop import AttentionLayerDrop
+from attendrop.methods.autodropout import AutoDropout
 from attendrop.methods.base import FineTune, Method, suggestion
 from attendrop.methods.child_tuning import ChildTuning
 from attendrop.methods.compose import Compose
@@ -29,6 +30,7 @@ from attendrop.methods.hiddencut import HiddenCut
 from attendrop.methods.layerdrop import LayerDrop
 from attendrop.methods.mixout import Mixout
 from attendrop.methods.r_drop import RDrop
+from attendrop.methods.scal import SCAL
 from attendrop.methods.scheduler import Scheduler
 from attendrop.methods.structure_mask import StructureMask
 from attendrop.methods.supert import SuperT
@@ -36,10 +38,12 @@ from attendrop.methods.unidrop import UniDrop
 from attendrop.methods.vanilla import Vanilla
 
 __all__ = [
+    "SCAL",
     "ADDrop",
     "AlphaDropout",
     "AttendOut",
     "AttentionLayerDrop",
+    "AutoDropout",
     "ChildTuning",
     "Compose",
     "ConcreteDropout",
@@ -96,7 +100,9 @@ for _method in (
     AlphaDropout,
     ConcreteDropout,
     SuperT,
+    AutoDropout,
     HiddenCut,
+    SCAL,
 ):
     register_method(_method)
 

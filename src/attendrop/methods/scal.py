@@ -1,0 +1,214 @@
+"""SCAL: adversarial copies of the batch, and a contrast of what the head reads of both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attendrop.attention import Plan, forked_rng
+from attendrop.errors import AttendropError
+from attendrop.methods.base import Batch, ComputeLoss, Facts, Method, Pass, Session, Setup, check_choice
+from attendrop.methods.consistency import kind_of, wide
+from attendrop.scoring import Call, Edit
+from attendrop.sites import Site, checked_layers
+
+WHERE = ("embeddings", "attention")
+
+
+@dataclass(frozen=True)
+class SCAL(Method):
+    """Trains on adversarial copies of the batch, and pulls together what belongs together.
+
+    The batch runs as it is. The gradient ``g`` of its loss with respect to the embedded words, or to the attention
+    weights of each layer, gives of each sequence the perturbation ``r = epsilon g / ||g||``. The batch runs again with
+    it. The loss is that of the first pass, plus ``adversarial`` times that of the second, plus ``contrast`` times
+
+        mean over i of  -1/|P(i)| sum over p in P(i) of  log( exp(z_i z_p / t) / sum over a != i of exp(z_i z_a / t) ),
+
+    where ``z`` are the representations of all sequences in both passes, of unit length, and ``P(i)`` is the other copy
+    of sequence ``i`` and, in classification, both copies of all sequences of its class. A representation is what the
+    model's last projection reads; where it reads one for each token, their mean over the tokens.
+
+    The contrast is among the sequences of a micro-batch: it depends on how the batch is cut, and says nothing where a
+    micro-batch is one sequence.
+
+    Example:
+        >>> with regularize(model, SCAL(epsilon=1.0, temperature=0.1)) as reg:
+        ...     reg.loss(batch).backward()
+
+    Args:
+        epsilon: L2 norm of the perturbation of a sequence (of its attention in one layer), above 0.
+        where: ``"embeddings"`` or ``"attention"``.
+        adversarial: Weight of the loss of the adversarial copies, 0 or more.
+        contrast: Weight of the contrast, 0 or more; one of the two is above 0.
+        temperature: ``t``, above 0.
+        layers: Which attention is perturbed: see :func:`attendrop.sites.select_sites`.
+
+    Raises:
+        AttendropError: An option is out of its range; or, in training, the model embeds no words (images: take
+            ``where="attention"``) or ends in no projection.
+
+    Source: Miao et al. (2021), https://arxiv.org/abs/2111.13301; the perturbation is that of Miyato et al. (2017), the
+    contrast that of Khosla et al. (2020), Eq. 2. All defaults are ours. In regression, with several labels, in multiple
+    choice and at token level there are no classes of sequences, so that ``P(i)`` is the other copy alone (each choice
+    is a sequence). In encoder-decoder models the encoder's words are perturbed. Perturbed attention is not normalised
+    again, and padding still gets none. The gradient is taken in the pass that trains, whose graph is kept: that takes
+    less time than a pass for it alone. The second pass has dropout of its own draws.
+    """
+
+    name: ClassVar[str] = "scal"
+    summary: ClassVar[str] = "trains on adversarial copies, and contrasts representations"
+    paper: ClassVar[str] = "Miao et al. (2021), Simple Contrastive Representation Adversarial Learning for NLP Tasks"
+    bibtex: ClassVar[str] = """@article{miao2021scal,
+  title   = {Simple Contrastive Representation Adversarial Learning for {NLP} Tasks},
+  author  = {Miao, Deshui and Zhang, Jiaqi and Xie, Wenbo and Song, Jian and Li, Xin and Jia, Lijuan and Guo, Ning},
+  journal = {arXiv preprint arXiv:2111.13301},
+  year    = {2021},
+  url     = {https://arxiv.org/abs/2111.13301}
+}"""
+    facts: ClassVar[Facts] = Facts(acts_on=("embeddings", "loss"), forward="2", backward="3, one without parameters")
+
+    epsilon: float = 1.0
+    where: str = "embeddings"
+    adversarial: float = 1.0
+    contrast: float = 0.1
+    temperature: float = 0.1
+    layers: str | int | Sequence[int] = "all"
+
+    def __post_init__(self) -> None:
+        check_choice("where", self.where, WHERE)
+        for name in ("epsilon", "temperature"):
+            if not getattr(self, name) > 0:
+                raise AttendropError(f"{name}={getattr(self, name)!r} must be above 0.")
+        if not (self.adversarial >= 0 and self.contrast >= 0 and self.adversarial + self.contrast > 0):
+            raise AttendropError(
+                f"adversarial={self.adversarial!r} and contrast={self.contrast!r} must be 0 or more, and one of them "
+                "above 0."
+            )
+        object.__setattr__(self, "layers", checked_layers(self.layers))
+
+    def start(self, setup: Setup) -> Session:
+        return _Session(self)
+
+
+class _Session(Session):
+    def loss(self, step: Pass, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
+        method = self.method
+        assert isinstance(method, SCAL)
+        sites = method.chosen(step.attachment.sites) if method.where == "attention" else None
+        clean = _Perturbed({}, None if sites is None else {site.key for site in sites})
+        loss, outputs = compute_loss(step.batch, clean)
+        if not clean.units or clean.read is None:
+            missing = "ends in no projection" if clean.units else "embeds no words; set where='attention'"
+            raise AttendropError(f"{type(step.model).__name__} {missing}.")
+        copy = _Perturbed(clean.perturbations(wide(loss) * step.loss_scale, method.epsilon), clean.keys)
+        with forked_rng(step.model):
+            adversarial, _ = compute_loss(step.batch, copy)
+        loss = loss + method.adversarial * adversarial
+        if method.contrast:
+            assert copy.read is not None
+            first, second = (represent(step.model, read, step.batch) for read in (clean.read, copy.read))
+            labels = classes(step.model, outputs, step.batch)
+            contrast = contrastive_loss(first, second, labels, method.temperature)
+            step.note("contrast", contrast)
+            loss = loss + method.contrast * step.share * contrast
+        return loss, outputs
+
+
+class _Perturbed(Plan):
+    """Adds to the embedded words, or to attention weights; and keeps these, and what the head reads.
+
+    Args:
+        given: What to add, by site, or by ``"words"``.
+        keys: The sites; None for words.
+    """
+
+    def __init__(self, given: Mapping[str, Tensor], keys: set[str] | None) -> None:
+        super().__init__()
+        self.given, self.keys = given, keys
+        self.units: dict[str, Tensor] = {}
+        self.read: Tensor | None = None
+        self._valid: dict[str, Tensor | None] = {}
+
+    def wants(self, site: Site) -> bool:
+        return self.keys is not None and site.key in self.keys
+
+    def edit(self, call: Call) -> Edit:
+        key = call.site.key
+        self._valid[key] = call.valid
+        return Edit(weights=partial(self._unit, key))
+
+    def embed(self, embedded: Tensor) -> Tensor:
+        return embedded if self.keys is not None or "words" in self.units else self._unit("words", embedded)
+
+    def features(self, features: Tensor) -> Tensor:
+        self.read = features if self.read is None else self.read
+        return features
+
+    def perturbations(self, loss: Tensor, epsilon: float) -> dict[str, Tensor]:
+        """``epsilon g / ||g||`` for each sequence, at valid keys alone; zero where there is no gradient."""
+        found = torch.autograd.grad(loss, list(self.units.values()), retain_graph=True, allow_unused=True)
+        perturbations = {}
+        for (key, unit), gradient in zip(self.units.items(), found, strict=True):
+            wanted = wide(torch.zeros_like(unit) if gradient is None else gradient).nan_to_num(0, 0, 0)
+            valid = self._valid.get(key)
+            wanted = wanted if valid is None else wanted * valid
+            norm = wanted.flatten(1).norm(dim=1).view(-1, *[1] * (wanted.ndim - 1))
+            perturbations[key] = (epsilon * wanted / norm.clamp(min=torch.finfo(norm.dtype).tiny)).to(unit.dtype)
+        return perturbations
+
+    def _unit(self, key: str, unit: Tensor) -> Tensor:
+        """The unit, as a node of the graph; or what it becomes."""
+        if key not in self.given and not unit.requires_grad:
+            unit = unit.detach().requires_grad_()
+        self.units.setdefault(key, unit)
+        return unit + self.given[key] if key in self.given else unit
+
+
+def represent(model: nn.Module, read: Tensor, batch: Batch) -> Tensor:
+    """One vector for each sequence, ``(batch, width)``: the mean over its tokens where there is one for each."""
+    read = wide(read)
+    if read.ndim == 2:
+        return read
+    mask: Tensor | None = batch.get("attention_mask")
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        mask = batch.get("decoder_attention_mask")
+        mask = batch["labels"] != -100 if mask is None and "labels" in batch else mask
+    if mask is None or mask.numel() != read.shape[0] * read.shape[1]:
+        return read.mean(1)
+    weights: Tensor = mask.reshape(*read.shape[:2], 1).to(read.dtype)
+    return (read * weights).sum(1) / weights.sum(1).clamp(min=1)
+
+
+def classes(model: nn.Module, outputs: Any, batch: Batch) -> Tensor | None:
+    """The class of each sequence, if each has one."""
+    logits, labels = getattr(outputs, "logits", None), batch.get("labels")
+    if logits is None or labels is None or logits.ndim != 2 or kind_of(model, logits) != "classes":
+        return None
+    several = batch.get("input_ids")  # of multiple choice, a label is the number of an option
+    return None if labels.ndim != 1 or (several is not None and several.ndim != 2) else labels
+
+
+def contrastive_loss(clean: Tensor, copies: Tensor, labels: Tensor | None, temperature: float) -> Tensor:
+    """Supervised contrastive loss of representations ``(batch, width)`` and those of their copies.
+
+    Args:
+        clean: Representations.
+        copies: Those of the copies, in the same order.
+        labels: Of the same class is what has the same label. None: the two copies are a class of their own.
+        temperature: Of the softmax.
+    """
+    units = functional.normalize(torch.cat([clean, copies]), dim=-1)
+    labels = torch.arange(len(clean), device=clean.device) if labels is None else labels
+    labels = labels.repeat(2)
+    itself = torch.eye(len(units), dtype=torch.bool, device=units.device)
+    similar = (units @ units.T / temperature).masked_fill(itself, -torch.inf)
+    logs = functional.log_softmax(similar, -1).masked_fill(itself, 0)
+    positive = (labels[:, None] == labels) & ~itself
+    return -((logs * positive).sum(-1) / positive.sum(-1)).mean()
