@@ -1,0 +1,177 @@
+"""AutoDropout: a search for the pattern in which attention is dropped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from attendrop.attention import Plan, evaluating, forked_rng
+from attendrop.errors import AttendropError
+from attendrop.masks import share as floor_share
+from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup, check_choice, check_count, check_share
+from attendrop.methods.dropout_patterns import Patterned, part_of, propose
+from attendrop.methods.rewind import Start
+from attendrop.rows import number_of_rows
+from attendrop.sites import checked_layers
+
+
+@dataclass(frozen=True)
+class AutoDropout(Method):
+    """Searches for a structured pattern of dropped attention scores, and trains with the best.
+
+    A pattern: of the keys, ``size`` in a row are dropped, the next ``stride`` are kept, and so on, from a place drawn
+    at random. A row of scores gets it with probability ``p``. Heads may share what is drawn (``share_heads``), and so
+    may the queries of a sequence (``share_rows``); ``part`` is the layers' lower half, upper half, or all of them.
+
+    The first ``search`` of the planned steps is divided into ``trials`` equal short trainings. Each begins with the
+    weights of the start and an optimizer that has forgotten, and has a pattern that optuna proposes; its score is the
+    mean loss on held-out rows. Then the best pattern trains, from the start, for the rest of the steps.
+
+    Example:
+        >>> with regularize(model, AutoDropout(), optimizer=optimizer, reward_data=loader, total_steps=1000) as reg:
+        ...     reg.loss(batch).backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        ...     reg.step()  # at the end of a trial: score, begin anew
+
+    Args:
+        search: Of the planned steps, the share to search in, in (0, 1).
+        trials: How many patterns to try.
+        max_size: The greatest ``size``.
+        max_stride: The greatest ``stride``.
+        reward_data: ``"split"``: ``reward_fraction`` of the training rows, set aside to score on. ``"eval"``: the
+            development set; results on it are then no longer honest.
+        reward_fraction: See ``reward_data``.
+        reward_batch_size: Rows that are scored together.
+        layers: Where patterns may be: see :func:`attendrop.sites.select_sites`.
+
+    Raises:
+        AttendropError: An option is out of its range; optuna is not installed; the optimizer, the number of steps or
+            the rows to score on are not known; or there are fewer steps to search in than trials.
+
+    Source: Pham, Le (2021), https://arxiv.org/abs/2101.01761, whose patterns for Transformers have a size, a stride,
+    and what is shared. Deviations: one pattern serves all layers of ``part``, and acts on attention scores alone, where
+    theirs differ by layer and place; optuna's TPE proposes (half of the trials at random), where they train a
+    controller by policy gradient on full trainings; trials share one run, and its schedule of learning rates, with the
+    training that counts. All defaults are ours. A best checkpoint must be one of after the search.
+    """
+
+    name: ClassVar[str] = "autodropout"
+    summary: ClassVar[str] = "searches for the pattern in which attention is dropped"
+    paper: ClassVar[str] = "Pham, Le (2021), AutoDropout: Learning Dropout Patterns to Regularize Deep Networks"
+    bibtex: ClassVar[str] = """@inproceedings{pham2021autodropout,
+  title     = {{AutoDropout}: Learning Dropout Patterns to Regularize Deep Networks},
+  author    = {Pham, Hieu and Le, Quoc},
+  booktitle = {AAAI Conference on Artificial Intelligence},
+  year      = {2021},
+  url       = {https://arxiv.org/abs/2101.01761}
+}"""
+    facts: ClassVar[Facts] = Facts(acts_on=("scores",), forward="1 + scoring", state="the weights of the start")
+    replaces_weights: ClassVar[bool] = True
+
+    search: float = 0.5
+    trials: int = 8
+    max_size: int = 8
+    max_stride: int = 8
+    reward_data: str = "split"
+    reward_fraction: float = 0.1
+    reward_batch_size: int = 32
+    layers: str | int | Sequence[int] = "all"
+
+    def __post_init__(self) -> None:
+        check_share("search", self.search, one_allowed=False)
+        check_share("reward_fraction", self.reward_fraction, one_allowed=False)
+        check_choice("reward_data", self.reward_data, ("split", "eval"))
+        for name in ("trials", "max_size", "max_stride", "reward_batch_size"):
+            check_count(name, getattr(self, name))
+        object.__setattr__(self, "layers", checked_layers(self.layers))
+
+    def rewarded_on(self) -> str | None:
+        return self.reward_data
+
+    def reward_share(self) -> float:
+        return self.reward_fraction
+
+    def start(self, setup: Setup) -> Session:
+        return _Search(self, setup)
+
+
+class _Search(Session):
+    """Tries one pattern after the other, and then keeps the best."""
+
+    method: AutoDropout
+
+    def __init__(self, method: AutoDropout, setup: Setup) -> None:
+        super().__init__(method)
+        if setup.reward_data is None:
+            raise AttendropError(
+                "AutoDropout scores patterns on labelled rows that are not trained on: pass reward_data."
+            )
+        self.setup = setup
+        self.start = Start(method, setup)
+        searched = int(floor_share(torch.tensor(self.start.steps), method.search))
+        self.length = searched // method.trials
+        if not self.length:
+            raise AttendropError(
+                f"search={method.search} of {self.start.steps} steps is {searched}, fewer than trials={method.trials}. "
+                "Train longer, raise search, or try fewer."
+            )
+        self.seed = setup.seed
+        self.trials: list[dict[str, Any]] = []
+        self.pattern = self._next()
+
+    def plan(self, step: Pass) -> Plan:
+        sites = part_of(self.method.chosen(step.attachment.sites), self.pattern["part"])
+        return Patterned(step, {site.key for site in sites}, self.pattern)
+
+    def after_step(self, steps_taken: int) -> dict[str, float]:
+        if self._is_over() or steps_taken < self.length * (len(self.trials) + 1):
+            return {}
+        value = self._score()
+        self.trials.append({"pattern": self.pattern, "value": value})
+        self.start.rewind()
+        self.pattern = self._next()
+        return {"trial": float(len(self.trials)), "trial_loss": value}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"start": self.start.state_dict(), "trials": list(self.trials), "seed": self.seed}
+
+    def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        self.start.load_state_dict(state["start"])
+        self.trials, self.seed = list(state["trials"]), state["seed"]
+        self.pattern = self._next()
+
+    def conclude(self, batches: Iterable[Batch]) -> dict[str, Any]:
+        """The best pattern, and all that were tried, with the loss that each led to."""
+        return {"autodropout": {"best": self._best(), "trials": self.trials}} if self.trials else {}
+
+    def _is_over(self) -> bool:
+        return len(self.trials) == self.method.trials
+
+    def _best(self) -> dict[str, Any]:
+        return min(self.trials, key=lambda trial: float(trial["value"]))
+
+    def _next(self) -> dict[str, Any]:
+        """The pattern to train with next: one to try, or after the last of these the best."""
+        if not self._is_over():
+            space = {"size": self.method.max_size, "stride": self.method.max_stride}
+            return propose(space, self.seed, self.method.trials // 2, self.trials)
+        self.start.forget()
+        found: dict[str, Any] = self._best()["pattern"]
+        return found
+
+    def _score(self) -> float:
+        """The mean loss on the held-out rows, over all processes; infinite if it is not a number."""
+        assert self.setup.reward_data is not None
+        model, processes = self.setup.model, self.setup.processes
+        sums = torch.zeros(2, dtype=torch.float64)
+        with torch.no_grad(), evaluating(model), forked_rng(model):
+            for batch in self.setup.reward_data.in_order(self.method.reward_batch_size, processes):
+                rows = number_of_rows(batch)
+                sums += torch.tensor([float(self.setup.evaluate(model, batch)[0]) * rows, rows], dtype=torch.float64)
+        total, number = processes.total(sums).tolist()
+        return total / number if math.isfinite(total) else math.inf
