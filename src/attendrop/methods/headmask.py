@@ -42,8 +42,8 @@ class HeadMask(Method):
         AttendropError: An option is out of its range; or, by importance, a batch has no labels.
 
     Source: Sun et al. (2020), https://arxiv.org/abs/2009.09672, which masks a fixed number of heads; the importance is
-    that of Michel et al. (2019), https://arxiv.org/abs/1905.10650, Eq. 2, without its mean over samples. The default of
-    1/8 is one head of the eight in a layer of the base Transformer. That each layer and each sequence has a choice of
+    that of Michel et al. (2019), https://arxiv.org/abs/1905.10650, without its mean over samples. The default of 1/8
+    is one head of the eight in a layer of the base Transformer. That each layer and each sequence has a choice of
     its own is ours: so nothing depends on how a batch is cut.
     """
 

@@ -54,7 +54,7 @@ class StructureMask(Method):
         AttendropError: An option is out of its range; or, in training, the batch has no such column, or one that is not
             of this shape.
 
-    Source: Zhang et al. (2020), https://arxiv.org/abs/1908.05147, Eq. 1 to 3 (ancestors); Wu, Zhao, Zhang (2020),
+    Source: Zhang et al. (2020), https://arxiv.org/abs/1908.05147 (ancestors); Wu, Zhao, Zhang (2020),
     https://arxiv.org/abs/2012.14710 (adjacency). Both hide what is outside always, in prediction, too, and beside
     attention that sees all; here it is the model's own attention, and in training alone, so that ``p`` is 0.5. In the
     code of Zhang et al. special tokens attend to all, too, but words do not attend to them. ``"window"`` is ours, for
