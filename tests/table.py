@@ -50,6 +50,7 @@ TABLE: dict[str, Method] = {
     "layerdrop": LayerDrop(p=0.4),
     "r-drop": RDrop(),
     "mixout": Mixout(),
+    "mixout elements": Mixout(unit="element"),
     "child-tuning": ChildTuning(),
     "child-tuning driven": ChildTuning(variant="D"),
     "dropconnect": DropConnect(p=0.2),

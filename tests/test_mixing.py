@@ -72,7 +72,7 @@ def test_passes_of_training_see_the_pretrained_value_or_more_than_the_weight() -
     model = zoo.build("bert", dtype=torch.float64)
     names = projection_weights(model)
     found: list[dict[str, Tensor]] = []
-    with regularize(model, Mixout(p=0.6)) as reg:
+    with regularize(model, Mixout(p=0.6, unit="element")) as reg:
         reg.loss(zoo.batch_of("bert"))
         before = moved(model)
         for name in names:
@@ -164,6 +164,11 @@ def test_mixout_draws_the_defenders_weights_back_too() -> None:
     assert not torch.allclose(alone.classifier.weight, model.classifier.weight)
 
 
+def test_other_units_are_refused() -> None:
+    with pytest.raises(AttendropError, match=r"unit='row' is not known"):
+        Mixout(unit="row")
+
+
 @pytest.mark.parametrize("p", [0, 1, -0.1, "0.5", float("nan")])
 @pytest.mark.parametrize("method", [Mixout, DropConnect])
 def test_a_probability_out_of_range_is_refused(method: Any, p: Any) -> None:
@@ -178,3 +183,26 @@ def test_layer_parameters_are_neither_embeddings_nor_head() -> None:
         assert found
         assert not [each for each in found if "classifier" in each or "lm_head" in each or "embeddings" in each]
         assert {each for each in found if each.endswith("weight")}
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_all_weights_that_leave_a_neuron_are_replaced_together(name: str) -> None:
+    """Mixing with zero then is dropout of the layer's input."""
+    model, batch = zoo.build(name, dtype=torch.float64), zoo.batch_of(name)
+    names = projection_weights(model)
+    seen: dict[str, Tensor] = {}
+    with regularize(model, Mixout(p=0.5)) as reg:
+        reg.loss(batch)
+        before = moved(model)
+        for each in names:
+            model.get_submodule(each.removesuffix(".weight")).register_forward_pre_hook(
+                lambda module, _, each=each: seen.update({each: module.weight.detach().clone()})
+            )
+        reg.loss(batch)
+    shares = []
+    for each, value in seen.items():
+        replaced = torch.isclose(value, before[each])
+        replaced = replaced.T if name == "gpt2" else replaced  # (in, out) to (out, in)
+        assert torch.equal(replaced.all(0), replaced.any(0))
+        shares.append(replaced[0].double())
+    assert float(torch.cat(shares).mean()) == pytest.approx(0.5, abs=0.12)

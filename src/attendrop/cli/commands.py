@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import time
 from pathlib import Path
@@ -198,15 +199,22 @@ def predict(
 
 
 @app.command()
-def methods(as_json: Json = False) -> None:
-    """List the methods with their options and sources."""
-    classes = [get_method(name) for name in method_names()]
-    found = [{"name": m.name, "summary": m.summary, "paper": m.paper, "options": m().options()} for m in classes]
-    table = Table("method", "what it does", Column("options", no_wrap=True), "source")
-    for row in found:
-        options = "\n".join(f"{name}={'(none)' if value == '' else value}" for name, value in row["options"].items())  # type: ignore[attr-defined]
-        table.add_row(str(row["name"]), str(row["summary"]), options, str(row["paper"]))
-    _show(found, table, as_json=as_json)
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Explain this one: what it does, its options, its source.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the methods, which may be combined (ad-drop+r-drop), or explain one."""
+    classes = [get_method(each) for each in ([name] if name is not None else method_names())]
+    found = [
+        {"name": m.name, "summary": m.summary, "acts_on": list(m.facts.acts_on), "paper": m.paper}
+        | {"options": m().options()}
+        for m in classes
+    ]
+    table = Table(Column("method", no_wrap=True), "what it does", "acts on", "source")
+    for m in classes:
+        table.add_row(m.name, m.summary, ", ".join(m.facts.acts_on), m.paper)
+    explained = "" if name is None else f"{name}: {classes[0].summary}\n\n{inspect.cleandoc(classes[0].__doc__ or '')}"
+    _show(found, explained or table, as_json=as_json)
 
 
 @app.command()

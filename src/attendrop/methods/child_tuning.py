@@ -44,7 +44,7 @@ class ChildTuning(Method):
     Raises:
         AttendropError: An option is out of its range; or, with D, the training rows are not known.
 
-    Source: Xu et al. (2021), https://arxiv.org/abs/2109.05687, Eq. 2 to 6; they search ``p`` in 0.2 to 0.4 (F) and 0.1
+    Source: Xu et al. (2021), https://arxiv.org/abs/2109.05687, section 2; they search ``p`` in 0.2 to 0.4 (F) and 0.1
     to 0.3 (D). As in their code, the mask acts on gradients after clipping, D leaves embeddings and head out of its
     mask (they are trained whole), and D's kept gradients are not scaled. Ours: the Fisher information is measured in
     evaluation mode. The mask is kept with the run, as ``fisher_mask.safetensors``.
@@ -52,7 +52,9 @@ class ChildTuning(Method):
 
     name: ClassVar[str] = "child-tuning"
     summary: ClassVar[str] = "updates only a part of the parameters in each step"
-    paper: ClassVar[str] = "Xu et al. (2021), Raise a Child in Large Language Model: Towards Effective ... Fine-tuning"
+    paper: ClassVar[str] = (
+        "Xu et al. (2021), Raise a Child in Large Language Model: Towards Effective and Generalizable Fine-tuning"
+    )
     bibtex: ClassVar[str] = """@inproceedings{xu2021childtuning,
   title     = {Raise a Child in Large Language Model: Towards Effective and Generalizable Fine-tuning},
   author    = {Xu, Runxin and Luo, Fuli and Zhang, Zhiyuan and Tan, Chuanqi and Chang, Baobao and Huang, Songfang and

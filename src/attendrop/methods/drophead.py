@@ -55,7 +55,7 @@ class DropHead(Method):
   year      = {2020},
   url       = {https://arxiv.org/abs/2004.13342}
 }"""
-    facts: ClassVar[Facts] = Facts(acts_on=("heads",))
+    facts: ClassVar[Facts] = Facts(acts_on=("heads",), units="heads")
 
     p_start: float = 0.2
     p_end: float = 0.2

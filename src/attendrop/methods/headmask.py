@@ -61,7 +61,10 @@ class HeadMask(Method):
   url       = {https://arxiv.org/abs/2009.09672}
 }"""
     facts: ClassVar[Facts] = Facts(
-        acts_on=("heads",), forward="1 (by importance: 2)", backward="1 (by importance: 1 + activations)"
+        acts_on=("heads",),
+        forward="1 (by importance: 2)",
+        backward="1 (by importance: 1 + activations)",
+        units="heads",
     )
 
     share: float = 0.125

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from attendrop.masks import draw_matrix
 from attendrop.methods.base import Batch, Method, Pass, Session, Setup
@@ -23,12 +24,14 @@ class Mixing(Session):
         method: The method.
         setup: The model.
         p: Probability, in (0, 1).
+        by_neuron: All weights that leave one input neuron are replaced together.
     """
 
-    def __init__(self, method: Method, setup: Setup, p: float) -> None:
+    def __init__(self, method: Method, setup: Setup, p: float, *, by_neuron: bool = False) -> None:
         super().__init__(method)
         self.model = setup.model
         self.p = p
+        self.by_neuron = by_neuron
         self.names: list[str] | None = None
         self.targets: Mapping[str, Tensor] = {}
         self._swapped: list[Swapped] = []
@@ -71,10 +74,19 @@ class Mixing(Session):
         if key not in self._masks:
             # A pass of another network may come before this step's; it has the masks of its own step, too.
             seed, step = self._seed_and_step
-            shape, device = weight.shape, weight.device
-            self._masks[key] = draw_matrix(self.p, seed, step, f"{self.method.name}/{name}", shape, device)
+            shape = self._shape(name, weight)
+            self._masks[key] = draw_matrix(self.p, seed, step, f"{self.method.name}/{name}", shape, weight.device)
         target = self.targets.get(name)
         return _Mix.apply(weight, self._masks[key], target, self.p)  # type: ignore[no-any-return, no-untyped-call]
+
+    def _shape(self, name: str, weight: Tensor) -> tuple[int, int]:
+        """Of the mask, which is spread over the weight."""
+        rows, columns = weight.shape
+        if not self.by_neuron:
+            return rows, columns
+        # The weight of transformers' Conv1D is the transpose of a linear layer's.
+        transposed = isinstance(self.model.get_submodule(name.rpartition(".")[0]), Conv1D)
+        return (rows, 1) if transposed else (1, columns)
 
 
 class _Mix(torch.autograd.Function):
@@ -86,7 +98,7 @@ class _Mix(torch.autograd.Function):
         ctx.p = p
         kept = mask.logical_not().to(weight.dtype).mul_(1 / (1 - p))
         if target is None:
-            return kept.mul_(weight)
+            return kept * weight
         target = target.to(weight)
         return torch.addcmul(target, weight - target, kept)
 
@@ -94,4 +106,4 @@ class _Mix(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
         (mask,) = ctx.saved_tensors
         kept = mask.logical_not().to(gradients[0].dtype).mul_(1 / (1 - ctx.p))
-        return kept.mul_(gradients[0]), None, None, None
+        return kept * gradients[0], None, None, None

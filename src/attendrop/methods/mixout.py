@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from attendrop.methods.base import Facts, Method, Pass, Session, Setup, check_share
+from attendrop.methods.base import Facts, Method, Pass, Session, Setup, check_choice, check_share
 from attendrop.methods.mixed import Mixing
 from attendrop.parameters import projection_weights
 
@@ -17,29 +17,34 @@ from attendrop.parameters import projection_weights
 class Mixout(Method):
     """Draws weights back to their pre-trained values.
 
-    In each optimizer step each element of the weights ``W`` of linear layers takes its pre-trained value ``U`` with
-    probability ``p``, and ``(W - p U) / (1 - p)`` else, so that its expectation is ``W``. Gradients reach the elements
-    that were kept, divided by ``1 - p``.
+    In each optimizer step the weights ``W`` that leave an input neuron of a linear layer take their pre-trained values
+    ``U`` with probability ``p``, and ``(W - p U) / (1 - p)`` else, so that their expectation is ``W``. Gradients reach
+    the weights that were kept, divided by ``1 - p``.
 
     Example:
         >>> with regularize(model, Mixout(p=0.7)) as reg:
         ...     reg.loss(batch).backward()
 
     Args:
-        p: Probability that an element is replaced, in (0, 1).
+        p: Probability of being replaced, in (0, 1).
+        unit: What is replaced at once: all weights that leave a ``"neuron"``, or a single ``"element"``.
 
     Raises:
-        AttendropError: ``p`` is out of its range.
+        AttendropError: An option is out of its range.
 
-    Source: Lee, Cho, Kang (2020), https://arxiv.org/abs/1909.11299, Eq. 5 and 6; 0.7 is among the values of their GLUE
-    runs (0.7 to 0.9). Pre-trained are the weights with which training begins. As in their code, weights of linear
-    layers are mixed, not biases, embeddings or normalisation. Deviations: the model's own dropout stays on, where their
-    code takes it out; one draw serves a whole optimizer step; the head, which has no pre-trained values, is left alone.
+    Source: Lee, Cho, Kang (2020), https://arxiv.org/abs/1909.11299, section 3, whose general form is mixconnect; 0.7 is
+    among the values of their GLUE runs (0.7 to 0.9). Pre-trained are the weights with which training begins. As in
+    their code, weights of linear layers are mixed, not biases, embeddings or normalisation. Deviations: the gradient is
+    that of the formula (their code leaves the division by ``1 - p`` out of it); the model's own dropout stays on, where
+    they have mixout in its place; one draw serves a whole optimizer step; the head, which has no pre-trained values, is
+    left alone.
     """
 
     name: ClassVar[str] = "mixout"
     summary: ClassVar[str] = "replaces weights at random by their pre-trained values"
-    paper: ClassVar[str] = "Lee, Cho, Kang (2020), Mixout: Effective Regularization to Finetune Large-scale ..."
+    paper: ClassVar[str] = (
+        "Lee, Cho, Kang (2020), Mixout: Effective Regularization to Finetune Large-scale Pretrained Language Models"
+    )
     bibtex: ClassVar[str] = """@inproceedings{lee2020mixout,
   title     = {Mixout: Effective Regularization to Finetune Large-scale Pretrained Language Models},
   author    = {Lee, Cheolhyoung and Cho, Kyunghyun and Kang, Wanmo},
@@ -51,19 +56,21 @@ class Mixout(Method):
     uses_attention: ClassVar[bool] = False
 
     p: float = 0.7
+    unit: str = "neuron"
 
     def __post_init__(self) -> None:
         check_share("p", self.p, one_allowed=False)
+        check_choice("unit", self.unit, ("neuron", "element"))
 
     def start(self, setup: Setup) -> Session:
-        return _Mixout(self, setup, self.p)
+        return _Mixout(self, setup)
 
 
 class _Mixout(Mixing):
     """Keeps the pre-trained weights."""
 
-    def __init__(self, method: Method, setup: Setup, p: float) -> None:
-        super().__init__(method, setup, p)
+    def __init__(self, method: Mixout, setup: Setup) -> None:
+        super().__init__(method, setup, method.p, by_neuron=method.unit == "neuron")
         weights = dict(setup.model.named_parameters())
         self.targets = {name: weights[name].detach().clone() for name in projection_weights(setup.model)}
 
