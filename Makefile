@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow lint format typecheck bench study clean
+.PHONY: demo test test-slow lint format typecheck bench docs study clean
 
 demo: $(STAMP)
 	$(BIN)/attendrop demo
@@ -21,6 +21,7 @@ test-slow: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python docs/make_methods.py --check
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
@@ -31,6 +32,10 @@ typecheck: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py
+
+# docs/methods.md, from the registry and the benchmark's results.
+docs: $(STAMP)
+	$(BIN)/python docs/make_methods.py
 
 # The comparison of docs/small_data.md: an hour and a half on a core; can be stopped and started again.
 study: $(STAMP)

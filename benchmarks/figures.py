@@ -23,7 +23,8 @@ from workloads import (
     why_no_real_data,
 )
 
-from attendrop import ADDrop, AttendOut, FineTune
+from attendrop import ADDrop, AttendOut, ChildTuning, Compose, FineTune, Method, RDrop
+from attendrop.methods import build_method, method_names
 
 REFERENCE_LENGTH = 47
 
@@ -219,6 +220,49 @@ def attendout(setting: Setting) -> Iterator[Row]:
         yield Row("peak memory, AttendOut / fine-tuning", case, [ours / plain], 2.5, note=note)
 
 
+_TARGETS = dict.fromkeys(("vanilla", "scheduler", "dropblock", "structure-mask", "drophead", "headmask"), 1.12) | {
+    "layerdrop": 0.90,
+    "attention-layerdrop": 1.05,
+    "r-drop": 2.05,
+    "mixout": 1.35,
+    "child-tuning": 1.05,
+    "child-tuning variant=D": 1.05,
+}
+# What takes other ways than the defaults do, beside them.
+_WAYS: dict[str, Method] = {
+    "ad-drop": ADDrop(),
+    "child-tuning variant=D": ChildTuning(variant="D"),
+    "ad-drop+r-drop": Compose(ADDrop(), RDrop()),
+    "ad-drop+child-tuning": Compose(ADDrop(), ChildTuning()),
+}
+# Whose step is a period, or differs much from step to step: as many steps in a timing.
+_STEPS = {"layerdrop": 8, "attention-layerdrop": 8}
+
+
+def methods(setting: Setting) -> Iterator[Row]:
+    """A step of every method at its defaults, and the memory that it takes, against plain fine-tuning."""
+    own = [name for name in method_names() if name not in ("finetune", "attendout")]
+    every = {name: build_method(name) for name in own} | _WAYS
+    length = setting.lengths[0]
+    for shape in setting.shapes:
+        bench = Bench(setting, build_model(setting, shape))
+        batch = setting.to_device(made_up(length, ragged=False))
+        items = [{name: value[:2] for name, value in batch.items()}]
+        contenders = {name: partial(bench.library, method, items) for name, method in every.items()}
+        case = f"{shape}, {length} full"
+        for steps in sorted({_STEPS.get(name, 1) for name in every}):
+            chosen = {name: each for name, each in contenders.items() if _STEPS.get(name, 1) == steps}
+            timed = {"stock": bench.stock, **chosen}
+            times = interleave(timed, [batch] * steps, rounds=setting.rounds, seconds=0)
+            for name in chosen:
+                yield Row(f"{name} / stock step", case, ratios(times, name, "stock"), _TARGETS.get(name))
+        plain = peak_memory(bench, bench.stock, batch)[0]
+        for name, contender in contenders.items():
+            ours = peak_memory(bench, contender, batch)[0]
+            note = f"{ours / 2**20:.0f} MiB / {plain / 2**20:.0f} MiB"
+            yield Row(f"peak memory, {name} / fine-tuning", case, [ours / plain], None, note=note)
+
+
 def inference(setting: Setting) -> Iterator[Row]:
     """Prediction with constant attention in all layers but the first, against the stock model."""
     batches = inference_batches(setting)
@@ -248,6 +292,7 @@ FIGURES: dict[str, Callable[[Setting], Iterator[Row]]] = {
     "iga": iga,
     "memory": memory,
     "attendout": attendout,
+    "methods": methods,
     "inference": inference,
 }
 

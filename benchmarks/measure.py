@@ -1,5 +1,6 @@
 """Time and memory of training steps."""
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -26,6 +27,7 @@ class Bench:
         self.setting = setting
         self.model = model
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+        self.seeds = itertools.count()
 
     @contextmanager
     def stock(self) -> Iterator[Step]:
@@ -43,9 +45,14 @@ class Bench:
             self.model.set_attn_implementation(before)
 
     @contextmanager
-    def library(self, method: Method) -> Iterator[Step]:
-        """Yield a step through the library, in an epoch in which the method acts."""
-        with regularize(self.model, method) as reg:
+    def library(self, method: Method, items: list[Batch] | None = None) -> Iterator[Step]:
+        """Yield a step through the library, in an epoch in which the method acts; each time with other draws.
+
+        ``items`` are labelled rows, for methods that look at such beside what they train on.
+        """
+        data = {"reward_data": items, "train_data": items}
+        steps, seed = 10_000, next(self.seeds)
+        with regularize(self.model, method, seed=seed, total_steps=steps, optimizer=self.optimizer, **data) as reg:
             reg.set_epoch(1)
 
             def step(batch: Batch) -> None:

@@ -135,8 +135,12 @@ def test_methods_and_tasks(capsys: Captured) -> None:
     assert ad_drop["options"]["q"] == 0.3
     assert cli.main(["methods"]) == 0
     shown = capsys.readouterr().out
-    assert "cross_tuning=True" in shown
+    assert "ad-drop" in shown
     assert "Yang et al." in shown
+    assert cli.main(["methods", "ad-drop"]) == 0
+    assert "cross_tuning: Plain fine-tuning in epochs 0, 2, 4" in capsys.readouterr().out
+    assert cli.main(["methods", "addrop"]) == 2
+    assert "Did you mean 'ad-drop'" in capsys.readouterr().err
     assert cli.main(["tasks"]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in task_names())

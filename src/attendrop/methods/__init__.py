@@ -160,7 +160,7 @@ def build_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
 
 def flat_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """A method's options on one level, those of several as ``METHOD.OPTION``."""
-    found = {}
+    found: dict[str, Any] = {}
     for name, value in options.items():
         found |= (
             {f"{name}.{own}": inner for own, inner in value.items()} if isinstance(value, Mapping) else {name: value}

@@ -1,0 +1,97 @@
+"""Write docs/methods.md from the registry and the benchmark's results: ``make docs``; ``--check`` only compares."""
+
+import json
+import sys
+from pathlib import Path
+
+from attendrop.methods import get_method, method_names
+from attendrop.methods.base import Method
+
+PAGE = Path(__file__).with_name("methods.md")
+RESULTS = Path(__file__).parent.parent / "benchmarks" / "results.json"
+SHAPES = ("MiniLM", "BERT-base")
+
+_HEAD = """\
+# Methods
+
+Written by `make docs` from the registry of methods and from `benchmarks/results.json`; CI checks that it is up to date.
+
+`attendrop train --method NAME --set OPTION=VALUE`, or `RegularizedTrainer(..., regularizer=Class(option=value))`.
+The class's docstring has the formula, the range of each option, the source of each default, and what differs from the
+paper. [own_method.md](own_method.md) shows how to add one.
+
+*Acts on*: where the method does something. *Forward*, *backward*: passes in a training step, where plain fine-tuning
+takes one of each. *Time*, *memory*: of a step with the defaults, relative to plain fine-tuning, {case}, on {machine}; \
+how it was measured stands in [RESULTS.md](../benchmarks/RESULTS.md). Prediction costs nothing more with any of them: \
+after training the model is a stock model.
+
+"""
+_COMPOSITION = """
+## Together
+
+`--method ad-drop+r-drop --set ad-drop.p=0.3`, or `Compose(ADDrop(p=0.3), RDrop())`. At each attention layer, what one
+method drops is dropped beside what another drops; penalties add up; what acts on parameters, gradients or the batch acts
+there; each method draws for itself and logs under its own name. Refused, with the reason: one method twice, plain
+fine-tuning beside another, two that replace parameters (mixout, DropConnect), two that decide which passes a step takes,
+two that need rows set aside, and what a method's own row below says.
+
+| together | {columns} |
+|---|{rule}|
+"""
+
+
+def page() -> str:
+    """The page as it should be."""
+    part = json.loads(RESULTS.read_text(encoding="utf-8")).get("methods", {"rows": [], "facts": {}})
+    costs = {(row["figure"], row["case"].partition(",")[0]): row["measured"] for row in part["rows"]}
+    case = next((row["case"].partition(", ")[2] for row in part["rows"]), "")
+    facts = part["facts"]
+    machine = f"{facts.get('processor')}, {facts.get('torch')}, transformers {facts.get('transformers')}"
+    times = [f"time {shape}" for shape in SHAPES]
+    memory = [f"memory {shape}" for shape in SHAPES]
+    columns = ["method", "class", "paper", "acts on", "forward", "backward", "keeps", "tasks", *times, *memory]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    lines += [_row(get_method(name), costs) for name in method_names()]
+    together = [name for name in dict.fromkeys(figure for figure, _ in costs) if "+" in name and "memory" not in name]
+    text = _HEAD.format(case=f"batch 16, {case} tokens".replace(" full", ""), machine=machine) + "\n".join(lines) + "\n"
+    text += _COMPOSITION.format(columns=" | ".join([*times, *memory]), rule="|".join(["---"] * 4))
+    for figure in together:
+        name = figure.removesuffix(" / stock step")
+        text += f"| `{name}` | {' | '.join(_costs(name, costs))} |\n"
+    return text + "\n" + "\n".join(_section(get_method(name)) for name in method_names())
+
+
+def _row(method: type[Method], costs: dict[tuple[str, str], float]) -> str:
+    facts = method.facts
+    cells = [
+        f"`{method.name}`", f"`{method.__name__}`", method.paper or "–", ", ".join(facts.acts_on) or "nothing",
+        facts.forward, facts.backward, facts.state, facts.tasks, *_costs(method.name, costs),
+    ]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def _costs(name: str, costs: dict[tuple[str, str], float]) -> list[str]:
+    if name == "finetune":
+        return ["1"] * (2 * len(SHAPES))
+    figures = f"{name} / stock step", f"peak memory, {name} / fine-tuning"
+    found = [costs.get((figure, shape)) for figure in figures for shape in SHAPES]
+    return ["" if value is None else f"{value:.2f}" for value in found]
+
+
+def _section(method: type[Method]) -> str:
+    options = ", ".join(f"`{name}={value!r}`" for name, value in method().options().items())
+    summary = method.summary[0].upper() + method.summary[1:]
+    return f"## {method.name}\n\n{summary}. {f'Options and defaults: {options}.' if options else 'No options.'}\n"
+
+
+def main() -> None:
+    """Write the page, or compare."""
+    if "--check" in sys.argv:
+        if PAGE.read_text(encoding="utf-8") != page():
+            sys.exit("docs/methods.md is not up to date; run `make docs`.")
+    else:
+        PAGE.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
