@@ -69,14 +69,14 @@ TABLE: dict[str, Method] = {
     "hiddencut": HiddenCut(alpha=0.3),
     "hiddencut random": HiddenCut(alpha=0.3, by="random", views=2, where="feed_forward"),
     "scal": SCAL(),
-    "scal attention": SCAL(where="attention"),
+    "scal attention": SCAL(where="attention", contrast=0),
     "compose": Compose(ADDrop(cross_tuning=False), Vanilla(), RDrop()),
     "attendout": AttendOut(dropout_step=2),
     "attendout pruning": AttendOut(variant="pruning", granularity="head", dropout_step=2),
 }
 
 # Rows of the table in which a term looks at a micro-batch as a whole, or at how far it is padded.
-BY_MICRO_BATCH: set[str] = {"scal", "scal attention"}
+BY_MICRO_BATCH: set[str] = {"scal"}
 # Pairs of a row and a model that are refused, with a part of the message.
 UNFIT: dict[tuple[str, str], str] = {
     ("unidrop", "vit"): "no 'input_ids'",

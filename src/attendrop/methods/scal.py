@@ -188,11 +188,12 @@ def represent(model: nn.Module, read: Tensor, batch: Batch) -> Tensor:
 
 def classes(model: nn.Module, outputs: Any, batch: Batch) -> Tensor | None:
     """The class of each sequence, if each has one."""
+    labels: Tensor | None
     logits, labels = getattr(outputs, "logits", None), batch.get("labels")
     if logits is None or labels is None or logits.ndim != 2 or kind_of(model, logits) != "classes":
         return None
-    several = batch.get("input_ids")  # of multiple choice, a label is the number of an option
-    return None if labels.ndim != 1 or (several is not None and several.ndim != 2) else labels
+    ids = batch.get("input_ids")  # of multiple choice they are (batch, choices, n), and a label is the number of one
+    return labels.flatten() if ids is None or ids.ndim == 2 else None
 
 
 def contrastive_loss(clean: Tensor, copies: Tensor, labels: Tensor | None, temperature: float) -> Tensor:
