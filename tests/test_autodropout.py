@@ -14,6 +14,7 @@ import torch
 import zoo
 from test_trainer import trainer_of, weights
 from torch import Tensor, nn
+from transformers import EarlyStoppingCallback
 
 from attendrop import AttendOut, AttendropError, AutoDropout, Compose, SuperT
 from attendrop.attention import Attachment
@@ -201,6 +202,30 @@ def test_rows_are_set_aside_to_score_on(tmp_path: Path) -> None:
     assert (len(trainer.train_dataset), len(trainer.reward_dataset)) == (12, 4)  # type: ignore[arg-type]
     trainer.train()
     assert any("autodropout/trial_loss" in entry for entry in trainer.state.log_history)
+
+
+@pytest.mark.parametrize("method", [AutoDropout(trials=2), SuperT(share=0.5, search=0.5)], ids=lambda m: m.name)
+def test_evaluations_during_the_search_do_not_count(method: Any, tmp_path: Path) -> None:
+    """The search is the first of two epochs' length, in which a metric that only falls has its best value."""
+    held, falling = list(zoo.rows("bert", [5, 7, 4, 6], seed=9)), iter([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2])
+    trainer = trainer_of(
+        tmp_path,
+        method,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        load_best_model_at_end=True,
+        metric_for_best_model="score",
+        greater_is_better=True,
+        eval_dataset=held,
+        reward_dataset=held,
+        compute_metrics=lambda _: {"score": next(falling)},
+        callbacks=[EarlyStoppingCallback(9)],
+    )
+    trainer.train()
+    assert trainer.state.best_metric == 0.6  # after step 4, when the search was over
+    assert str(trainer.state.best_model_checkpoint).endswith("checkpoint-4")
 
 
 # --- The search

@@ -140,6 +140,12 @@ class RegularizedTrainer(Trainer):
             logs |= self._regularization.logs()
         super().log(logs, start_time)
 
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """As in ``transformers.Trainer``; a model that the method will give up is not the best."""
+        if self._regularization is not None and self._regularization.session.searching():
+            return False
+        return super()._determine_best_metric(metrics, trial)
+
     def _begin(self) -> None:
         """Called when training begins, with the model that it will train."""
         self._end()

@@ -57,7 +57,8 @@ class AutoDropout(Method):
     and what is shared. Deviations: one pattern serves all layers of ``part``, and acts on attention scores alone, where
     theirs differ by layer and place; optuna's TPE proposes (half of the trials at random), where they train a
     controller by policy gradient on full trainings; trials share one run, and its schedule of learning rates, with the
-    training that counts. All defaults are ours. A best checkpoint must be one of after the search.
+    training that counts. All defaults are ours. Evaluations during the search count neither for the best checkpoint nor
+    for early stopping.
     """
 
     name: ClassVar[str] = "autodropout"
@@ -129,13 +130,16 @@ class _Search(Session):
         return Patterned(step, {site.key for site in sites}, self.pattern)
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
-        if self._is_over() or steps_taken < self.length * (len(self.trials) + 1):
+        if not self.searching() or steps_taken < self.length * (len(self.trials) + 1):
             return {}
         value = self._score()
         self.trials.append({"pattern": self.pattern, "value": value})
         self.start.rewind()
         self.pattern = self._next()
         return {"trial": float(len(self.trials)), "trial_loss": value}
+
+    def searching(self) -> bool:
+        return len(self.trials) < self.method.trials
 
     def state_dict(self) -> dict[str, Any]:
         return {"start": self.start.state_dict(), "trials": list(self.trials), "seed": self.seed}
@@ -149,15 +153,12 @@ class _Search(Session):
         """The best pattern, and all that were tried, with the loss that each led to."""
         return {"autodropout": {"best": self._best(), "trials": self.trials}} if self.trials else {}
 
-    def _is_over(self) -> bool:
-        return len(self.trials) == self.method.trials
-
     def _best(self) -> dict[str, Any]:
         return min(self.trials, key=lambda trial: float(trial["value"]))
 
     def _next(self) -> dict[str, Any]:
         """The pattern to train with next: one to try, or after the last of these the best."""
-        if not self._is_over():
+        if self.searching():
             space = {"size": self.method.max_size, "stride": self.method.max_stride}
             return propose(space, self.seed, self.method.trials // 2, self.trials)
         self.start.forget()

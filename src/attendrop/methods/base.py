@@ -325,6 +325,10 @@ class Session:
         """Called when the optimizer has taken its ``steps_taken``-th step. Returns figures to log, if there are any."""
         return {}
 
+    def searching(self) -> bool:
+        """Whether the weights of this moment will be given up, so that what the model scores with them is no result."""
+        return False
+
     def finish(self) -> dict[str, float]:
         """Called after the last planned step. Returns figures to log, if there are any."""
         return {}

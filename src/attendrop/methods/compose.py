@@ -145,6 +145,9 @@ class Ensemble(Session):
     def after_step(self, steps_taken: int) -> dict[str, float]:
         return self._figures({session: session.after_step(steps_taken) for session in self.sessions})
 
+    def searching(self) -> bool:
+        return any(session.searching() for session in self.sessions)
+
     def finish(self) -> dict[str, float]:
         return self._figures({session: session.finish() for session in self.sessions})
 

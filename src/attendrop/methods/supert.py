@@ -53,7 +53,7 @@ class SuperT(Method):
     Deviations: one run holds all of it, so that importances are those of the steps of the search, not of one more pass
     after it (``search=0.3`` is ours), and the learning rate goes on in its schedule. The absolute value is taken for
     each row, as the formula has it; their code adds up batches. Clipping still counts the gradients of what is pruned.
-    A best checkpoint must be one of after the search.
+    Evaluations during the search count neither for the best checkpoint nor for early stopping.
     """
 
     name: ClassVar[str] = "supert"
@@ -126,6 +126,9 @@ class _SuperT(Session):
             return {}
         self._add()
         return self._begin_anew(self._attachment) if steps_taken >= self.search_steps else {}
+
+    def searching(self) -> bool:
+        return self.pruned is None
 
     @torch.no_grad()
     def edit_gradients(self, parameters: Mapping[str, nn.Parameter]) -> None:
