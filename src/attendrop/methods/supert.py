@@ -125,6 +125,7 @@ class _SuperT(Session):
         if self.pruned is not None or self._attachment is None:
             return {}
         self._add()
+        self._refuse_none(self._attachment)
         return self._begin_anew(self._attachment) if steps_taken >= self.search_steps else {}
 
     def searching(self) -> bool:
@@ -174,7 +175,12 @@ class _SuperT(Session):
         total = torch.where(total.isfinite().all(), total, 0.0)  # a step that float16 overflowed is not taken
         for key, value in zip(found, torch.split(total, [len(value) for value in found.values()]), strict=True):
             self.importance[key] = value + self.importance.get(key, 0)
-        if not any(lowest(self.importance, self.method.share).values()):
+
+    def _refuse_none(self, attachment: Attachment) -> None:
+        """Raise if nothing would be pruned, once all layers were seen: LayerDrop may leave some out."""
+        forwards = sum(block.feed_forward is not None for block in attachment.blocks)
+        known = len(attachment.sites) * self.method.heads + forwards * self.method.feed_forward
+        if len(self.importance) == known and not any(lowest(self.importance, self.method.share).values()):
             raise AttendropError(
                 f"share={self.method.share} of {_count(self.importance, 'heads')} heads and of "
                 f"{_count(self.importance, 'feed_forward')} feed-forwards is none; raise it."
