@@ -47,9 +47,9 @@ class SuperT(Method):
             too few of them; or, in training, the model shares its layers (ALBERT), or so few can be pruned that it
             would be none.
 
-    Source: Liang et al. (2021), https://aclanthology.org/2021.acl-long.510, section 3. As in their code, heads are
+    Source: Liang et al. (2021), https://aclanthology.org/2021.acl-long.510. As in their code, heads are
     ranked after the importances of a layer are divided by their norm, feed-forwards apart from them, of both the same
-    share is pruned, and 0.1 is the least share that they try (their best tickets keep 80 to 90 % of the weights).
+    share is pruned, and 0.1 is the least share that its scripts try.
     Deviations: one run holds all of it, so that importances are those of the steps of the search, not of one more pass
     after it (``search=0.3`` is ours), and the learning rate goes on in its schedule. The absolute value is taken for
     each row, as the formula has it; their code adds up batches. Clipping still counts the gradients of what is pruned.
