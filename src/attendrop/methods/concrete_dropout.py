@@ -47,9 +47,9 @@ class ConcreteDropout(Method):
         AttendropError: An option is out of its range; or the number of training rows is not known; or, in training, a
             layer's value projection is not to be found.
 
-    Source: Gal, Hron, Kendall (2017), https://arxiv.org/abs/1705.07832, sections 2 and 3; 0.1 for ``t`` is theirs, and so
-    are the start at 0.1 and ``l`` = 1e-4 in their code. There what is dropped are the features that a layer reads. On
-    attention weights, ``W`` and ``K`` are a choice: ``W`` is the weight of the layer's value projection (of a
+    Source: Gal, Hron, Kendall (2017), https://arxiv.org/abs/1705.07832, sections 2 and 3; 0.1 for ``t`` is theirs, and
+    so are the start at 0.1 and ``l`` = 1e-4 in their code. There what is dropped are the features that a layer reads.
+    On attention weights, ``W`` and ``K`` are a choice: ``W`` is the weight of the layer's value projection (of a
     projection that makes queries, keys and values at once, the last third), ``K`` is how many features it reads. Their
     ``W`` is ours over ``1 - p``, since what is kept is scaled up. The learning rate is ours: fine-tuning takes few
     steps. The model's own dropout stays on; set it to 0 to have this one alone.
