@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,9 +10,10 @@ import torch
 import zoo
 from torch import Tensor
 
-from attendrop import AttendropError, LayerDrop, Vanilla, regularize
-from attendrop.attention import Attachment
+from attendrop import AttendropError, Compose, DropConnect, LayerDrop, Vanilla, regularize
+from attendrop.attention import Attachment, Plan
 from attendrop.masks import DrawKey, draw
+from attendrop.structure import Block, BlockEdit, free
 
 
 @pytest.mark.parametrize("where", ["scores", "weights"])
@@ -133,6 +135,18 @@ def test_blocks_are_dropped_as_often_as_asked_for_the_whole_batch() -> None:
     assert logs["layerdrop/dropped"] == pytest.approx(0.25, abs=0.04)  # of 480
 
 
+def test_blocks_are_dropped_independently() -> None:
+    """Of 8 blocks at one half, the number that goes in a step has the variance of a binomial."""
+    model, batch = zoo.build("bert", num_hidden_layers=8), zoo.batch_of("bert", (3,))
+    counts = []
+    with regularize(model, LayerDrop(p=0.5)) as reg:
+        for _ in range(150):
+            reg.loss(batch)
+            reg.step()
+            counts.append(8 * reg.logs()["layerdrop/dropped"])
+    assert float(torch.tensor(counts).var()) == pytest.approx(8 * 0.5 * 0.5, rel=0.35)
+
+
 def test_a_dropped_block_is_not_computed_and_gets_no_gradient() -> None:
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
     ran: list[int] = []
@@ -176,6 +190,37 @@ def test_a_block_that_others_need_always_stays() -> None:
         regularize(model, LayerDrop(layers="encoder:0")) as reg,
     ):
         reg.loss(batch)
+
+
+def test_a_copy_is_free_of_what_was_put_on_the_model() -> None:
+    """A model that is copied while blocks are wrapped runs its own blocks, not those of the original."""
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    expected = model(**batch).logits
+    with regularize(model, Compose(LayerDrop(p=0.5), DropConnect(p=0.5))) as reg:
+        reg.loss(batch)
+        copied = copy.deepcopy(model)
+        free(copied)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+    assert torch.equal(copied(**batch).logits, expected)
+    assert not any("forward" in module.__dict__ or module._forward_pre_hooks for module in copied.modules())
+
+
+def test_a_plan_cannot_skip_what_others_need() -> None:
+    class Skip(Plan):
+        def block(self, block: Block) -> BlockEdit:
+            return BlockEdit(skip=True)
+
+    model, batch = zoo.build("t5"), zoo.batch_of("t5")
+    attachment = Attachment(model)
+    attachment.probe(batch)
+    attachment.attach()
+    try:
+        with pytest.raises(AttendropError, match=r"T5Block encoder\.0 makes what others need"):
+            attachment.forward(batch, Skip())
+    finally:
+        attachment.detach()
 
 
 def test_wrapped_layers_are_refused() -> None:

@@ -369,7 +369,7 @@ class _Reach:
             edit = None if plan is None or block is None else plan.block(block)
             if block is None or edit is None:
                 return original(*args, **kwargs)
-            if edit.skip and block.skippable:
+            if edit.skip:
                 return block.skipped(args, kwargs)
             with self._within(edit), self._also_recomputed(module, edit):
                 output = original(*args, **kwargs)

@@ -54,7 +54,10 @@ class Block:
 
     def skipped(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What the module returns if it does nothing to the hidden states."""
-        assert self.passes_on is not None
+        if self.passes_on is None:
+            raise AttendropError(
+                f"{type(self.module).__name__} {self.key} makes what others need; it cannot be skipped."
+            )
         if self.bare:
             return _hidden(args, kwargs)
         others = (None if at is None else args[at] if isinstance(at, int) else kwargs[at] for at in self.passes_on)

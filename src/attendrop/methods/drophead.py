@@ -39,9 +39,9 @@ class DropHead(Method):
         AttendropError: An option is out of its range; or, in training, the schedule is ``"v"`` and it is not known how
             many optimizer steps are planned.
 
-    Source: Zhou et al. (2020), https://arxiv.org/abs/2004.13342, section 3. The valley of their V lies
-    where the learning rate's warm-up ends: ``turn`` is this library's default warm-up, of 0.1; set it to yours. That
-    0.2 is the default, and that a layer may lose all its heads, is ours.
+    Source: Zhou et al. (2020), https://arxiv.org/abs/2004.13342, section 3. The valley of their V lies where the
+    learning rate's warm-up ends: ``turn`` is this library's default warm-up, of 0.1; set it to yours. That 0.2 is the
+    default, and that a layer may lose all its heads, is ours.
     """
 
     name: ClassVar[str] = "drophead"

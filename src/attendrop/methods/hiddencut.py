@@ -57,20 +57,20 @@ class HiddenCut(Method):
         gamma: Weight of the loss of the cut views, 0 or more.
         eta: Weight of the divergence, 0 or more; one of the two is above 0.
         views: How many cut views a batch has, 1 or more.
-        where: ``"block"``: the hidden states that leave a block are cut. ``"feed_forward"``: the activations within its
-            feed-forward are, so that all it adds there is its last bias, and the residual connection keeps the rest.
+        where: ``"feed_forward"``: the activations within a block's feed-forward are cut, so that all it adds there is
+            its last bias, and the residual connection keeps the rest. ``"block"``: the hidden states that leave it are.
         layers: Blocks by their attention: see :func:`attendrop.sites.select_sites`.
 
     Raises:
         AttendropError: An option is out of its range; or, in training, no block is to be cut, or there are no logits.
 
     Source: Chen et al. (2021), https://aclanthology.org/2021.acl-long.338, section 3. The authors' code has 0.1, 0.4,
-    1, 1 and one view; it sets what the feed-forward puts out to zero, before the residual connection, which of our two
-    ways ``"feed_forward"`` is next to. ``"block"`` is stronger: all that a layer knew of these tokens is gone, also
-    where a span takes in the first token, which a classifier reads. Attention is taken after the model's dropout, and
-    from tokens that are no padding; the model's own dropout acts in all passes, each with its own draws. Where
-    predictions are numbers, the squared distance from their mean takes the place of the divergence; where they are
-    several labels, each label's Bernoulli distribution counts; where they are tokens, the mean is over those with a
+    1, 1 and one view; it sets what the feed-forward puts out to zero, before the residual connection, which
+    ``"feed_forward"`` does but for the last bias. ``"block"`` is stronger: all that a layer knew of these tokens is
+    gone, also where a span takes in the first token, which a classifier reads. Attention is taken after the model's
+    dropout, and from tokens that are no padding; the model's own dropout acts in all passes, each with its own draws.
+    Where predictions are numbers, the squared distance from their mean takes the place of the divergence; where they
+    are several labels, each label's Bernoulli distribution counts; where they are tokens, the mean is over those with a
     label. Of an encoder-decoder model the encoder alone is cut.
     """
 
@@ -94,7 +94,7 @@ class HiddenCut(Method):
     gamma: float = 1.0
     eta: float = 1.0
     views: int = 1
-    where: str = "block"
+    where: str = "feed_forward"
     layers: str | int | Sequence[int] = "all"
 
     def __post_init__(self) -> None:

@@ -50,13 +50,13 @@ class UniDrop(Method):
         AttendropError: An option is out of its range; everything is switched off; or, in training, the model lacks what
             a part acts on: blocks that can be left out, a feed-forward, tokens (images: set ``token=0``).
 
-    Source: Wu et al. (2021), https://arxiv.org/abs/2104.04946, section 3. 0.1 for features is theirs; 0.2 is what Fan
-    et al. (2020) recommend for blocks; ``data`` and ``token`` are ours. Where this differs: a dropped token is not
-    deleted, but no token attends to it (``attention_mask`` is 0), so that positions and labels stay; in encoder-decoder
-    models this is done to the encoder's input alone. FD-1 comes on top of the model's own dropout of weights, which is
-    the paper's FD-1 (set the model's to 0 to have only one). FD-3 is drawn after rotary embeddings, for each head of a
-    group of queries. One draw of blocks serves the whole global batch. A block that computes something which later
-    ones need (T5's first) always stays.
+    Source: Wu et al. (2021), https://arxiv.org/abs/2104.04946, section 3. 0.1 for features is the rate that the models'
+    own dropout mostly has, 0.2 for blocks what Fan et al. (2020) recommend; ``data`` and ``token`` are ours. Where this
+    differs: a dropped token is not deleted, but no token attends to it (``attention_mask`` is 0), so that positions and
+    labels stay; in encoder-decoder models this is done to the encoder's input alone. FD-1 comes on top of the model's
+    own dropout of weights, which is the paper's FD-1 (set the model's to 0 to have only one). FD-3 is drawn after
+    rotary embeddings, for each head of a group of queries. One draw of blocks serves the whole global batch. A block
+    that computes something which later ones need (T5's first) always stays.
     """
 
     name: ClassVar[str] = "unidrop"
