@@ -14,7 +14,7 @@ from attendrop.attention import Attachment, Plan
 from attendrop.errors import AttendropError
 from attendrop.masks import DrawKey
 from attendrop.methods.base import Batch, ComputeLoss, Method, Pass, Session, Setup, overrides
-from attendrop.rows import labelled_data
+from attendrop.rows import labelled_data, number_of_rows
 from attendrop.tally import Tally
 
 
@@ -170,7 +170,7 @@ class Regularization:
         batch = {name: value for name, value in batch.items() if name not in extra} if extra else batch
         if not self.model.training:
             return compute_loss(batch, None)
-        rows = _rows(batch)
+        rows = number_of_rows(batch)
         processes = self.setup.processes
         first = self._sequences * processes.world_size + processes.rank * rows
         self._sequences += rows
@@ -282,11 +282,3 @@ def loss_and_outputs(outputs: Any) -> tuple[Tensor, Any]:
     if loss is None:
         raise AttendropError("The model returned no loss; the batch needs 'labels'.")
     return loss, outputs
-
-
-def _rows(batch: Batch) -> int:
-    """How many sequences a batch holds: the length of its first tensor."""
-    for value in batch.values():
-        if isinstance(value, Tensor) and value.ndim:
-            return value.shape[0]
-    raise AttendropError("The batch holds no tensors.")

@@ -121,5 +121,8 @@ def to_device(batch: Batch, device: torch.device) -> dict[str, Any]:
 
 
 def number_of_rows(batch: Batch) -> int:
-    """How many rows a batch has: the length of its first tensor."""
-    return next(value.shape[0] for value in batch.values() if isinstance(value, Tensor) and value.ndim)
+    """How many rows a batch has: the length of its first tensor; raises AttendropError if it holds none."""
+    for value in batch.values():
+        if isinstance(value, Tensor) and value.ndim:
+            return value.shape[0]
+    raise AttendropError("The batch holds no tensors.")

@@ -26,7 +26,7 @@ from attendrop.checkpoints import last_checkpoint, load_session, load_state, sav
 from attendrop.errors import AttendropError
 from attendrop.methods.base import Batch, FineTune, LabelledData, Method, Processes, Session, Setup
 from attendrop.regularize import Regularization
-from attendrop.rows import LabelledRows, set_aside
+from attendrop.rows import LabelledRows, number_of_rows, set_aside
 
 
 class RegularizedTrainer(Trainer):
@@ -110,7 +110,7 @@ class RegularizedTrainer(Trainer):
         def stock(batch: Batch, plan: Plan | None = None, other: nn.Module | None = None) -> tuple[Tensor, Any]:
             given = dict(batch) if plan is None else {**batch, PLAN_KEYWORD: plan}
             # Of a batch whose rows a method repeats, each copy counts for its part.
-            copies = _rows(batch) // _rows(inputs)
+            copies = number_of_rows(batch) // number_of_rows(inputs)
             items = None if num_items_in_batch is None else num_items_in_batch * copies
             loss, outputs = self._stock_loss(other or model, given, None if rescale else items)
             if rescale:
@@ -335,10 +335,6 @@ def _with_columns(collate: Callable[[list[Any]], Any], columns: Sequence[str]) -
         return batch
 
     return collated
-
-
-def _rows(batch: Batch) -> int:
-    return next((value.shape[0] for value in batch.values() if isinstance(value, Tensor) and value.ndim), 1)
 
 
 class EpochSampler(Sampler[int]):

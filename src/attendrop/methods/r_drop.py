@@ -10,6 +10,7 @@ from torch import Tensor
 from attendrop.errors import AttendropError
 from attendrop.methods.base import Batch, Facts, Method, Pass
 from attendrop.methods.consistency import mean_divergence
+from attendrop.rows import number_of_rows
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class RDrop(Method):
 
 def repeat_rows(batch: Batch, copies: int) -> dict[str, Any]:
     """A batch with each row so many times, copies side by side."""
-    rows = next(value.shape[0] for value in batch.values() if isinstance(value, Tensor) and value.ndim)
+    rows = number_of_rows(batch)
     return {
         name: value.repeat_interleave(copies, 0)
         if isinstance(value, Tensor) and value.ndim and value.shape[0] == rows

@@ -16,7 +16,7 @@ from attendrop.masks import DrawKey, draw
 from attendrop.methods.attend_out.attack import Attack, Micro, number_of
 from attendrop.methods.attend_out.players import Players
 from attendrop.methods.base import Batch, ComputeLoss, Pass, Session, Setup
-from attendrop.rows import to_device
+from attendrop.rows import number_of_rows, to_device
 
 if TYPE_CHECKING:
     from attendrop.methods.attend_out import AttendOut
@@ -172,7 +172,7 @@ class AttendOutSession(Session):
                 with evaluating(network), forked_rng(network):
                     for number, batches in enumerate(items):
                         for batch in batches:
-                            weight = _rows(batch)
+                            weight = number_of_rows(batch)
                             sums[row, number] += weight * self._score(network, to_device(batch, device))
                             sums[2, number] += weight / 2
         attacker, defender, weights = processes.total(sums).cpu()
@@ -236,7 +236,3 @@ def _seed_device(device: torch.device, key: DrawKey) -> None:
     if device.type == "cuda":
         with torch.cuda.device(device):
             torch.cuda.manual_seed(key.seeds("defender", key.rows)[0] % 2**63)
-
-
-def _rows(batch: Batch) -> int:
-    return next(value.shape[0] for value in batch.values() if isinstance(value, Tensor) and value.ndim)
