@@ -21,8 +21,9 @@ The class's docstring has the formula, the range of each option, the source of e
 paper. [own_method.md](own_method.md) shows how to add one.
 
 *Acts on*: where the method does something. *Forward*, *backward*: passes in a training step, where plain fine-tuning
-takes one of each. *Time*, *memory*: of a step with the defaults, relative to plain fine-tuning, {case}, on {machine}; \
-how it was measured stands in [RESULTS.md](../benchmarks/RESULTS.md). Prediction costs nothing more with any of them: \
+takes one of each. *Time*, *memory*: of a step with the defaults, relative to plain fine-tuning, batch 16 of {case}
+tokens (AttendOut: mean of a period, memory at 128), on {machine}.
+How it was measured stands in [RESULTS.md](../benchmarks/RESULTS.md). Prediction costs nothing more with any of them:
 after training the model is a stock model.
 
 """
@@ -30,10 +31,11 @@ _COMPOSITION = """
 ## Together
 
 `--method ad-drop+r-drop --set ad-drop.p=0.3`, or `Compose(ADDrop(p=0.3), RDrop())`. At each attention layer, what one
-method drops is dropped beside what another drops; penalties add up; what acts on parameters, gradients or the batch acts
-there; each method draws for itself and logs under its own name. Refused, with the reason: one method twice, plain
-fine-tuning beside another, two that replace parameters (mixout, DropConnect), two that decide which passes a step takes,
-two that need rows set aside, and what a method's own row below says.
+method drops is dropped beside what another drops; penalties add up; what acts on parameters, gradients or the batch
+acts there; each method draws for itself and logs under its own name. Refused, with the reason, are: one method twice;
+plain fine-tuning beside another; two that replace parameters (mixout, DropConnect); two that decide which passes a step
+takes (AttendOut, HiddenCut, SCAL); two that rewind or exchange weights (AttendOut, SuperT, AutoDropout); two that need
+rows set aside; SuperT with mixout; Concrete Dropout with AttendOut.
 
 | together | {columns} |
 |---|{rule}|
@@ -42,18 +44,24 @@ two that need rows set aside, and what a method's own row below says.
 
 def page() -> str:
     """The page as it should be."""
-    part = json.loads(RESULTS.read_text(encoding="utf-8")).get("methods", {"rows": [], "facts": {}})
-    costs = {(row["figure"], row["case"].partition(",")[0]): row["measured"] for row in part["rows"]}
-    case = next((row["case"].partition(", ")[2] for row in part["rows"]), "")
-    facts = part["facts"]
-    machine = f"{facts.get('processor')}, {facts.get('torch')}, transformers {facts.get('transformers')}"
+    parts = json.loads(RESULTS.read_text(encoding="utf-8"))
+    rows, facts = parts["methods"]["rows"], parts["methods"]["facts"]
+    case = rows[0]["case"].partition(", ")[2]
+    costs = {(row["figure"], row["case"].partition(",")[0]): row["measured"] for row in rows}
+    for row in parts["attendout"]["rows"]:  # whole periods, measured apart; memory on another batch
+        figure, (shape, _, batch) = row["figure"].replace("AttendOut", "attendout"), row["case"].partition(", ")
+        if batch == case and "step" in figure:
+            costs["attendout / stock step", shape] = row["measured"]
+        elif "memory" in figure:
+            costs[figure, shape] = row["measured"]
+    machine = f"{facts['processor']}, torch {facts['torch']}, transformers {facts['transformers']}"
     times = [f"time {shape}" for shape in SHAPES]
     memory = [f"memory {shape}" for shape in SHAPES]
     columns = ["method", "class", "paper", "acts on", "forward", "backward", "keeps", "tasks", *times, *memory]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     lines += [_row(get_method(name), costs) for name in method_names()]
     together = [name for name in dict.fromkeys(figure for figure, _ in costs) if "+" in name and "memory" not in name]
-    text = _HEAD.format(case=f"batch 16, {case} tokens".replace(" full", ""), machine=machine) + "\n".join(lines) + "\n"
+    text = _HEAD.format(case=case.removesuffix(" full"), machine=machine) + "\n".join(lines) + "\n"
     text += _COMPOSITION.format(columns=" | ".join([*times, *memory]), rule="|".join(["---"] * 4))
     for figure in together:
         name = figure.removesuffix(" / stock step")

@@ -85,7 +85,11 @@ class HiddenCut(Method):
   url       = {https://aclanthology.org/2021.acl-long.338}
 }"""
     facts: ClassVar[Facts] = Facts(
-        acts_on=("hidden states", "loss"), forward="1 + views", backward="1 + views", units="tokens"
+        acts_on=("hidden states", "loss"),
+        forward="1 + views",
+        backward="1 + views",
+        tasks="all; encoder-decoder: the encoder",
+        units="tokens",
     )
 
     alpha: float = 0.1

@@ -48,7 +48,13 @@ class LayerDrop(Method):
   year      = {2020},
   url       = {https://arxiv.org/abs/1909.11556}
 }"""
-    facts: ClassVar[Facts] = Facts(acts_on=("layers",), forward="1 - p", backward="1 - p", units="blocks")
+    facts: ClassVar[Facts] = Facts(
+        acts_on=("layers",),
+        forward="1 - p",
+        backward="1 - p",
+        tasks="all; T5: not its first block",
+        units="blocks",
+    )
     skips_parameters: ClassVar[bool] = True
 
     p: float = 0.2

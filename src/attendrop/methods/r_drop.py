@@ -50,7 +50,12 @@ class RDrop(Method):
   year      = {2021},
   url       = {https://arxiv.org/abs/2106.14448}
 }"""
-    facts: ClassVar[Facts] = Facts(acts_on=("inputs", "loss"), forward="2 (in one batch)", backward="2 (in one batch)")
+    facts: ClassVar[Facts] = Facts(
+        acts_on=("inputs", "loss"),
+        forward="2 (in one batch)",
+        backward="2 (in one batch)",
+        tasks="all; regression: squared difference",
+    )
     uses_attention: ClassVar[bool] = False
 
     alpha: float = 1.0

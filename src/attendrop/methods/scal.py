@@ -72,7 +72,12 @@ class SCAL(Method):
   year    = {2021},
   url     = {https://arxiv.org/abs/2111.13301}
 }"""
-    facts: ClassVar[Facts] = Facts(acts_on=("embeddings", "loss"), forward="2", backward="3, one without parameters")
+    facts: ClassVar[Facts] = Facts(
+        acts_on=("embeddings", "loss"),
+        forward="2",
+        backward="3, one without parameters",
+        tasks="text; images with where=attention",
+    )
 
     epsilon: float = 1.0
     where: str = "embeddings"

@@ -62,7 +62,7 @@ class Scheduler(Method):
     summary: ClassVar[str] = "drops attention scores at random, by a schedule for each layer"
     paper: ClassVar[str] = "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need, section 7.2"
     bibtex: ClassVar[str] = WU_2021
-    facts: ClassVar[Facts] = Facts(acts_on=("scores",))
+    facts: ClassVar[Facts] = Facts(acts_on=("scores",), tasks="all; encoder-decoder: the encoder's self-attention")
 
     progress: str | Sequence[float] = (0.0, 1.0)
     probabilities: str | Sequence[float] | Sequence[Sequence[float]] = ((0.6, 0.0),)

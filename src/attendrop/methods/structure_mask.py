@@ -73,7 +73,7 @@ class StructureMask(Method):
   year      = {2020},
   url       = {https://arxiv.org/abs/1908.05147}
 }"""
-    facts: ClassVar[Facts] = Facts(acts_on=("scores",))
+    facts: ClassVar[Facts] = Facts(acts_on=("scores",), tasks="all; encoder-decoder: the encoder's self-attention")
 
     p: float = 0.5
     structure: str = "window"

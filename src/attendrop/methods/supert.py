@@ -67,7 +67,11 @@ class SuperT(Method):
   year      = {2021},
   url       = {https://aclanthology.org/2021.acl-long.510}
 }"""
-    facts: ClassVar[Facts] = Facts(acts_on=("heads", "layers", "gradients"), state="the weights of the start")
+    facts: ClassVar[Facts] = Facts(
+        acts_on=("heads", "layers", "gradients"),
+        state="the weights of the start",
+        tasks="all; not models that share layers (ALBERT)",
+    )
     replaces_weights: ClassVar[bool] = True
 
     share: float = 0.1

@@ -76,6 +76,7 @@ class UniDrop(Method):
         acts_on=("weights", "hidden states", "layers", "inputs"),
         forward="1 - structure",
         backward="1 - structure",
+        tasks="text; images with token=0",
         units="blocks",
     )
     skips_parameters: ClassVar[bool] = True

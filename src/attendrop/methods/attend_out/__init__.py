@@ -90,6 +90,7 @@ class AttendOut(Method):
         forward="2 + generator + scoring",
         backward="2 + generator",
         state="a second model and its optimizer, the generator, a period of batches",
+        tasks="all; encoder-decoder: the encoder's self-attention",
     )
 
     replaces_weights: ClassVar[bool] = True
