@@ -20,6 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from attendrop.attention import Attachment, Plan, evaluating, forked_rng
 from attendrop.errors import AttendropError
+from attendrop.gates import Gates
 from attendrop.scoring import Call, Edit
 from attendrop.sites import Site
 
@@ -111,26 +112,6 @@ def gradient(
         return _gradients(total, record.keys, record.in_order())
 
 
-class Gates(Plan):
-    """Multiplies what each head of each sequence puts out by a gate, ``(batch, 1, heads, 1)``, that is 1."""
-
-    def __init__(self, sites: Sequence[Site]) -> None:
-        super().__init__()
-        self.keys = [site.key for site in sites]
-        self.gates: dict[str, Tensor] = {}
-
-    def wants(self, site: Site) -> bool:
-        return site.key in self.keys
-
-    def edit(self, call: Call) -> Edit:
-        return Edit(output=partial(self._pass, call.site.key))
-
-    def _pass(self, key: str, output: Tensor) -> Tensor:
-        if key not in self.gates:
-            self.gates[key] = output.new_ones(output.shape[0], 1, output.shape[2], 1, requires_grad=True)
-        return output * self.gates[key]
-
-
 def head_importance(
     attachment: Attachment, batch: Batch, sites: Sequence[Site], *, loss_scale: float = 1.0
 ) -> dict[str, Tensor]:
@@ -148,13 +129,13 @@ def head_importance(
     Raises:
         AttendropError: The model returns no loss.
     """
-    plan = Gates(sites)
+    plan = Gates(heads={site.key for site in sites})
     with _isolated(attachment.model), torch.enable_grad():
         loss: Tensor | None = getattr(attachment.forward(batch, plan), "loss", None)
         if loss is None:
             raise AttendropError("The importance of heads is that for the loss, and the batch has no 'labels'.")
         found = _gradients(loss * loss_scale, list(plan.gates), list(plan.gates.values()))
-    return {key: grad.abs().flatten(1) for key, grad in found.items()}
+    return {key.partition("/")[2]: gradient.abs() for key, gradient in found.items()}
 
 
 def attention(attachment: Attachment, inputs: Batch, sites: Sequence[Site]) -> dict[str, Tensor]:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from attendrop.attention import Attachment, Plan
 from attendrop.errors import AttendropError
+from attendrop.gates import Gates
 from attendrop.masks import share as floor_share
 from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup, check_share
-from attendrop.methods.gates import Gates
 from attendrop.methods.rewind import Start
 from attendrop.methods.ticket import Place, lowest, places, refuse_shared, zero
 from attendrop.rows import to_device

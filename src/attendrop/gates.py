@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor
@@ -18,14 +18,17 @@ class Gates(Plan):
 
     Args:
         rows: Rows of the batch. If attention sees a multiple of it, a row has one gate for all that it stands for.
-        heads: Whether heads have gates.
+            None: what attention sees has a gate for each.
+        heads: Whether heads have gates: of all sites, or of those with these keys.
         feed_forward: Whether feed-forwards have gates.
 
     Attributes:
         gates: ``(rows, heads)`` by ``heads/SITE``, and ``(rows, 1)`` by ``feed_forward/BLOCK``: leaves of the graph.
     """
 
-    def __init__(self, rows: int, *, heads: bool, feed_forward: bool) -> None:
+    def __init__(
+        self, rows: int | None = None, *, heads: bool | Collection[str] = True, feed_forward: bool = False
+    ) -> None:
         super().__init__()
         self.rows = rows
         self.heads = heads
@@ -33,7 +36,7 @@ class Gates(Plan):
         self.gates: dict[str, Tensor] = {}
 
     def wants(self, site: Site) -> bool:
-        return self.heads
+        return self.heads if isinstance(self.heads, bool) else site.key in self.heads
 
     def edit(self, call: Call) -> Edit:
         return Edit(output=self._gated(f"heads/{call.site.key}", (1, call.shape[1], 1)))
@@ -54,11 +57,11 @@ class Gates(Plan):
         """Multiply ``(batch, ...)`` by a gate of ``shape`` for each row."""
 
         def gated(output: Tensor) -> Tensor:
+            rows = output.shape[0] if self.rows is None else self.rows
             if key not in self.gates:
                 dtype = torch.promote_types(output.dtype, torch.float32)
-                gates = torch.ones(self.rows, max(shape), dtype=dtype, device=output.device, requires_grad=True)
-                self.gates[key] = gates
-            each = self.gates[key].repeat_interleave(output.shape[0] // self.rows, 0)
+                self.gates[key] = torch.ones(rows, max(shape), dtype=dtype, device=output.device, requires_grad=True)
+            each = self.gates[key].repeat_interleave(output.shape[0] // rows, 0)
             return output * each.view(-1, *shape).to(output.dtype)
 
         return gated
