@@ -35,6 +35,13 @@ class Bench:
         yield lambda batch: self._learn(lambda: self.model(**batch).loss)
 
     @contextmanager
+    def doubled(self) -> Iterator[Step]:
+        """Yield a stock step with every row twice: the least that two passes for each row take in one batch."""
+        yield lambda batch: self._learn(
+            lambda: self.model(**{name: torch.cat([value, value]) for name, value in batch.items()}).loss
+        )
+
+    @contextmanager
     def reference(self, layers: str) -> Iterator[Step]:
         """Yield a reference-style AD-DROP step."""
         before = self.model.config._attn_implementation

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attendrop import masks
-from attendrop.masks import DrawKey, candidate_region, draw, origins_of, real_rows, share
+from attendrop.masks import DrawKey, candidate_region, draw, draw_matrix, draw_rows, origins_of, real_rows, share
 from attendrop.scoring import Call
 from attendrop.sites import Site
 
@@ -159,6 +159,43 @@ def test_draws_are_the_same_on_every_device(shape: tuple[int, int, int, int], p:
     for i, place, lanes in masks._lanes_on_cpu(seeds, shape, origins):
         assert (there[i].numpy()[place] == lanes).all()
         assert (below[i].numpy()[place] == (lanes < bound)).all()
+
+
+@pytest.mark.parametrize("columns", [1, 6, 8, 385])
+def test_rows_of_a_matrix_are_drawn_alike_elsewhere_and_each_by_itself(columns: int) -> None:
+    rows = torch.tensor([0, 3, 30521, 2**31 - 1])
+    mask = draw_rows(0.3, 1, 2, "words", rows, columns)
+    column = torch.arange(columns)
+    lanes = masks._lane((rows[:, None] << 32) + (column >> 2), masks._signed(masks._hash("1/2/words")), column)
+    assert (mask == (lanes < round(0.3 * 65536) - 32768)).all()
+    for i, row in enumerate(rows):
+        assert (draw_rows(0.3, 1, 2, "words", row[None], columns)[0] == mask[i]).all()
+
+
+def test_rows_of_a_matrix_are_independent_draws() -> None:
+    first, second = (draw_rows(0.3, 1, step, "words", torch.arange(500), 400).float() for step in (0, 1))
+    for mask in (first, second):
+        # 200,000 draws: a standard error of 0.001; of a row's or a column's mean 0.023 and 0.02.
+        assert float(mask.mean()) == pytest.approx(0.3, abs=0.005)
+        assert float((mask.mean(0) - 0.3).abs().max()) < 0.1 > float((mask.mean(1) - 0.3).abs().max())
+    assert float((first * second).mean()) == pytest.approx(0.09, abs=0.004)
+
+
+def test_a_large_parameter_is_drawn_in_pieces_that_differ() -> None:
+    size = masks._CHUNK
+    mask = draw_matrix(0.25, 1, 2, "weight", (2, size + 50), torch.device("cpu")).flatten()
+    pieces = mask[:size].float(), mask[size : 2 * size].float()
+    for piece in pieces:
+        assert float(piece.mean()) == pytest.approx(0.25, abs=0.01)
+    assert float((pieces[0] * pieces[1]).mean()) == pytest.approx(1 / 16, abs=0.005)
+    rest = mask[2 * size :]
+    assert 0 < int(rest.sum()) < 60
+    assert not (rest == mask[:100]).all()
+    assert (mask[:size] == draw_matrix(0.25, 1, 2, "weight", (size,), torch.device("cpu"))).all()
+
+
+def test_nothing_is_drawn_of_an_empty_parameter() -> None:
+    assert draw_matrix(0.25, 1, 2, "weight", (0, 4), torch.device("cpu")).shape == (0, 4)
 
 
 def test_draws_are_pinned() -> None:

@@ -181,8 +181,8 @@ def uniform(key: DrawKey, name: str, shape: tuple[int, int, int, int], origins: 
     return (_lanes(seeds, shape, origins).float() + (_LEVELS // 2 + 0.5)) / _LEVELS
 
 
-# Rows of a matrix that are drawn together: as many as stay in a processor's cache.
-_ROWS_TOGETHER = 32
+# Elements of a parameter that are drawn together: few enough to stay in a processor's cache, and enough for numpy.
+_CHUNK = 1 << 16
 
 
 def draw_matrix(p: float, seed: int, step: int, name: str, shape: Sequence[int], device: torch.device) -> Tensor:
@@ -195,15 +195,17 @@ def draw_matrix(p: float, seed: int, step: int, name: str, shape: Sequence[int],
         seed: Seed of the run.
         step: Optimizer steps taken so far.
         name: Of the parameter.
-        shape: Of the parameter; dimensions after the first are taken as one.
+        shape: Of the parameter.
         device: Where to put the mask.
     """
-    rows, columns = shape[0], math.prod(shape[1:])
-    chunks = -(-rows // _ROWS_TOGETHER)
-    key = DrawKey(seed, step, 0, chunks)
-    origins = torch.zeros(chunks, 2, dtype=torch.long, device=device)
-    mask = draw(p, key, name, (chunks, 1, _ROWS_TOGETHER, columns), origins, device)
-    return mask.view(-1, columns)[:rows].view(*shape)
+    chunks, rest = divmod(math.prod(shape), _CHUNK)
+    drawn = []
+    for first, count, size in ((0, chunks, _CHUNK), (chunks, 1, rest)):
+        if count and size:
+            key = DrawKey(seed, step, first, count)
+            origins = torch.zeros(count, 2, dtype=torch.long, device=device)
+            drawn.append(draw(p, key, name, (count, 1, 1, size), origins, device).flatten())
+    return torch.cat(drawn).view(*shape) if drawn else torch.zeros(*shape, dtype=torch.bool, device=device)
 
 
 def draw_rows(p: float, seed: int, step: int, name: str, rows: Tensor, columns: int) -> Tensor:
@@ -214,13 +216,18 @@ def draw_rows(p: float, seed: int, step: int, name: str, rows: Tensor, columns: 
         seed: Seed of the run.
         step: Optimizer steps taken so far.
         name: Of the matrix.
-        rows: The numbers of the rows.
+        rows: The numbers of the rows, less than 2**31.
         columns: How many columns the matrix has.
     """
-    numbers = rows.tolist()
-    origins = torch.zeros(len(numbers), 2, dtype=torch.long, device=rows.device)
-    seeds = [_hash(f"{seed}/{step}/{number}/{name}") for number in numbers]
-    return _below(p, seeds, (len(numbers), 1, 1, columns), origins).view(len(numbers), columns)
+    key = _hash(f"{seed}/{step}/{name}")
+    bound = round(p * _LEVELS) - _LEVELS // 2
+    if rows.device.type == "cpu":
+        word = np.arange(-(-columns // 4), dtype=np.uint64)
+        counters = (rows.numpy().astype(np.uint64)[:, None] << np.uint64(32)) + word
+        lanes = _lanes_of_words(counters * np.uint64(_GOLDEN) + np.uint64(key))[:, :columns]
+        return torch.from_numpy(lanes < bound)
+    column = torch.arange(columns, device=rows.device)
+    return _lane((rows[:, None] << 32) + (column >> 2), _signed(key), column) < bound
 
 
 # A draw is one of four signed 16-bit lanes of splitmix64 (Steele et al., 2014): lane k % 4 of the hash of a counter
@@ -240,14 +247,18 @@ def _lanes_on_cpu(
     word = np.arange(-(-columns // 4), dtype=np.uint64)
     counters = ((row * np.uint64(heads) + head << np.uint64(32)) + word) * np.uint64(_GOLDEN)
     for i, (seed, (top, start)) in enumerate(zip(seeds, origins.tolist(), strict=True)):
-        bits = counters[:, : rows - top, : -(-(columns - start) // 4)] + np.uint64(seed)
-        shifted = np.empty_like(bits)
-        for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
-            bits ^= np.right_shift(bits, np.uint64(shift), out=shifted)
-            bits *= np.uint64(factor)
-        bits ^= np.right_shift(bits, np.uint64(31), out=shifted)
-        lanes = bits.astype("<u8", copy=False).view("<i2")[..., : columns - start]
-        yield i, (slice(None), slice(top, None), slice(start, None)), lanes
+        lanes = _lanes_of_words(counters[:, : rows - top, : -(-(columns - start) // 4)] + np.uint64(seed))
+        yield i, (slice(None), slice(top, None), slice(start, None)), lanes[..., : columns - start]
+
+
+def _lanes_of_words(bits: Any) -> Any:
+    """Hash counters, in place: four lanes in the last dimension for each."""
+    shifted = np.empty_like(bits)
+    for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
+        bits ^= np.right_shift(bits, np.uint64(shift), out=shifted)
+        bits *= np.uint64(factor)
+    bits ^= np.right_shift(bits, np.uint64(31), out=shifted)
+    return bits.astype("<u8", copy=False).view("<i2")
 
 
 def _lanes(seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor) -> Tensor:
@@ -259,7 +270,12 @@ def _lanes(seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor) 
     row = torch.arange(rows, device=device).view(1, 1, -1, 1) - top
     column = torch.arange(columns, device=device) - start
     seed = torch.tensor([_signed(seed) for seed in seeds], device=device).view(-1, 1, 1, 1)
-    bits = ((row * heads + head << 32) + (column >> 2)) * _signed(_GOLDEN) + seed
+    return _lane((row * heads + head << 32) + (column >> 2), seed, column)
+
+
+def _lane(counter: Tensor, seed: Tensor | int, column: Tensor) -> Tensor:
+    """Hash counters, each as often as there are columns of it; the lane that belongs to the column."""
+    bits = counter * _signed(_GOLDEN) + seed
     for shift, factor in ((30, _MIX_1), (27, _MIX_2), (31, 1)):
         # The shift of a signed number copies its sign; these bits are cleared.
         bits = (bits ^ (bits >> shift & (1 << 64 - shift) - 1)) * _signed(factor)

@@ -105,12 +105,12 @@ class _Free(Session):
                 raise AttendropError("Child-Tuning does not act on sparse gradients; make the embeddings dense.")
             place = (*self._seed_and_step, f"child-tuning/{name}")
             if name in self.by_row:  # most rows are zero, and stay so
-                rows = gradient.any(1).nonzero().flatten()
+                rows = (gradient.amax(1) != 0).logical_or_(gradient.amin(1) != 0).nonzero().flatten()
                 kept = draw_rows(p, *place, rows, gradient.shape[1])
-                gradient[rows] *= kept.to(gradient.dtype).div_(p)
+                gradient[rows] *= kept.to(gradient.dtype).mul_(1 / p)
             else:
                 kept = draw_matrix(p, *place, gradient.shape, gradient.device)
-                gradient.mul_(kept.to(gradient.dtype).div_(p))
+                gradient.mul_(kept.to(gradient.dtype).mul_(1 / p))
 
 
 class _Driven(Session):
