@@ -38,9 +38,9 @@ weights and optimizer, and nothing of attendrop in the way.
 - *AttendOut*: the mean of the steps of a whole period at the defaults: defender and attacker, what the generator draws,
   the scores of both on as many items as steps (of rows as long as those of the batch), the generator's lesson, and the
   coming together. Its peak memory counts all that it makes, from before the first step to the end of a period.
-- *Methods*: each at its defaults, four at a time beside the stock step, on "64 full". What is done once in a run is left
-  out (the Fisher pass of Child-Tuning-D, the scores of AutoDropout's trials); SuperT and AutoDropout are in their search.
-  LayerDrop and Attn.LayerDrop are timed over 8 steps, since every step skips other layers.
+- *Methods*: each at its defaults, four at a time beside the stock step, on "64 full". What is done once in a run is
+  left out (the Fisher pass of Child-Tuning-D, the scores of AutoDropout's trials); SuperT and AutoDropout are in their
+  search. LayerDrop and Attn.LayerDrop are timed over 8 steps, since every step skips other layers.
 - *Prediction*: in `inference_mode`, without labels; "full": every sequence has all tokens; "RTE lengths", "IMDB
   lengths": texts as they come, padded to the longest of their batch, cut at 256 and 512 tokens. "Without padding" is
   the same form with no layer pruned. ONNX Runtime computes padding in both of its models.
