@@ -256,7 +256,7 @@ def methods(setting: Setting) -> Iterator[Row]:
             # Few at a time, so that the stock step beside which a method is timed was taken within the same seconds.
             for some in (chosen[start : start + 4] for start in range(0, len(chosen), 4)):
                 group = {"stock": bench.stock, **{name: timed[name] for name in some}}
-                times = interleave(group, [batch] * steps, rounds=setting.rounds, seconds=0)
+                times = interleave(group, [batch] * steps, rounds=setting.rounds, seconds=0 if setting.quick else 40)
                 for name in some:
                     yield Row(f"{name} / stock step", case, ratios(times, name, "stock"), _TARGETS.get(name))
         plain = peak_memory(bench, bench.stock, batch)[0]

@@ -1,6 +1,7 @@
 """Write docs/methods.md from the registry and the benchmark's results: ``make docs``; ``--check`` only compares."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -21,8 +22,9 @@ The class's docstring has the formula, the range of each option, the source of e
 paper. [own_method.md](own_method.md) shows how to add one.
 
 *Acts on*: where the method does something. *Forward*, *backward*: passes in a training step, where plain fine-tuning
-takes one of each. *Time*, *memory*: of a step with the defaults, relative to plain fine-tuning, batch 16 of {case}
-tokens (AttendOut: mean of a period, memory at 128), on {machine}.
+takes one of each. *Time*, *memory*: of a step with the defaults, relative to plain fine-tuning, {shapes};
+batch 16 of {case} tokens (AttendOut: mean of a period, memory at 128);
+{machine}.
 How it was measured stands in [RESULTS.md](../benchmarks/RESULTS.md). Prediction costs nothing more with any of them:
 after training the model is a stock model.
 
@@ -37,8 +39,8 @@ plain fine-tuning beside another; two that replace parameters (mixout, DropConne
 takes (AttendOut, HiddenCut, SCAL); two that rewind or exchange weights (AttendOut, SuperT, AutoDropout); two that need
 rows set aside; SuperT with mixout; Concrete Dropout with AttendOut.
 
-| together | {columns} |
-|---|{rule}|
+| together | time | memory |
+|---|---|---|
 """
 
 
@@ -55,14 +57,13 @@ def page() -> str:
         elif "memory" in figure:
             costs[figure, shape] = row["measured"]
     machine = f"{facts['processor']}, torch {facts['torch']}, transformers {facts['transformers']}"
-    times = [f"time {shape}" for shape in SHAPES]
-    memory = [f"memory {shape}" for shape in SHAPES]
-    columns = ["method", "class", "paper", "acts on", "forward", "backward", "keeps", "tasks", *times, *memory]
+    columns = ["method", "class", "paper", "acts on", "forward", "backward", "keeps", "tasks", "time", "memory"]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     lines += [_row(get_method(name), costs) for name in method_names()]
     together = [name for name in dict.fromkeys(figure for figure, _ in costs) if "+" in name and "memory" not in name]
-    text = _HEAD.format(case=case.removesuffix(" full"), machine=machine) + "\n".join(lines) + "\n"
-    text += _COMPOSITION.format(columns=" | ".join([*times, *memory]), rule="|".join(["---"] * 4))
+    text = _HEAD.format(shapes=" / ".join(SHAPES), case=case.removesuffix(" full"), machine=machine)
+    text += "\n".join(lines) + "\n"
+    text += _COMPOSITION
     for figure in together:
         name = figure.removesuffix(" / stock step")
         text += f"| `{name}` | {' | '.join(_costs(name, costs))} |\n"
@@ -72,18 +73,22 @@ def page() -> str:
 def _row(method: type[Method], costs: dict[tuple[str, str], float]) -> str:
     facts = method.facts
     cells = [
-        f"`{method.name}`", f"`{method.__name__}`", method.paper or "–", ", ".join(facts.acts_on) or "nothing",
+        f"`{method.name}`", f"`{method.__name__}`", _paper(method), ", ".join(facts.acts_on) or "nothing",
         facts.forward, facts.backward, facts.state, facts.tasks, *_costs(method.name, costs),
     ]  # fmt: skip
     return f"| {' | '.join(cells)} |"
 
 
+def _paper(method: type[Method]) -> str:
+    """The paper, with its address if the entry for BibTeX has one."""
+    address = re.search(r"url\s*=\s*\{(.+?)\}", method.bibtex or "")
+    return f"[{method.paper}]({address[1]})" if address else method.paper or "–"
+
+
 def _costs(name: str, costs: dict[tuple[str, str], float]) -> list[str]:
-    if name == "finetune":
-        return ["1"] * (2 * len(SHAPES))
     figures = f"{name} / stock step", f"peak memory, {name} / fine-tuning"
-    found = [costs.get((figure, shape)) for figure in figures for shape in SHAPES]
-    return ["" if value is None else f"{value:.2f}" for value in found]
+    found = [[1.0 if name == "finetune" else costs.get((figure, shape)) for shape in SHAPES] for figure in figures]
+    return [" / ".join("–" if value is None else f"{value:.2f}" for value in values) for values in found]
 
 
 def _section(method: type[Method]) -> str:
