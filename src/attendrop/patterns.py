@@ -134,7 +134,8 @@ def scheduler(patterns: Patterns, fitted: Fit) -> Scheduler:
     """The method that follows the fitted curves, in the layers where AttendOut acted."""
     options = patterns.config["options"]
     layers = options.get(AttendOut.name, options).get("layers", "all")
-    return Scheduler(tuple(fitted.knots.tolist()), tuple(map(tuple, fitted.values.T.tolist())), layers)
+    knots, curves = tuple(fitted.knots.tolist()), tuple(map(tuple, fitted.values.T.tolist()))
+    return Scheduler(progress=knots, probabilities=curves, layers=layers)
 
 
 def write_options(path: Path, method: Scheduler) -> None:

@@ -18,9 +18,9 @@ from attendrop.sites import Site, checked_layers, select_self_attention
 
 HIGHEST = 0.95
 _START = 0.6
+OWN = "own"
 # Where each layer's probability ends, by its number, in the ready-made schedules.
 _ENDS: dict[str, Callable[[int], float]] = {
-    "": lambda layer: 0.0,
     "qnli": lambda layer: 0.55 - 0.1 * min(layer, 3),
     "cola": lambda layer: 0.9,
 }
@@ -42,11 +42,11 @@ class Scheduler(Method):
         progress: The knots: shares of the planned optimizer steps, ascending from 0 to 1. Numbers, or ``"0,0.5,1"``.
         probabilities: The probability at each knot, in [0, 1]: one list for all layers, or one for each in order. Lists
             of numbers, or ``"0.6,0.5,0.4; 0.6,0.6,0.6"``. Drawn is with at most 0.95.
-        shape: A ready-made schedule in place of ``progress`` and ``probabilities``, from 0.6 in all layers with a slope
-            for each: ``"qnli"``, the first layer to 0.55, each further one by 0.1 lower, down to 0.25; ``"cola"``, all
-            layers to 0.9.
         layers: Where to drop: see :func:`attendrop.sites.select_sites`; of these the encoder's self-attention, or if
             there is none the decoder's.
+        shape: ``"own"``: what ``progress`` and ``probabilities`` say. Or a ready-made schedule in their place, from 0.6
+            in all layers with a slope for each: ``"qnli"``, the first layer to 0.55, each further one by 0.1 lower, down
+            to 0.25; ``"cola"``, all layers to 0.9.
 
     Raises:
         AttendropError: An option is out of its range, or a shape is given beside lists; or, when training begins, there
@@ -66,8 +66,8 @@ class Scheduler(Method):
 
     progress: str | Sequence[float] = (0.0, 1.0)
     probabilities: str | Sequence[float] | Sequence[Sequence[float]] = ((0.6, 0.0),)
-    shape: str = ""
     layers: str | int | Sequence[int] = "all"
+    shape: str = OWN
 
     def __post_init__(self) -> None:
         knots, curves = _numbers("progress", self.progress), _curves(self.probabilities)
@@ -80,9 +80,9 @@ class Scheduler(Method):
                 f"probabilities={self.probabilities!r}: a list is {len(wrong)} long, but progress has {len(knots)} "
                 "knots; give one number for each knot."
             )
-        check_choice("shape", self.shape, tuple(_ENDS))
+        check_choice("shape", self.shape, (OWN, *_ENDS))
         default = {field.name: field.default for field in fields(self)}
-        if self.shape and (knots, curves) != (default["progress"], default["probabilities"]):
+        if self.shape != OWN and (knots, curves) != (default["progress"], default["probabilities"]):
             raise AttendropError(f"shape={self.shape!r} is a schedule; give it or progress and probabilities.")
         object.__setattr__(self, "progress", knots)
         object.__setattr__(self, "probabilities", curves)
@@ -105,7 +105,7 @@ class Scheduler(Method):
 
     def plan(self, step: Pass) -> Plan:
         sites, progress = self.chosen(step.attachment.sites), step.planned_progress()
-        if self.shape:
+        if self.shape != OWN:
             found = [_START + (_ENDS[self.shape](layer) - _START) * progress for layer in range(len(sites))]
         else:
             found = self.probabilities_at(progress)
