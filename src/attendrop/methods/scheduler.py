@@ -45,7 +45,7 @@ class Scheduler(Method):
         layers: Where to drop: see :func:`attendrop.sites.select_sites`; of these the encoder's self-attention, or if
             there is none the decoder's.
         shape: ``"own"``: what ``progress`` and ``probabilities`` say. Or a ready-made schedule in their place, from 0.6
-            in all layers with a slope for each: ``"qnli"``, the first layer to 0.55, each further one 0.1 lower, down to
+            in all layers with a slope for each: ``"qnli"``, the first layer to 0.55, each further one 0.1 lower, to
             0.25; ``"cola"``, all layers to 0.9.
 
     Raises:
