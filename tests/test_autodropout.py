@@ -198,10 +198,18 @@ def test_a_run_goes_on_exactly_from_anywhere(step: int, tmp_path: Path) -> None:
 
 
 def test_rows_are_set_aside_to_score_on(tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path, AutoDropout(trials=1, reward_fraction=0.25))
+    trainer = trainer_of(tmp_path, AutoDropout(trials=1, reward_data="split", reward_fraction=0.25))
     assert (len(trainer.train_dataset), len(trainer.reward_dataset)) == (12, 4)  # type: ignore[arg-type]
     trainer.train()
     assert any("autodropout/trial_loss" in entry for entry in trainer.state.log_history)
+
+
+def test_patterns_are_scored_on_what_the_best_epoch_is_chosen_on(tmp_path: Path) -> None:
+    held = list(zoo.rows("bert", [5, 7, 4, 6], seed=9))
+    trainer = trainer_of(tmp_path, AutoDropout(trials=1), eval_dataset=held)
+    assert (len(trainer.train_dataset), trainer.reward_dataset) == (16, held)  # type: ignore[arg-type]
+    with pytest.raises(AttendropError, match=r"reward_data='selection' needs one eval_dataset; or pass reward_dataset"):
+        trainer_of(tmp_path, AutoDropout(trials=1))
 
 
 @pytest.mark.parametrize("method", [AutoDropout(trials=2), SuperT(share=0.5, search=0.5)], ids=lambda m: m.name)
@@ -266,7 +274,7 @@ def test_optuna_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [({"search": 1.0}, r"search=1\.0 must be above 0 and below 1"), ({"trials": 0}, r"trials=0 must be a whole number"),
-     ({"max_size": 0}, r"max_size=0 must be"), ({"reward_data": "test"}, r"reward_data='test'.*split, eval"),
+     ({"max_size": 0}, r"max_size=0 must be"), ({"reward_data": "test"}, r"reward_data='test'.*selection, split, eval"),
      ({"reward_fraction": 0.0}, r"reward_fraction=0\.0 must be above 0"), ({"layers": "x"}, r"layers='x'")],
 )  # fmt: skip
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:

@@ -292,7 +292,7 @@ def test_only_finished_runs_are_used(folder: Path, tmp_path: Path) -> None:
     ("options", "source", "words"),
     [
         ({}, "reward", "rewarded by scores on 3 more rows set aside"),
-        ({"reward_data": "eval"}, "dev", "development set decided during training"),
+        ({"reward_data": "eval"}, "dev", "scored models on the development set during training"),
         ({"variant": "pruning"}, None, "The best epoch was chosen on 4 rows"),
     ],
 )
@@ -318,6 +318,21 @@ def test_what_the_method_was_rewarded_on_is_said(
 def test_rewards_on_an_eval_file_need_one(folder: Path) -> None:
     with pytest.raises(AttendropError, match="eval-file"):
         tiny.config(folder, eval_file=None, method="attendout", options={"reward_data": "eval"})
+
+
+def test_a_search_on_the_selection_split(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It costs no training rows; under protocol 'paper' these rows are the development set, and that is said."""
+    how: dict[str, Any] = {"method": "autodropout", "options": {"trials": 2}}
+    honest = train(tiny.config(folder, "honest", **how))
+    assert honest["data"]["rewarded_on"] == "selection"
+    assert honest["data"]["rows"] == {"train": 36, "selection": 4, "dev": 12}
+    assert "rewarded by scores on the same rows" in (folder / "honest" / "README.md").read_text(encoding="utf-8")
+    assert "flatters" not in caplog.text
+    paper = train(tiny.config(folder, "paper", protocol="paper", **how))
+    assert paper["data"]["rewarded_on"] == "dev"
+    assert "development set during training" in caplog.text
+    with pytest.raises(AttendropError, match="scores on the selection split; selection-fraction is 0"):
+        tiny.config(folder, selection_fraction=0.0, **how)
 
 
 def test_a_fixed_number_of_steps(folder: Path) -> None:

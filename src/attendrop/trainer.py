@@ -180,9 +180,11 @@ class RegularizedTrainer(Trainer):
             case "split":
                 share = self.regularizer.reward_share()
                 self.train_dataset, self.reward_dataset = set_aside(self.train_dataset, share, self.args.seed)
-            case "eval":
+            case "eval" | "selection" as rows:
                 if self.eval_dataset is None or isinstance(self.eval_dataset, dict):
-                    raise AttendropError("reward_data='eval' needs one eval_dataset.")
+                    raise AttendropError(
+                        f"reward_data={rows!r} needs one eval_dataset; or pass reward_dataset, or use 'split'."
+                    )
                 self.reward_dataset = self.eval_dataset
 
     def _labelled(self, rows: Any) -> LabelledData | None:

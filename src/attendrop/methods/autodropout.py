@@ -43,8 +43,9 @@ class AutoDropout(Method):
         trials: How many patterns to try.
         max_size: The greatest ``size``.
         max_stride: The greatest ``stride``.
-        reward_data: ``"split"``: ``reward_fraction`` of the training rows, set aside to score on. ``"eval"``: the
-            development set; results on it are then no longer honest.
+        reward_data: ``"selection"``: the rows to score on are those that the best epoch is chosen on (a trainer's
+            ``eval_dataset``). ``"split"``: ``reward_fraction`` of the training rows, set aside for this alone.
+            ``"eval"``: the development set; results on it are then no longer honest.
         reward_fraction: See ``reward_data``.
         reward_batch_size: Rows that are scored together.
         layers: Where patterns may be: see :func:`attendrop.sites.select_sites`.
@@ -78,7 +79,7 @@ class AutoDropout(Method):
     trials: int = 8
     max_size: int = 8
     max_stride: int = 8
-    reward_data: str = "split"
+    reward_data: str = "selection"
     reward_fraction: float = 0.1
     reward_batch_size: int = 32
     layers: str | int | Sequence[int] = "all"
@@ -86,7 +87,7 @@ class AutoDropout(Method):
     def __post_init__(self) -> None:
         check_share("search", self.search, one_allowed=False)
         check_share("reward_fraction", self.reward_fraction, one_allowed=False)
-        check_choice("reward_data", self.reward_data, ("split", "eval"))
+        check_choice("reward_data", self.reward_data, ("selection", "split", "eval"))
         for name in ("trials", "max_size", "max_stride", "reward_batch_size"):
             check_count(name, getattr(self, name))
         object.__setattr__(self, "layers", checked_layers(self.layers))

@@ -265,7 +265,8 @@ class Method:
     def rewarded_on(self) -> str | None:
         """What models are scored on while the method trains them.
 
-        ``"split"``: rows set aside from the training data; ``"eval"``: the development set; None: nothing.
+        ``"selection"``: the rows that the best epoch is chosen on; ``"split"``: rows set aside from the training data
+        for this alone; ``"eval"``: the development set; None: nothing.
         """
         return None
 

@@ -18,8 +18,9 @@ _PROTOCOLS = {
 
 _REWARDED = {
     "reward": " The method was rewarded by scores on {reward} more rows set aside from the training data.",
-    "dev": " **The development set decided during training what was dropped and which model survived**, as in the "
-    "method's paper; the score below flatters.",
+    "selection": " The method was rewarded by scores on the same rows.",
+    "dev": " **The method scored models on the development set during training**, which decided what was dropped; the "
+    "score below flatters.",
     None: "",
 }
 

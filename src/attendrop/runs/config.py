@@ -119,10 +119,12 @@ class RunConfig:
         self._check_selection()
         if self.bf16 and self.fp16:
             raise AttendropError("bf16 and fp16 exclude each other; choose one.")
-        method = build_method(self.method, self.options)
-        if method.rewarded_on() == "eval" and self.train_file is not None and self.eval_file is None:
+        object.__setattr__(self, "options", build_method(self.method, self.options).options())
+        rewarded_on = self.rewarded_on()
+        if rewarded_on == "eval" and self.train_file is not None and self.eval_file is None:
             raise AttendropError("reward_data='eval' scores models on the eval-file during training; it is not given.")
-        object.__setattr__(self, "options", method.options())
+        if rewarded_on == "selection" and self.selection_fraction == 0:
+            raise AttendropError("reward_data='selection' scores on the selection split; selection-fraction is 0.")
 
     def _check_data(self) -> None:
         if (self.task is None) == (self.train_file is None):
@@ -152,6 +154,11 @@ class RunConfig:
     def build_method(self) -> Method:
         """The method with its options."""
         return build_method(self.method, self.options)
+
+    def rewarded_on(self) -> str | None:
+        """What models are scored on during training; under protocol 'paper' the selection rows are those of "eval"."""
+        found = self.build_method().rewarded_on()
+        return "eval" if found == "selection" and self.protocol == "paper" else found
 
     def as_dict(self) -> dict[str, Any]:
         """All options as plain values, fit for JSON."""

@@ -55,10 +55,11 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
         kept, selection = rows, report["dev"]
     else:
         kept, selection = hold_out(rows, data.task, config.selection_fraction, config.seed)
-    method = config.build_method()
-    match method.rewarded_on():
+    match config.rewarded_on():
         case "split":
-            kept, reward = hold_out(kept, data.task, method.reward_share(), config.seed)
+            kept, reward = hold_out(kept, data.task, config.build_method().reward_share(), config.seed)
+        case "selection":
+            reward = selection
         case "eval":
             reward = report["dev"]
         case _:

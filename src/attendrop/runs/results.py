@@ -64,10 +64,10 @@ def run_metrics(
             "text_columns": list(data.task.text_columns),
             "classes": list(data.task.label_names),
             "selected_on": selected_on,
-            "rewarded_on": {"split": "reward", "eval": "dev"}.get(method.rewarded_on() or ""),
+            "rewarded_on": {"split": "reward", "selection": "selection", "eval": "dev"}.get(config.rewarded_on() or ""),
             "rows": {"train": len(parts.train)}
             | ({"selection": len(parts.selection)} if selected_on == "selection" and parts.selection else {})
-            | ({"reward": len(parts.reward)} if method.rewarded_on() == "split" and parts.reward else {})
+            | ({"reward": len(parts.reward)} if config.rewarded_on() == "split" and parts.reward else {})
             | {name: len(rows) for name, rows in parts.report.items()},
         },
         "config": config.as_dict(),

@@ -117,16 +117,16 @@ def _announce(config: RunConfig, method: Method, data: TaskData, parts: Parts) -
     counts = [f"{len(parts.train)} rows to train on"]
     if parts.selection is not None and config.protocol == "honest":
         counts.append(f"{len(parts.selection)} more to choose the best epoch")
-    if method.rewarded_on() == "split" and parts.reward is not None:
+    if config.rewarded_on() == "split" and parts.reward is not None:
         counts.append(f"{len(parts.reward)} more to reward the method on")
     counts += [f"{len(rows)} to report on ({name})" for name, rows in parts.report.items()]
     logger.info("Task %s, %s: %s.", data.task.name, data.source, ", ".join(counts))
     if config.protocol == "paper":
         logger.warning("Protocol 'paper': the best epoch is chosen on the set that is reported, so the score flatters.")
-    if method.rewarded_on() == "eval":
+    if config.rewarded_on() == "eval":
         logger.warning(
-            "reward_data='eval': the development set decides during training what is dropped and which model survives, "
-            "so the score on it flatters."
+            "The method scores models on the development set during training (reward_data), so the score on it "
+            "flatters."
         )
     if parts.selection is None:
         logger.info("No selection split: the last epoch is kept.")
