@@ -24,6 +24,8 @@ OTHERS = {
     for name, method in TABLE.items()
     if name not in BY_MICRO_BATCH and method.name not in ("finetune", "ad-drop", "attendout")
 }
+# Some of whose parameters get no gradient in a step, which activation checkpointing would have DDP not look for.
+CHECKPOINTED = ("layerdrop", "attention-layerdrop")
 LENGTHS = (9, 4, 6, 5, 8, 3, 7, 5, 6, 6, 4, 9, 3, 8, 7, 5)
 
 
@@ -120,9 +122,10 @@ def results(folder: Path, rank: int, world: int) -> dict[str, Any]:
     for name, method in OTHERS.items():
         found[name] = train(folder, world, "random", method=method, name="other", save_strategy="no")["weights"]
     checkpointing = {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": False}}
-    found["layerdrop, activation checkpointing"] = train(
-        folder, world, "random", method=TABLE["layerdrop"], name="other", save_strategy="no", **checkpointing
-    )["weights"]
+    for name in CHECKPOINTED:
+        found[f"{name}, activation checkpointing"] = train(
+            folder, world, "random", method=TABLE[name], name="other", save_strategy="no", **checkpointing
+        )["weights"]
     return found
 
 

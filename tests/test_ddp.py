@@ -82,7 +82,9 @@ def test_attendout_decides_as_one(variant: str, ranks: Ranks, alone: dict[str, A
             assert value == pytest.approx(theirs[name], rel=1e-6), name
 
 
-@pytest.mark.parametrize("name", [*ddp_worker.OTHERS, "layerdrop, activation checkpointing"])
+@pytest.mark.parametrize(
+    "name", [*ddp_worker.OTHERS, *(f"{name}, activation checkpointing" for name in ddp_worker.CHECKPOINTED)]
+)
 def test_every_method_ends_with_the_weights_of_one_process(name: str, ranks: Ranks, alone: dict[str, Any]) -> None:
     (first, second), one = (found[name] for found in ranks[0]), alone[name]
     zoo.assert_same(first, second)

@@ -223,6 +223,16 @@ def test_special_tokens_come_from_the_setup() -> None:
     assert not torch.equal(loss_of(model, method, batch), model(**batch).loss)
 
 
+def test_a_loop_of_ones_own_can_name_the_tokenizer() -> None:
+    class Tokenizer:
+        mask_token_id = 4
+        all_special_ids = tuple(range(zoo.VOCAB))
+
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with regularize(model, only(data=0, token=1), tokenizer=Tokenizer()) as reg:
+        assert torch.equal(reg.loss(batch), model(**batch).loss)
+
+
 def test_only_the_input_of_an_encoder_loses_tokens() -> None:
     model, batch = zoo.build("bart"), zoo.batch_of("bart")
     mask = torch.zeros_like(batch["attention_mask"])

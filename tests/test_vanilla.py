@@ -13,6 +13,7 @@ from torch import Tensor
 from attendrop import AttendropError, Compose, DropConnect, LayerDrop, Vanilla, regularize
 from attendrop.attention import Attachment, Plan
 from attendrop.masks import DrawKey, draw
+from attendrop.scoring import Call
 from attendrop.structure import Block, BlockEdit, free
 
 
@@ -212,15 +213,69 @@ def test_a_plan_cannot_skip_what_others_need() -> None:
         def block(self, block: Block) -> BlockEdit:
             return BlockEdit(skip=True)
 
-    model, batch = zoo.build("t5"), zoo.batch_of("t5")
+    with pytest.raises(AttendropError, match=r"T5Block encoder\.0 makes what others need"):
+        passed(zoo.build("t5"), zoo.batch_of("t5"), Skip())
+
+
+def passed(model: Any, batch: Any, plan: Plan) -> None:
+    """One pass with the plan."""
     attachment = Attachment(model)
     attachment.probe(batch)
     attachment.attach()
     try:
-        with pytest.raises(AttendropError, match=r"T5Block encoder\.0 makes what others need"):
-            attachment.forward(batch, Skip())
+        attachment.forward(batch, plan)
     finally:
         attachment.detach()
+
+
+@pytest.mark.parametrize("name", ["bert", "albert"])
+@pytest.mark.parametrize("skipped", [{0}, {1}, {0, 2}])
+def test_attention_is_told_apart_where_blocks_are_skipped(name: str, skipped: set[int]) -> None:
+    """Also in a model that shares its layers, whose attention layers are told apart by counting calls."""
+
+    class Skip(Plan):
+        def __init__(self) -> None:
+            super().__init__()
+            self.met: list[str] = []
+
+        def block(self, block: Block) -> BlockEdit:
+            return BlockEdit(skip=block.sites[0].index in skipped)
+
+        def edit(self, call: Call) -> None:
+            self.met.append(call.site.key)
+
+    plan = Skip()
+    passed(zoo.build(name, num_hidden_layers=3), zoo.batch_of(name), plan)
+    assert plan.met == [f"encoder.{layer}" for layer in range(3) if layer not in skipped]
+
+
+class Feeding(Plan):
+    """Doubles what feed-forwards put out, and keeps the shapes that it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[int, ...]] = []
+
+    def block(self, block: Block) -> BlockEdit:
+        return BlockEdit(activations=self.keep, feed_forward=self.keep)
+
+    def keep(self, states: Tensor) -> Tensor:
+        self.shapes.append(tuple(states.shape))
+        return states * 2
+
+
+@pytest.mark.parametrize("name", ["bert", "opt-class"])
+def test_a_feed_forward_is_given_by_sequence_and_token(name: str) -> None:
+    """OPT puts all tokens of the batch in one dimension."""
+    plan = Feeding()
+    passed(zoo.build(name), zoo.batch_of(name, (6, 4)), plan)
+    assert plan.shapes == [(2, 6, 16)] * 4
+
+
+def test_a_feed_forward_in_chunks_is_refused() -> None:
+    model = zoo.build("bert", chunk_size_feed_forward=2)
+    with pytest.raises(AttendropError, match=r"some of the tokens at a time.*chunk_size_feed_forward"):
+        passed(model, zoo.batch_of("bert", (6, 4)), Feeding())
 
 
 def test_wrapped_layers_are_refused() -> None:

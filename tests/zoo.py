@@ -48,6 +48,21 @@ _BART = {
     "dropout": 0.0,
     "attention_dropout": 0.0,
 }
+_OPT = {
+    "vocab_size": VOCAB,
+    "hidden_size": 16,
+    "word_embed_proj_dim": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "ffn_dim": 16,
+    "max_position_embeddings": 40,
+    "num_labels": LABELS,
+    "pad_token_id": PAD,
+    "bos_token_id": 1,
+    "eos_token_id": EOS,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+}
 _LLAMA = {
     "vocab_size": VOCAB,
     "hidden_size": 16,
@@ -174,6 +189,7 @@ ZOO: dict[str, Entry] = {
     "t5": Entry("T5ForConditionalGeneration", _T5, _BOTH, "seq2seq", _DROPOUTS["t5"]),
     "gpt2": Entry("GPT2LMHeadModel", _GPT2, _DECODER, "lm", _DROPOUTS["gpt2"]),
     "gpt2-class": Entry("GPT2ForSequenceClassification", _GPT2, _DECODER, "class", _DROPOUTS["gpt2"]),
+    "opt-class": Entry("OPTForSequenceClassification", _OPT, _DECODER, "class", _DROPOUTS["bart"]),
     "llama": Entry("LlamaForCausalLM", _LLAMA, _DECODER, "lm", _DROPOUTS["llama"]),
     "llama-class": Entry("LlamaForSequenceClassification", _LLAMA, _DECODER, "class", _DROPOUTS["llama"]),
 }

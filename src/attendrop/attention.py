@@ -26,7 +26,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIPLE_CHOICE_MAP
 from attendrop.errors import AttendropError
 from attendrop.scoring import Call, Edit, Scoring, chained, merged
 from attendrop.sites import Site
-from attendrop.structure import MARK, Block, BlockEdit, Structure, Tracer
+from attendrop.structure import MARK, Block, BlockEdit, Structure, Tracer, hidden_states
 
 PLAN_KEYWORD = "attendrop_plan"
 _Place = TypeVar("_Place")
@@ -82,6 +82,13 @@ class Plan:
     def locate_block(self, module: nn.Module) -> Block | None:
         """Return the block that ``module`` stands for in this call."""
         return self._located(self._blocks, module)
+
+    def passed_over(self, block: Block) -> None:
+        """Count attention layers that did not run, for modules that stand for several are told apart by counting."""
+        skipped = {site.key for site in block.sites}
+        for module, sites in self._sites.items():
+            if len(sites) > 1:
+                self._visits[module] += sum(site.key in skipped for site in sites)
 
     def _located(self, places: Mapping[nn.Module, Sequence[_Place]], module: nn.Module) -> _Place | None:
         found = places.get(module)
@@ -307,7 +314,7 @@ class _Reach:
         self._hooks: list[Any] = []
         self._wrapped: list[nn.Module] = []
         self._plan: Plan | None = None
-        self._edits: list[BlockEdit] = []
+        self._edits: list[tuple[BlockEdit, torch.Size]] = []
 
     def open(self, structure: Structure) -> None:
         """Put the hooks on. Idempotent."""
@@ -329,12 +336,12 @@ class _Reach:
             return args if self._plan is None else (self._plan.features(args[0]), *args[1:])
 
         def activations(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            edit = self._edits[-1].activations if self._edits else None
-            return args if edit is None else (edit(args[0]), *args[1:])
+            edit, shape = self._edits[-1] if self._edits else (BlockEdit(), torch.Size())
+            return args if edit.activations is None else (_by_token(edit.activations, args[0], shape), *args[1:])
 
         def fed_forward(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-            edit = self._edits[-1].feed_forward if self._edits else None
-            return output if edit is None else edit(output)
+            edit, shape = self._edits[-1] if self._edits else (BlockEdit(), torch.Size())
+            return output if edit.feed_forward is None else _by_token(edit.feed_forward, output, shape)
 
         for hook in (enter, leave, embedded, features, activations, fed_forward):
             setattr(hook, MARK, True)
@@ -367,11 +374,14 @@ class _Reach:
             plan: Plan | None = kwargs.get(PLAN_KEYWORD)
             block = None if plan is None else plan.locate_block(module)
             edit = None if plan is None or block is None else plan.block(block)
-            if block is None or edit is None:
+            if plan is None or block is None or edit is None:
                 return original(*args, **kwargs)
             if edit.skip:
+                plan.passed_over(block)
                 return block.skipped(args, kwargs)
-            with self._within(edit), self._also_recomputed(module, edit):
+            within = edit.activations is not None or edit.feed_forward is not None
+            shape = hidden_states(args, kwargs).shape[:2] if within else torch.Size()
+            with self._within(edit, shape), self._also_recomputed(module, edit, shape):
                 output = original(*args, **kwargs)
             if edit.output is None:
                 return output
@@ -382,15 +392,15 @@ class _Reach:
         self._wrapped.append(module)
 
     @contextmanager
-    def _within(self, edit: BlockEdit) -> Iterator[None]:
-        self._edits.append(edit)
+    def _within(self, edit: BlockEdit, shape: torch.Size) -> Iterator[None]:
+        self._edits.append((edit, shape))
         try:
             yield
         finally:
             self._edits.pop()
 
     @contextmanager
-    def _also_recomputed(self, module: Any, edit: BlockEdit) -> Iterator[None]:
+    def _also_recomputed(self, module: Any, edit: BlockEdit, shape: torch.Size) -> Iterator[None]:
         """Have the edit in force where activation checkpointing, which begins within a block, runs it again."""
         checkpoint = getattr(module, "_gradient_checkpointing_func", None)
         if checkpoint is None or (edit.activations is None and edit.feed_forward is None):
@@ -398,13 +408,26 @@ class _Reach:
             return
 
         def checkpoint_within(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            return checkpoint(self._within(edit)(function), *args, **kwargs)
+            return checkpoint(self._within(edit, shape)(function), *args, **kwargs)
 
         module._gradient_checkpointing_func = checkpoint_within
         try:
             yield
         finally:
             module._gradient_checkpointing_func = checkpoint
+
+
+def _by_token(edit: Callable[[Tensor], Tensor], states: Tensor, shape: torch.Size) -> Tensor:
+    """Call ``edit`` with ``(batch, n, width)``, also where a model puts all tokens of the batch in one dimension."""
+    if states.shape[:-1] == shape:
+        return edit(states)
+    if states.shape[:-1].numel() != shape.numel():
+        raise AttendropError(
+            "The model's feed-forward takes some of the tokens at a time (in chunks, or each by an expert of its own), "
+            "so nothing can be changed there; where that is an option of the model, such as chunk_size_feed_forward, "
+            "switch it off."
+        )
+    return edit(states.reshape(*shape, -1)).view_as(states)
 
 
 def find_sites(model: PreTrainedModel, batch: Mapping[str, Any] | None = None) -> list[Site]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from attendrop.attention import Attachment, Plan
 from attendrop.errors import AttendropError
 from attendrop.masks import DrawKey
-from attendrop.methods.base import Batch, ComputeLoss, Method, Pass, Session, Setup, overrides
+from attendrop.methods.base import Batch, ComputeLoss, Method, Pass, Session, Setup, overrides, tokens_of
 from attendrop.rows import labelled_data, number_of_rows
 from attendrop.tally import Tally
 
@@ -29,6 +29,7 @@ def regularize(
     max_grad_norm: float | None = None,
     reward_data: Any = None,
     train_data: Any = None,
+    tokenizer: Any = None,
 ) -> Iterator[Regularization]:
     """Regularise the training of ``model`` by ``method`` within a ``with`` block.
 
@@ -57,6 +58,8 @@ def regularize(
         reward_data: What AttendOut scores models on: a ``DataLoader`` over labelled rows that are not trained on, or a
             list of batches.
         train_data: The training rows, in the same forms, for methods that look at them beforehand (Child-Tuning-D).
+        tokenizer: The tokenizer of the model, for methods that change tokens (UniDrop, AttendOut with
+            ``scored="noisy_train"``) and have to know which are special.
 
     Raises:
         AttendropError: The model is not supported by the method, or the method needs something that is not given.
@@ -75,6 +78,7 @@ def regularize(
         max_grad_norm=max_grad_norm,
         reward_data=labelled_data("reward_data", reward_data, device),
         train_data=labelled_data("train_data", train_data, device),
+        **tokens_of(tokenizer),
     )
     regularization = Regularization(setup, method)
     try:

@@ -59,9 +59,9 @@ class Block:
                 f"{type(self.module).__name__} {self.key} makes what others need; it cannot be skipped."
             )
         if self.bare:
-            return _hidden(args, kwargs)
+            return hidden_states(args, kwargs)
         others = (None if at is None else args[at] if isinstance(at, int) else kwargs[at] for at in self.passes_on)
-        return (_hidden(args, kwargs), *others)
+        return (hidden_states(args, kwargs), *others)
 
 
 @dataclass(frozen=True)
@@ -194,9 +194,10 @@ def free(model: nn.Module) -> None:
         model.__dict__.pop(name, None)
 
 
-def _hidden(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def hidden_states(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The hidden states among the arguments of a block."""
     if not args and "hidden_states" not in kwargs:
-        raise AttendropError("A layer of the model is called in a way that is not known; it cannot be skipped.")
+        raise AttendropError("A layer of the model is called in a way that is not known; it cannot be changed.")
     return args[0] if args else kwargs["hidden_states"]
 
 

@@ -24,7 +24,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalPrediction, Tr
 from attendrop.attention import PLAN_KEYWORD, Plan, evaluating, forked_rng
 from attendrop.checkpoints import last_checkpoint, load_session, load_state, save_session, seal, unseal
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Batch, FineTune, LabelledData, Method, Processes, Session, Setup
+from attendrop.methods.base import Batch, FineTune, LabelledData, Method, Processes, Session, Setup, tokens_of
 from attendrop.regularize import Regularization
 from attendrop.rows import LabelledRows, number_of_rows, set_aside
 
@@ -156,7 +156,6 @@ class RegularizedTrainer(Trainer):
             self._regularization.load_state_dict(*self._resumed)
 
     def _setup(self) -> Setup:
-        tokenizer = self.processing_class
         return Setup(
             model=self.accelerator.unwrap_model(self.model),
             evaluate=lambda model, batch: self._stock_loss(model, dict(batch)),
@@ -168,8 +167,7 @@ class RegularizedTrainer(Trainer):
             reward_data=self._labelled(self.reward_dataset) if self.regularizer.rewarded_on() is not None else None,
             train_data=self._labelled(self.train_dataset),
             metric=self._metric if self.compute_metrics is not None and self.args.metric_for_best_model else None,
-            mask_token=getattr(tokenizer, "mask_token_id", None),
-            special_tokens=tuple(getattr(tokenizer, "all_special_ids", ())),
+            **tokens_of(self.processing_class),
         )
 
     def _divide_rows(self) -> None:

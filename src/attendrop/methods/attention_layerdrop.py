@@ -43,6 +43,7 @@ class AttentionLayerDrop(Method):
     bibtex: ClassVar[str] = WU_2021
 
     facts: ClassVar[Facts] = Facts(acts_on=("layers",), units="layers")
+    skips_parameters: ClassVar[bool] = True  # those of queries and keys
 
     p: float = 0.2
     layers: str | int | Sequence[int] = "all"

@@ -31,7 +31,8 @@ class UniDrop(Method):
       projection reads (FD-4). The model's own dropouts stay on beside them.
     - Structure: each block is left out with probability ``structure``, as :class:`LayerDrop` does.
     - Data: a sequence is left whole with probability ``data``; else each of its tokens is dropped with probability
-      ``token``. Special tokens stay, and so do the first and the last token of a sequence.
+      ``token``. The first and the last token of a sequence stay, and so do special tokens where the tokenizer is
+      known: the trainer's ``processing_class``, or ``tokenizer`` of :func:`attendrop.regularize`.
 
     Each part also works alone: 0 switches a part off.
 
