@@ -227,8 +227,8 @@ def _check(method: AttendOut, setup: Setup) -> None:
         )
     if method.scored == "noisy_train" and setup.mask_token is None:
         raise AttendropError(
-            "scored='noisy_train' needs a tokenizer with a mask token: the trainer's processing_class, or tokenizer= of "
-            "regularize."
+            "scored='noisy_train' needs a tokenizer with a mask token: the trainer's processing_class, or tokenizer= "
+            "of regularize."
         )
     if method.generator_schedule == "linear" and setup.total_steps is None:
         raise AttendropError("generator_schedule='linear' needs to know the number of steps: pass total_steps.")
