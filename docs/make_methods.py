@@ -37,7 +37,8 @@ method drops is dropped beside what another drops; penalties add up; what acts o
 acts there; each method draws for itself and logs under its own name. Refused, with the reason, are: one method twice;
 plain fine-tuning beside another; two that replace parameters (mixout, DropConnect); two that decide which passes a step
 takes (AttendOut, HiddenCut, SCAL); two that rewind or exchange weights (AttendOut, SuperT, AutoDropout); two that need
-rows set aside; SuperT with mixout; Concrete Dropout with AttendOut.
+rows set aside; SuperT with mixout; Concrete Dropout with what has a second model or rewinds one (AttendOut, SuperT,
+AutoDropout), and with what leaves out blocks (LayerDrop, UniDrop but for `structure=0`).
 
 | together | time | memory |
 |---|---|---|

@@ -11,7 +11,18 @@ import torch
 import zoo
 from torch import Tensor
 
-from attendrop import AttendOut, AttendropError, Compose, ConcreteDropout, regularize
+from attendrop import (
+    AttendOut,
+    AttendropError,
+    AutoDropout,
+    Compose,
+    ConcreteDropout,
+    LayerDrop,
+    Method,
+    SuperT,
+    UniDrop,
+    regularize,
+)
 from attendrop.attention import Attachment
 from attendrop.masks import DrawKey, uniform
 from attendrop.methods import build_method
@@ -218,6 +229,43 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
         build_method("concrete-dropout", options)
 
 
-def test_a_second_model_is_refused() -> None:
-    with pytest.raises(AttendropError, match=r"belong to one model"):
-        Compose(ConcreteDropout(), AttendOut())
+@pytest.mark.parametrize("name", ["learning_rate", "length_scale", "temperature"])
+@pytest.mark.parametrize("value", [math.inf, math.nan, True, "1"])
+def test_numbers_that_are_none_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(AttendropError, match=rf"{name}={value!r} must be above 0, a finite number"):
+        ConcreteDropout(**{name: value})
+
+
+NEOX = {"vocab_size": zoo.VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 16, "max_position_embeddings": 40, "num_labels": 3, "pad_token_id": zoo.PAD}  # fmt: skip
+PHI3 = NEOX | {"num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": zoo.EOS}
+
+
+@pytest.mark.parametrize(
+    ("class_name", "options"),
+    [("GPTNeoXForSequenceClassification", NEOX), ("Phi3ForSequenceClassification", PHI3)],
+    ids=["queries, keys and values head by head", "fewer values than queries"],
+)
+def test_values_that_are_not_to_be_found_are_refused(class_name: str, options: dict[str, Any]) -> None:
+    reg = at_work(zoo.from_class(class_name, options, "sdpa").train())
+    with pytest.raises(AttendropError, match=r"value projection of .* is not to be found; choose other layers, or ano"):
+        reg.loss(zoo.batch_of("gpt2-class"))
+    reg.close()
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [(AttendOut(), "belong to one model"), (SuperT(), "back to its start, but not the probabilities"),
+     (AutoDropout(), "back to its start, but not the probabilities"), (LayerDrop(), "those that are left out"),
+     (UniDrop(), "those that are left out")],
+    ids=lambda value: value.name if isinstance(value, Method) else "",
+)  # fmt: skip
+def test_what_the_probabilities_cannot_follow_is_refused(other: Method, message: str) -> None:
+    for methods in ((ConcreteDropout(), other), (other, ConcreteDropout())):
+        with pytest.raises(AttendropError, match=message):
+            Compose(*methods)
+
+
+def test_unidrop_that_leaves_out_no_block_will_do() -> None:
+    method = Compose(ConcreteDropout(), UniDrop(structure=0))
+    assert [part.name for part in method.parts] == ["concrete-dropout", "unidrop"]

@@ -131,11 +131,13 @@ def test_one_draw_serves_a_step_and_another_the_next(method: Method) -> None:
     assert not torch.isclose(*moved_after)
 
 
-def test_a_frozen_weight_is_left_alone() -> None:
+def test_a_frozen_weight_is_left_alone_and_mixout_says_when_all_are() -> None:
     model = zoo.build("bert")
     for parameter in model.base_model.parameters():
         parameter.requires_grad_(False)
     assert projection_weights(model) == []
+    with pytest.raises(AttendropError, match=r"BertForSequenceClassification has no linear layers .* nothing to mix"):
+        Mixout().start(zoo.setup(model))
 
 
 def test_mixout_draws_the_defenders_weights_back_too() -> None:

@@ -156,7 +156,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
         predictions(model, outputs, {})
 
 
-@pytest.mark.parametrize("alpha", [0, -1.0, float("nan")])
-def test_alpha_out_of_range_is_refused(alpha: float) -> None:
+@pytest.mark.parametrize("alpha", [0, -1.0, float("nan"), float("inf"), True, "1"])
+def test_alpha_out_of_range_is_refused(alpha: Any) -> None:
     with pytest.raises(AttendropError, match=r"alpha=.* must be above 0"):
         RDrop(alpha=alpha)

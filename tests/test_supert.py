@@ -261,6 +261,12 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
         build_method("supert", options)
 
 
+@pytest.mark.parametrize("name", ["heads", "feed_forward"])
+def test_a_switch_is_true_or_false(name: str) -> None:
+    with pytest.raises(AttendropError, match=rf"{name}='yes' must be true or false"):
+        SuperT(**{name: "yes"})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [({"total_steps": None}, r"pass total_steps, regularize\(\.\.\., total_steps=total_steps\)"),

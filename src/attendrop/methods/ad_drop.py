@@ -13,7 +13,7 @@ from attendrop import attribution
 from attendrop.attention import Plan
 from attendrop.errors import AttendropError
 from attendrop.masks import candidate_region, real_rows
-from attendrop.methods.base import Facts, Method, Pass, check_choice, check_share
+from attendrop.methods.base import Facts, Method, Pass, check_choice, check_count, check_share, check_switch
 from attendrop.methods.drawing import Drawing
 from attendrop.scoring import Call, Edit
 from attendrop.sites import Site, checked_layers
@@ -100,8 +100,8 @@ class ADDrop(Method):
         check_choice("scope", self.scope, attribution.SCOPES)
         check_choice("rule", self.rule, attribution.RULES)
         check_choice("units", self.units, ("attention", "hidden"))
-        if self.steps < 1:
-            raise AttendropError(f"steps={self.steps} must be at least 1.")
+        check_count("steps", self.steps)
+        check_switch("cross_tuning", self.cross_tuning)
         if self.units == "hidden" and self.attribution == "attention":
             raise AttendropError("attribution='attention' has no meaning for units='hidden'; use 'gradient'.")
         object.__setattr__(self, "layers", checked_layers(self.layers))

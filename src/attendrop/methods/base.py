@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -420,6 +421,14 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
+def tokens_of(tokenizer: Any) -> dict[str, Any]:
+    """What a :class:`Setup` says of tokens, of a tokenizer, of something else that processes inputs, or of None."""
+    return {
+        "mask_token": getattr(tokenizer, "mask_token_id", None),
+        "special_tokens": tuple(getattr(tokenizer, "all_special_ids", ())),
+    }
+
+
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     """Raise unless ``value`` is one of ``choices``."""
     if value not in choices:
@@ -438,6 +447,19 @@ def check_count(name: str, value: int, least: int = 1) -> None:
     """Raise unless ``value`` is a whole number, and at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise AttendropError(f"{name}={value!r} must be a whole number, and at least {least}.")
+
+
+def check_positive(name: str, value: float, *, zero_allowed: bool = False) -> None:
+    """Raise unless ``value`` is a finite number above 0, or from 0."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not (0 < value < math.inf or (zero_allowed and value == 0)):
+        raise AttendropError(f"{name}={value!r} must be {'0 or more' if zero_allowed else 'above 0'}, a finite number.")
+
+
+def check_switch(name: str, value: bool) -> None:
+    """Raise unless ``value`` is True or False."""
+    if not isinstance(value, bool):
+        raise AttendropError(f"{name}={value!r} must be true or false.")
 
 
 def suggestion(value: str, choices: tuple[str, ...]) -> str:

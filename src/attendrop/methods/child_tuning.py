@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from attendrop.attention import evaluating, forked_rng
 from attendrop.errors import AttendropError
 from attendrop.masks import draw_matrix, draw_rows
-from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup, check_choice, check_share
+from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup, check_choice, check_count, check_share
 from attendrop.parameters import embedding_weights, layer_parameters
 
 VARIANTS = ("F", "D")
@@ -73,8 +74,7 @@ class ChildTuning(Method):
     def __post_init__(self) -> None:
         check_choice("variant", self.variant, VARIANTS)
         check_share("p", self.p, one_allowed=False)
-        if self.fisher_batch_size < 1:
-            raise AttendropError(f"fisher_batch_size={self.fisher_batch_size} must be at least 1.")
+        check_count("fisher_batch_size", self.fisher_batch_size)
 
     def start(self, setup: Setup) -> Session:
         return _Free(self, setup) if self.variant == "F" else _Driven(self, setup)
@@ -181,8 +181,11 @@ def fisher_information(setup: Setup, batch_size: int) -> dict[str, Tensor]:
 
 
 def largest(values: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
-    """Masks, True at the ``share`` of all elements that are the greatest, and at those that equal the least of them."""
+    """Masks, True at the ``share`` of all elements that are the greatest, and at those that equal the least of them.
+
+    The number is rounded down, as in :func:`attendrop.masks.share`, and at least 1.
+    """
     flat = torch.cat([value.flatten() for value in values.values()])
-    kept = max(1, round(share * flat.numel()))
+    kept = max(1, math.floor(share * flat.numel() + 1e-6))
     threshold = flat.kthvalue(flat.numel() - kept + 1).values
     return {name: value >= threshold for name, value in values.items()}

@@ -13,8 +13,9 @@ from transformers.pytorch_utils import Conv1D
 
 from attendrop.attention import Attachment, Plan
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup, check_count, check_share
+from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup, check_count, check_positive, check_share
 from attendrop.methods.drawing import Drawing
+from attendrop.methods.unidrop import UniDrop
 from attendrop.scoring import Call, Edit
 from attendrop.sites import Site, checked_layers
 
@@ -49,10 +50,11 @@ class ConcreteDropout(Method):
 
     Source: Gal, Hron, Kendall (2017), https://arxiv.org/abs/1705.07832, sections 2 and 3; 0.1 for ``t`` is theirs, and
     so are the start at 0.1 and ``l`` = 1e-4 in their code. There what is dropped are the features that a layer reads.
-    On attention weights, ``W`` and ``K`` are a choice: ``W`` is the weight of the layer's value projection (of a
-    projection that makes queries, keys and values at once, the last third), ``K`` is how many features it reads. Their
-    ``W`` is ours over ``1 - p``, since what is kept is scaled up. The learning rate is ours: fine-tuning takes few
-    steps. The model's own dropout stays on; set it to 0 to have this one alone.
+    On attention weights, ``W`` and ``K`` are a choice: ``W`` is the weight of the layer's value projection, ``K`` is
+    how many features it reads. A projection that makes queries, keys and values at once is known where they come in
+    this order, of the same width (GPT-2, ModernBERT). Their ``W`` is ours over ``1 - p``, since what is kept is scaled
+    up. The learning rate is ours: fine-tuning takes few steps. The model's own dropout stays on; set it to 0 to have
+    this one alone.
     """
 
     name: ClassVar[str] = "concrete-dropout"
@@ -79,13 +81,19 @@ class ConcreteDropout(Method):
         check_share("p", self.p, one_allowed=False)
         check_count("rows", self.rows, 0)
         for name in ("learning_rate", "length_scale", "temperature"):
-            if not getattr(self, name) > 0:
-                raise AttendropError(f"{name}={getattr(self, name)!r} must be above 0.")
+            check_positive(name, getattr(self, name))
         object.__setattr__(self, "layers", checked_layers(self.layers))
 
     def conflict(self, other: Method) -> str | None:
         if other.name == "attendout":
             return "The probabilities belong to one model, and AttendOut trains two."
+        if other.replaces_weights:
+            return "One takes the model back to its start, but not the probabilities, which have learnt by then."
+        if other.skips_parameters and not (isinstance(other, UniDrop) and not other.structure):
+            return (
+                "The penalty reads the weights of every block, also of those that are left out of a step: their "
+                "dropout was not used in it, and DDP cannot reduce their gradients."
+            )
         return super().conflict(other)
 
     def start(self, setup: Setup) -> Session:
@@ -200,11 +208,24 @@ def value_projections(attachment: Attachment, sites: Sequence[Site]) -> dict[str
     found: dict[str, tuple[nn.Module, bool]] = {}
     for site in sites:
         modules = inputs.get(site.key, [])
-        own = [module for module in modules if names[module].startswith("v")] or modules
-        if len(own) != 1:
-            raise AttendropError(f"The value projection of {site.name} is not to be found; choose other layers.")
-        found[site.key] = own[0], len(modules) == 1
+        own = [module for module in modules if names[module].startswith("v")]
+        fused = [module for module in modules if is_fused(module, names[module])]
+        if len(own or fused) != 1:
+            raise AttendropError(
+                f"The value projection of {site.name} is not to be found; choose other layers, or another method."
+            )
+        found[site.key] = (own or fused)[0], not own
     return found
+
+
+def is_fused(module: nn.Module, name: str) -> bool:
+    """Whether a projection is known to make queries, keys and values, one after the other and of the same width.
+
+    Others go head by head (GPT-NeoX), or make fewer keys and values than queries (Phi-3).
+    """
+    if isinstance(module, Conv1D):
+        return name == "c_attn" and module.nf == 3 * module.nx
+    return isinstance(module, nn.Linear) and name == "Wqkv" and module.out_features == 3 * module.in_features
 
 
 def value_weight(module: nn.Module, fused: bool) -> Tensor:

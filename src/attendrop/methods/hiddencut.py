@@ -22,6 +22,7 @@ from attendrop.methods.base import (
     Setup,
     check_choice,
     check_count,
+    check_positive,
     check_share,
 )
 from attendrop.methods.consistency import mean_spread, wide
@@ -107,10 +108,10 @@ class HiddenCut(Method):
         check_choice("by", self.by, BY)
         check_choice("where", self.where, WHERE)
         check_count("views", self.views)
-        if not (self.gamma >= 0 and self.eta >= 0 and self.gamma + self.eta > 0):
-            raise AttendropError(
-                f"gamma={self.gamma!r} and eta={self.eta!r} must be 0 or more, and one of them above 0."
-            )
+        for name in ("gamma", "eta"):
+            check_positive(name, getattr(self, name), zero_allowed=True)
+        if self.gamma == self.eta == 0:
+            raise AttendropError("gamma=0 and eta=0 leave plain fine-tuning; set one of them above 0.")
         object.__setattr__(self, "layers", checked_layers(self.layers))
 
     def keys(self, step: Pass) -> set[str]:

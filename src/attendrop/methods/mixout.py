@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from attendrop.errors import AttendropError
 from attendrop.methods.base import Facts, Method, Pass, Session, Setup, check_choice, check_share
 from attendrop.methods.mixed import Mixing
 from attendrop.parameters import projection_weights
@@ -30,7 +31,7 @@ class Mixout(Method):
         unit: What is replaced at once: all weights that leave a ``"neuron"``, or a single ``"element"``.
 
     Raises:
-        AttendropError: An option is out of its range.
+        AttendropError: An option is out of its range; or, when training begins, no linear layer below the head trains.
 
     Source: Lee, Cho, Kang (2020), https://arxiv.org/abs/1909.11299, section 3, whose general form is mixconnect; 0.7 is
     among the values of their GLUE runs (0.7 to 0.9). Pre-trained are the weights with which training begins. As in
@@ -73,6 +74,11 @@ class _Mixout(Mixing):
         super().__init__(method, setup, method.p, by_neuron=method.unit == "neuron")
         weights = dict(setup.model.named_parameters())
         self.targets = {name: weights[name].detach().clone() for name in projection_weights(setup.model)}
+        if not self.targets:
+            raise AttendropError(
+                f"{type(setup.model).__name__} has no linear layers below its head that train, so there is nothing to "
+                "mix; unfreeze some."
+            )
 
     def choose(self, step: Pass) -> list[str]:
         return list(self.targets)

@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from attendrop.errors import AttendropError
-from attendrop.methods.base import Batch, Facts, Method, Pass
+from attendrop.methods.base import Batch, Facts, Method, Pass, check_positive
 from attendrop.methods.consistency import mean_divergence
 from attendrop.rows import number_of_rows
 
@@ -61,8 +60,7 @@ class RDrop(Method):
     alpha: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.alpha > 0:
-            raise AttendropError(f"alpha={self.alpha!r} must be above 0.")
+        check_positive("alpha", self.alpha)
 
     def batch(self, step: Pass) -> Batch:
         return repeat_rows(step.batch, 2)

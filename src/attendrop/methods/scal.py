@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from attendrop.attention import Plan, forked_rng
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Batch, ComputeLoss, Facts, Method, Pass, Session, Setup, check_choice
+from attendrop.methods.base import Batch, ComputeLoss, Facts, Method, Pass, Session, Setup, check_choice, check_positive
 from attendrop.methods.consistency import kind_of, wide
 from attendrop.scoring import Call, Edit
 from attendrop.sites import Site, checked_layers
@@ -89,13 +89,11 @@ class SCAL(Method):
     def __post_init__(self) -> None:
         check_choice("where", self.where, WHERE)
         for name in ("epsilon", "temperature"):
-            if not getattr(self, name) > 0:
-                raise AttendropError(f"{name}={getattr(self, name)!r} must be above 0.")
-        if not (self.adversarial >= 0 and self.contrast >= 0 and self.adversarial + self.contrast > 0):
-            raise AttendropError(
-                f"adversarial={self.adversarial!r} and contrast={self.contrast!r} must be 0 or more, and one of them "
-                "above 0."
-            )
+            check_positive(name, getattr(self, name))
+        for name in ("adversarial", "contrast"):
+            check_positive(name, getattr(self, name), zero_allowed=True)
+        if self.adversarial == self.contrast == 0:
+            raise AttendropError("adversarial=0 and contrast=0 leave plain fine-tuning; set one of them above 0.")
         object.__setattr__(self, "layers", checked_layers(self.layers))
 
     def start(self, setup: Setup) -> Session:

@@ -13,7 +13,7 @@ from attendrop.attention import Attachment, Plan
 from attendrop.errors import AttendropError
 from attendrop.gates import Gates
 from attendrop.masks import share as floor_share
-from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup, check_share
+from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup, check_share, check_switch
 from attendrop.methods.rewind import Start
 from attendrop.methods.ticket import Place, lowest, places, refuse_shared, zero
 from attendrop.rows import to_device
@@ -82,6 +82,8 @@ class SuperT(Method):
     def __post_init__(self) -> None:
         check_share("share", self.share, one_allowed=False)
         check_share("search", self.search, one_allowed=False)
+        check_switch("heads", self.heads)
+        check_switch("feed_forward", self.feed_forward)
         if not (self.heads or self.feed_forward):
             raise AttendropError("heads=False and feed_forward=False leave nothing to prune; set one of them.")
 

@@ -6,10 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attendrop.errors import AttendropError
 from attendrop.methods.attend_out.generator import GRANULARITIES, Generator
 from attendrop.methods.attend_out.session import AttendOutSession
-from attendrop.methods.base import Facts, Method, Session, Setup, check_choice, check_share
+from attendrop.methods.base import (
+    Facts,
+    Method,
+    Session,
+    Setup,
+    check_choice,
+    check_count,
+    check_positive,
+    check_share,
+    check_switch,
+)
 from attendrop.methods.papers import WU_2021
 from attendrop.sites import Site, checked_layers, select_self_attention
 
@@ -132,14 +141,13 @@ class AttendOut(Method):
         check_choice("generator_schedule", self.generator_schedule, ("constant", "linear"))
         check_share("reward_fraction", self.reward_fraction, one_allowed=False)
         check_share("init_drop_prob", self.init_drop_prob, one_allowed=False)
-        if not 0 <= self.baseline_decay < 1:
-            raise AttendropError(f"baseline_decay={self.baseline_decay} must be at least 0 and below 1.")
+        check_share("baseline_decay", self.baseline_decay, one_allowed=False, zero_allowed=True)
         for name in ("reward_batch_size", "generator_heads", "dropout_step"):
-            if getattr(self, name) < 1:
-                raise AttendropError(f"{name}={getattr(self, name)} must be at least 1.")
+            check_count(name, getattr(self, name))
         for name in ("temperature", "generator_learning_rate"):
-            if not getattr(self, name) > 0:
-                raise AttendropError(f"{name}={getattr(self, name)} must be above 0.")
+            check_positive(name, getattr(self, name))
+        for name in ("generator_feed_forward", "learn_bias"):
+            check_switch(name, getattr(self, name))
         object.__setattr__(self, "layers", checked_layers(self.layers))
 
     def chosen(self, sites: Sequence[Site]) -> list[Site]:
