@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,6 +16,8 @@ from attendrop.masks import draw_matrix, draw_rows
 from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup, check_choice, check_count, check_share
 from attendrop.parameters import embedding_weights, layer_parameters
 
+# Elements of a parameter up to which it is drawn together with others.
+_SMALL = 1 << 14
 VARIANTS = ("F", "D")
 
 
@@ -97,6 +99,8 @@ class _Free(Session):
     @torch.no_grad()
     def edit_gradients(self, parameters: Mapping[str, nn.Parameter]) -> None:
         p = self.method.p
+        small = [name for name, parameter in parameters.items() if parameter.numel() <= _SMALL]
+        together = dict(zip(small, self._draw_together([parameters[name] for name in small]), strict=True))
         for name, parameter in parameters.items():
             gradient = parameter.grad
             if gradient is None:
@@ -104,13 +108,22 @@ class _Free(Session):
             if gradient.is_sparse:
                 raise AttendropError("Child-Tuning does not act on sparse gradients; make the embeddings dense.")
             place = (*self._seed_and_step, f"child-tuning/{name}")
-            if name in self.by_row:  # most rows are zero, and stay so
+            if name in self.by_row and name not in together:  # most rows are zero, and stay so
                 rows = (gradient.amax(1) != 0).logical_or_(gradient.amin(1) != 0).nonzero().flatten()
                 kept = draw_rows(p, *place, rows, gradient.shape[1])
                 gradient[rows] *= kept.to(gradient.dtype).mul_(1 / p)
             else:
-                kept = draw_matrix(p, *place, gradient.shape, gradient.device)
-                gradient.mul_(kept.to(gradient.dtype).mul_(1 / p))
+                drawn = name in together
+                kept = together[name] if drawn else draw_matrix(p, *place, gradient.shape, gradient.device)
+                gradient.mul_(kept.to(gradient).mul_(1 / p))
+
+    def _draw_together(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """Masks of parameters that are too small for a draw each."""
+        if not parameters:
+            return []
+        sizes = [parameter.numel() for parameter in parameters]
+        kept = draw_matrix(self.method.p, *self._seed_and_step, "child-tuning", (sum(sizes),), parameters[0].device)
+        return [mask.view_as(parameter) for mask, parameter in zip(torch.split(kept, sizes), parameters, strict=True)]
 
 
 class _Driven(Session):

@@ -13,6 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from attendrop.attention import Attachment, Plan
 from attendrop.errors import AttendropError
+from attendrop.methods.attention_layerdrop import AttentionLayerDrop
 from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup, check_count, check_positive, check_share
 from attendrop.methods.drawing import Drawing
 from attendrop.methods.unidrop import UniDrop
@@ -89,7 +90,8 @@ class ConcreteDropout(Method):
             return "The probabilities belong to one model, and AttendOut trains two."
         if other.replaces_weights:
             return "One takes the model back to its start, but not the probabilities, which have learnt by then."
-        if other.skips_parameters and not (isinstance(other, UniDrop) and not other.structure):
+        whole = isinstance(other, AttentionLayerDrop) or (isinstance(other, UniDrop) and not other.structure)
+        if other.skips_parameters and not whole:
             return (
                 "The penalty reads the weights of every block, also of those that are left out of a step: their "
                 "dropout was not used in it, and DDP cannot reduce their gradients."
