@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,6 +34,27 @@ from attendrop import (
     UniDrop,
     Vanilla,
 )
+from attendrop.attention import Plan
+from attendrop.methods.base import Pass
+from attendrop.rows import number_of_rows
+
+
+@dataclass(frozen=True, eq=False)
+class StructureOfAll(StructureMask):
+    """As if the batch had a column with the same structure for each row: a tree in which token i is below i // 2."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StructureMask) and self.options() == other.options()
+
+    __hash__ = StructureMask.__hash__
+
+    def plan(self, step: Pass) -> Plan:
+        tree = torch.arange(40) // 2
+        graph = tree[:, None] == torch.arange(40)
+        column = (tree if self.structure == "heads" else graph.long())[None]
+        rows = number_of_rows(step.batch)
+        return super().plan(replace(step, extra={self.column: column.repeat(rows, *[1] * (column.ndim - 1))}))
+
 
 TABLE: dict[str, Method] = {
     "finetune": FineTune(),
@@ -62,6 +84,8 @@ TABLE: dict[str, Method] = {
     "dropblock": DropBlock(p=0.3, block_size=2),
     "dropblock rows": DropBlock(p=0.3, block_size=2, rows=2),
     "structure-mask": StructureMask(p=0.8, window=1),
+    "structure-mask heads": StructureOfAll(p=0.5, structure="heads"),
+    "structure-mask adjacency": StructureOfAll(p=0.5, structure="adjacency"),
     "alpha-dropout": AlphaDropout(p=0.2),
     "concrete-dropout": ConcreteDropout(p=0.3),
     "supert": SuperT(share=0.5),

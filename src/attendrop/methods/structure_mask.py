@@ -46,7 +46,10 @@ class StructureMask(Method):
             special tokens included. In a loop of your own it is a key of the batch, ``(batch, n)`` or
             ``(batch, n, n)``. It is padded with -1 at the end, wherever the input is. Tokens whose head is -1 (special
             tokens), matrix elements of -1, and what lies beyond the column, are not in the structure's reach: such a
-            token attends to all others, and they to it.
+            token attends to all others, and they to it. On the command line it is a column of the train-file, which no
+            other file needs: lists in JSON lines and Parquet, cells such as ``"[-1, 2, 2, -1]"`` in CSV and TSV, with
+            an entry for each token that the tokenizer makes of the row's texts, special tokens included. Where texts
+            are cut to the maximum length it is cut alike, and a token whose head is gone has head -1.
         layers: Where to drop: see :func:`attendrop.sites.select_sites`; of these the encoder's self-attention, or if
             there is none the decoder's.
 

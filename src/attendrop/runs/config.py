@@ -45,6 +45,7 @@ class RunConfig:
         data_dir: Folder of GLUE files; None: ``$ATTENDROP_DATA``, then the hub.
         train_file, eval_file: One's own files, with ``text_columns`` (one or two), ``label_column`` and ``label_type``
             (``"auto"``, ``"class"``, ``"number"``). Without an ``eval_file`` nothing is reported but the selection.
+            A column that the method reads is in the ``train_file``; other files need none.
         method: What regularises, with its ``options``.
         epochs, batch_size, gradient_accumulation, learning_rate, weight_decay, schedule, warmup: Of the optimisation.
             ``batch_size`` counts rows per process and micro-batch; ``warmup`` is a share of all steps.
@@ -125,6 +126,12 @@ class RunConfig:
             raise AttendropError("reward_data='eval' scores models on the eval-file during training; it is not given.")
         if rewarded_on == "selection" and self.selection_fraction == 0:
             raise AttendropError("reward_data='selection' scores on the selection split; selection-fraction is 0.")
+        columns = self.build_method().columns
+        if columns and self.task is not None:
+            raise AttendropError(
+                f"The data of task {self.task!r} has no column {columns[0]!r}, which method {self.method!r} reads with "
+                "these options; give a train-file that has it, or other options."
+            )
 
     def _check_data(self) -> None:
         if (self.task is None) == (self.train_file is None):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from attendrop.methods import Method, StructureMask
 from attendrop.runs.config import RunConfig
-from attendrop.tasks import TaskData, encode, few_shot, hold_out, load_files, load_task, subset
+from attendrop.tasks import TaskData, TokenColumn, encode, few_shot, hold_out, load_files, load_task, subset
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,17 @@ def load_data(config: RunConfig) -> TaskData:
         text_columns=config.text_columns,
         label_column=config.label_column,
         label_type=config.label_type,
+        token_columns=_token_columns(config.build_method()),
     )
+
+
+def _token_columns(method: Method) -> tuple[TokenColumn, ...]:
+    """The columns that a method reads, with what is known of their numbers."""
+    kinds = {"heads": "positions", "adjacency": "matrix"}
+    known = {
+        name: kinds[part.structure] for part in method.parts if isinstance(part, StructureMask) for name in part.columns
+    }
+    return tuple(TokenColumn(name, known.get(name, "numbers")) for name in method.columns)
 
 
 def divide(config: RunConfig, data: TaskData) -> Parts:
@@ -68,14 +80,14 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
 
 
 def encode_parts(config: RunConfig, data: TaskData, parts: Parts, tokenizer: PreTrainedTokenizerBase) -> Parts:
-    """Tokenise all parts."""
+    """Tokenise all parts; what trains keeps the columns that the method reads."""
 
-    def encoded(rows: Dataset) -> Dataset:
-        return encode(rows, data.task, tokenizer, config.max_length)
+    def encoded(rows: Dataset, token_columns: Sequence[TokenColumn] = ()) -> Dataset:
+        return encode(rows, data.task, tokenizer, config.max_length, token_columns)
 
     selection, reward = (None if rows is None else encoded(rows) for rows in (parts.selection, parts.reward))
     report = {name: encoded(rows) for name, rows in parts.report.items()}
-    return Parts(encoded(parts.train), selection, report, reward)
+    return Parts(encoded(parts.train, _token_columns(config.build_method())), selection, report, reward)
 
 
 def fingerprint(parts: Parts) -> str:

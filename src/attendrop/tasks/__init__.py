@@ -9,6 +9,7 @@ from pathlib import Path
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task, TaskData, did_you_mean
+from attendrop.tasks.columns import TokenColumn
 from attendrop.tasks.encoding import encode
 from attendrop.tasks.files import load_files
 from attendrop.tasks.glue import GLUE, load_glue
@@ -20,6 +21,7 @@ from attendrop.tasks.splits import few_shot, hold_out, subset
 __all__ = [
     "Task",
     "TaskData",
+    "TokenColumn",
     "compute_scores",
     "encode",
     "few_shot",

@@ -40,7 +40,7 @@ class TaskData:
 
     splits: by name, "train", "dev", "test", and what else the task has ("dev_mismatched", "ood"). Columns: "text", in
     tasks of two texts "text_pair", "label" (class id or float; absent where the split has no labels), "index" (the
-    row's id in a file of predictions).
+    row's id in a file of predictions), and in training data of one's own what `load_files` was asked for besides.
     source: where the data came from, in words.
     """
 

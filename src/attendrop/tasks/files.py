@@ -10,6 +10,7 @@ from datasets import Dataset
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task, TaskData, did_you_mean
+from attendrop.tasks.columns import TokenColumn, read_numbers
 from attendrop.tasks.tables import Table, read_table
 
 _LABEL_TYPES = ("auto", "class", "number")
@@ -27,6 +28,7 @@ def load_files(
     label_column: str | None = None,
     label_type: str = "auto",
     label_names: Sequence[str] | None = None,
+    token_columns: Sequence[TokenColumn] = (),
 ) -> TaskData:
     """Load one's own .csv, .tsv, .jsonl or .parquet files as the splits "train", "dev" and "test".
 
@@ -35,13 +37,15 @@ def load_files(
         numbers; "class" and "number" decide it. Labels of all files count; spaces around them do not.
     label_names: the classes, in order, of a model that exists; empty for a model of numbers. Without it they are the
         labels of the training file (else of the eval file): integers by value, then text by the alphabet.
+    token_columns: further columns to read, of the training file alone. "train" then has them, by their names, and
+        "place": where a row stands in the file.
 
     The index of a row is its number in the file, from 0. Raises AttendropError, with file, line and column, for a file
     that `read_table` refuses, a missing column, an empty or NaN text or label, integers or decimals mixed with text, a
-    label that training does not have, and training data of a single class.
+    label that training does not have, training data of a single class, and token columns that are not of their kind.
     """
     text_columns = tuple(text_columns)
-    _check_request(text_columns, label_column, label_type)
+    _check_request(text_columns, label_column, label_type, token_columns)
     paths = {"train": train_file, "dev": eval_file, "test": predict_file}
     tables = {split: read_table(path) for split, path in paths.items() if path is not None}
     if not tables:
@@ -57,6 +61,9 @@ def load_files(
         label_names = _classes(labels, label_type)
     for split, column in labels.items():
         splits[split]["label"] = column.class_ids(label_names) if label_names else column.numbers()
+    if token_columns and "train" in tables:
+        splits["train"] |= {column.name: read_numbers(tables["train"], column) for column in token_columns}
+        splits["train"]["place"] = tables["train"].places
     task = _task(text_columns, tuple(label_names))
     files = ", ".join(str(table.path) for table in tables.values())
     return TaskData(task, {split: Dataset.from_dict(columns) for split, columns in splits.items()}, files)
@@ -69,13 +76,16 @@ def _task(text_columns: tuple[str, ...], label_names: tuple[str, ...]) -> Task:
     return Task("files", "regression", text_columns, (), "pearson", "own files", ("spearman", "mse"))
 
 
-def _check_request(text_columns: tuple[str, ...], label_column: str | None, label_type: str) -> None:
+def _check_request(
+    text_columns: tuple[str, ...], label_column: str | None, label_type: str, token_columns: Sequence[TokenColumn]
+) -> None:
     if len(text_columns) not in (1, 2):
         raise AttendropError(f"a task reads one or two text columns, not {len(text_columns)}.")
-    named = [*text_columns, *([label_column] if label_column is not None else [])]
+    labels = [label_column] if label_column is not None else []
+    named = [*text_columns, *labels, *(column.name for column in token_columns)]
     repeated = [name for name in named if named.count(name) > 1]
     if repeated:
-        raise AttendropError(f"the column {repeated[0]!r} is named twice; text and label columns must differ.")
+        raise AttendropError(f"the column {repeated[0]!r} is named twice; text, label and token columns must differ.")
     if label_type not in _LABEL_TYPES:
         hint = did_you_mean(label_type, _LABEL_TYPES) or f"; it is one of {', '.join(_LABEL_TYPES)}."
         raise AttendropError(f"there is no label type {label_type!r}{hint}")
