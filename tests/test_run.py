@@ -323,12 +323,12 @@ def test_rewards_on_an_eval_file_need_one(folder: Path) -> None:
 def test_a_search_on_the_selection_split(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It costs no training rows; under protocol 'paper' these rows are the development set, and that is said."""
     how: dict[str, Any] = {"method": "autodropout", "options": {"trials": 2}}
-    honest = train(tiny.config(folder, "honest", **how))
+    honest = train(tiny.config(folder, "searched", **how))
     assert honest["data"]["rewarded_on"] == "selection"
     assert honest["data"]["rows"] == {"train": 36, "selection": 4, "dev": 12}
-    assert "rewarded by scores on the same rows" in (folder / "honest" / "README.md").read_text(encoding="utf-8")
+    assert "rewarded by scores on the same rows" in (folder / "searched" / "README.md").read_text(encoding="utf-8")
     assert "flatters" not in caplog.text
-    paper = train(tiny.config(folder, "paper", protocol="paper", **how))
+    paper = train(tiny.config(folder, "searched-paper", protocol="paper", **how))
     assert paper["data"]["rewarded_on"] == "dev"
     assert "development set during training" in caplog.text
     with pytest.raises(AttendropError, match="scores on the selection split; selection-fraction is 0"):

@@ -274,6 +274,6 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
 
 
 def test_columns() -> None:
-    assert StructureMask().columns == ()
-    assert StructureMask(structure="heads").columns == ("dependency_heads",)
-    assert StructureMask(structure="adjacency", column="graph").columns == ("graph",)
+    assert StructureMask().columns == {}
+    assert StructureMask(structure="heads").columns == {"dependency_heads": "positions"}
+    assert StructureMask(structure="adjacency", column="graph").columns == {"graph": "matrix"}

@@ -221,7 +221,7 @@ class RegularizedTrainer(Trainer):
         """As in ``transformers.Trainer``, with the columns that the method reads."""
         self._set_signature_columns_if_needed()
         collate, known = self.data_collator, self._signature_columns
-        self.data_collator = _with_columns(collate, self.regularizer.columns)
+        self.data_collator = _with_columns(collate, tuple(self.regularizer.columns))
         if known is not None:
             self._signature_columns = [*known, *self.regularizer.columns]
         try:

@@ -215,13 +215,15 @@ class Method:
         return self.name.replace("-", "_")
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """Columns of the training data that the method reads and the model does not know: numbers for each token.
+    def columns(self) -> Mapping[str, str]:
+        """Columns of the training data that the method reads and the model does not know, and what is in them.
 
-        They come in :attr:`Pass.extra` as ``(batch, n)``, or ``(batch, n, n)`` where a token has a list of them, padded
-        with -1; their rows are those of the batch before any method repeated them.
+        ``"numbers"``: one for each token; ``"positions"``: of another token, -1 for none (where a text is cut to the
+        length that the model takes, they are counted anew); ``"matrix"``: one for each pair of tokens. They come in
+        :attr:`Pass.extra` as ``(batch, n)`` or ``(batch, n, n)``, padded with -1; their rows are those of the batch
+        before any method repeated them.
         """
-        return ()
+        return {}
 
     @property
     def parts(self) -> tuple[Method, ...]:

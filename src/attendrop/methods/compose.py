@@ -62,8 +62,8 @@ class Compose(Method):
         return self.methods
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name for part in self.methods for name in part.columns))
+    def columns(self) -> Mapping[str, str]:
+        return {name: kind for part in self.methods for name, kind in part.columns.items()}
 
     @property
     def uses_attention(self) -> bool:  # type: ignore[override]

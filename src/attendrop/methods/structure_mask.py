@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -95,8 +95,9 @@ class StructureMask(Method):
         object.__setattr__(self, "layers", checked_layers(self.layers))
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        return () if self.structure == "window" else (self.column,)
+    def columns(self) -> Mapping[str, str]:
+        kinds = {"heads": "positions", "adjacency": "matrix"}
+        return {} if self.structure == "window" else {self.column: kinds[self.structure]}
 
     def chosen(self, sites: Sequence[Site]) -> list[Site]:
         """The attention sites to act on, of a model's."""

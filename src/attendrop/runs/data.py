@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from attendrop.methods import Method, StructureMask
+from attendrop.methods import Method
 from attendrop.runs.config import RunConfig
 from attendrop.tasks import TaskData, TokenColumn, encode, few_shot, hold_out, load_files, load_task, subset
 
@@ -47,12 +47,8 @@ def load_data(config: RunConfig) -> TaskData:
 
 
 def _token_columns(method: Method) -> tuple[TokenColumn, ...]:
-    """The columns that a method reads, with what is known of their numbers."""
-    kinds = {"heads": "positions", "adjacency": "matrix"}
-    known = {
-        name: kinds[part.structure] for part in method.parts if isinstance(part, StructureMask) for name in part.columns
-    }
-    return tuple(TokenColumn(name, known.get(name, "numbers")) for name in method.columns)
+    """The columns that a method reads."""
+    return tuple(TokenColumn(name, kind) for name, kind in method.columns.items())
 
 
 def divide(config: RunConfig, data: TaskData) -> Parts:
