@@ -129,8 +129,8 @@ class RunConfig:
         columns = self.build_method().columns
         if columns and self.task is not None:
             raise AttendropError(
-                f"The data of task {self.task!r} has no column {next(iter(columns))!r}, which method {self.method!r} reads "
-                "with these options; give a train-file that has it, or other options."
+                f"The data of task {self.task!r} has no column {next(iter(columns))!r}, which method {self.method!r} "
+                "reads with these options; give a train-file that has it, or other options."
             )
 
     def _check_data(self) -> None:
