@@ -235,6 +235,7 @@ _WAYS: dict[str, Method] = {
     "ad-drop+r-drop": Compose(ADDrop(), RDrop()),
     "ad-drop+child-tuning": Compose(ADDrop(), ChildTuning()),
 }
+_DOUBLED = "floor of r-drop: twice the rows"
 # Whose step is a period, or differs much from step to step: as many steps in a timing.
 _STEPS = {"layerdrop": 8, "attention-layerdrop": 8}
 
@@ -250,7 +251,9 @@ def methods(setting: Setting) -> Iterator[Row]:
         items = [{name: value[:2] for name, value in batch.items()}]
         contenders = {name: partial(bench.library, method, items) for name, method in every.items()}
         case = f"{shape}, {length} full"
-        timed = contenders | {"floor of r-drop: twice the rows": bench.doubled}
+        timed: dict[str, Contender] = contenders | {_DOUBLED: bench.doubled}
+        if setting.methods:
+            contenders, timed = ({n: each[n] for n in setting.methods if n in each} for each in (contenders, timed))
         for steps in sorted({_STEPS.get(name, 1) for name in timed}):
             chosen = [name for name in timed if _STEPS.get(name, 1) == steps]
             # Few at a time, so that the stock step beside which a method is timed was taken within the same seconds.

@@ -22,12 +22,21 @@ def main() -> None:
         choices=FIGURES,
         help="one part; may be repeated; other parts of the output stay as they are",
     )
+    parser.add_argument(
+        "--method",
+        action="append",
+        help="with --only methods: the rows of one method, as the table names it; may be repeated; others stay",
+    )
     parser.add_argument("--output", type=Path, default=Path(__file__).with_name("RESULTS.md"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=_DTYPES, default="float32", help="bfloat16: under autocast")
     parser.add_argument("--rounds", type=int, default=3, help="how often each thing is timed, at least")
     given = parser.parse_args()
-    setting = Setting(torch.device(given.device), _DTYPES[given.dtype], given.quick, given.rounds)
+    setting = Setting(
+        torch.device(given.device), _DTYPES[given.dtype], given.quick, given.rounds, tuple(given.method or ())
+    )
+    if setting.methods and given.only != ["methods"]:
+        parser.error("--method goes with --only methods.")
     for name in given.only or FIGURES:
         began = time.perf_counter()
         rows: list[Row] = []

@@ -38,6 +38,7 @@ class Setting:
         dtype: ``float32``, or ``bfloat16`` for autocast.
         quick: Tiny models and short batches: shows that the benchmark runs, its figures mean nothing.
         rounds: How often each thing is timed, at least.
+        methods: Of the part ``methods``, the rows of these only; empty: all.
 
     """
 
@@ -45,6 +46,7 @@ class Setting:
     dtype: torch.dtype
     quick: bool
     rounds: int = 3
+    methods: tuple[str, ...] = ()
 
     @property
     def shapes(self) -> tuple[str, ...]:
