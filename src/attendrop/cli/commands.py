@@ -210,9 +210,10 @@ def methods(
         | {"options": m().options()}
         for m in classes
     ]
-    table = Table(Column("method", no_wrap=True), "what it does", "acts on", "source")
+    table = Table(Column("method", no_wrap=True), "what it does", Column("source", no_wrap=True))
     for m in classes:
-        table.add_row(m.name, m.summary, ", ".join(m.facts.acts_on), m.paper)
+        authors, year, _ = m.paper.partition(")")  # the title stands in what explains a method
+        table.add_row(m.name, m.summary, authors + year)
     explained = "" if name is None else f"{name}: {classes[0].summary}\n\n{inspect.cleandoc(classes[0].__doc__ or '')}"
     _show(found, explained or table, as_json=as_json)
 
