@@ -10,6 +10,7 @@ import zoo
 from torch import Tensor
 
 from attendrop import AttendOut, AttendropError, ChildTuning, Compose, regularize
+from attendrop.methods import child_tuning
 from attendrop.methods.base import Processes
 from attendrop.methods.child_tuning import fisher_information, largest
 from attendrop.parameters import layer_parameters
@@ -45,6 +46,24 @@ def test_f_keeps_a_random_part_and_scales_it(p: float) -> None:
             torch.testing.assert_close(after, scaled, atol=1e-8, rtol=1e-6)
     first, second = (torch.cat([after.flatten() != 0 for _, after in _pairs(*step)]) for step in found[:2])
     assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("small", [0, 100, 1 << 14])
+def test_f_draws_every_element_by_itself(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a parameter is drawn alone, with other small ones, or row by row, as word embeddings are."""
+    monkeypatch.setattr(child_tuning, "_SMALL", small)
+    ((before, after),) = masked(ChildTuning(p=0.5))
+    words = "bert.embeddings.word_embeddings.weight"
+    for name in (words, "bert.encoder.layer.0.output.dense.weight", "bert.encoder.layer.1.output.dense.weight"):
+        rows = before[name].abs().amax(1) > 1e-7
+        assert (after[name][~rows] == 0).all()
+        kept = (after[name][rows].abs() > 1e-9).double()
+        assert float(kept.mean()) == pytest.approx(0.5, abs=0.12)
+        assert len({tuple(row) for row in kept.int().tolist()}) == len(kept)
+    masks = [after[f"bert.encoder.layer.{layer}.output.dense.weight"] != 0 for layer in (0, 1)]
+    assert not torch.equal(*masks)
+    scaled = torch.where(after[words].abs() > 1e-9, before[words] / 0.5, 0.0)
+    torch.testing.assert_close(after[words], scaled, atol=1e-8, rtol=1e-6)
 
 
 def _pairs(before: dict[str, Tensor], after: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
