@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from attendrop.attention import Attachment, Plan, evaluating, forked_rng
 from attendrop.errors import AttendropError
 from attendrop.gates import Gates
+from attendrop.labels import aligned_labels
 from attendrop.scoring import Call, Edit
 from attendrop.sites import Site
 
@@ -235,7 +235,7 @@ def fix_target(model: nn.Module, outputs: Any, batch: Batch, target: str) -> Tar
     labels = batch.get("labels")
     problem = getattr(model.config, "problem_type", None)
     if logits.ndim == 3:
-        return _token_target(logits, aligned_labels(model, labels), batch, target)
+        return _token_target(logits, aligned_labels(model, logits, batch), batch, target)
     if logits.shape[-1] == 1 or problem == "regression":
         gold = _required(labels, "regression").reshape(logits.shape)
         return lambda outputs: -(outputs.logits - gold.to(outputs.logits.dtype)).square().sum(-1)
@@ -279,15 +279,6 @@ def _token_target(logits: Tensor, labels: Tensor | None, batch: Batch, target: s
         return torch.where(scored, likelihood, 0).sum(-1)
 
     return score
-
-
-def aligned_labels(model: nn.Module, labels: Tensor | None) -> Tensor | None:
-    """Labels at the positions that predict them: those of a causal language model stand one token later."""
-    base: Any = getattr(model, "get_base_model", None)  # PEFT
-    core = model if base is None else base()
-    if labels is None or type(core).__name__ not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
-        return labels
-    return functional.pad(labels[:, 1:], (0, 1), value=-100)
 
 
 def _required(labels: Tensor | None, purpose: str, name: str = "labels") -> Tensor:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attendrop.attribution import aligned_labels
 from attendrop.errors import AttendropError
+from attendrop.labels import aligned_labels
 from attendrop.methods.base import Batch
 
 KINDS = ("classes", "labels", "number")
@@ -36,13 +36,13 @@ def predictions(model: nn.Module, outputs: Any, batch: Batch, copies: int = 1) -
     logits: Tensor | None = getattr(outputs, "logits", None)
     if logits is None or logits.ndim not in (2, 3):
         raise AttendropError(f"{type(model).__name__} returns no logits of shape (batch, ...) or (batch, n, ...).")
-    logits = _by_copy(wide(logits), copies)
-    if logits.ndim == 3:
-        return [logits]
-    labels = aligned_labels(model, batch.get("labels"))
+    views = _by_copy(wide(logits), copies)
+    if logits.ndim == 2:
+        return [views]
+    labels = aligned_labels(model, logits, batch)
     if labels is None:
         raise AttendropError("Predictions for tokens can only be compared where there are labels; the batch has none.")
-    return [logits[:, _by_copy(labels, copies)[0] != -100]]
+    return [views[:, _by_copy(labels, copies)[0] != -100]]
 
 
 def kind_of(model: nn.Module, logits: Tensor) -> str:
