@@ -39,6 +39,7 @@ FAST: dict[str, tuple[str, dict[str, Any], str]] = {
     "bert-tokens": ("BertForTokenClassification", BERT, "bert-tokens"),
     "bert-choice": ("BertForMultipleChoice", BERT, "bert-choice"),
     "bert-base": ("BertModel", BERT, "bert"),
+    "roberta-base": ("RobertaModel", BERT, "bert"),
     "roberta": ("RobertaForSequenceClassification", BERT, "bert"),
     "roberta-tokens": ("RobertaForTokenClassification", BERT, "bert-tokens"),
     "roberta-choice": ("RobertaForMultipleChoice", BERT, "bert-choice"),
@@ -77,7 +78,8 @@ def output(model: Any, batch: zoo.Batch) -> Tensor:
     with torch.no_grad():
         found = model(**batch)
     if "logits" not in found:
-        return found.last_hidden_state[batch["attention_mask"].bool()]
+        tokens = found.last_hidden_state[batch["attention_mask"].bool()]
+        return torch.cat([tokens, found.pooler_output]) if "pooler_output" in found else tokens
     return found.logits[batch["attention_mask"].bool()] if found.logits.ndim == 3 else found.logits
 
 
@@ -190,10 +192,14 @@ def test_half_precision(case: str, dtype: torch.dtype) -> None:
     near(found.float(), naive(model, [0, 2], batch), 0.1)
 
 
-def test_electra_choice_that_reads_the_last_token() -> None:
-    model = zoo.from_class("ElectraForMultipleChoice", ELECTRA | {"summary_type": "last"}).eval()
-    batch = batch_for("electra-choice", lengths=(6, 6))
-    near(output(prune(model, [0, 2]), batch), naive(model, [0, 2], batch))
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("summary", ["first", "last", "mean"])
+def test_electra_choice_whatever_its_summary_reads(summary: str, padding: str) -> None:
+    model = zoo.from_class("ElectraForMultipleChoice", ELECTRA | {"summary_type": summary}).eval()
+    batch = batch_for("electra-choice", **PADDINGS[padding])
+    light = prune(model, [0, 2])
+    assert light.fast == (summary == "first")
+    near(output(light, batch), naive(model, [0, 2], batch))
 
 
 def test_a_mask_for_each_pair_of_tokens_is_refused() -> None:
@@ -343,7 +349,7 @@ def test_what_layers_mean(layers: Any, wanted: Wanted) -> None:
     assert parse_wanted(layers) == wanted
 
 
-MALFORMED = ["", "all", "-1", -1, True, "1;2", "0,x", ">0.5", ">=1.5", ">=", [True], [0.5], ["0"]]
+MALFORMED = ["", "all", "-1", -1, True, 1.0, None, "1;2", "0,x", ">0.5", ">=1.5", ">=", [True], [0.5], ["0"]]
 
 
 @pytest.mark.parametrize("layers", MALFORMED, ids=repr)

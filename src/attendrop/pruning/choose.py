@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,10 +94,12 @@ def parse_wanted(layers: str | int | Sequence[int]) -> Wanted:
         f"layers={layers!r} is not understood. Give 'auto', a count such as 4, a list such as '0,3,5' ('4,' for one), "
         "or a threshold such as '>=0.8'."
     )
-    if isinstance(layers, bool) or (isinstance(layers, int) and layers < 0):
-        raise problem
     if isinstance(layers, int):
+        if isinstance(layers, bool) or layers < 0:
+            raise problem
         return Wanted(count=layers)
+    if not isinstance(layers, Iterable):
+        raise problem
     if not isinstance(layers, str):
         numbers = list(layers)
         if any(isinstance(number, bool) or not isinstance(number, int) or number < 0 for number in numbers):

@@ -217,6 +217,8 @@ def has_fast_form(model: Any) -> bool:
     config = model.config
     if getattr(config, "is_decoder", False) or not type(model).__name__.endswith(_HEADS):
         return False
+    if hasattr(model, "sequence_summary") and config.summary_type != "first":  # ELECTRA's choice reads padding then
+        return False
     return config.model_type in FAMILIES
 
 
@@ -275,10 +277,9 @@ def _pack(model: Any) -> None:
     """Put the encoder that computes no padding in place of the model's own."""
     family, base = _family(model), model.base_model
     first_only = type(model).__name__.endswith(_READ_FIRST)
-    if hasattr(model, "sequence_summary"):  # ELECTRA's choice among texts
-        first_only = model.config.summary_type == "first"
+    pools_first = getattr(base, "pooler", None) is not None
     heads = model.config.num_attention_heads
-    encoder = PackedEncoder(_layers(model), family.names, heads, first_only=first_only)
+    encoder = PackedEncoder(_layers(model), family.names, heads, first_only=first_only, pools_first=pools_first)
     setattr(base, family.encoder, encoder)
     model.config._attn_implementation_internal = IMPLEMENTATION
     model.requires_grad_(False)

@@ -67,13 +67,17 @@ class PackedEncoder(nn.Module):
         names: See :meth:`Parts.of`.
         heads: Of the attention.
         first_only: The model reads nothing but the first token; the last layer then computes no other.
+        pools_first: The model reads the first token besides all real ones; it is computed even where it is padding.
     """
 
-    def __init__(self, layer: nn.ModuleList, names: Sequence[str], heads: int, *, first_only: bool) -> None:
+    def __init__(
+        self, layer: nn.ModuleList, names: Sequence[str], heads: int, *, first_only: bool, pools_first: bool = False
+    ) -> None:
         super().__init__()
         self.layer = layer
         self.heads = heads
         self.first_only = first_only
+        self.keep_first = first_only or pools_first
         self.padded = False  # export sets it: packed tensors have sizes that depend on values
         self._parts = [Parts.of(module, names) for module in layer]
 
@@ -81,8 +85,8 @@ class PackedEncoder(nn.Module):
         """Encode ``(batch, length, hidden)``, with a mask ``(batch, length)``, True on real tokens.
 
         Returns:
-            An output whose ``last_hidden_state`` is ``(batch, length, hidden)``, zero on padding, or with
-            ``first_only`` ``(batch, 1, hidden)``.
+            An output whose ``last_hidden_state`` is ``(batch, length, hidden)``, zero on padding (but for a first
+            column that is read), or with ``first_only`` ``(batch, 1, hidden)``.
 
         Raises:
             AttendropError: The mask has another shape.
@@ -93,7 +97,7 @@ class PackedEncoder(nn.Module):
                 f"A pruned model takes an attention_mask of shape {tuple(batch)}, (batch, length), not "
                 f"{tuple(attention_mask.shape)}; its to_stock() takes others."
             )
-        layout = (Padded if self.padded else Packed)(hidden_states, attention_mask, keep_first=self.first_only)
+        layout = (Padded if self.padded else Packed)(hidden_states, attention_mask, keep_first=self.keep_first)
         x = layout.pack(hidden_states)
         for parts in self._parts[:-1] if self.first_only else self._parts:
             x = self._layer(parts, x, layout)
