@@ -18,7 +18,8 @@ from scipy.stats import bootstrap
 from transformers.utils import logging as hf_logging
 
 from attendrop import ADDrop, patterns
-from attendrop.runs import RunConfig, train
+from attendrop.runs.config import RunConfig
+from attendrop.runs.train import train
 
 TASKS = {"cola": "CoLA, Matthews correlation", "stsb": "STS-B, Pearson correlation"}
 METHODS = ("finetune", "ad-drop", "attendout", "scheduler", "attention-layerdrop")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attendrop import Method
 from attendrop.methods.base import Processes
-from attendrop.regularize import Regularization
+from attendrop.regularization import Regularization
 
 
 def logits(

@@ -16,7 +16,7 @@ from transformers import TrainerCallback, TrainingArguments
 
 from attendrop import ADDrop, AttendOut, RegularizedTrainer
 from attendrop.methods.base import Processes
-from attendrop.regularize import Regularization
+from attendrop.regularization import Regularization
 
 METHOD = ADDrop(p=0.5, q=0.5, cross_tuning=False)
 OTHERS = {

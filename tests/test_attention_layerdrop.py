@@ -14,7 +14,7 @@ from attendrop import AttendropError, AttentionLayerDrop, regularize
 from attendrop.masks import DrawKey
 from attendrop.methods import build_method
 from attendrop.methods.base import Processes
-from attendrop.regularize import Regularization
+from attendrop.regularization import Regularization
 
 LENGTHS = (8, 5, 3, 6)
 

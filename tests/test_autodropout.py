@@ -22,7 +22,7 @@ from attendrop.masks import DrawKey
 from attendrop.methods import build_method
 from attendrop.methods.base import Pass, Processes
 from attendrop.methods.dropout_patterns import Patterned, part_of, propose
-from attendrop.regularize import Regularization
+from attendrop.regularization import Regularization
 from attendrop.rows import labelled_data
 from attendrop.scoring import Call
 from attendrop.sites import Site

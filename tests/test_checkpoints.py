@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from attendrop import ADDrop, AttendropError, FineTune
-from attendrop.checkpoints import is_complete, last_checkpoint, load_state, seal, unseal, write_json
+from attendrop.checkpoints import is_complete, last_checkpoint, load_state, seal, unseal
+from attendrop.files import write_json
 from attendrop.methods import Method
 
 METHOD = ADDrop(p=0.4, layers=[0, 1])

@@ -15,7 +15,6 @@ import pytest
 import tiny
 
 from attendrop import cli
-from attendrop.cli import commands
 from attendrop.tasks import task_names
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -190,7 +189,7 @@ def test_interrupt_says_how_to_go_on(folder: Path, capsys: Captured, monkeypatch
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(commands, "train_run", interrupted)
+    monkeypatch.setattr("attendrop.runs.train.train", interrupted)
     assert cli.main(train_arguments(folder, "interrupted")) == 130
     assert "The same command with --resume goes on" in capsys.readouterr().err
 

@@ -28,7 +28,7 @@ from attendrop.masks import DrawKey, uniform
 from attendrop.methods import build_method
 from attendrop.methods.base import Pass, Processes
 from attendrop.methods.concrete_dropout import entropy
-from attendrop.regularize import Regularization
+from attendrop.regularization import Regularization
 from attendrop.scoring import Call
 from attendrop.tally import Tally
 

@@ -16,7 +16,7 @@ from attendrop.masks import DrawKey, uniform
 from attendrop.methods import build_method
 from attendrop.methods.consistency import spread
 from attendrop.methods.hiddencut import Cut
-from attendrop.regularize import Regularization
+from attendrop.regularization import Regularization
 
 LENGTHS = (8, 5, 3)
 

@@ -291,7 +291,7 @@ def test_options_come_from_a_file_and_set_goes_over_it(
         configs.append(config)
         raise AttendropError("stop here")
 
-    monkeypatch.setattr("attendrop.cli.commands.train_run", seen)
+    monkeypatch.setattr("attendrop.runs.train.train", seen)
     more = ["--method", "attention-layerdrop", "--options", f"{folder}/options.json", *arguments]
     assert cli.main(train_arguments(folder, "unused", *more)) == 2
     assert configs[0].options == expected

@@ -15,7 +15,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig, preset
-from attendrop.runs.infer import Source, evaluate, predict
+from attendrop.runs.infer import evaluate, predict
+from attendrop.runs.source import Source
 from attendrop.runs.train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

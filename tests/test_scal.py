@@ -14,7 +14,7 @@ from torch import Tensor
 from attendrop import SCAL, AttendropError, Compose, RDrop
 from attendrop.methods import build_method
 from attendrop.methods.scal import contrastive_loss, represent
-from attendrop.regularize import Regularization
+from attendrop.regularization import Regularization
 
 LENGTHS = (8, 5, 3, 6)
 

@@ -16,7 +16,7 @@ from attendrop.checkpoints import load_state, seal
 from attendrop.masks import DrawKey, draw
 from attendrop.methods import build_method, drawing
 from attendrop.methods.base import Processes
-from attendrop.regularize import Regularization
+from attendrop.regularization import Regularization
 
 CURVES = Scheduler((0, 0.25, 1), ((0.6, 0.5, 0.2), (0.0, 1.0, 1.0)))
 

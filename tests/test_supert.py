@@ -18,7 +18,7 @@ from attendrop import AttendOut, AttendropError, Compose, FineTune, Mixout, Supe
 from attendrop.methods import build_method
 from attendrop.methods.base import Processes
 from attendrop.methods.ticket import lowest
-from attendrop.regularize import Regularization
+from attendrop.regularization import Regularization
 
 HALF = SuperT(share=0.5, search=0.5)
 

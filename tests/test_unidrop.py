@@ -14,7 +14,7 @@ from attendrop import AttendropError, UniDrop, regularize
 from attendrop.masks import DrawKey, draw
 from attendrop.methods import build_method
 from attendrop.methods.unidrop import drop_tokens
-from attendrop.regularize import Regularization
+from attendrop.regularization import Regularization
 
 LENGTHS = (8, 5, 3)
 OFF: dict[str, Any] = {"feature": 0, "structure": 0, "token": 0}

@@ -12,7 +12,7 @@ import transformers as hf
 from torch import Tensor
 
 from attendrop.methods.base import Processes, Setup
-from attendrop.regularize import loss_and_outputs
+from attendrop.regularization import loss_and_outputs
 
 VOCAB, PAD, EOS, LABELS = 40, 0, 2, 3
 Batch = dict[str, Tensor]

@@ -17,6 +17,7 @@ import torch
 from transformers.utils import logging
 
 from attendrop.errors import AttendropError
+from attendrop.files import write_json
 from attendrop.methods.base import Method
 
 MANIFEST = "attendrop_manifest.json"
@@ -24,13 +25,6 @@ STATE = "attendrop_state.json"
 SESSION = "attendrop_session.pt"
 
 logger = logging.get_logger(__name__)
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file such that a reader finds all of it or what was there before."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, path)
 
 
 def seal(checkpoint: Path, method: Method, state: Mapping[str, Any]) -> None:

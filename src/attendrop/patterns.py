@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attendrop.checkpoints import write_json
 from attendrop.errors import AttendropError
+from attendrop.files import write_json
 from attendrop.methods import AttendOut, Scheduler
 from attendrop.methods.scheduler import HIGHEST
 from attendrop.runs.folder import read_metrics

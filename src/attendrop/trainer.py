@@ -25,7 +25,7 @@ from attendrop.attention import PLAN_KEYWORD, Plan, evaluating, forked_rng
 from attendrop.checkpoints import last_checkpoint, load_session, load_state, save_session, seal, unseal
 from attendrop.errors import AttendropError
 from attendrop.methods.base import Batch, FineTune, LabelledData, Method, Processes, Session, Setup, tokens_of
-from attendrop.regularize import Regularization
+from attendrop.regularization import Regularization
 from attendrop.rows import LabelledRows, number_of_rows, set_aside
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
@@ -20,11 +21,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     missing = [package for module, package in _NEEDED.items() if importlib.util.find_spec(module) is None]
     if missing:
         return _fail(f"the command line needs {', '.join(missing)}; run `pip install attendrop[cli]`.")
-    import torch
     import typer
 
-    from attendrop.cli.commands import app
+    from attendrop.cli.app import app
     from attendrop.errors import AttendropError
+
+    for module in ("train", "commands"):  # in the order of the help
+        importlib.import_module(f"attendrop.cli.{module}")
 
     # click's UsageError, or that of the copy of click which newer versions of typer carry
     usage_error: type[Any] = typer.BadParameter.__mro__[1]
@@ -35,8 +38,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error))
     except usage_error as error:
         return _fail(error.format_message())
-    except torch.OutOfMemoryError:
-        return _fail("the GPU's memory is full; lower --batch-size and raise --gradient-accumulation by as much.", 1)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted.", 130)
     except BrokenPipeError:  # the reader of a pipe left; what is still buffered must not raise at exit
@@ -44,6 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:
         return _fail(f"{error.strerror or error}: {error.filename}" if error.filename else str(error), 1)
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # PyTorch's, which is not loaded for every command
+            raise
+        return _fail("the GPU's memory is full; lower --batch-size and raise --gradient-accumulation by as much.", 1)
 
 
 def _fail(message: str, code: int = 2) -> int:

@@ -14,7 +14,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.base import Batch
 from attendrop.pruning.masking import Constant, mask_layers, prunable_sites
 from attendrop.pruning.model import PrunedModel, warn_if_slow
-from attendrop.regularize import loss_and_outputs
+from attendrop.regularization import loss_and_outputs
 from attendrop.sites import Site
 
 # How well a model does; more is better.

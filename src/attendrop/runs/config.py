@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attendrop.errors import AttendropError
-from attendrop.methods import ADDrop, AttendOut, Method, build_method
-from attendrop.methods.base import check_choice
+from attendrop.validation import check_choice
+
+if TYPE_CHECKING:
+    from attendrop.methods import Method
 
 PROTOCOLS = ("honest", "paper")
 SCHEDULES = ("linear", "constant", "cosine")
@@ -120,7 +122,7 @@ class RunConfig:
         self._check_selection()
         if self.bf16 and self.fp16:
             raise AttendropError("bf16 and fp16 exclude each other; choose one.")
-        object.__setattr__(self, "options", build_method(self.method, self.options).options())
+        object.__setattr__(self, "options", self.build_method().options())
         rewarded_on = self.rewarded_on()
         if rewarded_on == "eval" and self.train_file is not None and self.eval_file is None:
             raise AttendropError("reward_data='eval' scores models on the eval-file during training; it is not given.")
@@ -160,6 +162,8 @@ class RunConfig:
 
     def build_method(self) -> Method:
         """The method with its options."""
+        from attendrop.methods import build_method  # loads PyTorch
+
         return build_method(self.method, self.options)
 
     def rewarded_on(self) -> str | None:
@@ -208,6 +212,8 @@ def preset(name: str, task: str | None, method: str) -> dict[str, Any]:
         AttendropError: There is no such preset.
     """
     check_choice("preset", name, PRESETS)
+    from attendrop.methods import ADDrop, AttendOut  # loads PyTorch
+
     training = {**_PAPER, **_PAPER_BY_TASK.get(task or "", {})}
     names = [name.strip() for name in method.split("+")]
     options: dict[str, dict[str, Any]] = {}

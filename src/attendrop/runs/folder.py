@@ -11,9 +11,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from attendrop.checkpoints import write_json
 from attendrop.errors import AttendropError
-from attendrop.methods import flat_options
+from attendrop.files import write_json
 from attendrop.runs.config import RunConfig
 
 RUN = "run.json"
@@ -98,6 +97,8 @@ def _check_unchanged(folder: Path, before: dict[str, Any], now: dict[str, Any]) 
 
 def _flat(options: dict[str, Any]) -> dict[str, Any]:
     """Options on one level, the method itself before its options, so that the more telling change is named."""
+    from attendrop.methods import flat_options
+
     return {name: value for name, value in options.items() if name != "options"} | flat_options(options["options"])
 
 

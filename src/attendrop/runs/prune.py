@@ -17,8 +17,8 @@ import torch
 from datasets import Dataset
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
-from attendrop.checkpoints import write_json
 from attendrop.errors import AttendropError
+from attendrop.files import write_json
 from attendrop.methods import AttendOut, FineTune
 from attendrop.pruning.choose import choose, importance, parse_wanted, prune, ranked
 from attendrop.pruning.masking import mask_layers, prunable_sites

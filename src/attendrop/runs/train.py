@@ -28,8 +28,9 @@ from transformers import (
 from transformers.trainer_callback import ExportableState, PrinterCallback
 
 from attendrop.attention import find_sites
-from attendrop.checkpoints import last_checkpoint, write_json
+from attendrop.checkpoints import last_checkpoint
 from attendrop.errors import AttendropError
+from attendrop.files import write_json
 from attendrop.methods import Method
 from attendrop.rows import to_device
 from attendrop.runs.card import model_card

@@ -1,0 +1,71 @@
+"""The program, the options that several commands share, and how results are printed.
+
+Nothing here loads PyTorch: each command imports what it needs when it runs, so that help and mistakes are quick.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from attendrop import __version__
+from attendrop.runs.folder import is_main_process
+
+app = typer.Typer(
+    help="Fine-tune pre-trained transformers on small data without overfitting, by regularising attention.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but warnings and errors.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else there.")]
+DataDir = Annotated[str | None, typer.Option(help="Folder of GLUE files. Default: $ATTENDROP_DATA, then the hub.")]
+Columns = Annotated[str | None, typer.Option(help="Text column of one's own files, or two with a comma between.")]
+LabelColumn = Annotated[str | None, typer.Option(help="Column of one's own files to learn.")]
+Device = Annotated[str | None, typer.Option(help="auto or cpu.", show_default="auto")]
+RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _app(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def split_columns(text: str | None) -> tuple[str, ...]:
+    """The names in ``"sentence1,sentence2"``; none in an empty text or None."""
+    return tuple(name.strip() for name in text.split(",")) if text else ()
+
+
+def show(found: Any, shown: str | Table, *, quiet: bool = False, as_json: bool = False) -> None:
+    """Print a result in the main process.
+
+    Args:
+        found: The result as plain values, for ``as_json``.
+        shown: The result for people.
+        quiet: Print nothing for people.
+        as_json: Print JSON.
+    """
+    if not is_main_process():
+        return
+    if as_json:
+        print(json.dumps(found, indent=2))
+    elif isinstance(shown, str) and not quiet:
+        print(shown)
+    elif not quiet:
+        Console(highlight=False).print(shown)

@@ -1,0 +1,62 @@
+"""How far a training run is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from attendrop.cli.summary import dropped_share
+
+
+class TrainingProgress(TrainerCallback):
+    """A bar while a run trains, where stderr is a terminal, and a line at the end of each epoch."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.bar: Progress | None = None
+        self.line = ""
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.console.is_terminal and not self.console.quiet:
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self.bar = Progress(*columns, console=self.console, transient=True)
+            self.bar.add_task("training", total=state.max_steps, completed=state.global_step)
+            self.bar.start()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.bar is not None:
+            self.bar.update(self.bar.task_ids[0], completed=state.global_step)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, float] | None = None,
+        **_: Any,
+    ) -> None:
+        logs = logs or {}
+        if "loss" in logs:
+            dropped = {name.partition("/")[0]: value for name, value in logs.items() if name.endswith("/dropped")}
+            share = "".join(f", {dropped_share(source.replace('_', '-'), value)}" for source, value in dropped.items())
+            self.line = f"Epoch {state.epoch:.0f} of {args.num_train_epochs:.0f}: loss {logs['loss']:.4f}{share}"
+        score = logs.get(args.metric_for_best_model or "")
+        if self.line and (score is not None or args.metric_for_best_model is None):
+            name = (args.metric_for_best_model or "").removeprefix("eval_").replace("_", " ")
+            self.console.print(
+                self.line + (f", selection {name} {score:.4f}" if score is not None else ""), markup=False
+            )
+            self.line = ""
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the bar away, also after an exception."""
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None

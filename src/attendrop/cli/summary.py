@@ -1,0 +1,72 @@
+"""What a training run came to, in a few lines."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attendrop.cli.console import aligned, size
+from attendrop.methods import get_method
+
+
+def run_summary(metrics: Mapping[str, Any]) -> str:
+    """A run in a few lines: rows, what the method did, the scores, the protocol, and where the model is."""
+    data, metric = metrics["data"], metrics["metric"].replace("_", " ")
+    lines = {
+        "rows": ", ".join(f"{count} {part}" for part, count in data["rows"].items()),
+        "regularised": _acted(metrics),
+    }
+    if metrics["dropout_steps"]:
+        lines["generator"] = _generator(metrics["dropout_steps"])
+    lines["epoch kept"] = f"{metrics['best_epoch']} of {len(metrics['history'])}"
+    if data["selected_on"] is None:
+        lines["epoch kept"] += ", the last"
+    elif data["selected_on"] == "selection":
+        lines["selection score"] = f"{metric} {metrics['selection_score']:.4f}"
+    lines |= {f"{part} score": _scores(scores) for part, scores in metrics["all_scores"].items()}
+    if not metrics["all_scores"]:
+        lines["score"] = "none: there is no eval-file"
+    lines["protocol"] = {
+        "dev": "paper: the epoch was chosen on the very set that is reported, so the dev score flatters",
+        "selection": "honest: the epoch was chosen on rows of the training data; dev was scored once, at the end",
+        None: "honest: nothing was chosen; dev was scored once, at the end",
+    }[data["selected_on"]]
+    if data["rewarded_on"] == "dev":
+        lines["rewarded on"] = "dev: it decided during training what was dropped, so the dev score flatters"
+    lines["cost"] = (
+        f"{metrics['steps']} steps, {metrics['train_seconds']:.0f} s, {size(metrics['peak_memory_bytes'])} at most"
+    )
+    lines["model"] = metrics["output_dir"]
+    title = f"{metrics['model']} on {metrics['task']} with {metrics['method']}, seed {metrics['seed']} (one seed)"
+    return f"{title}\n{aligned(lines)}"
+
+
+def _acted(metrics: Mapping[str, Any]) -> str:
+    epochs = [entry for entry in metrics["history"] if entry["regularized"]]
+    if not epochs:
+        return "no epoch"
+    numbers = ", ".join(str(entry["epoch"]) for entry in epochs)
+    dropped = ""
+    for method in dict.fromkeys(name for entry in epochs for name in entry["dropped"]):
+        shares = [entry["dropped"][method] for entry in epochs if method in entry["dropped"]]
+        dropped += f"; {dropped_share(method, statistics.fmean(shares))} there"
+    return f"epoch{'s' if len(epochs) > 1 else ''} {numbers} of {len(metrics['history'])}{dropped}"
+
+
+def dropped_share(method: str, share: float) -> str:
+    """The share of its units that a method dropped."""
+    return f"{100 * share:.1f} % of {get_method(method).facts.units} dropped"
+
+
+def _generator(steps: Sequence[Mapping[str, Any]]) -> str:
+    """How often the attacker survived, and what the probability of dropping came to."""
+    survived = sum(step["attacker_survived"] for step in steps)
+    first, last = (statistics.fmean(steps[i]["drop_probability"].values()) for i in (0, -1))
+    return (
+        f"attacker survived {survived} of {len(steps)} periods; drop probability {first:.3f} at first, {last:.3f} last"
+    )
+
+
+def _scores(scores: Mapping[str, float]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in scores.items())

@@ -1,0 +1,40 @@
+"""What a finished model is to be used on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attendrop.errors import AttendropError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The data to use a model on. What is left out is as in the run: its task, or the columns of its own files.
+
+    Attributes:
+        task: A task's name, with ``data_dir`` as in training and the name of a ``split``.
+        file: One's own file, with ``text_columns`` and, to evaluate, ``label_column``.
+        max_length: In tokens.
+        batch_size: Rows at a time.
+        device: ``"auto"`` or ``"cpu"``.
+    """
+
+    task: str | None = None
+    data_dir: str | None = None
+    split: str | None = None
+    file: str | None = None
+    text_columns: tuple[str, ...] = ()
+    label_column: str | None = None
+    max_length: int | None = None
+    batch_size: int = 64
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("max_length", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise AttendropError(f"{name.replace('_', '-')} must be at least 1, not {value}.")
+        if self.file is not None and (self.task or self.split or self.data_dir):
+            raise AttendropError("Give a task (with its split and data-dir) or a file, and not both.")
+        if self.task is not None and (self.text_columns or self.label_column):
+            raise AttendropError("text-columns and label-column belong to one's own file, not to a task.")

@@ -1,0 +1,49 @@
+"""Checks of options, which need nothing but Python."""
+
+from __future__ import annotations
+
+import math
+from difflib import get_close_matches
+
+from attendrop.errors import AttendropError
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Raise unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise AttendropError(f"{name}={value!r} is not known.{suggestion(str(value), choices)}")
+
+
+def check_share(name: str, value: float, *, one_allowed: bool, zero_allowed: bool = False) -> None:
+    """Raise unless ``value`` is a probability above 0, or from 0, and below 1, or up to 1."""
+    inside = isinstance(value, int | float) and not isinstance(value, bool)
+    if not inside or not (0 < value < 1 or (one_allowed and value == 1) or (zero_allowed and value == 0)):
+        lower, upper = "at least" if zero_allowed else "above", "at most" if one_allowed else "below"
+        raise AttendropError(f"{name}={value!r} must be {lower} 0 and {upper} 1.")
+
+
+def check_count(name: str, value: int, least: int = 1) -> None:
+    """Raise unless ``value`` is a whole number, and at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise AttendropError(f"{name}={value!r} must be a whole number, and at least {least}.")
+
+
+def check_positive(name: str, value: float, *, zero_allowed: bool = False) -> None:
+    """Raise unless ``value`` is a finite number above 0, or from 0."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not (0 < value < math.inf or (zero_allowed and value == 0)):
+        raise AttendropError(f"{name}={value!r} must be {'0 or more' if zero_allowed else 'above 0'}, a finite number.")
+
+
+def check_switch(name: str, value: bool) -> None:
+    """Raise unless ``value`` is True or False."""
+    if not isinstance(value, bool):
+        raise AttendropError(f"{name}={value!r} must be true or false.")
+
+
+def suggestion(value: str, choices: tuple[str, ...]) -> str:
+    """Name the choice that ``value`` was probably meant to be, and all of them."""
+    close = get_close_matches(value.lower().replace("_", "-"), [c.replace("_", "-") for c in choices], n=1, cutoff=0.5)
+    nearest = next((c for c in choices if close and c.replace("_", "-") == close[0]), None)
+    hint = f" Did you mean {nearest!r}?" if nearest else ""
+    return f"{hint} Choose from: {', '.join(choices)}."
