@@ -285,7 +285,6 @@ FILES: list[tuple[str, bytes, str]] = [
     ("empty", b"", "is empty"),
     ("header-only", b"sentence1,sentence2,label\n", "has no rows"),
     ("empty-text", b"sentence1,sentence2,label\na,,yes\nb,c,no\n", "line 2, column 'sentence2': the text is empty"),
-    ("nan-text", b"sentence1,sentence2,label\na,NaN,yes\nb,c,no\n", "line 2, column 'sentence2': the text is NaN"),
     ("empty-label", b"sentence1,sentence2,label\na,b,\nb,c,no\n", "line 2, column 'label': the label is empty"),
     ("nan-label", b"sentence1,sentence2,label\na,b,1.5\nb,c,nan\n", "line 3, column 'label': the label is NaN"),
     ("mixed-labels", b"sentence1,sentence2,label\na,b,1\nb,c,no\n", "the labels mix numbers, such as '1'"),

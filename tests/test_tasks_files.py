@@ -9,6 +9,8 @@ import pytest
 
 from attendrop.errors import AttendropError
 from attendrop.tasks import TaskData, load_files
+from attendrop.tasks.bad_rows import write_skipped
+from attendrop.tasks.tables import read_chunks, read_table
 
 GOOD = "text,label\ngood,yes\nbad,no\n"
 
@@ -62,7 +64,18 @@ def test_parquet(folder: Path) -> None:
 
 
 def test_texts_are_kept_to_the_letter(folder: Path) -> None:
-    texts = ['say "hi", he said', "two\nlines", "NA", "null", "12", "  spaces ", "\u2028 and \x85", "None", "n/a"]
+    texts = [
+        'say "hi", he said',
+        "two\nlines",
+        "NA",
+        "Nan",
+        "null",
+        "12",
+        "  spaces ",
+        "\u2028 and \x85",
+        "None",
+        "n/a",
+    ]
     quoted = "".join('"{}",{}\n'.format(text.replace('"', '""'), i) for i, text in enumerate(texts))
     assert load_train(write("a.csv", "text,label\n" + quoted)).splits["train"]["text"] == texts
     lines = "".join(json.dumps({"text": text, "label": i}, ensure_ascii=False) + "\n" for i, text in enumerate(texts))
@@ -85,10 +98,12 @@ def test_two_text_columns_and_all_splits(folder: Path) -> None:
     [
         (["10", "9", "-1"], "auto", ("-1", "9", "10"), [2, 1, 0]),  # integers by value, not by spelling
         (["b", "B", "a"], "auto", ("B", "a", "b"), [2, 0, 1]),
-        (["1", "2.0", "3"], "auto", (), [1.0, 2.0, 3.0]),
+        (["1", "2.0", "3"], "auto", ("1", "2", "3"), [0, 1, 2]),
+        (["0.0", "1.0", "0."], "auto", ("0", "1"), [0, 1, 0]),  # as pandas writes integers with gaps
+        (["1", "2.5", "3.0"], "auto", (), [1.0, 2.5, 3.0]),
         (["1e-3", "-.5", "+2."], "auto", (), [0.001, -0.5, 2.0]),
         (["1", "2", "3"], "number", (), [1.0, 2.0, 3.0]),
-        (["1.0", "2.0", "1.0"], "class", ("1.0", "2.0"), [0, 1, 0]),
+        (["1.5", "2.0", "1.5"], "class", ("2", "1.5"), [1, 0, 1]),
         (["3", "3+", "2"], "class", ("2", "3", "3+"), [1, 2, 0]),
         (["3,5", "1_0", "inf"], "auto", ("1_0", "3,5", "inf"), [1, 0, 2]),  # Python would take two of them for numbers
     ],
@@ -109,7 +124,7 @@ def test_one_decimal_point_in_any_file_means_numbers(folder: Path) -> None:
 
 
 def test_json_and_parquet_numbers_and_booleans(folder: Path) -> None:
-    assert load_train(write_parquet("f.parquet", text=["a", "b"], label=[1.0, 2.0])).task.kind == "regression"
+    assert load_train(write_parquet("f.parquet", text=["a", "b"], label=[1.0, 2.5])).task.kind == "regression"
     names = load_train(write("b.jsonl", '{"text": "a", "label": true}\n{"text": "b", "label": false}')).task.label_names
     assert names == ("False", "True")
 
@@ -146,7 +161,6 @@ BAD_FILES = [
     ("a.tsv", 'text\tlabel\n"a\tyes\n', "a.tsv, line 2: broken quoting"),
     ("a.csv", b"text,label\nok,yes\ncaf\xe9,no\n", "a.csv, line 3: byte 0xe9 is not UTF-8"),
     ("a.csv", "text,label\na,yes\n ,no\n", "a.csv, line 3, column 'text': the text is empty."),
-    ("a.csv", "text,label\na,yes\nnan,no\n", "a.csv, line 3, column 'text': the text is NaN."),
     ("a.csv", "text,label\na,yes\nb,\n", "a.csv, line 3, column 'label': the label is empty."),
     ("a.csv", "text,label\na,1.0\nb,NaN\n", "a.csv, line 3, column 'label': the label is NaN."),
     (
@@ -172,6 +186,16 @@ BAD_FILES = [
         '{"text": "a", "label": [1]}\n',
         "a.jsonl, line 1, column 'label': [1] is neither a class nor a number.",
     ),
+    (
+        "scores.csv",
+        "text,label\n" + "".join(f"text {n},{n}\n" for n in range(60)),
+        "scores.csv, column 'label': 60 different whole numbers may be classes, numbers to predict or ids; say which",
+    ),
+    (
+        "ids.csv",
+        "text,label\n" + "".join(f"text {n},id-{n}\n" for n in range(60)),
+        "ids.csv, column 'label': 60 different labels in 60 rows look like ids; name another label column",
+    ),
     ("a.parquet", "text,label\na,b\n", "a.parquet is not a readable Parquet file"),
     (
         "a.xlsx",
@@ -187,6 +211,83 @@ def test_bad_file(folder: Path, name: str, content: str | bytes, message: str) -
         load_train(write(name, content))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("label_type", "kind"), [("class", "classification"), ("number", "regression")])
+def test_many_whole_numbers_are_what_one_says(folder: Path, label_type: str, kind: str) -> None:
+    name = write("a.csv", "text,label\n" + "".join(f"text,{n}\n" for n in range(60)))
+    assert load_train(name, label_type=label_type).task.kind == kind
+
+
+def test_many_classes_of_several_rows_each_need_no_word(folder: Path) -> None:
+    name = write("a.csv", "text,label\n" + "".join(f"text,intent {n % 77}\n" for n in range(5 * 77)))
+    assert load_train(name).task.num_labels == 77
+
+
+@pytest.mark.parametrize(("train", "dev"), [("0", "0.0"), ("0.0", "0")])
+def test_whole_numbers_are_one_class_in_both_spellings(folder: Path, train: str, dev: str) -> None:
+    write("train.csv", f"text,label\na,{train}\nb,1\n")
+    write("dev.csv", f"text,label\na,{dev}\nb,1.0\n")
+    data = load_files(train_file="train.csv", eval_file="dev.csv", text_columns=["text"], label_column="label")
+    assert data.task.label_names == ("0", "1") and data.splits["dev"]["label"] == [0, 1]
+    columns = {"text_columns": ["text"], "label_column": "label"}
+    saved = load_files(eval_file="dev.csv", label_names=("0", "1"), **columns)
+    assert saved.splits["dev"]["label"] == [0, 1]
+
+
+UGLY = [
+    ("a.csv", b"text,label\ngood,yes\n,no\nb,\nc,no,more\nfine,no\n", ["line 3", "line 4", "line 5"]),
+    ("a.csv", b"text,label\ngood,0.5\nb,much\nc,nan\nfine,1\n", ["line 3", "line 4"]),
+    (
+        "a.jsonl",
+        b'{"text": "good", "label": 1}\n{"text": 5, "label": 1}\n{"text"\n[]\n{"text": "fine", "label": 0}\n',
+        ["line 2", "line 3", "line 4"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "places"), UGLY, ids=["classes", "numbers", "json"])
+def test_bad_rows_are_left_out_and_listed_when_asked(
+    folder: Path, name: str, content: bytes, places: list[str]
+) -> None:
+    label_type = "number" if b"0.5" in content else "auto"
+    with pytest.raises(AttendropError, match="--skip-bad-rows leaves such rows out"):
+        load_train(write(name, content), label_type=label_type)
+    data = load_train(name, label_type=label_type, skip_bad_rows=True)
+    train = data.splits["train"]
+    assert train["text"] == ["good", "fine"] and train["index"] == [0, len(places) + 1]
+    assert sorted(row.place for row in data.skipped) == places
+    write_skipped("skipped.jsonl", data.skipped)
+    listed = [json.loads(line) for line in Path("skipped.jsonl").read_text().splitlines()]
+    assert sorted(row["place"] for row in listed) == places and all(row["file"] == name for row in listed)
+
+
+def test_skipped_rows_say_why_and_what(folder: Path) -> None:
+    name = write("a.csv", "text,label\ngood,yes\n ,no\nfine,no\n")
+    (row,) = load_train(name, skip_bad_rows=True).skipped
+    assert (row.reason, row.row) == ("column 'text': the text is empty", {"text": " ", "label": "no"})
+
+
+def test_only_bad_rows_are_still_an_error(folder: Path) -> None:
+    with pytest.raises(AttendropError, match="no row that can be used"):
+        load_train(write("a.csv", "text,label\n,yes\n,no\n"), skip_bad_rows=True)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_chunks_of_a_file_are_the_file(folder: Path, suffix: str) -> None:
+    texts = [f"text {n}" for n in range(25)]
+    match suffix:
+        case "csv":
+            name = write("a.csv", "text\n" + "\n".join(texts))
+        case "jsonl":
+            name = write("a.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in texts))
+        case _:
+            name = write_parquet("a.parquet", text=texts)
+    chunks = list(read_chunks(name, 10))
+    assert [len(chunk.rows) for chunk in chunks] == [10, 10, 5]
+    whole = read_table(name)
+    for field in ("rows", "places", "index"):
+        assert [value for chunk in chunks for value in getattr(chunk, field)] == getattr(whole, field)
 
 
 def test_missing_file_and_folder(folder: Path) -> None:

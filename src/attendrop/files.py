@@ -10,6 +10,11 @@ from typing import Any
 
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file such that a reader finds all of it or what was there before."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_text(path: Path, content: str) -> None:
+    """Write a text file in the same way."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    partial.write_text(content, encoding="utf-8")
     os.replace(partial, path)

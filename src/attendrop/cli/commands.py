@@ -13,7 +13,11 @@ from rich.table import Column, Table
 from attendrop.cli.app import Columns, DataDir, Device, Json, LabelColumn, Quiet, RunFolder, app, show, split_columns
 from attendrop.cli.console import aligned, messages
 from attendrop.errors import AttendropError
-from attendrop.runs.source import Source
+from attendrop.runs.source import STDIN, Source
+
+InputFormat = Annotated[str | None, typer.Option(help="Of stdin: csv, tsv or jsonl.", show_default="csv")]
+SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out unusable rows, and list them.")]
+SkippedFile = Annotated[str | None, typer.Option(help="Where bad rows are listed, JSON lines.")]
 
 
 @app.command()
@@ -22,9 +26,12 @@ def evaluate(
     task: Annotated[str | None, typer.Option(help="Name of a task. Default: the run's own.")] = None,
     split: Annotated[str | None, typer.Option(help="Of the task.", show_default="dev")] = None,
     data_dir: DataDir = None,
-    eval_file: Annotated[str | None, typer.Option(help="One's own file instead of a task.")] = None,
+    eval_file: Annotated[str | None, typer.Option(help="One's own file instead of a task; - is stdin.")] = None,
     text_columns: Columns = None,
     label_column: LabelColumn = None,
+    input_format: InputFormat = None,
+    skip_bad_rows: SkipBadRows = False,
+    skipped_file: SkippedFile = None,
     max_length: Annotated[int | None, typer.Option(show_default="as in training")] = None,
     batch_size: Annotated[int, typer.Option()] = 64,
     device: Device = "auto",
@@ -34,13 +41,15 @@ def evaluate(
     """Score the model of a run on labelled data."""
     source = Source(
         task=task, data_dir=data_dir, split=split, file=eval_file, text_columns=split_columns(text_columns),
-        label_column=label_column, max_length=max_length, batch_size=batch_size, device=device or "auto",
+        label_column=label_column, input_format=input_format, skip_bad_rows=skip_bad_rows, skipped_file=skipped_file,
+        max_length=max_length, batch_size=batch_size, device=device or "auto",
     )  # fmt: skip
 
+    from attendrop.cli.progress import row_progress
     from attendrop.runs.infer import evaluate as evaluate_run
 
-    with messages(quiet=quiet):
-        found = evaluate_run(run, source)
+    with messages(quiet=quiet) as console, row_progress(console, quiet=quiet) as progress:
+        found = evaluate_run(run, source, progress)
     lines = {"data": f"{found['task']}, {found['split']}: {found['rows']} rows ({found['source']})"}
     lines |= {name.replace("_", " "): f"{value:.4f}" for name, value in found["all_scores"].items()}
     show(found, aligned(lines), quiet=quiet, as_json=as_json)
@@ -49,12 +58,20 @@ def evaluate(
 @app.command()
 def predict(
     run: RunFolder,
-    output: Annotated[str, typer.Option(help="A .tsv, .csv or .jsonl file.")],
+    output: Annotated[str, typer.Option(help="A .tsv, .csv or .jsonl file; - is stdout.")],
     task: Annotated[str | None, typer.Option(help="Name of a task. Default: the run's own.")] = None,
     split: Annotated[str | None, typer.Option(help="Of the task.", show_default="test")] = None,
     data_dir: DataDir = None,
-    predict_file: Annotated[str | None, typer.Option(help="One's own file instead of a task.")] = None,
+    predict_file: Annotated[str | None, typer.Option(help="One's own file instead of a task; - is stdin.")] = None,
     text_columns: Columns = None,
+    input_format: InputFormat = None,
+    output_format: Annotated[
+        str | None, typer.Option(help="csv, tsv or jsonl.", show_default="by the extension; csv on stdout")
+    ] = None,
+    probabilities: Annotated[bool, typer.Option("--probabilities", help="Write those of all classes.")] = False,
+    keep_columns: Annotated[bool, typer.Option("--keep-columns", help="Write the columns of the file, too.")] = False,
+    skip_bad_rows: SkipBadRows = False,
+    skipped_file: SkippedFile = None,
     max_length: Annotated[int | None, typer.Option(show_default="as in training")] = None,
     batch_size: Annotated[int, typer.Option()] = 64,
     device: Device = "auto",
@@ -64,14 +81,23 @@ def predict(
     """Write a prediction for every row; for GLUE tasks in the format of a submission."""
     source = Source(
         task=task, data_dir=data_dir, split=split, file=predict_file, text_columns=split_columns(text_columns),
+        input_format=input_format, skip_bad_rows=skip_bad_rows,
+        skipped_file=skipped_file or (f"{output}.skipped.jsonl" if skip_bad_rows and output != STDIN else None),
         max_length=max_length, batch_size=batch_size, device=device or "auto",
     )  # fmt: skip
+    if as_json and output == STDIN:
+        raise AttendropError("--json and --output - both write on stdout; choose one.")
 
+    from attendrop.cli.progress import row_progress
     from attendrop.runs.infer import predict as predict_rows
 
-    with messages(quiet=quiet):
-        found = predict_rows(run, source, output)
-    show(found, f"Wrote {found['rows']} predictions to {output}.", quiet=quiet, as_json=as_json)
+    with messages(quiet=quiet) as console, row_progress(console, quiet=quiet) as progress:
+        found = predict_rows(
+            run, source, output, format=output_format, probabilities=probabilities, keep_columns=keep_columns,
+            on_progress=progress,
+        )  # fmt: skip
+    shown = f"Wrote {found['rows']} predictions to {output}."
+    show(found, shown, quiet=quiet or output == STDIN, as_json=as_json)
 
 
 @app.command()

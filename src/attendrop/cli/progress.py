@@ -1,8 +1,10 @@
-"""How far a training run is."""
+"""How far a run is."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -60,3 +62,33 @@ class TrainingProgress(TrainerCallback):
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
+
+
+# Seconds between lines of progress where stderr is no terminal.
+_SECONDS_BETWEEN_LINES = 30.0
+
+
+@contextmanager
+def row_progress(console: Console, *, quiet: bool) -> Iterator[Callable[[int, int | None], None] | None]:
+    """Show how many rows are done: a bar where stderr is a terminal, else a line now and then.
+
+    Gives a function of the rows done and of all rows (None: not known); None if ``quiet``.
+    """
+    if quiet or console.quiet:
+        yield None
+        return
+    if console.is_terminal:
+        columns = (TextColumn("rows"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task("rows", total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+        return
+    last = time.monotonic()
+
+    def line(done: int, total: int | None) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _SECONDS_BETWEEN_LINES:
+            last = time.monotonic()
+            console.print(f"{done:,} rows done" + ("" if total is None else f" of {total:,}"))
+
+    yield line

@@ -1,85 +1,184 @@
-"""Using a model that a run left: scoring it on labelled data, and predicting."""
+"""Using a model that a run left: scoring it on labelled data, and predicting, a bounded number of rows at a time."""
 
 from __future__ import annotations
 
 import logging
-import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import Dataset
-from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
 from attendrop.runs.folder import read_metrics, read_run
+from attendrop.runs.logits import predict_logits
 from attendrop.runs.models import load_model_and_tokenizer
-from attendrop.runs.source import Source
-from attendrop.runs.train import on_cpu, only_logits, silence
-from attendrop.tasks import Task, TaskData, compute_scores, encode, get_task, load_files, load_task, write_predictions
+from attendrop.runs.source import STDIN, Source
+from attendrop.tasks import PredictionWriter, Task, compute_scores, get_task, load_task, output_format, predicted_counts
+from attendrop.tasks.bad_rows import BadRows, write_skipped
+from attendrop.tasks.encoding import encode_columns, length_limit
+from attendrop.tasks.files import files_task, stream_file
+from attendrop.tasks.tables import Table
 
-PREDICTION_FILES = (".tsv", ".csv", ".jsonl")
+# Rows that are in memory at a time, and among which those of similar length come together.
+CHUNK_ROWS = 4096
+
+# Told how many rows are done, of how many (None: not known).
+OnProgress = Callable[[int, int | None], None]
 
 logger = logging.getLogger(__name__)
 
 
-def evaluate(run_dir: str, source: Source) -> dict[str, Any]:
+def evaluate(run_dir: str, source: Source, on_progress: OnProgress | None = None) -> dict[str, Any]:
     """Score a model on labelled data: the development set, if ``source`` names nothing else.
 
     Returns:
-        ``model, task, source, split, rows, metric, score, all_scores``.
+        ``model, task, source, split, rows, skipped, metric, score, all_scores, predicted``.
 
     Raises:
         AttendropError: There is no finished run, or the data cannot be read, has no labels or other classes.
     """
-    model, tokenizer, options = _load_run(run_dir)
-    data, split = _load_data(model, options, source, "dev")
-    rows = data.splits[split]
-    if "label" not in rows.column_names:
-        raise AttendropError(f"The split '{split}' of {data.task.name} has no labels to score; use predict.")
-    logits = _logits(model, tokenizer, options, data.task, rows, source)
-    scores = compute_scores(data.task, logits, np.asarray(rows["label"]))
-    return {
-        "model": run_dir,
-        "task": data.task.name,
-        "source": data.source,
-        "split": split,
-        "rows": len(rows),
-        "metric": data.task.metric,
-        "score": scores[data.task.metric],
+    run = _load_run(run_dir)
+    rows = _open_rows(run, source, "dev")
+    logits, labels = [], []
+    for chunk in rows.chunks:
+        if "label" not in chunk.columns:
+            raise AttendropError(f"The split '{rows.split}' of {rows.task.name} has no labels to score; use predict.")
+        logits.append(run.logits(chunk.columns, rows, source, on_progress))
+        labels += chunk.columns["label"]
+    every = np.concatenate(logits)
+    scores = compute_scores(rows.task, every, np.asarray(labels))
+    rows.write_skipped(source)
+    predicted = predicted_counts(rows.task, every)
+    if len(predicted) == 1 and len(labels) > 1:
+        logger.warning("The model predicts one class for all %d rows: %s.", len(labels), next(iter(predicted)))
+    return rows.found(run_dir) | {
+        "metric": rows.task.metric,
+        "score": scores[rows.task.metric],
         "all_scores": scores,
+        "predicted": predicted,
     }
 
 
-def predict(run_dir: str, source: Source, output: str) -> dict[str, Any]:
+def predict(
+    run_dir: str,
+    source: Source,
+    output: str,
+    *,
+    format: str | None = None,
+    probabilities: bool = False,
+    keep_columns: bool = False,
+    on_progress: OnProgress | None = None,
+) -> dict[str, Any]:
     """Write a prediction for every row: of the task's test split, if ``source`` names nothing else.
 
     Args:
         run_dir: The folder of a finished run.
         source: What to predict.
-        output: A .tsv, .csv or .jsonl file; for GLUE tasks it gets the columns of a submission.
+        output: A .tsv, .csv or .jsonl file; for GLUE tasks it gets the columns of a submission. ``"-"``: standard
+            output.
+        format: ``"csv"``, ``"tsv"`` or ``"jsonl"``, if the extension does not say it.
+        probabilities: Write the probabilities of all classes.
+        keep_columns: Write the columns of the input file besides.
+        on_progress: Called after each batch.
 
     Returns:
-        ``model, task, source, split, rows, output``.
+        ``model, task, source, split, rows, skipped, output``.
 
     Raises:
         AttendropError: As for :func:`evaluate`; or the output's extension is unknown.
     """
-    target = Path(output)
-    if target.suffix not in PREDICTION_FILES:
-        raise AttendropError(f"Predictions are written as {', '.join(PREDICTION_FILES)}, not as '{target.name}'.")
-    if source.file is not None and target.absolute() == Path(source.file).absolute():
+    format = output_format(output, format)
+    if output != STDIN and source.file is not None and Path(output).absolute() == Path(source.file).absolute():
         raise AttendropError(f"The output '{output}' is the file to predict on; name another.")
-    model, tokenizer, options = _load_run(run_dir)
-    data, split = _load_data(model, options, source, "test")
-    rows = data.splits[split]
-    write_predictions(target, data.task, rows, _logits(model, tokenizer, options, data.task, rows, source))
-    found = {"model": run_dir, "task": data.task.name, "source": data.source, "split": split, "rows": len(rows)}
-    return found | {"output": output}
+    run = _load_run(run_dir)
+    rows = _open_rows(run, source, "test")
+    with PredictionWriter(
+        output, rows.task, format=format, probabilities=probabilities, keep_columns=keep_columns
+    ) as writer:
+        for chunk in rows.chunks:
+            logits = run.logits(chunk.columns, rows, source, on_progress)
+            writer.write(chunk.columns["index"], logits, chunk.table)
+    rows.write_skipped(source)
+    return rows.found(run_dir) | {"output": output}
 
 
-def _load_run(run_dir: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, dict[str, Any]]:
-    """The model, its tokenizer, and the options of its run (none for a model that no run has made)."""
+@dataclass(frozen=True)
+class _Run:
+    """A model that is used: options are those of its run, none for a model that no run has made."""
+
+    folder: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    options: dict[str, Any]
+
+    def logits(
+        self, columns: dict[str, list[Any]], rows: _Rows, source: Source, on_progress: OnProgress | None
+    ) -> np.ndarray[Any, np.dtype[Any]]:
+        wanted = source.max_length or self.options.get("max_length") or 128
+        limit = length_limit(self.tokenizer, wanted, pair="text_pair" in columns)
+        encoded = encode_columns(columns, rows.task, self.tokenizer, limit)
+
+        def count(done: int) -> None:
+            rows.done += done
+            if on_progress is not None:
+                on_progress(rows.done, rows.total)
+
+        return predict_logits(self.model, self.tokenizer, encoded, source.batch_size, source.device, count)
+
+    def class_names(self) -> tuple[str, ...]:
+        """The classes of the model in order; empty if it predicts a number."""
+        config = self.model.config
+        names: dict[int, str] = config.id2label or {}  # type: ignore[assignment]  # json's keys become numbers again
+        if config.problem_type == "regression" or len(names) == 1:
+            return ()
+        return tuple(names[number] for number in sorted(names))
+
+    def trained_on(self) -> tuple[str, ...]:
+        """The text columns that the model was trained on; empty if that is not known."""
+        if self.options.get("task") is not None:
+            return get_task(self.options["task"]).text_columns
+        return tuple(self.options.get("text_columns", ()))
+
+
+@dataclass
+class _Rows:
+    """The rows to use a model on, ``total`` of them (None: not known yet), in chunks; counted while they are read."""
+
+    task: Task
+    split: str
+    source: str
+    chunks: Iterator[_Chunk]
+    total: int | None
+    bad: BadRows
+    done: int = 0
+
+    def found(self, run_dir: str) -> dict[str, Any]:
+        return {
+            "model": run_dir,
+            "task": self.task.name,
+            "source": self.source,
+            "split": self.split,
+            "rows": self.done,
+            "skipped": len(self.bad.skipped),
+        }
+
+    def write_skipped(self, source: Source) -> None:
+        if self.bad.skipped and source.skipped_file is not None:
+            write_skipped(source.skipped_file, self.bad.skipped)
+            logger.warning("%d bad rows were left out; %s lists them.", len(self.bad.skipped), source.skipped_file)
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    columns: dict[str, list[Any]]
+    table: Table | None = None
+
+
+def _load_run(run_dir: str) -> _Run:
     folder = Path(run_dir)
     if not folder.is_dir():
         raise AttendropError(f"There is no run folder '{run_dir}'.")
@@ -87,36 +186,68 @@ def _load_run(run_dir: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, d
     if run is not None and read_metrics(folder) is None:
         raise AttendropError(f"The run in '{run_dir}' is not finished; `attendrop train` with --resume finishes it.")
     model, tokenizer = load_model_and_tokenizer(str(folder.absolute()), None)
-    return model, tokenizer, run["config"] if run is not None else {}
+    return _Run(run_dir, model, tokenizer, run["config"] if run is not None else {})
 
 
-def _load_data(model: PreTrainedModel, run: dict[str, Any], source: Source, split: str) -> tuple[TaskData, str]:
-    task = source.task or (run.get("task") if source.file is None else None)
-    names = _class_names(model)
+def _open_rows(run: _Run, source: Source, split: str) -> _Rows:
+    task = source.task or (run.options.get("task") if source.file is None else None)
+    file = source.file or (run.options.get("eval_file") if split == "dev" and task is None else None)
     if task is not None:
-        split = source.split or split
-        _check_head(get_task(task), names)
-        return load_task(task, data_dir=source.data_dir, splits=(split,)), split
-    file = source.file or (run.get("eval_file") if split == "dev" else None)
-    if file is None:
+        rows = _task_rows(run, source, task, source.split or split)
+    elif file is not None:
+        rows = _file_rows(run, source, file, split)
+    else:
         raise AttendropError("Say what to use the model on: a task or a file.")
-    columns = source.text_columns or tuple(run.get("text_columns", ()))
+    _check_texts(run, rows.task.text_columns)
+    first = next(rows.chunks, None)
+    if first is None:
+        raise AttendropError(f"{rows.source} has no row that can be used: {len(rows.bad.skipped)} were left out.")
+    rows.chunks = chain([first], rows.chunks)
+    return rows
+
+
+def _task_rows(run: _Run, source: Source, name: str, split: str) -> _Rows:
+    _check_head(get_task(name), run.class_names())
+    if source.skip_bad_rows:
+        raise AttendropError("skip-bad-rows is for one's own files; it has no meaning for a task.")
+    data = load_task(name, data_dir=source.data_dir, splits=(split,))
+    dataset = data.splits[split]
+    chunks = (_Chunk(columns) for columns in dataset.iter(CHUNK_ROWS))
+    return _Rows(data.task, split, data.source, chunks, len(dataset), BadRows())
+
+
+def _file_rows(run: _Run, source: Source, file: str, split: str) -> _Rows:
+    columns = source.text_columns or tuple(run.options.get("text_columns", ()))
     if not columns:
         raise AttendropError(
             "Own files need text-columns: the name of the text's column, or two, with a comma between."
         )
-    if split == "test":
-        return load_files(predict_file=file, text_columns=columns, label_names=names), split
-    label = source.label_column or run.get("label_column")
-    return load_files(eval_file=file, text_columns=columns, label_column=label, label_names=names), split
+    label = (source.label_column or run.options.get("label_column")) if split == "dev" else None
+    if split == "dev" and label is None:
+        raise AttendropError("the column of the labels is not given; it is needed to train and to evaluate.")
+    names, bad = run.class_names(), BadRows(skip=source.skip_bad_rows)
+    chunks = stream_file(
+        file,
+        text_columns=columns,
+        label_names=names,
+        label_column=label,
+        size=CHUNK_ROWS,
+        bad=bad,
+        format=(source.input_format or "csv") if file == STDIN else None,
+    )
+    read = (_Chunk(chunk.columns, chunk.table) for chunk in chunks)
+    return _Rows(files_task(columns, names), split, file, read, None, bad)
 
 
-def _class_names(model: PreTrainedModel) -> tuple[str, ...]:
-    """The classes of a model in order; empty if it predicts a number."""
-    names: dict[int, str] = model.config.id2label or {}  # type: ignore[assignment]  # json's keys become numbers again
-    if model.config.problem_type == "regression" or len(names) == 1:
-        return ()
-    return tuple(names[number] for number in sorted(names))
+def _check_texts(run: _Run, columns: tuple[str, ...]) -> None:
+    """Refuse one text for a model of pairs, and the reverse: it would predict, but nothing that it has learnt."""
+    trained_on = run.trained_on()
+    if trained_on and len(columns) != len(trained_on):
+        count = {1: "one text", 2: "pairs of texts"}
+        raise AttendropError(
+            f"The model in '{run.folder}' was trained on {count[len(trained_on)]} ({', '.join(trained_on)}), not on "
+            f"{count[len(columns)]} ({', '.join(columns)}); name {len(trained_on)} text column(s)."
+        )
 
 
 def _check_head(task: Task, names: tuple[str, ...]) -> None:
@@ -131,40 +262,3 @@ def _check_head(task: Task, names: tuple[str, ...]) -> None:
             task.name,
             ", ".join(task.label_names),
         )
-
-
-def _logits(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    run: dict[str, Any],
-    task: Task,
-    rows: Dataset,
-    source: Source,
-) -> np.ndarray[Any, np.dtype[Any]]:
-    length = source.max_length or run.get("max_length") or 128
-    encoded = encode(rows, task, tokenizer, length)
-    return predict_logits(model, tokenizer, encoded, source.batch_size, source.device)
-
-
-def predict_logits(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, encoded: Dataset, batch_size: int, device: str
-) -> np.ndarray[Any, np.dtype[Any]]:
-    """The logits of encoded rows, in their order."""
-    with tempfile.TemporaryDirectory() as unused:
-        arguments = TrainingArguments(
-            output_dir=unused,
-            per_device_eval_batch_size=batch_size,
-            use_cpu=on_cpu(device),
-            dataloader_pin_memory=False,
-            disable_tqdm=True,
-            report_to="none",
-        )
-        trainer = Trainer(
-            model,
-            arguments,
-            data_collator=DataCollatorWithPadding(tokenizer),
-            processing_class=tokenizer,
-            preprocess_logits_for_metrics=only_logits,
-        )
-        silence(trainer)
-        return np.asarray(trainer.predict(encoded).predictions)

@@ -27,7 +27,7 @@ from attendrop.rows import to_device
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, divide, encode_parts, fingerprint, load_data
 from attendrop.runs.folder import METRICS, RUN, read_metrics, read_run
-from attendrop.runs.infer import predict_logits
+from attendrop.runs.logits import predict_logits
 from attendrop.runs.models import load_model_and_tokenizer
 from attendrop.runs.train import on_cpu, silence
 from attendrop.sites import Site
@@ -68,7 +68,7 @@ class _Work:
         if (model.layers, name) not in self.known:
             rows = _by_length(self.sets[name])
             size, device = self.config.eval_batch_size, self.config.device
-            logits = predict_logits(model.model, self.tokenizer, rows, size, device)
+            logits = predict_logits(model.model, self.tokenizer, rows.to_dict(), size, device)
             self.known[model.layers, name] = compute_scores(self.task, logits, np.asarray(rows["labels"]))
         return self.known[model.layers, name]
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from attendrop.errors import AttendropError
 
+STDIN = "-"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
@@ -13,7 +15,9 @@ class Source:
 
     Attributes:
         task: A task's name, with ``data_dir`` as in training and the name of a ``split``.
-        file: One's own file, with ``text_columns`` and, to evaluate, ``label_column``.
+        file: One's own file, with ``text_columns`` and, to evaluate, ``label_column``; ``"-"`` is standard input, in
+            ``input_format`` (``"csv"``, ``"tsv"`` or ``"jsonl"``).
+        skip_bad_rows: Leave out bad rows of the file, and write them to ``skipped_file``, JSON lines.
         max_length: In tokens.
         batch_size: Rows at a time.
         device: ``"auto"`` or ``"cpu"``.
@@ -23,8 +27,11 @@ class Source:
     data_dir: str | None = None
     split: str | None = None
     file: str | None = None
+    input_format: str | None = None
     text_columns: tuple[str, ...] = ()
     label_column: str | None = None
+    skip_bad_rows: bool = False
+    skipped_file: str | None = None
     max_length: int | None = None
     batch_size: int = 64
     device: str = "auto"
@@ -38,3 +45,9 @@ class Source:
             raise AttendropError("Give a task (with its split and data-dir) or a file, and not both.")
         if self.task is not None and (self.text_columns or self.label_column):
             raise AttendropError("text-columns and label-column belong to one's own file, not to a task.")
+        if self.input_format is not None and self.file != STDIN:
+            raise AttendropError("input-format is for standard input (-); of a file the extension says it.")
+        if self.skip_bad_rows and self.skipped_file is None:
+            raise AttendropError("skip-bad-rows needs skipped-file: where to list the rows that are left out.")
+        if self.skipped_file is not None and not self.skip_bad_rows:
+            raise AttendropError("skipped-file is for skip-bad-rows, which is not given.")

@@ -14,23 +14,28 @@ from attendrop.tasks.encoding import encode
 from attendrop.tasks.files import load_files
 from attendrop.tasks.glue import GLUE, load_glue
 from attendrop.tasks.grammar import GRAMMAR, load_grammar
-from attendrop.tasks.predictions import write_predictions
-from attendrop.tasks.scores import compute_scores
+from attendrop.tasks.predictions import PredictionWriter, output_format, write_predictions
+from attendrop.tasks.scores import compute_scores, constant_scores, predicted_counts, with_metric
 from attendrop.tasks.splits import few_shot, hold_out, subset
 
 __all__ = [
+    "PredictionWriter",
     "Task",
     "TaskData",
     "TokenColumn",
     "compute_scores",
+    "constant_scores",
     "encode",
     "few_shot",
     "get_task",
     "hold_out",
     "load_files",
     "load_task",
+    "output_format",
+    "predicted_counts",
     "subset",
     "task_names",
+    "with_metric",
     "write_predictions",
 ]
 

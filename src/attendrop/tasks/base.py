@@ -6,6 +6,8 @@ from difflib import get_close_matches
 
 from datasets import Dataset
 
+from attendrop.tasks.bad_rows import SkippedRow
+
 
 @dataclass(frozen=True)
 class Task:
@@ -42,11 +44,13 @@ class TaskData:
     tasks of two texts "text_pair", "label" (class id or float; absent where the split has no labels), "index" (the
     row's id in a file of predictions), and in training data of one's own what `load_files` was asked for besides.
     source: where the data came from, in words.
+    skipped: rows that were left out because something was wrong with them.
     """
 
     task: Task
     splits: dict[str, Dataset]
     source: str
+    skipped: tuple[SkippedRow, ...] = ()
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:

@@ -1,7 +1,7 @@
 """Columns with numbers for each token: read from files, checked against the tokens, cut together with the texts."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,27 +39,30 @@ class TokenColumn:
             raise AttendropError(f"the column {self.name!r} cannot keep its name, which has a meaning here; rename it.")
 
 
-def read_numbers(table: Table, column: TokenColumn) -> list[list[Any]]:
-    """What a file has in a column; in CSV and TSV, lists are written as in JSON.
+def numbers_problem(column: TokenColumn) -> Callable[[Any], str | None]:
+    """A function that says what is wrong with one value of a column after the other; None if nothing is."""
+    forms: list[bool] = []  # whether the first row is a plain list, as then are all
 
-    Raises AttendropError, with file, line and column, for what is not of the column's kind.
-    """
-    found: list[list[Any]] = []
-    for place, value in zip(table.places, table.column(column.name), strict=True):
-        at = f"{table.path}, {place}, column {column.name!r}"
+    def problem(value: Any) -> str | None:
         numbers = _parsed(value)
         fits = {"numbers": _is_list(numbers) or _is_matrix(numbers), "matrix": _is_matrix(numbers)}
         if not fits.get(column.kind, _is_list(numbers) and all(isinstance(number, int) for number in numbers)):
-            raise AttendropError(f"{at}: {_shown(value)} is not {_FORMS[column.kind]}.")
-        if found and _is_list(found[0]) != _is_list(numbers):
-            raise AttendropError(f"{at}: {_shown(value)} is not of the form of the rows before.")
+            return f"{_shown(value)} is not {_FORMS[column.kind]}"
+        if not forms:
+            forms.append(_is_list(numbers))
+        if _is_list(numbers) != forms[0]:
+            return f"{_shown(value)} is not of the form of the rows before"
         wrong = [number for number in numbers if not -1 <= number < len(numbers)] if column.kind == "positions" else []
         if wrong:
-            raise AttendropError(
-                f"{at}: there is no position {wrong[0]} among {len(numbers)}; they count from 0, and -1 is for none."
-            )
-        found.append(numbers)
-    return found
+            return f"there is no position {wrong[0]} among {len(numbers)}; they count from 0, and -1 is for none"
+        return None
+
+    return problem
+
+
+def read_numbers(table: Table, column: TokenColumn) -> list[list[Any]]:
+    """The numbers in a column without a `numbers_problem`; in CSV and TSV, lists are written as in JSON."""
+    return [_parsed(value) for value in table.column(column.name)]
 
 
 def _parsed(value: Any) -> Any:

@@ -29,7 +29,19 @@ def encode(
     other raw columns are gone. Raises AttendropError if `max_length` leaves no room for the texts, or if a row of
     `token_columns` has not one entry for each token, before anything is cut.
     """
-    pair = "text_pair" in dataset.column_names
+    limit = length_limit(tokenizer, max_length, pair="text_pair" in dataset.column_names)
+
+    def tokenise(columns: dict[str, list[Any]]) -> dict[str, Any]:
+        return encode_columns(columns, task, tokenizer, limit, token_columns)
+
+    return dataset.map(tokenise, batched=True, remove_columns=dataset.column_names, desc="tokenising")
+
+
+def length_limit(tokenizer: PreTrainedTokenizerBase, max_length: int, *, pair: bool) -> int:
+    """`max_length`, lowered with a warning to what the tokenizer allows.
+
+    Raises AttendropError if it leaves no room for a text, or for two of them with `pair`.
+    """
     special = tokenizer.num_special_tokens_to_add(pair=pair)
     if max_length <= special:
         raise AttendropError(
@@ -37,19 +49,26 @@ def encode(
         )
     if max_length > tokenizer.model_max_length:
         limit = tokenizer.model_max_length
-        warnings.warn(f"the maximum length {max_length} was lowered to the model's {limit} tokens.", stacklevel=2)
-        max_length = limit
-    as_label = int if task.label_names else float
+        warnings.warn(f"the maximum length {max_length} was lowered to the model's {limit} tokens.", stacklevel=3)
+        return limit
+    return max_length
 
-    def tokenise(batch: dict[str, list[Any]]) -> dict[str, Any]:
-        texts = (batch["text"], batch["text_pair"]) if pair else (batch["text"],)
-        cut = tokenizer(*texts, truncation=True, max_length=max_length)
-        encoded: dict[str, Any] = dict(cut)
-        if token_columns:
-            encoded |= align(token_columns, batch, tokenizer(*texts, verbose=False), cut, tokenizer)
-        encoded["length"] = [len(ids) for ids in encoded["input_ids"]]
-        if "label" in batch:
-            encoded["labels"] = [as_label(label) for label in batch["label"]]
-        return encoded
 
-    return dataset.map(tokenise, batched=True, remove_columns=dataset.column_names, desc="tokenising")
+def encode_columns(
+    columns: dict[str, list[Any]],
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    token_columns: Sequence[TokenColumn] = (),
+) -> dict[str, list[Any]]:
+    """Tokenise rows given as columns, as `encode` does; `max_length` is one that `length_limit` allows."""
+    texts = [columns[name] for name in ("text", "text_pair") if name in columns]
+    cut = tokenizer(*texts, truncation=True, max_length=max_length)
+    encoded: dict[str, Any] = dict(cut)
+    if token_columns:
+        encoded |= align(token_columns, columns, tokenizer(*texts, verbose=False), cut, tokenizer)
+    encoded["length"] = [len(ids) for ids in encoded["input_ids"]]
+    if "label" in columns:
+        as_label = int if task.label_names else float
+        encoded["labels"] = [as_label(label) for label in columns["label"]]
+    return encoded

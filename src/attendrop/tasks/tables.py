@@ -3,9 +3,13 @@
 import csv
 import io
 import json
+import re
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +17,27 @@ import pyarrow
 import pyarrow.parquet
 
 from attendrop.errors import AttendropError
+from attendrop.tasks.bad_rows import BadRows
 from attendrop.tasks.base import did_you_mean
+
+STDIN = "-"
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # what `errors="surrogateescape"` makes of bytes that are not UTF-8
 
 
 @dataclass(frozen=True)
 class Table:
-    """A file's rows.
+    """Rows of a file.
 
     columns: the header. rows: one value per column, strings in CSV and TSV, what the file says elsewhere. places: where
     each row stands, "line 7" (with quoted line breaks: the line it begins on) or, in Parquet, "row 7", counted from 1.
+    index: the number of each row in the file, counted from 0, bad rows included.
     """
 
     path: Path
     columns: list[str]
     rows: list[list[Any]]
     places: list[str]
+    index: list[int]
 
     def column(self, name: str) -> list[Any]:
         """The values of a column; raises AttendropError with the nearest name if there is none."""
@@ -35,6 +45,20 @@ class Table:
             raise AttendropError(f"{self.path} has no column {name!r}{self._missing_hint(name)}")
         position = self.columns.index(name)
         return [row[position] for row in self.rows]
+
+    def checked(self, column: str, problem_of: Callable[[Any], str | None], bad: BadRows) -> "Table":
+        """The table without the rows in whose column `problem_of` finds a problem; `bad` is told of them."""
+        problems = [problem_of(value) for value in self.column(column)]
+        for row, problem in enumerate(problems):
+            if problem is not None:
+                content = dict(zip(self.columns, self.rows[row], strict=True))
+                bad.add(self.path, self.places[row], problem, content, column)
+        good = [row for row, problem in enumerate(problems) if problem is None]
+        return self if len(good) == len(problems) else self._only(good)
+
+    def _only(self, rows: Sequence[int]) -> "Table":
+        rows_of, places, index = ([values[row] for row in rows] for values in (self.rows, self.places, self.index))
+        return Table(self.path, self.columns, rows_of, places, index)  # type: ignore[arg-type]
 
     def _missing_hint(self, name: str) -> str:
         hint = did_you_mean(name, self.columns)
@@ -46,68 +70,128 @@ class Table:
         return f"; its columns are {', '.join(map(repr, self.columns))}."
 
 
-def read_table(path: str | Path) -> Table:
-    """Read a .csv, .tsv, .jsonl or .parquet file.
+def read_table(path: str | Path, bad: BadRows | None = None) -> Table:
+    """Read a .csv, .tsv, .jsonl or .parquet file as one table; see `read_chunks`."""
+    bad = bad or BadRows()
+    chunks = list(read_chunks(path, None, bad))
+    if not chunks:
+        raise AttendropError(f"{path} has no row that can be used: {len(bad.skipped)} were left out.")
+    return chunks[0]
+
+
+def read_chunks(
+    path: str | Path, size: int | None, bad: BadRows | None = None, *, format: str | None = None
+) -> Iterator[Table]:
+    """Read a .csv, .tsv, .jsonl or .parquet file as tables of up to `size` rows, one at a time; None: one table.
 
     Text files are UTF-8, with or without a byte-order mark. CSV and TSV have a header, quote as RFC 4180 does, and may
-    have quoted line breaks; no string is taken for a missing value.
+    have quoted line breaks; no string is taken for a missing value. The columns of JSON lines are those of the rows
+    read so far.
+
+    path: "-" is standard input, in a `format` such as "csv".
+    bad: what to do about a row with a wrong number of fields or a line that is not a JSON object; the default raises.
     Raises AttendropError for a missing, empty or broken file, an unknown extension and duplicate columns.
     """
-    path = Path(path)
-    read = _READERS.get(path.suffix.lower())
-    if read is None:
-        raise AttendropError(f"{path} has the extension {path.suffix!r}; the files that can be read are {_EXTENSIONS}.")
-    if not path.is_file():
+    suffix = f".{format}" if format is not None else Path(path).suffix.lower()
+    if suffix not in _READERS:
+        raise AttendropError(f"{path} has the extension {suffix!r}; the files that can be read are {_EXTENSIONS}.")
+    path, bad = Path(path), bad or BadRows()
+    if str(path) == STDIN and suffix == ".parquet":
+        raise AttendropError("Parquet cannot be read from standard input; name a file.")
+    if str(path) != STDIN and not path.is_file():
         raise AttendropError(f"there is no file {path}." if not path.exists() else f"{path} is not a file.")
-    table = read(path)
-    duplicates = [column for column, count in Counter(table.columns).items() if count > 1]
-    if duplicates:
-        raise AttendropError(f"{path} has more than one column {duplicates[0]!r}; give each its own name.")
-    if not table.rows:
+    rows_before = len(bad.skipped)
+    table = None
+    for table in _READERS[suffix](path, size, bad):
+        yield table
+    if table is None and len(bad.skipped) == rows_before:
         raise AttendropError(f"{path} has no rows.")
-    return table
 
 
 def decode(path: Path) -> str:
     """The text of a UTF-8 file without its byte-order mark; an empty or wrongly encoded file is an AttendropError."""
-    data = path.read_bytes()
+    with _lines(path, "\n") as lines:
+        return "".join(lines)
+
+
+@contextmanager
+def _lines(path: Path, newline: str) -> Iterator[Iterator[str]]:
+    """The lines of a UTF-8 file, with their ends, that end as `newline` of `open` says.
+
+    Raises AttendropError for a file that is empty or not UTF-8.
+    """
+    binary = sys.stdin.buffer if str(path) == STDIN else path.open("rb")
+    text = io.TextIOWrapper(binary, encoding="utf-8-sig", errors="surrogateescape", newline=newline)
     try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise AttendropError(
-            f"{path}, line {line}: byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8."
-        ) from None
-    if not text.strip():
-        raise AttendropError(f"{path} is empty.")
-    return text
+        valid = _valid_lines(path, text)
+        blank: list[str] = []
+        for line in valid:
+            blank.append(line)
+            if line.strip():
+                break
+        else:
+            raise AttendropError(f"{path} is empty.")
+        yield chain(blank, valid)
+    finally:
+        if binary is sys.stdin.buffer:
+            text.detach()
+        else:
+            text.close()
 
 
-def _read_delimited(path: Path, delimiter: str) -> Table:
-    records = _records(path, delimiter)
-    _, header = next(records)
-    rows, places = [], []
+def _valid_lines(path: Path, lines: Iterable[str]) -> Iterator[str]:
+    for number, line in enumerate(lines, start=1):
+        wrong = _NOT_UTF8.search(line)
+        if wrong:
+            byte = ord(wrong[0]) - 0xDC00
+            raise AttendropError(f"{path}, line {number}: byte 0x{byte:02x} is not UTF-8; save the file as UTF-8.")
+        yield line
+
+
+def _read_delimited(path: Path, size: int | None, bad: BadRows, delimiter: str) -> Iterator[Table]:
+    with _lines(path, "") as lines:
+        records = _records(path, lines, delimiter)
+        _, header = next(records)
+        _check_columns(path, header)
+        rows = _fitting(path, header, records, bad)
+        while chunk := list(islice(rows, size)):
+            index, places, values = map(list, zip(*chunk, strict=True))
+            yield Table(path, header, values, places, index)
+
+
+def _fitting(
+    path: Path, header: list[str], records: Iterator[tuple[int, list[str]]], bad: BadRows
+) -> Iterator[tuple[int, str, list[str]]]:
+    """The rows with as many fields as the header, with their index and place."""
+    index = 0
     for line, record in records:
         if not record and len(header) > 1:
             continue
-        if len(record or [""]) != len(header):
-            raise AttendropError(
-                f"{path}, line {line}: {len(record)} fields where the header has {len(header)}; "
-                "a field that contains the separator must be quoted."
+        values = record or [""]
+        if len(values) == len(header):
+            yield index, f"line {line}", values
+        else:
+            problem = (
+                f"{len(values)} fields where the header has {len(header)}; a field that contains the separator must be "
+                "quoted"
             )
-        rows.append(record or [""])
-        places.append(f"line {line}")
-    return Table(path, header, rows, places)
+            bad.add(path, f"line {line}", problem, values)
+        index += 1
 
 
-def _records(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The records with the line each begins on."""
-    text = decode(path).rstrip("\r\n")
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+def _records(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """The records with the line each begins on, but for blank lines at the end."""
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
     line = 1
+    blank: list[tuple[int, list[str]]] = []
     try:
         for record in reader:
-            yield line, record
+            if record:
+                yield from blank
+                blank = []
+                yield line, record
+            else:
+                blank.append((line, record))
             line = reader.line_num + 1
     except csv.Error as error:
         raise AttendropError(
@@ -116,22 +200,29 @@ def _records(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
         ) from None
 
 
-def _read_json_lines(path: Path) -> Table:
-    objects, places = [], []
-    for number, line in enumerate(decode(path).split("\n"), start=1):
-        if not line.strip():
-            continue
+def _read_json_lines(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
+    columns: list[str] = []
+    with _lines(path, "\n") as lines:
+        objects = _objects(path, lines, bad)
+        while chunk := list(islice(objects, size)):
+            index, places, found = map(list, zip(*chunk, strict=True))
+            columns = list(dict.fromkeys(chain(columns, *found)))
+            yield Table(path, columns, [[row.get(column) for column in columns] for row in found], places, index)
+
+
+def _objects(path: Path, lines: Iterator[str], bad: BadRows) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    written = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
+    for index, (number, line) in enumerate(written):
         place = f"line {number}"
         try:
             row = json.loads(line, object_pairs_hook=_without_duplicates)
         except ValueError as error:
-            raise AttendropError(f"{path}, {place}: not valid JSON ({error}).") from None
-        if not isinstance(row, dict):
-            raise AttendropError(f'{path}, {place}: every line must be an object such as {{"text": ...}}.')
-        objects.append(row)
-        places.append(place)
-    columns = list(dict.fromkeys(key for row in objects for key in row))
-    return Table(path, columns, [[row.get(column) for column in columns] for row in objects], places)
+            bad.add(path, place, f"not valid JSON ({error})", line)
+            continue
+        if isinstance(row, dict):
+            yield index, place, row
+        else:
+            bad.add(path, place, 'every line must be an object such as {"text": ...}', line)
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -141,19 +232,32 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return row
 
 
-def _read_parquet(path: Path) -> Table:
+def _read_parquet(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
     try:
-        table = pyarrow.parquet.read_table(path)
+        with pyarrow.parquet.ParquetFile(path) as file:
+            columns = file.schema_arrow.names
+            _check_columns(path, columns)
+            first = 0
+            for batch in [file.read()] if size is None else file.iter_batches(size):
+                if batch.num_rows == 0:
+                    continue
+                index = list(range(first, first + batch.num_rows))
+                rows = [list(row) for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
+                yield Table(path, columns, rows, [f"row {number + 1}" for number in index], index)
+                first += batch.num_rows
     except (pyarrow.ArrowException, OSError) as error:
         raise AttendropError(f"{path} is not a readable Parquet file ({str(error).splitlines()[0]}).") from None
-    columns = [column.to_pylist() for column in table.columns]
-    places = [f"row {number}" for number in range(1, table.num_rows + 1)]
-    return Table(path, table.column_names, [list(row) for row in zip(*columns, strict=True)], places)
 
 
-_READERS: dict[str, Callable[[Path], Table]] = {
-    ".csv": lambda path: _read_delimited(path, ","),
-    ".tsv": lambda path: _read_delimited(path, "\t"),
+def _check_columns(path: Path, columns: list[str]) -> None:
+    duplicates = [column for column, count in Counter(columns).items() if count > 1]
+    if duplicates:
+        raise AttendropError(f"{path} has more than one column {duplicates[0]!r}; give each its own name.")
+
+
+_READERS: dict[str, Callable[[Path, int | None, BadRows], Iterator[Table]]] = {
+    ".csv": lambda path, size, bad: _read_delimited(path, size, bad, ","),
+    ".tsv": lambda path, size, bad: _read_delimited(path, size, bad, "\t"),
     ".jsonl": _read_json_lines,
     ".parquet": _read_parquet,
 }

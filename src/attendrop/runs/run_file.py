@@ -1,0 +1,90 @@
+"""A run's options as a YAML file: read with ``--config``, and left by every run, so that it can be repeated."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from attendrop.errors import AttendropError
+from attendrop.files import write_text
+from attendrop.runs.config import RunConfig
+from attendrop.validation import suggestion
+
+RUN_FILE = "run.yaml"
+_FIELDS = {field.name: str(field.type) for field in dataclasses.fields(RunConfig)}
+_PATHS = ("train_file", "eval_file", "data_dir", "model")
+# Beside the fields of a run: a preset that fills in what the file leaves out.
+_ALSO = ("preset",)
+_KINDS: dict[str, tuple[type, ...]] = {"float": (int, float), "int": (int,), "bool": (bool,), "str": (str,)}
+_WORDS = {"float": "a number", "int": "a whole number", "bool": "true or false", "str": "a text"}
+
+
+def read_run_file(path: str) -> dict[str, Any]:
+    """Read options by the names of :class:`RunConfig`'s fields, also ``preset``; ``seed`` may be a list.
+
+    Names may have dashes, as on the command line; lists may be written as there, with commas.
+
+    Raises:
+        AttendropError: There is no such file, it is no YAML mapping, an option is not known or of another kind.
+    """
+    try:
+        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise AttendropError(f"There is no config file '{path}'.") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise AttendropError(f"The config file '{path}' cannot be read ({str(error).splitlines()[0]}).") from None
+    if not isinstance(found, dict):
+        raise AttendropError(f"The config file '{path}' must hold options such as 'epochs: 4'.")
+    options = {str(name).replace("-", "_"): value for name, value in found.items()}
+    for name in options:
+        if name not in (*_FIELDS, *_ALSO):
+            raise AttendropError(
+                f"The config file '{path}' has an unknown option {name!r}.{suggestion(name, tuple(_FIELDS))}"
+            )
+    return {name: _converted(path, name, value) for name, value in options.items() if value is not None}
+
+
+def write_run_file(config: RunConfig) -> None:
+    """Write the options of a run in its folder, but for the folder itself; paths are made absolute."""
+    options = {name: value for name, value in config.as_dict().items() if name != "output_dir" and value is not None}
+    options |= {name: str(Path(options[name]).absolute()) for name in _PATHS if _is_path(options.get(name))}
+    head = "# Repeats this run: attendrop train --config run.yaml --output-dir FOLDER\n"
+    write_text(Path(config.output_dir) / RUN_FILE, head + yaml.safe_dump(options, sort_keys=False, allow_unicode=True))
+
+
+def _is_path(value: str | None) -> bool:
+    return value is not None and Path(value).exists()
+
+
+def _converted(path: str, name: str, value: Any) -> Any:
+    """The value as its field wants it; YAML reads ``5e-5`` as a text."""
+    if name == "text_columns":
+        return _listed(value)
+    if name == "options":
+        if not isinstance(value, Mapping):
+            raise AttendropError(f"The config file '{path}': options must be a mapping such as {{p: 0.3}}.")
+        return dict(value)
+    if name == "seed":
+        return [_of_kind(path, name, each, "int") for each in _listed(value)]
+    return _of_kind(path, name, value, _FIELDS.get(name, "str").partition(" ")[0])
+
+
+def _of_kind(path: str, name: str, value: Any, kind: str) -> Any:
+    if isinstance(value, str) and kind in ("float", "int"):
+        with contextlib.suppress(ValueError):
+            value = {"float": float, "int": int}[kind](value)
+    if not isinstance(value, _KINDS[kind]) or (isinstance(value, bool) and kind != "bool"):
+        option = name.replace("_", "-")
+        raise AttendropError(f"The config file '{path}': {option}={value!r} is not {_WORDS[kind]}.")
+    return value
+
+
+def _listed(value: Any) -> list[Any]:
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",")]
+    return list(value) if isinstance(value, list) else [value]
