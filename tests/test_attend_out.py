@@ -22,7 +22,7 @@ from torch.nn import functional
 from attendrop import AttendOut, AttendropError, FineTune, regularize
 from attendrop.attention import Attachment, find_sites
 from attendrop.masks import DrawKey
-from attendrop.methods.attend_out.attack import Attack, Micro
+from attendrop.methods.attend_out.attack import Attack, Course, Micro, replayed
 from attendrop.methods.attend_out.generator import Generator
 from attendrop.methods.attend_out.players import Players
 from attendrop.methods.attend_out.session import AttendOutSession
@@ -68,6 +68,13 @@ def act(players: Players, step: Pass, number: int = 0) -> Micro:
     plan, micro = attack_of(players, replace(step, key=replace(step.key, step=number)))
     step.attachment.forward(step.batch, plan)
     return micro
+
+
+def dropped_in(players: Players, micro: Micro) -> dict[str, Tensor]:
+    """What was dropped in each layer that ran, as it is drawn again."""
+    with torch.no_grad():
+        outcomes = [outcome.dropped for outcome in replayed(players, micro)]
+    return dict(zip([key for key in micro.layers if key in players.chosen], outcomes, strict=True))
 
 
 # --- The generator
@@ -126,7 +133,7 @@ def test_embeddings_are_what_enters_the_first_layer(name: str) -> None:
 def test_one_score_map_for_each_layer_and_every_lesson_reaches_every_weight() -> None:
     players, step = players_of("roberta")
     micro = act(players, step)
-    assert [tuple(micro.dropped[site.key].shape) for site in players.sites] == [(2, 1, 6, 6)] * 2
+    assert [tuple(dropped.shape) for dropped in dropped_in(players, micro).values()] == [(2, 1, 6, 6)] * 2
     players.log_likelihood(micro).sum().backward()
     for name, parameter in players.generator.named_parameters():
         # The value of the last layer has no effect, and the key's bias none on differences within a row.
@@ -144,11 +151,11 @@ def test_the_generator_never_sees_padding(name: str, left: bool) -> None:
         players, step = players_of(name, (5,), model=copy.deepcopy(model))
         step = replace(step, batch=batch)
         micro = act(players, step)
-        found.append([micro, [players.log_likelihood(micro)]])
+        found.append([dropped_in(players, micro), [players.log_likelihood(micro)]])
     start = 4 if left else 0
     for site in ("0", "1"):
-        key = next(key for key in found[0][0].dropped if key.endswith(site))
-        plain, wide = (micro.dropped[key] for micro, _ in found)
+        key = next(key for key in found[0][0] if key.endswith(site))
+        plain, wide = (dropped[key] for dropped, _ in found)
         assert torch.equal(plain, wide[:, :, start : start + 5, start : start + 5])
         inside = torch.zeros_like(wide)
         inside[:, :, start : start + 5, start : start + 5] = True
@@ -165,13 +172,12 @@ def test_units_are_dropped_as_often_as_the_scores_say(bias: float) -> None:
     with torch.no_grad():
         players.generator.query.weight.mul_(40)
         draft = players.generator.begin(step.inputs)
-        expected = [draft.logits(None).sigmoid()[0, 0] for _ in players.sites]
+        expected = [draft.logits(layer, None).sigmoid()[0, 0] for layer in range(2)]
     rounds = 1000
     counts = [torch.zeros(4, 4, dtype=torch.float64) for _ in players.sites]
     for number in range(rounds):
-        micro = act(players, step, number)
-        for count, site in zip(counts, players.sites, strict=True):
-            count += micro.dropped[site.key][0, 0]
+        for count, dropped in zip(counts, dropped_in(players, act(players, step, number)).values(), strict=True):
+            count += dropped[0, 0]
     for count, p in zip(counts, expected, strict=True):
         deviations = (count / rounds - p) / (p * (1 - p) / rounds).sqrt()
         assert p.max() - p.min() > 0.05
@@ -188,7 +194,7 @@ def test_the_attackers_loss_is_that_of_a_naive_pass(name: str, granularity: str)
     loss = step.attachment.forward(batch, plan).loss
     eager = zoo.build(name, "eager", **DOUBLE)
     shape = (micro.sequences, 2, 6, 6)
-    drops = [micro.dropped[site.key].expand(shape) for site in players.sites]
+    drops = [dropped.expand(shape) for dropped in dropped_in(players, micro).values()]
     assert any(drop.all(-1).any() for drop in drops) or granularity != "layer"
     with oracles.EagerAttention(drops).in_place_of_stock(eager):
         torch.testing.assert_close(loss, eager(**batch).loss, rtol=1e-5, atol=1e-6)
@@ -200,21 +206,22 @@ def test_the_attackers_loss_is_that_of_a_naive_pass(name: str, granularity: str)
 def test_units_of_every_size(granularity: str, shape: tuple[int, ...]) -> None:
     players, step = players_of(granularity=granularity, generator_heads=2)
     micro = act(players, step)
-    assert {tuple(dropped.shape) for dropped in micro.dropped.values()} == {shape}
+    assert {tuple(dropped.shape) for dropped in dropped_in(players, micro).values()} == {shape}
     assert players.log_likelihood(micro).shape == (2,)
 
 
 # --- The lesson
 
 
-def enumerated(players: Players, step: Pass, reward: Tensor, baseline: float) -> tuple[list[Tensor], list[Tensor]]:
+def enumerated(
+    players: Players, step: Pass, reward: Tensor, baseline: float, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[Tensor], list[Tensor]]:
     """For a model of one layer and two tokens: the mean of the estimator, and the gradient of the expected reward."""
     learned = [p for p in players.generator.parameters() if p is not players.generator.bias]
     micro = act(players, step)
-    key = players.sites[0].key
 
     def probability() -> Tensor:
-        p = players.generator.begin(step.inputs).logits(None).sigmoid()[0, 0]
+        p = players.generator.begin(step.inputs).logits(0, None).sigmoid()[0, 0]
         return torch.stack([torch.where(action_of(number), p, 1 - p).prod() for number in range(16)])
 
     def action_of(number: int) -> Tensor:
@@ -224,7 +231,8 @@ def enumerated(players: Players, step: Pass, reward: Tensor, baseline: float) ->
     weights = probability().detach()
     mean = [torch.zeros_like(p) for p in learned]
     for number in range(16):
-        micro.dropped[key] = action_of(number).view(1, 1, 2, 2)
+        action = action_of(number).view(1, 1, 2, 2)
+        monkeypatch.setattr(Course, "_draw", lambda self, *_, action=action: action)
         likelihood = players.log_likelihood(micro).sum() * (reward[number] - baseline)
         for total, found in zip(mean, torch.autograd.grad(likelihood, learned, allow_unused=True), strict=True):
             if found is not None:
@@ -233,11 +241,13 @@ def enumerated(players: Players, step: Pass, reward: Tensor, baseline: float) ->
 
 
 @pytest.mark.parametrize("baseline", [0.0, -1.5, 3.0])
-def test_the_estimator_has_the_gradient_of_the_expected_reward_as_its_mean(baseline: float) -> None:
+def test_the_estimator_has_the_gradient_of_the_expected_reward_as_its_mean(
+    baseline: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = zoo.build("bert", num_hidden_layers=1, **DOUBLE)
     players, step = players_of(lengths=(2,), model=model)
     reward = torch.randn(16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    mean, exact = enumerated(players, step, reward, baseline)
+    mean, exact = enumerated(players, step, reward, baseline, monkeypatch)
     assert max(float(g.abs().max()) for g in exact) > 1e-4
     for estimated, gradient in zip(mean, exact, strict=True):
         torch.testing.assert_close(estimated * 4, gradient, rtol=0, atol=1e-6)
@@ -253,10 +263,10 @@ def test_the_likelihood_is_a_mean_over_valid_units() -> None:
             inputs = {name: value[row : row + 1, :length] for name, value in unlabelled(step.batch).items()}
             draft = players.generator.begin(inputs)
             total = 0.0
-            for site in players.sites:
-                p = draft.logits(None).sigmoid()[0, 0]
+            for layer, drawn in enumerate(dropped_in(players, micro).values()):
+                p = draft.logits(layer, None).sigmoid()[0, 0]
                 for i, j in itertools.product(range(length), repeat=2):
-                    dropped = bool(micro.dropped[site.key][row, 0, i, j])
+                    dropped = bool(drawn[row, 0, i, j])
                     total += math.log(float(p[i, j] if dropped else 1 - p[i, j]))
             assert found[row] == pytest.approx(total / (2 * length**2), rel=1e-6)
 
@@ -274,11 +284,11 @@ def test_the_generator_learns_what_is_rewarded() -> None:
     players, step = players_of(lengths=(5,), model=model, layers="first", generator_learning_rate=3e-3)
     for number in range(200):
         period = [[act(players, step, 8 * number + i)] for i in range(8)]
-        dropped = [micro.dropped["encoder.0"] for (micro,) in period]
+        dropped = [dropped_in(players, micro)["encoder.0"] for (micro,) in period]
         rewards = torch.tensor([-float(mask[..., column].float().mean()) for mask in dropped])
         players.teach(period, rewards - rewards.mean(), lambda tensor: tensor)
         with torch.no_grad():
-            found = players.generator.begin(step.inputs).logits(None).sigmoid().mean((0, 1, 2))
+            found = players.generator.begin(step.inputs).logits(0, None).sigmoid().mean((0, 1, 2))
         if found[column] < 0.1:
             break
     others = [place for place in range(5) if place != column]
@@ -579,7 +589,7 @@ def test_drop_shares_count_the_units_above_one_half(tmp_path: Path) -> None:
             inputs = {name: value[row : row + 1, :length] for name, value in unlabelled(step.batch).items()}
             draft = players.generator.begin(inputs)
             for layer in range(2):
-                above = draft.logits(None)[0, 0] > 0
+                above = draft.logits(layer, None)[0, 0] > 0
                 counts[layer] += torch.tensor([above.sum(), above.numel()])
     assert list(shares.values()) == pytest.approx((counts[:, 0] / counts[:, 1]).tolist())
     save_file({name: value.detach() for name, value in players.generator.named_parameters()}, tmp_path / "generator")
@@ -681,10 +691,8 @@ def test_likelihoods_are_those_of_bernoulli_draws() -> None:
         draft = players.generator.begin(step.inputs)
         expected = torch.stack(
             [
-                -functional.binary_cross_entropy_with_logits(
-                    draft.logits(None)[0, 0], micro.dropped[site.key][0, 0].double()
-                )
-                for site in players.sites
+                -functional.binary_cross_entropy_with_logits(draft.logits(layer, None)[0, 0], dropped[0, 0].double())
+                for layer, dropped in enumerate(dropped_in(players, micro).values())
             ]
         ).mean()
         torch.testing.assert_close(players.log_likelihood(micro)[0], expected)

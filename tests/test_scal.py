@@ -11,7 +11,7 @@ import zoo
 from oracles import EagerAttention
 from torch import Tensor
 
-from attendrop import SCAL, AttendropError, Compose, RDrop
+from attendrop import SCAL, AttendropError, Compose, LayerDrop, RDrop, regularize
 from attendrop.methods import build_method
 from attendrop.methods.scal import contrastive_loss, represent
 from attendrop.regularization import Regularization
@@ -296,3 +296,15 @@ def test_images_have_no_words() -> None:
 
 def test_options() -> None:
     assert build_method("scal", {"epsilon": "0.5", "where": "attention"}) == SCAL(epsilon=0.5, where="attention")
+
+
+@pytest.mark.parametrize("p", [0.5, 1.0])
+def test_attention_of_skipped_layers_is_not_perturbed(p: float) -> None:
+    """The copy is then one with draws of its own alone."""
+    model, batch = zoo.build("bert", dropout=0.1), zoo.batch_of("bert")
+    with regularize(model, Compose(SCAL(where="attention"), LayerDrop(p=p)), seed=2) as reg:
+        for _ in range(3):
+            reg.loss(batch).backward()
+            reg.step()
+        assert reg.logs()["scal/contrast"] > 0
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from attendrop.scoring import Call
 
@@ -285,6 +286,18 @@ def _lane(counter: Tensor, seed: Tensor | int, column: Tensor) -> Tensor:
 def _signed(number: int) -> int:
     """The signed 64-bit number with the bits of an unsigned one."""
     return number - 2**64 if number >= 2**63 else number
+
+
+def pack(mask: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """Store a boolean mask in an eighth of its memory: its bits, eight in a byte, and its shape."""
+    bits = functional.pad(mask.reshape(-1).byte(), (0, -mask.numel() % 8)).view(-1, 8)
+    return (bits << torch.arange(8, dtype=torch.uint8, device=mask.device)).sum(-1, dtype=torch.uint8), (*mask.shape,)
+
+
+def unpack(bits: Tensor, shape: Sequence[int]) -> Tensor:
+    """Restore a mask that :func:`pack` stored."""
+    mask = bits[:, None] >> torch.arange(8, dtype=torch.uint8, device=bits.device) & 1
+    return mask.view(-1)[: math.prod(shape)].view(*shape).bool()
 
 
 def origins_of(call: Call) -> Tensor:

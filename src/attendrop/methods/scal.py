@@ -107,9 +107,10 @@ class _Session(Session):
         sites = method.chosen(step.attachment.sites) if method.where == "attention" else None
         clean = _Perturbed({}, None if sites is None else {site.key for site in sites})
         loss, outputs = compute_loss(step.batch, clean)
-        if not clean.units or clean.read is None:
-            missing = "ends in no projection" if clean.units else "embeds no words; set where='attention'"
-            raise AttendropError(f"{type(step.model).__name__} {missing}.")
+        if clean.read is None:
+            raise AttendropError(f"{type(step.model).__name__} ends in no projection.")
+        if sites is None and not clean.units:
+            raise AttendropError(f"{type(step.model).__name__} embeds no words; set where='attention'.")
         copy = _Perturbed(clean.perturbations(wide(loss) * step.loss_scale, method.epsilon), clean.keys)
         with forked_rng(step.model):
             adversarial, _ = compute_loss(step.batch, copy)
@@ -156,6 +157,8 @@ class _Perturbed(Plan):
 
     def perturbations(self, loss: Tensor, epsilon: float) -> dict[str, Tensor]:
         """``epsilon g / ||g||`` for each sequence, at valid keys alone; zero where there is no gradient."""
+        if not self.units:  # all layers were skipped
+            return {}
         found = torch.autograd.grad(loss, list(self.units.values()), retain_graph=True, allow_unused=True)
         perturbations = {}
         for (key, unit), gradient in zip(self.units.items(), found, strict=True):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from attendrop.errors import AttendropError
 from attendrop.methods.attend_out.generator import GRANULARITIES, Generator
 from attendrop.methods.attend_out.session import AttendOutSession
 from attendrop.methods.base import (
@@ -151,7 +152,13 @@ class AttendOut(Method):
         object.__setattr__(self, "layers", checked_layers(self.layers))
 
     def chosen(self, sites: Sequence[Site]) -> list[Site]:
-        return select_self_attention(sites, self.layers)
+        chosen, reached = select_self_attention(sites, self.layers), select_self_attention(sites, "all")
+        if chosen[0] not in reached:
+            raise AttendropError(
+                f"layers={self.layers!r}: the generator reads what the encoder reads, so it can drop in the "
+                "encoder's self-attention alone."
+            )
+        return chosen
 
     def rewarded_on(self) -> str | None:
         return self.reward_data if self.scored == "reward_data" else None

@@ -1,8 +1,8 @@
-"""The attacker's pass: what the generator drops from it, drawn layer by layer and kept for the lesson."""
+"""The attacker's pass: what the generator drops from it, drawn layer by layer, and drawn again for the lesson."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from attendrop.attention import Plan
-from attendrop.masks import DrawKey, draw, origins_of, real_rows
-from attendrop.methods.attend_out.generator import Draft
+from attendrop.masks import DrawKey, draw, origins_of, pack, real_rows, unpack
 from attendrop.methods.base import Batch, Pass
 from attendrop.rows import to_device
 from attendrop.scoring import Call, Edit
@@ -23,28 +22,27 @@ if TYPE_CHECKING:
 
 @dataclass
 class Micro:
-    """One micro-batch of a period, and what was dropped from it.
+    """One micro-batch of a period, and what is needed to draw again what was dropped from it.
+
+    That is much less than the draws themselves: these depend on nothing but ``key`` and the generator, which does not
+    change within a period.
 
     Attributes:
         batch: The batch, with labels.
         inputs: Which of its columns the model was given.
-        key: What fixed the draws.
-        dropped: Of each site, the units that were dropped: ``(batch, heads, n, n)``, or with ones where a unit is all.
-        valid: Of each site, the keys that could be attended to; None for all.
-        units: Of each site, which positions are units: valid keys in rows that hold tokens; None for all.
+        key: What fixes the draws.
+        sequences: How many sequences attention saw (more than rows where each row has several choices); 0 if nothing
+            was drawn, since all layers were skipped.
+        masks: The different masks of valid keys that layers had, packed; None for all keys.
+        layers: Of each self-attention layer that ran, in the order of execution, the number of its mask.
     """
 
     batch: dict[str, Any]
     inputs: list[str]
     key: DrawKey
-    dropped: dict[str, Tensor] = field(default_factory=dict)
-    valid: dict[str, Tensor | None] = field(default_factory=dict)
-    units: dict[str, Tensor | None] = field(default_factory=dict)
-
-    @property
-    def sequences(self) -> int:
-        """How many sequences attention saw; more than rows where each row has several choices."""
-        return next(iter(self.dropped.values())).shape[0]
+    sequences: int = 0
+    masks: list[tuple[Tensor, tuple[int, ...]] | None] = field(default_factory=list)
+    layers: dict[str, int] = field(default_factory=dict)
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values."""
@@ -53,49 +51,97 @@ class Micro:
     @classmethod
     def load(cls, state: Mapping[str, Any], device: torch.device) -> Micro:
         """Make it again of a :meth:`state_dict`, on a device."""
-        moved = {name: to_device(state[name], device) for name in ("batch", "dropped", "valid", "units")}
-        return cls(inputs=state["inputs"], key=DrawKey(**state["key"]), **moved)
+        masks = [None if mask is None else (mask[0].to(device), mask[1]) for mask in state["masks"]]
+        own = {"batch": to_device(state["batch"], device), "key": DrawKey(**state["key"]), "masks": masks}
+        return cls(**{**state, **own})
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the generator decided on one layer.
+
+    Attributes:
+        logits: The logits of dropping each unit: ``(batch, heads, n, n)``, or 1 for what a unit spans.
+        units: Which of these are units, valid keys in rows that hold tokens, broadcastable; None for all.
+        dropped: The units that are dropped.
+    """
+
+    logits: Tensor
+    units: Tensor | None
+    dropped: Tensor
+
+
+class Course:
+    """The generator's way along the layers of one pass of the model.
+
+    Args:
+        players: The generator, and where it acts.
+        inputs: What the model is given in that pass.
+    """
+
+    def __init__(self, players: Players, inputs: Batch) -> None:
+        self.players = players
+        self.draft = players.generator.begin(inputs)
+        self._known: tuple[Tensor | None, Tensor, Tensor | None] | None = None
+
+    def logits(self, call: Call) -> tuple[Tensor, Tensor | None]:
+        """The logits of dropping each unit of a layer, and which units there are (None: all)."""
+        _, positions = self._places(call)
+        found = self.players.logits(self.draft, call.site.index, call.valid, positions)
+        return found, positions if self.players.by_score else None
+
+    def act(self, call: Call, key: DrawKey) -> Outcome:
+        """Decide by chance which units of a layer are dropped; the same key decides the same."""
+        logits, units = self.logits(call)
+        dropped = self._draw(logits.detach().sigmoid(), call, key)
+        return Outcome(logits, units, dropped if units is None else dropped & units)
+
+    def _draw(self, probabilities: Tensor, call: Call, key: DrawKey) -> Tensor:
+        batch, heads, queries, keys = probabilities.shape
+        origins, _ = self._places(call)
+        if not self.players.by_score:
+            origins = torch.zeros_like(origins)
+        return draw(probabilities, key, call.site.key, (batch, heads, queries, keys), origins, call.device)
+
+    def _places(self, call: Call) -> tuple[Tensor, Tensor | None]:
+        """The first token of each sequence, and which positions hold tokens that attend to tokens (None: all)."""
+        if self._known is None or self._known[0] is not call.valid:  # layers mostly share their mask
+            rows, valid = real_rows(call), call.valid
+            self._known = valid, origins_of(call), valid if valid is None or rows is None else valid & rows
+        return self._known[1], self._known[2]
 
 
 class Guided(Plan):
-    """A pass of the model along which the generator goes, layer by layer, seeing what each layer may attend to."""
+    """A pass of the model along which the generator goes, layer by layer, seeing what each layer may attend to.
+
+    It goes along layers that are not chosen as well: its application number ``l`` belongs to layer ``l``.
+    """
 
     def __init__(self, players: Players, inputs: Batch) -> None:
         super().__init__()
         self.players = players
         self.inputs = inputs
-        self.keys = {site.key for site in players.sites}
-        self.draft: Draft | None = None
-        self.known: tuple[Tensor | None, Tensor, Tensor | None] | None = None
+        self._course: Course | None = None
 
     def wants(self, site: Site) -> bool:
-        return site.key in self.keys
+        return site.key in self.players.layers
 
-    def probabilities(self, call: Call) -> tuple[Tensor, Tensor | None]:
-        """The probability of dropping each unit of this layer, the next one, and which units there are (None: all)."""
-        if self.draft is None:
-            device = call.device.type
-            self.players.autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-            self.draft = self.players.generator.begin(self.inputs)
-        _, positions = self.places(call)
-        found = self.players.logits(self.draft, call.valid, positions).sigmoid()
-        return found, positions if self.players.by_score else None
-
-    def places(self, call: Call) -> tuple[Tensor, Tensor | None]:
-        """The first token of each sequence, and which positions hold tokens that attend to tokens (None: all)."""
-        if self.known is None or self.known[0] is not call.valid:  # layers mostly share their mask
-            rows, valid = real_rows(call), call.valid
-            self.known = valid, origins_of(call), valid if valid is None or rows is None else valid & rows
-        return self.known[1], self.known[2]
+    def course(self, call: Call) -> Course:
+        """The generator's way, which begins at the first layer that runs."""
+        if self._course is None:
+            self.players.notice_autocast(call.device)
+            with self.players.precision(call.device):
+                self._course = Course(self.players, self.inputs)
+        return self._course
 
 
 class Attack(Guided):
-    """The pass that trains the attacker: draws what is dropped, and keeps it.
+    """The pass that trains the attacker: draws what is dropped, and notes how to draw it again.
 
     Args:
         players: The generator.
         step: The pass.
-        micro: What is drawn is kept here.
+        micro: It is noted here.
         count: Called with each layer's key, probabilities and units.
     """
 
@@ -106,30 +152,41 @@ class Attack(Guided):
         self.step = step
         self.micro = micro
         self.count = count
+        self.dropped: dict[str, Tensor | None] = {}
+        self._masks: list[Tensor | None] = []
 
     @torch.no_grad()
-    def edit(self, call: Call) -> Edit:
+    def edit(self, call: Call) -> Edit | None:
         key = call.site.key
-        if key not in self.micro.dropped:
-            self._act(call)
-        dropped = self.micro.dropped[key]
-        if dropped.shape[1] == 1:
-            return Edit(drop=dropped)
-        return Edit(drop=dropped.repeat_interleave(call.shape[1] // dropped.shape[1], 1))
+        if key not in self.dropped:  # under activation checkpointing it is asked twice
+            self.micro.layers[key] = self._mask_number(call.valid)
+            self.dropped[key] = self._act(call)
+        dropped = self.dropped[key]
+        if dropped is None:
+            return None
+        heads = dropped.shape[1]
+        return Edit(drop=dropped if heads == 1 else dropped.repeat_interleave(call.shape[1] // heads, 1))
 
-    def _act(self, call: Call) -> None:
-        key = call.site.key
-        probabilities, units = self.probabilities(call)
-        batch, heads, queries, keys = probabilities.shape
-        origins, positions = self.places(call)
-        if not self.players.by_score:
-            origins = torch.zeros_like(origins)
-        dropped = draw(probabilities, self.step.key, key, (batch, heads, queries, keys), origins, call.device)
-        if units is not None:
-            dropped &= units
-        self.micro.dropped[key], self.micro.valid[key], self.micro.units[key] = dropped, call.valid, positions
-        self.count(key, probabilities, units)
+    def _act(self, call: Call) -> Tensor | None:
+        key, course = call.site.key, self.course(call)
+        with self.players.precision(call.device):
+            if key not in self.players.chosen:
+                course.logits(call)
+                return None
+            outcome = course.act(call, self.micro.key)
+        dropped, units = outcome.dropped, outcome.units
+        self.micro.sequences = len(dropped)
+        self.count(key, outcome.logits.sigmoid(), units)
         self.step.report(key, dropped.sum(), number_of(units, dropped).long())
+        return dropped
+
+    def _mask_number(self, valid: Tensor | None) -> int:
+        for number, known in enumerate(self._masks):
+            if known is valid or (known is not None and valid is not None and torch.equal(known, valid)):
+                return number
+        self._masks.append(valid)
+        self.micro.masks.append(None if valid is None else pack(valid))
+        return len(self._masks) - 1
 
 
 class Decide(Guided):
@@ -141,10 +198,23 @@ class Decide(Guided):
 
     @torch.no_grad()
     def edit(self, call: Call) -> None:
-        probabilities, units = self.probabilities(call)
-        dropped = probabilities > 0.5
-        dropped = dropped if units is None else dropped & units
-        self.counts[call.site.key] = torch.stack([dropped.sum().float(), number_of(units, dropped)])
+        logits, units = self.course(call).logits(call)
+        if call.site.key in self.players.chosen:
+            dropped = logits > 0 if units is None else (logits > 0) & units
+            self.counts[call.site.key] = torch.stack([dropped.sum().float(), number_of(units, dropped)])
+
+
+def replayed(players: Players, micro: Micro) -> Iterator[Outcome]:
+    """Let the generator act again as it did in a pass, with gradients, on each chosen layer that ran."""
+    course = Course(players, {name: micro.batch[name] for name in micro.inputs})
+    batch, length, _ = course.draft.hidden.shape
+    masks = [None if mask is None else unpack(*mask) for mask in micro.masks]
+    for key, number in micro.layers.items():
+        call = Call(players.layers[key], (batch, 1, length, length), masks[number], course.draft.hidden.device)
+        if key in players.chosen:
+            yield course.act(call, micro.key)
+        else:
+            course.logits(call)
 
 
 def number_of(units: Tensor | None, like: Tensor) -> Tensor:

@@ -115,25 +115,30 @@ class Generator(nn.Module):
 
 
 class Draft:
-    """One pass of the generator over a batch, advanced by one layer at each call."""
+    """One pass of the generator over a batch, asked for layers of the model in ascending order."""
 
     def __init__(self, generator: Generator, hidden: Tensor) -> None:
         self.generator = generator
         self.hidden = hidden
+        self.applications = 0
         self.last: tuple[Tensor, Tensor | None] | None = None
 
-    def logits(self, valid: Tensor | None) -> Tensor:
-        """The logits of dropping in the next layer, ``(batch, heads, n, n)``, in float32 (of a float64 model: float64).
+    def logits(self, layer: int, valid: Tensor | None) -> Tensor:
+        """The logits of dropping in a layer, ``(batch, heads, n, n)``, in float32 (of a float64 model: float64).
 
         Args:
+            layer: Its number, from 0, greater than in the call before. Layers in between were skipped; the generator is
+                applied for them, too, as if they had the same ``valid``.
             valid: The keys that this layer may attend to, broadcastable to that; None for all. Padding is neither seen
                 here nor later.
         """
-        if self.last is not None:
-            self.hidden = self.generator.advance(self.hidden, *self.last)
-        scores = self.generator.scores(self.hidden)
-        self.last = scores, valid
-        return scores.to(self.generator.dtype) + self.generator.bias
+        while self.applications <= layer:
+            if self.last is not None:
+                self.hidden = self.generator.advance(self.hidden, *self.last)
+            self.last = self.generator.scores(self.hidden), valid
+            self.applications += 1
+        assert self.last is not None
+        return self.last[0].to(self.generator.dtype) + self.generator.bias
 
 
 class Embeddings(nn.Module):

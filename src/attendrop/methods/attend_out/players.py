@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn import functional
 
 from attendrop.attention import Attachment, evaluating, forked_rng
 from attendrop.errors import AttendropError
-from attendrop.methods.attend_out.attack import Decide, Micro
+from attendrop.methods.attend_out.attack import Decide, Micro, replayed
 from attendrop.methods.attend_out.defender import Defender
 from attendrop.methods.attend_out.generator import Draft, Generator
 from attendrop.methods.base import Batch, Pass, Setup
@@ -28,20 +29,27 @@ class Players:
         method: The options.
         setup: The attacker and its optimizer.
         step: The first pass, whose inputs show what runs before the first layer of attention.
+
+    Attributes:
+        sites: The layers to drop in.
+        chosen: Their keys.
+        layers: All layers of self-attention up to the last of them, by key: those along which the generator goes.
     """
 
     def __init__(self, method: AttendOut, setup: Setup, step: Pass) -> None:
         self.method = method
         self.sites = method.chosen(step.attachment.sites)
+        self.chosen = {site.key for site in self.sites}
+        every = select_self_attention(step.attachment.sites, "all")
+        self.layers = {site.key: site for site in every if site.index <= max(chosen.index for chosen in self.sites)}
         heads = _heads(setup.model)
         own_heads = heads if method.granularity == "head" and method.generator_heads == 1 else method.generator_heads
         if heads % own_heads:
             raise AttendropError(f"generator_heads={own_heads} does not divide the model's {heads} heads.")
-        first = select_self_attention(step.attachment.sites, "all")[0]
         with forked_rng(setup.model):
             self.generator = Generator(
                 setup.model,
-                first.name,
+                every[0].name,
                 step.inputs,
                 heads=own_heads,
                 feed_forward=method.generator_feed_forward,
@@ -68,9 +76,19 @@ class Players:
         self.autocast: torch.dtype | None = None
         self.by_score = method.granularity == "score"
 
-    def logits(self, draft: Draft, valid: Tensor | None, units: Tensor | None) -> Tensor:
-        """The logits of dropping each unit of the next layer: ``(batch, heads, n, n)``, or 1 for what a unit spans."""
-        found = draft.logits(valid)
+    def notice_autocast(self, device: torch.device) -> None:
+        """Remember what precision the model runs in, at this moment."""
+        on = torch.is_autocast_enabled(device.type)
+        self.autocast = torch.get_autocast_dtype(device.type) if on else None
+
+    def precision(self, device: torch.device) -> AbstractContextManager[None]:
+        """That of the generator, the same when it acts and when it learns; float16 would lose gradients so small."""
+        half = self.autocast == torch.bfloat16
+        return torch.autocast(device.type, self.autocast if half else None, enabled=half)
+
+    def logits(self, draft: Draft, layer: int, valid: Tensor | None, units: Tensor | None) -> Tensor:
+        """The logits of dropping each unit of a layer: ``(batch, heads, n, n)``, or 1 for what a unit spans."""
+        found = draft.logits(layer, valid)
         match self.method.granularity:
             case "score":
                 return found
@@ -91,6 +109,8 @@ class Players:
         objective = torch.zeros((), device=device)
         for step, advantage, number in zip(period, advantages.tolist(), sequences, strict=True):
             for micro in step:
+                if not micro.sequences:
+                    continue
                 lesson = -advantage * self.log_likelihood(micro).sum() / number
                 lesson.backward()
                 objective += lesson.detach()
@@ -103,19 +123,19 @@ class Players:
         return float(total(objective))
 
     def log_likelihood(self, micro: Micro) -> Tensor:
-        """For each sequence the mean, over its units in all layers, of the log-probability of what happened to them."""
+        """For each sequence the mean, over its units in all layers, of the log-probability of what happened to them.
+
+        Layers that were skipped have no part in it.
+        """
         device = next(self.generator.parameters()).device
-        half = self.autocast == torch.bfloat16  # float16 would lose gradients so small
-        with torch.autocast(device.type, self.autocast if half else None, enabled=half):
-            draft = self.generator.begin({name: micro.batch[name] for name in micro.inputs})
-            logits = [self.logits(draft, micro.valid[site.key], micro.units[site.key]) for site in self.sites]
+        with self.precision(device):
+            outcomes = list(replayed(self, micro))
         total = number = torch.zeros((), device=device)
-        for site, found in zip(self.sites, logits, strict=True):
-            dropped, units = micro.dropped[site.key], micro.units[site.key]
-            likelihood = functional.logsigmoid(torch.where(dropped, found, -found))
-            if units is not None and self.by_score:
-                likelihood = likelihood * units
-                number = number + units.expand(likelihood.shape).sum((1, 2, 3))
+        for outcome in outcomes:
+            likelihood = functional.logsigmoid(torch.where(outcome.dropped, outcome.logits, -outcome.logits))
+            if outcome.units is not None:
+                likelihood = likelihood * outcome.units
+                number = number + outcome.units.expand(likelihood.shape).sum((1, 2, 3))
             else:
                 number = number + likelihood[0].numel()
             total = total + likelihood.sum((1, 2, 3))

@@ -136,9 +136,11 @@ class AttendOutSession(Session):
         self.baseline = decay * self.baseline + (1 - decay) * figures["reward"]
         survived = self._come_together(players, attacker.mean().item(), defender.mean().item(), chance.random())
         figures["attacker_survived"] = float(survived)
+        nothing = torch.zeros(2, device=next(self.setup.model.parameters()).device)
         for site in players.sites:
-            total, number = self.setup.processes.total(self.probabilities[site.key]).tolist()
-            figures[f"drop_probability/{site.key}"] = total / max(number, 1)
+            total, number = self.setup.processes.total(self.probabilities.get(site.key, nothing)).tolist()
+            if number:  # else the layer was skipped in the whole period
+                figures[f"drop_probability/{site.key}"] = total / number
         self.updates += 1
         self.probabilities = {}
         self.period = [[]]

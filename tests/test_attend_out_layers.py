@@ -1,0 +1,143 @@
+"""AttendOut layer by layer: whose scores are whose, layers that are skipped, and draws that are made again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from test_attend_out import DOUBLE, act, dropped_in, optimizer_of, players_of, run
+from torch import Tensor
+from torch.nn import functional
+
+from attendrop import AttendOut, AttendropError, Compose, LayerDrop, UniDrop, regularize
+from attendrop.attention import Combined
+from attendrop.masks import pack, unpack
+from attendrop.methods.attend_out.attack import Attack, Micro, replayed
+from attendrop.methods.attend_out.players import Players
+from attendrop.methods.base import Pass
+from attendrop.methods.layerdrop import Skipping
+from attendrop.scoring import Call, Edit
+
+
+def strong(players: Players) -> Players:
+    """Let the scores of layers differ by much."""
+    with torch.no_grad():
+        players.generator.query.weight.mul_(60)
+        players.generator.output.weight.mul_(60)
+    return players
+
+
+@pytest.mark.parametrize("name", ["bert", "albert", "modernbert", "bart", "gpt2"])
+def test_a_layer_gets_the_scores_of_its_number_whatever_is_chosen(name: str) -> None:
+    found = []
+    for layers in ("all", [1]):
+        players, step = players_of(name, (6, 4), model=zoo.build(name, **DOUBLE), layers=layers)
+        micro = act(strong(players), step)
+        found.append([outcome.logits for outcome in replayed(players, micro)])
+    assert [len(logits) for logits in found] == [2, 1]
+    assert torch.equal(found[0][1], found[1][0])
+    assert not torch.allclose(found[0][0], found[0][1], atol=1e-3)
+
+
+def skipping(players: Players, step: Pass, keys: set[str]) -> Micro:
+    """A pass in which the blocks of ``keys`` are skipped."""
+    micro = Micro(dict(step.batch), list(step.inputs), step.key)
+    plan = Combined([Attack(players, step, micro, lambda *_: None), Skipping(keys)])
+    step.attachment.forward(step.batch, plan)
+    return micro
+
+
+@pytest.mark.parametrize("skipped", [0, 1, 2])
+def test_a_skipped_layer_is_left_out_of_actions_and_likelihood(skipped: int) -> None:
+    players, step = players_of(lengths=(5,), model=zoo.build("bert", num_hidden_layers=3, **DOUBLE))
+    whole = dropped_in(strong(players), act(players, step))
+    micro = skipping(players, step, {f"encoder.{skipped}"})
+    left = [layer for layer in range(3) if layer != skipped]
+    found = dropped_in(players, micro)
+    assert list(found) == [f"encoder.{layer}" for layer in left]
+    with torch.no_grad():
+        draft = players.generator.begin(step.inputs)
+        terms = []
+        for layer in range(3):
+            logits = draft.logits(layer, None)
+            if layer in left:
+                assert torch.equal(found[f"encoder.{layer}"], whole[f"encoder.{layer}"])
+                dropped = found[f"encoder.{layer}"].double()
+                terms.append(-functional.binary_cross_entropy_with_logits(logits, dropped))
+        torch.testing.assert_close(players.log_likelihood(micro)[0], torch.stack(terms).mean())
+
+
+@pytest.mark.parametrize("other", [LayerDrop(p=0.5), LayerDrop(p=1.0), UniDrop(structure=0.6)], ids=str)
+@pytest.mark.parametrize("variant", ["dropout", "pruning"])
+def test_it_trains_beside_what_skips_layers(other: Any, variant: str) -> None:
+    figures: list[dict[str, float]] = []
+    model = run(
+        Compose(AttendOut(variant=variant, dropout_step=2), other), 6, watch=lambda reg: figures.append(reg.figures())
+    )
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    told = [found for found in figures if found]
+    assert len(told) == 3
+    assert all("attendout/reward" in found for found in told)
+
+
+def test_layers_that_the_generator_cannot_reach_are_refused() -> None:
+    with pytest.raises(AttendropError, match=r"layers='decoder:0': .* the encoder's self-attention alone"):
+        run(AttendOut(layers="decoder:0"), 1, name="bart")
+
+
+class Watched(Attack):
+    """Keeps what the model was told to drop."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.seen: dict[str, Tensor] = {}
+
+    def edit(self, call: Call) -> Edit | None:
+        edit = super().edit(call)
+        if edit is not None:
+            assert edit.drop is not None
+            self.seen[call.site.key] = edit.drop
+        return edit
+
+
+@pytest.mark.parametrize("granularity", ["score", "head", "layer"])
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["bert", "bert-choice", "modernbert", "gpt2", "t5"])
+def test_what_is_drawn_again_is_what_was_dropped(name: str, autocast: torch.dtype | None, granularity: str) -> None:
+    players, step = players_of(name, (9, 4, 6), model=zoo.build(name), granularity=granularity)
+    strong(players)
+    micro = Micro(dict(step.batch), list(step.inputs), replace(step.key, step=3))
+    plan = Watched(players, step, micro, lambda *_: None)
+    with torch.autocast("cpu", autocast, enabled=autocast is not None):
+        step.attachment.forward(step.batch, plan)
+    micro = Micro.load(micro.state_dict(), torch.device("cpu"))
+    with players.precision(torch.device("cpu")):
+        found = dropped_in(players, micro)
+    assert found.keys() == plan.seen.keys()
+    for key, dropped in found.items():
+        assert torch.equal(dropped.expand(plan.seen[key].shape), plan.seen[key])
+    assert any(dropped.any() for dropped in found.values())
+
+
+def test_a_period_keeps_no_draws_and_one_mask_for_all_layers() -> None:
+    """What a checkpoint holds of a step: its batch, and a bit for each pair of tokens."""
+    layers, rows, length = 4, 3, 32
+    model = zoo.build("bert", num_hidden_layers=layers)
+    batch = zoo.batch_of("bert", (length, 20, 9))
+    with regularize(model, AttendOut(), optimizer=optimizer_of(model), reward_data=[batch]) as reg:
+        reg.loss(batch).backward()
+        ((micro,),) = reg.session.own_state_dict()["period"]
+    assert len(micro["layers"]) == layers
+    assert sum(bits.numel() for bits, _ in micro["masks"]) <= rows * length * length / 8
+    assert not [name for name, value in micro.items() if isinstance(value, Tensor)]
+
+
+@pytest.mark.parametrize("shape", [(1,), (3, 1, 5, 7), (2, 4, 8, 8), (0,)])
+def test_masks_are_packed_eight_in_a_byte(shape: tuple[int, ...]) -> None:
+    mask = torch.rand(shape, generator=torch.Generator().manual_seed(0)) < 0.4
+    bits, kept = pack(mask)
+    assert bits.numel() == -(-mask.numel() // 8)
+    assert torch.equal(unpack(bits, kept), mask)
