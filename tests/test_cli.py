@@ -341,7 +341,7 @@ SITUATIONS: list[tuple[Callable[[Path, Path], list[str]], str]] = [
     (lambda f, t: ["train", "--train-file", f"{f}/train.csv", "--text-columns", "a"], "Own files need a label-column"),
     (pickled, "holds pickled weights only (pytorch_model.bin)"),
     (unsupported, "MPNetForSequenceClassification is not supported"),
-    (lambda f, t: train_arguments(f, "run"), "holds a run already; --resume continues it, --overwrite deletes it."),
+    (lambda f, t: train_arguments(f, "run"), "holds a run already; --resume continues it, --overwrite replaces it."),
     (lambda f, t: train_arguments(f, "run", "--resume", "--seed", "1"), "began with seed=0, not 1"),
     (lambda f, t: train_arguments(f, "run", "--resume", "--set", "p=0.4"), "began with p=0.3, not 0.4"),
     (lambda f, t: train_arguments(f, "run", "--resume", "--method", "finetune"), "began with method='ad-drop'"),

@@ -194,18 +194,10 @@ def test_finished_run_is_left_alone(folder: Path, caplog: pytest.LogCaptureFixtu
     assert (folder / "run" / "metrics.json").read_bytes() == before
 
 
-def test_overwrite_replaces_a_run(folder: Path) -> None:
-    train(tiny.config(folder, "replaced", method="finetune", epochs=1))
-    (folder / "replaced" / "old.txt").touch()
-    train(tiny.config(folder, "replaced", method="finetune", epochs=1, seed=3), overwrite=True)
-    assert tiny.read_metrics(folder / "replaced")["seed"] == 3
-    assert not (folder / "replaced" / "old.txt").exists()
-
-
 @pytest.mark.parametrize(
     ("changes", "arguments", "message"),
     [
-        ({}, {}, "holds a run already; --resume continues it, --overwrite deletes it"),
+        ({}, {}, "holds a run already; --resume continues it, --overwrite replaces it"),
         ({}, {"resume": True, "overwrite": True}, "resume and overwrite exclude each other"),
         ({"seed": 1}, {"resume": True}, "began with seed=0, not 1"),
         ({"options": {"p": 0.5}}, {"resume": True}, "began with p=0.3, not 0.5"),
@@ -279,7 +271,7 @@ def test_data_that_a_model_cannot_be_used_on(folder: Path, source: Any, message:
 def test_only_finished_runs_are_used(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(AttendropError, match="no run folder"):
         evaluate(str(tmp_path / "none"), Source())
-    (tmp_path / "run.json").write_text('{"config": {}}')
+    (tmp_path / "run.json").write_text('{"config": {}, "data_sha256": ""}')
     with pytest.raises(AttendropError, match="is not finished"):
         evaluate(str(tmp_path), Source())
     with pytest.raises(AttendropError, match="no trained head"):

@@ -18,3 +18,13 @@ def write_text(path: Path, content: str) -> None:
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(content, encoding="utf-8")
     os.replace(partial, path)
+
+
+def share_permissions(folder: Path) -> None:
+    """Give every file below a folder what the umask allows to a new one; safetensors' are for their owner alone."""
+    (folder / ".probe").touch()
+    mode = (folder / ".probe").stat().st_mode
+    (folder / ".probe").unlink()
+    for file in folder.rglob("*"):
+        if file.is_file():
+            file.chmod(mode)

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 # Module and package, where they have different names.
-_NEEDED = {name: name for name in ("typer", "rich", "datasets", "accelerate", "scipy")} | {"sklearn": "scikit-learn"}
+_NEEDED = {name: name for name in ("typer", "rich", "datasets", "accelerate", "filelock", "scipy")}
+_NEEDED["sklearn"] = "scikit-learn"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -34,7 +34,9 @@ def train(
     preset_: Annotated[str | None, typer.Option("--preset", help="paper: training as in the paper.")] = None,
     output_dir: Annotated[str | None, typer.Option(show_default="runs/TASK-METHOD-seedSEED")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last complete checkpoint.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete the run that the folder holds.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the folder's run, when this one is complete.")
+    ] = False,
     epochs: Annotated[int | None, typer.Option(show_default="4")] = None,
     max_steps: Annotated[int | None, typer.Option(help="Stop after so many steps, not by epochs.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows per process.", show_default="32")] = None,
@@ -91,8 +93,10 @@ def train(
             metrics = train_run(config, resume=resume, overwrite=overwrite, callbacks=[] if quiet else [progress])
         except KeyboardInterrupt:
             progress.close()
+            instead = " instead of --overwrite" if overwrite else ""
             console.print(
-                f"Interrupted. The same command with --resume goes on from the last checkpoint in {config.output_dir}."
+                f"Interrupted. The same command with --resume{instead} goes on from the last checkpoint in "
+                f"{config.output_dir}."
             )
             raise typer.Exit(130) from None
         finally:

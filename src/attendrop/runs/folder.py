@@ -1,22 +1,34 @@
-"""The folder of a run: who may write there, and what a resumed run must find unchanged.
+"""The folder of a run: who may write there, what belongs to the run, and what a resumed run must find unchanged.
 
-``run.json`` is written when a run begins and says what it is; ``metrics.json`` is written last and says that it ended.
+``run.json`` says what the run is, and with what the run wrote; it is there from the first step on. ``metrics.json``
+comes last and says that the run ended. A run that replaces another is trained in the folder ``.new-run`` within the
+other's, and takes its place when it is complete.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.files import write_json
+from attendrop.files import share_permissions, write_json
 from attendrop.runs.config import RunConfig
+from attendrop.runs.lock import LOCK, locked, refuse_if_locked
 
 RUN = "run.json"
 METRICS = "metrics.json"
+_NEW_RUN = ".new-run"
+_RESULTS = ".results.partial"
+# Beside what `run.json` lists: what other commands write by default, and what is there while a run trains.
+_OWN = re.compile(
+    r"run\.json|metrics\.json|patterns\.png|scheduler\.json|checkpoint-\d+|\.lock|\.new-run|\..*\.partial"
+)
 
 
 def is_main_process() -> bool:
@@ -25,13 +37,43 @@ def is_main_process() -> bool:
 
 
 def read_run(folder: Path) -> dict[str, Any] | None:
-    """What ``run.json`` says, or None if the folder holds no run; raises AttendropError if the file is broken."""
-    return _read(folder / RUN)
+    """What ``run.json`` says, or None if the folder holds no run; raises AttendropError if it is not a run's."""
+    return _read(folder / RUN, {"config": dict, "data_sha256": str})
 
 
 def read_metrics(folder: Path) -> dict[str, Any] | None:
-    """What ``metrics.json`` says, or None if no run ended here; raises AttendropError if the file is broken."""
-    return _read(folder / METRICS)
+    """What ``metrics.json`` says, or None if no run ended here; raises AttendropError if it is not a run's."""
+    return _read(folder / METRICS, {"task": str, "method": str, "config": dict, "all_scores": dict})
+
+
+@contextmanager
+def run_folder(config: RunConfig, *, resume: bool, overwrite: bool) -> Iterator[Path]:
+    """Hold the folder of a run while it trains; gives the place for the run's files until it is complete.
+
+    Raises:
+        AttendropError: The run may not use the folder, see :func:`check_folder`, or another process does.
+    """
+    folder = Path(config.output_dir)
+    if not is_main_process():
+        yield run_place(folder, resume=resume, overwrite=overwrite)
+        return
+    refuse_if_locked(folder)
+    check_folder(folder, config, resume=resume, overwrite=overwrite)  # a refused command is not to touch the folder
+    with locked(folder):
+        replace_run(folder)
+        check_folder(folder, config, resume=resume, overwrite=overwrite)
+        try:
+            yield run_place(folder, resume=resume, overwrite=overwrite)
+        finally:
+            with suppress(OSError):  # not empty
+                (folder / _NEW_RUN).rmdir()
+
+
+def run_place(folder: Path, *, resume: bool, overwrite: bool) -> Path:
+    """Where a run in this folder has its files until it is complete: there, or in a folder within."""
+    new = folder / _NEW_RUN
+    replaces = (overwrite and read_run(folder) is not None) or (resume and read_run(new) is not None)
+    return new if replaces else folder
 
 
 def check_folder(folder: Path, config: RunConfig, *, resume: bool, overwrite: bool) -> None:
@@ -39,7 +81,7 @@ def check_folder(folder: Path, config: RunConfig, *, resume: bool, overwrite: bo
 
     Raises:
         AttendropError: It is a file, holds something that is not a run, or holds a run that is neither resumed (with
-            the same options) nor to be overwritten.
+            the same options) nor to be replaced, or beside that run files of others.
     """
     if resume and overwrite:
         raise AttendropError("resume and overwrite exclude each other; choose one.")
@@ -48,34 +90,118 @@ def check_folder(folder: Path, config: RunConfig, *, resume: bool, overwrite: bo
     ancestor = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not ancestor.is_dir() or not os.access(ancestor, os.W_OK):
         raise AttendropError(f"The output folder '{folder}' cannot be written: '{ancestor}' does not allow it.")
-    if not folder.exists() or not any(folder.iterdir()):
+    if not folder.exists() or all(path.name == LOCK for path in folder.iterdir()):
         return
     run = read_run(folder)
     if run is None:
         raise AttendropError(f"The output folder '{folder}' holds other files; name an empty or a new one.")
     if resume:
-        _check_unchanged(folder, run["config"], _comparable(config))
+        place = run_place(folder, resume=resume, overwrite=overwrite)
+        _check_unchanged(folder, (read_run(place) or run)["config"], _comparable(config))
     elif not overwrite:
         raise AttendropError(
-            f"The output folder '{folder}' holds a run already; --resume continues it, --overwrite deletes it."
+            f"The output folder '{folder}' holds a run already; --resume continues it, --overwrite replaces it."
+        )
+    elif foreign := _foreign(folder, run):
+        raise AttendropError(
+            f"The output folder '{folder}' holds, beside a run, what attendrop did not write there: "
+            f"{', '.join(foreign)}. Move it away, or name another folder."
         )
 
 
-def open_folder(folder: Path, config: RunConfig, data_sha256: str, *, resume: bool) -> None:
-    """Make the folder a run's: delete what it held, unless it is resumed, and write ``run.json``.
+def check_data(place: Path, data_sha256: str) -> None:
+    """Refuse to resume a run; raises AttendropError if it began with other training rows."""
+    run = read_run(place)
+    if run is not None and run["data_sha256"] != data_sha256:
+        raise AttendropError(f"The training data changed since the run in '{place}' began; it cannot be resumed.")
+
+
+def begin_run(place: Path, config: RunConfig, data_sha256: str) -> None:
+    """Make a folder that of a run."""
+    place.mkdir(parents=True, exist_ok=True)
+    write_json(place / RUN, {"config": _comparable(config), "data_sha256": data_sha256, "files": []})
+
+
+@contextmanager
+def results(place: Path) -> Iterator[Path]:
+    """A folder to write the results of a run into; they come into the run's own when all are there, metrics.json last.
 
     Raises:
-        AttendropError: The run is resumed and its training rows are not the same.
+        AttendropError: Files of others would be replaced.
     """
-    run = read_run(folder)
-    if resume and run is not None:
-        if run["data_sha256"] != data_sha256:
-            raise AttendropError(f"The training data changed since the run in '{folder}' began; it cannot be resumed.")
+    partial = place / _RESULTS
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        yield partial
+        share_permissions(partial)
+        run = read_run(place) or {}
+        names = [path.name for path in partial.iterdir()]
+        _refuse_foreign(place, run, names)
+        write_json(place / RUN, run | {"files": sorted(names)})
+        _move(partial, place, last=(METRICS,))
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def clear_unfinished(place: Path) -> None:
+    """Delete what is left of a run that was to replace another, and did not end."""
+    if place.name == _NEW_RUN:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def replace_run(folder: Path) -> None:
+    """Put a run that is complete in the place of the older one; goes on where a process died while it did so.
+
+    Raises:
+        AttendropError: Files of others would be replaced.
+    """
+    new, old = folder / _NEW_RUN, read_run(folder)
+    if read_metrics(new) is None:
         return
-    if run is not None:
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / RUN, {"config": _comparable(config), "data_sha256": data_sha256})
+    if read_run(new) is not None and old is not None:
+        _refuse_foreign(folder, old, [path.name for path in new.iterdir()])
+        _delete(folder, [name for name in os.listdir(folder) if _is_own(name, old)])
+    _move(new, folder, last=(RUN, METRICS))
+
+
+def _delete(folder: Path, names: list[str]) -> None:
+    """Delete a run: first what says that it is finished, last what says that it is one."""
+    for name in sorted(names, key=lambda name: (name == RUN, name != METRICS)):
+        if name not in (LOCK, _NEW_RUN):
+            _remove(folder / name)
+
+
+def _move(source: Path, target: Path, last: tuple[str, ...]) -> None:
+    for name in sorted(os.listdir(source), key=lambda name: last.index(name) if name in last else -1):
+        if (target / name).is_dir():
+            _remove(target / name)
+        os.replace(source / name, target / name)
+    source.rmdir()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _is_own(name: str, run: Mapping[str, Any]) -> bool:
+    return name in run.get("files", ()) or _OWN.fullmatch(name) is not None
+
+
+def _foreign(folder: Path, run: Mapping[str, Any]) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if not _is_own(path.name, run))
+
+
+def _refuse_foreign(folder: Path, run: Mapping[str, Any], names: list[str]) -> None:
+    taken = [name for name in names if (folder / name).exists() and not _is_own(name, run)]
+    if taken:
+        raise AttendropError(
+            f"'{folder / taken[0]}' was not written by attendrop, and a result of the run has its name; move it away. "
+            "Then --resume completes the run."
+        )
 
 
 def _comparable(config: RunConfig) -> dict[str, Any]:
@@ -102,11 +228,13 @@ def _flat(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name != "options"} | flat_options(options["options"])
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(path: Path, needed: Mapping[str, type]) -> dict[str, Any] | None:
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError:
-        raise AttendropError(f"{path} is not valid JSON; restore it, or delete its folder.") from None
+        raise AttendropError(f"'{path}' is not valid JSON; restore it, or name another folder.") from None
+    if not isinstance(content, dict) or not all(isinstance(content.get(name), kind) for name, kind in needed.items()):
+        raise AttendropError(f"'{path}' was not written by attendrop; name another folder.")
     return content

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,11 @@ from transformers import (
     ProgressCallback,
     Trainer,
     TrainerCallback,
-    TrainerControl,
     TrainerState,
     TrainingArguments,
     set_seed,
 )
-from transformers.trainer_callback import ExportableState, PrinterCallback
+from transformers.trainer_callback import PrinterCallback
 
 from attendrop.attention import find_sites
 from attendrop.checkpoints import last_checkpoint
@@ -33,10 +31,22 @@ from attendrop.errors import AttendropError
 from attendrop.files import write_json
 from attendrop.methods import Method
 from attendrop.rows import to_device
+from attendrop.runs.callbacks import AfterFirstStep, Meter, SaveEvery
 from attendrop.runs.card import model_card
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, divide, encode_parts, fingerprint, load_data
-from attendrop.runs.folder import METRICS, check_folder, is_main_process, open_folder, read_metrics, read_run
+from attendrop.runs.folder import (
+    METRICS,
+    begin_run,
+    check_data,
+    clear_unfinished,
+    is_main_process,
+    read_metrics,
+    read_run,
+    replace_run,
+    results,
+    run_folder,
+)
 from attendrop.runs.models import load_model_and_tokenizer
 from attendrop.runs.results import run_metrics, score_report
 from attendrop.tasks import TaskData, compute_scores
@@ -50,13 +60,14 @@ def train(
 ) -> dict[str, Any]:
     """Train a model, and leave it, its card and ``metrics.json`` in ``config.output_dir``.
 
-    Nothing is written before the data, the model and the method have been found good. ``metrics.json`` comes last: a
-    folder that has it holds a finished run.
+    Nothing is written before the data, the model and the method have been found good, and the first step was taken.
+    ``metrics.json`` comes last: a folder that has it holds a finished run. From the first check to the end the folder
+    is locked: no other process can train in it.
 
     Args:
         config: What to do.
         resume: Go on from the newest complete checkpoint; without one, start over. A finished run is left alone.
-        overwrite: Delete the run that the folder holds.
+        overwrite: Replace the run that the folder holds; it is deleted when this one is complete.
         callbacks: Watch the training.
 
     Returns:
@@ -65,43 +76,60 @@ def train(
     Raises:
         AttendropError: Anything that the user can put right.
     """
-    folder = Path(config.output_dir)
-    if is_main_process():
-        check_folder(folder, config, resume=resume, overwrite=overwrite)
-    finished = read_metrics(folder) if resume else None
+    with run_folder(config, resume=resume, overwrite=overwrite) as place:
+        return _train(config, place, resume=resume, callbacks=callbacks)
+
+
+def _train(config: RunConfig, place: Path, *, resume: bool, callbacks: Sequence[TrainerCallback]) -> dict[str, Any]:
+    finished = read_metrics(place) if resume else None
     if finished is not None:
-        logger.info("The run in %s is finished already; nothing is left to do.", folder)
+        logger.info("The run in %s is finished already; nothing is left to do.", config.output_dir)
         return finished
     method = config.build_method()
     data = load_data(config)
     parts = divide(config, data)
+    rows = fingerprint(parts)
     set_seed(config.seed)
     model, tokenizer = load_model_and_tokenizer(config.model, data.task)
     _check_method(model, method)
     encoded = encode_parts(config, data, parts, tokenizer)
     _announce(config, method, data, parts)
-    begun = resume and read_run(folder) is not None
-    checkpoint = last_checkpoint(folder) if begun else None
-    arguments = _arguments(config, data, parts, checkpoint)
-    if is_main_process():
-        open_folder(folder, config, fingerprint(parts), resume=resume)
+    begun = resume and read_run(place) is not None
+    if begun:
+        check_data(place, rows)
+    checkpoint = last_checkpoint(place) if begun else None
+    arguments = _arguments(config, place, data, parts, checkpoint)
     if checkpoint is not None:
         logger.info("Going on from %s.", checkpoint)
     elif begun:
-        logger.info("There is no complete checkpoint in %s: the run starts over.", folder)
+        logger.info("There is no complete checkpoint in %s: the run starts over.", place)
+    elif is_main_process():
+        clear_unfinished(place)
+        callbacks = [AfterFirstStep(lambda: begin_run(place, config, rows)), *callbacks]
     trainer = _trainer(config, method, data, model, tokenizer, encoded, arguments, callbacks)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    meter = next(callback for callback in trainer.callback_handler.callbacks if isinstance(callback, _Meter))
+    meter = next(callback for callback in trainer.callback_handler.callbacks if isinstance(callback, Meter))
     scores = score_report(trainer, data.task, encoded)
     metrics = run_metrics(config, method, data, parts, trainer, scores, meter.seconds_so_far)
-    metrics |= _conclude(trainer, encoded, folder)
+    metrics |= _conclude(trainer, encoded)
     if trainer.is_world_process_zero():
-        trainer.accelerator.unwrap_model(trainer.model).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        (folder / "README.md").write_text(model_card(metrics), encoding="utf-8")
-        write_json(folder / METRICS, metrics)
+        with results(place) as files:
+            _save(trainer, tokenizer, metrics, files)
+        replace_run(Path(config.output_dir))
     trainer.accelerator.wait_for_everyone()
     return metrics
+
+
+def _save(
+    trainer: RegularizedTrainer, tokenizer: PreTrainedTokenizerBase, metrics: dict[str, Any], files: Path
+) -> None:
+    """Write what a finished run leaves."""
+    trainer.accelerator.unwrap_model(trainer.model).save_pretrained(files)
+    tokenizer.save_pretrained(files)
+    for name, tensors in {} if trainer.session is None else trainer.session.tensors().items():
+        save_file(tensors, files / f"{name}.safetensors")
+    (files / "README.md").write_text(model_card(metrics), encoding="utf-8")
+    write_json(files / METRICS, metrics)
 
 
 # Training -------------------------------------------------------------------------------------------------------------
@@ -168,11 +196,13 @@ def _listed(epochs: list[int], total: int) -> str:
     return f"epoch{'s' if len(names) > 1 else ''} {', '.join(shown)} of {total}"
 
 
-def _arguments(config: RunConfig, data: TaskData, parts: Parts, checkpoint: Path | None) -> TrainingArguments:
+def _arguments(
+    config: RunConfig, place: Path, data: TaskData, parts: Parts, checkpoint: Path | None
+) -> TrainingArguments:
     selecting = parts.selection is not None
     try:
         return TrainingArguments(
-            output_dir=config.output_dir,
+            output_dir=str(place),
             num_train_epochs=_epochs(config, parts),
             max_steps=_steps(config, checkpoint),
             per_device_train_batch_size=config.batch_size,
@@ -224,11 +254,11 @@ def _trainer(
     arguments: TrainingArguments,
     callbacks: Sequence[TrainerCallback],
 ) -> RegularizedTrainer:
-    own: list[TrainerCallback] = [_Meter()]
+    own: list[TrainerCallback] = [Meter()]
     if config.patience is not None and encoded.selection is not None:
         own.append(EarlyStoppingCallback(config.patience))
     if config.save_steps is not None:
-        own.append(_SaveEvery(config.save_steps))
+        own.append(SaveEvery(config.save_steps))
     trainer = RegularizedTrainer(
         model,
         arguments,
@@ -262,46 +292,10 @@ def silence(trainer: Trainer) -> None:
         trainer.remove_callback(printing)
 
 
-class _Meter(TrainerCallback, ExportableState):
-    """Counts the seconds of training, also those before a run was resumed."""
-
-    def __init__(self) -> None:
-        self.seconds_so_far = 0.0
-        self.start = time.monotonic()
-
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.start = time.monotonic()
-
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.seconds_so_far = self.seconds()
-
-    def seconds(self) -> float:
-        return self.seconds_so_far + time.monotonic() - self.start
-
-    def state(self) -> dict[str, Any]:
-        return {"args": {}, "attributes": {"seconds_so_far": self.seconds()}}
-
-
-class _SaveEvery(TrainerCallback):
-    """Asks for a checkpoint every so many optimizer steps."""
-
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        ends_epoch = float(state.epoch or 0).is_integer()  # has a checkpoint anyway, after its evaluation
-        if state.global_step % self.steps == 0 and not ends_epoch:
-            control.should_save = True
-
-
-def _conclude(trainer: RegularizedTrainer, encoded: Parts, folder: Path) -> dict[str, Any]:
-    """What the method has to tell of the finished run; it may leave files beside the model."""
+def _conclude(trainer: RegularizedTrainer, encoded: Parts) -> dict[str, Any]:
+    """What the method has to tell of the finished run."""
     if trainer.session is None:
         return {}
     rows = encoded.train if encoded.selection is None else encoded.selection
     batches = (to_device(batch, trainer.args.device) for batch in trainer.get_eval_dataloader(rows))
-    found = trainer.session.conclude(batches)
-    if trainer.is_world_process_zero():
-        for name, tensors in trainer.session.tensors().items():
-            save_file(tensors, folder / f"{name}.safetensors")
-    return found
+    return trainer.session.conclude(batches)

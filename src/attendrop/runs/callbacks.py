@@ -1,0 +1,55 @@
+"""What watches the training of a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
+
+
+class Meter(TrainerCallback, ExportableState):
+    """Counts the seconds of training, also those before a run was resumed."""
+
+    def __init__(self) -> None:
+        self.seconds_so_far = 0.0
+        self.start = time.monotonic()
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.start = time.monotonic()
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.seconds_so_far = self.seconds()
+
+    def seconds(self) -> float:
+        """Seconds of training until now."""
+        return self.seconds_so_far + time.monotonic() - self.start
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {}, "attributes": {"seconds_so_far": self.seconds()}}
+
+
+class SaveEvery(TrainerCallback):
+    """Asks for a checkpoint every so many optimizer steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        ends_epoch = float(state.epoch or 0).is_integer()  # has a checkpoint anyway, after its evaluation
+        if state.global_step % self.steps == 0 and not ends_epoch:
+            control.should_save = True
+
+
+class AfterFirstStep(TrainerCallback):
+    """Does something when the first step was taken: what a method or a model refuses, it has refused by then."""
+
+    def __init__(self, do: Callable[[], None]) -> None:
+        self.do: Callable[[], None] | None = do
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.do is not None:
+            self.do()
+            self.do = None
