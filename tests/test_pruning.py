@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy
 import attendrop
 from attendrop import AttendropError, PrunedModel, export_onnx, export_torch, load, prune
 from attendrop.attention import Attachment
-from attendrop.pruning.choose import Wanted, choose, importance, parse_wanted
+from attendrop.pruning.choose import Wanted, choose, importance, loss_score, parse_wanted
 from attendrop.pruning.masking import Constant, mask_layers, prunable_sites
 from attendrop.pruning.model import CONFIG, unpadded
 
@@ -427,9 +427,57 @@ def test_auto_takes_the_most_layers_that_cost_nothing(
     order = (1, 0, 2)
     light, found = choose(stock("bert"), order, score, tolerance)
     assert light.layers == tuple(sorted(order[:expected]))
-    assert found == dict(enumerate(scores))
+    assert [trial.score for trial in found] == list(scores)
     assert seen == [tuple(sorted(order[:count])) for count in range(4)]
     assert prune(stock("bert"), score=score, pi=[0.5, 0.9, 0.1], tolerance=tolerance).layers == light.layers
+
+
+@pytest.mark.parametrize(
+    ("rows", "loss", "tolerance", "expected"),
+    [
+        (6, 0.0, 0.0, 3),  # the same on every row
+        (6, 0.01, 0.05, 0),
+        (600, 0.01, 0.05, 3),
+        (600, 0.01, 0.0, 0),
+        (600, -0.3, 0.0, 3),  # surely better
+        (2, -0.3, 1.0, 0),
+    ],
+)
+def test_auto_takes_what_the_rows_vouch_for(
+    rows: int, loss: float, tolerance: float, expected: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    scatter = torch.randn(rows) / 4
+    scatter -= scatter.mean()
+
+    def score(model: PrunedModel) -> list[float]:
+        return [0.5 - loss + float(s) if model.layers and loss else 0.5 for s in scatter]
+
+    with caplog.at_level(logging.WARNING, "attendrop"):
+        light = prune(stock("bert"), score=score, pi=[0.5, 0.9, 0.1], tolerance=tolerance)
+    assert len(light.layers) == expected
+    said = " ".join(record.getMessage() for record in caplog.records)
+    assert (f"{rows} rows cannot tell whether 3 layers would cost more than" in said) == (expected == 0)
+
+
+def test_a_loss_beyond_doubt_is_not_called_unknown(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "attendrop"):
+        light = prune(stock("bert"), score=lambda model: [1.0 - len(model.layers)] * 40, pi=[0.5, 0.9, 0.1])
+    assert light.layers == ()
+    assert not caplog.records
+
+
+def test_few_rows_take_no_layer_by_their_losses(caplog: pytest.LogCaptureFixture) -> None:
+    model, batches = stock("bert"), labelled()
+    with caplog.at_level(logging.WARNING, "attendrop"):
+        assert prune(model, batches=batches).layers == ()
+    assert "5 rows cannot tell" in caplog.text
+    with torch.no_grad():
+        losses = [
+            float(model(**{name: value[i : i + 1] for name, value in b.items()}).loss)
+            for b in batches
+            for i in range(len(b["labels"]))
+        ]
+    near(torch.tensor(loss_score(batches)(prune(model, []))), -torch.tensor(losses))
 
 
 def test_auto_speaks_of_the_plain_form_once(caplog: pytest.LogCaptureFixture) -> None:

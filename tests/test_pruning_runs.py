@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import json
 import re
 import shutil
@@ -10,9 +12,11 @@ from typing import Any
 
 import pytest
 import tiny
+from rich.console import Console
 
 import attendrop
 from attendrop import cli
+from attendrop.cli.progress import TrainingProgress
 from attendrop.runs.prune import prune_run
 from attendrop.runs.train import train
 
@@ -33,6 +37,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure for moments only: what it is that is measured has tests of its own."""
+    monkeypatch.setattr("attendrop.runs.speed.SECONDS", 0.01)
+    monkeypatch.setattr("attendrop.pruning.comparison.RESAMPLES", 20)
+
+
 def pruned(folder: Path, output: Path, run: str = "run", **options: Any) -> dict[str, Any]:
     return prune_run(str(folder / run), str(output), device="cpu", **options)
 
@@ -44,26 +55,35 @@ def arguments(folder: Path, output: Path | str, *more: str, run: str = "run") ->
 def test_prune_says_what_it_did(folder: Path, tmp_path: Path, capsys: Captured) -> None:
     assert cli.main(arguments(folder, tmp_path / "out", "--layers", "1,")) == 0
     out, err = capsys.readouterr()
-    assert not err
+    assert err.splitlines() == [
+        "Ranking 2 layers by the loss without each, on 4 rows of selection.",
+        "Measuring the speed on 4 rows of selection.",
+    ]
     for pattern in (
         r"constant attention +1 of 2 layers: 1",
         r"ranked by +loss with this layer constant +0: \d\.\d+ +1: \d\.\d+",
-        r"selection score +accuracy \d\.\d{4} -> \d\.\d{4}",
-        r"dev score +accuracy \d\.\d{4} -> \d\.\d{4}",
+        r"selection score +accuracy \d\.\d{4} -> \d\.\d{4}  \(95 % interval of the difference: -.* to \+.*\)",
+        r"dev score +accuracy \d\.\d{4} -> \d\.\d{4}  \(95 % interval of the difference: -.* to \+.*\)",
         r"parameters +[\d,]+ -> [\d,]+",
         r"weights on disk +.* -> ",
-        r"speed +\d+\.\d\d times as fast on cpu",
+        r"speed +\d+\.\d\d times as fast on cpu \(\d+\.\d\d to \d+\.\d\d in 5 rounds; 4 rows of selection, 8 ",
     ):
         assert re.search(pattern, out), (pattern, out)
 
 
-def test_auto_finds_the_most_that_cost_nothing(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    assert cli.main(arguments(folder, tmp_path / "out", "--json")) == 0
+@pytest.mark.parametrize("tolerance", [0.0, 2.0])
+def test_auto_finds_the_most_that_surely_cost_no_more(
+    folder: Path, tmp_path: Path, capsys: Captured, tolerance: float
+) -> None:
+    assert cli.main(arguments(folder, tmp_path / "out", "--json", "--tolerance", str(tolerance))) == 0
     found = json.loads(capsys.readouterr().out)
     assert found == tiny.read_metrics(tmp_path / "out")
     what = found["pruned"]
     scores = [what["scores"][str(count)] for count in range(3)]
-    assert len(what["layers"]) == max(count for count, score in enumerate(scores) if score >= scores[0])
+    assert len(what["layers"]) == (2 if tolerance else 0)
+    for count, found_at in what["differences"].items():
+        assert found_at["value"] == pytest.approx(what["scores"][count] - scores[0])
+        assert found_at["low"] < -0.2 < 0.2 < found_at["high"]
     assert (what["ranked_by"], what["chosen_on"], what["of"]) == ("importance", "selection", 2)
     least = sorted(what["harm"], key=what["harm"].__getitem__)[: len(what["layers"])]
     assert sorted(f"encoder.{layer}" for layer in what["layers"]) == sorted(least)
@@ -71,10 +91,62 @@ def test_auto_finds_the_most_that_cost_nothing(folder: Path, tmp_path: Path, cap
     assert what["all_scores"]["dev"]["before"] == tiny.read_metrics(folder / "run")["all_scores"]["dev"]
 
 
+def test_six_rows_at_chance_take_no_layer(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    tiny.write_csv(tmp_path / "train.csv", ["no", "yes", "yes", "no"] * 15)
+    config = tiny.config(folder, str(tmp_path / "run"), method="finetune", epochs=1, learning_rate=1e-7)
+    train(dataclasses.replace(config, train_file=str(tmp_path / "train.csv")))
+    assert cli.main(arguments(tmp_path, tmp_path / "out")) == 0
+    out = capsys.readouterr().out
+    assert "constant attention  0 of 2 layers" in out
+    assert re.search(r"not known +6 rows cannot tell whether \d layers? would cost more than the tolerance of 0: ", out)
+    assert "What is not known: 6 rows" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_each_pass_is_shown(folder: Path, tmp_path: Path) -> None:
+    stream = io.StringIO()
+    progress = TrainingProgress(Console(file=stream, force_terminal=True, width=120))
+    told = []
+
+    def on_pass(what: str, done: int, total: int) -> None:
+        told.append((what, done, total))
+        progress.show(what, done, total)
+
+    pruned(folder, tmp_path / "out", tolerance=2.0, recover_epochs=1, on_pass=on_pass, callbacks=[progress])
+    progress.close()
+    assert [done for _, done, _ in told] == list(range(len(told)))
+    assert all(done < total for _, done, total in told)
+    assert [what for what, _, _ in told[:3]] == [
+        "loss without encoder.0",
+        "loss without encoder.1",
+        "scoring 0 of 2 layers pruned on selection",
+    ]
+    assert "scoring 2 of 2 layers pruned on dev" in stream.getvalue()
+    assert "training" in stream.getvalue()
+
+
+def test_pruning_that_was_stopped_can_be_started_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("attendrop.runs.prune.write_json", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            pruned(folder, tmp_path / "out", layers="1,")
+    assert not list(tmp_path.iterdir())
+    killed = tmp_path / ".out.4242.unfinished"  # a process that is killed cannot clean up
+    killed.mkdir()
+    (killed / "model.safetensors").write_bytes(b"half")
+    pruned(folder, tmp_path / "out", layers="1,")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert attendrop.load(tmp_path / "out").layers == (1,)
+
+
 def test_a_pruned_folder_is_used_like_a_run(folder: Path, tmp_path: Path, capsys: Captured) -> None:
     out = tmp_path / "out"
     found = pruned(folder, out, layers="0,1")
-    assert (found["pruned"]["layers"], found["pruned"]["speed"] > 0) == ([0, 1], True)
+    assert (found["pruned"]["layers"], found["pruned"]["speed"]["low"] > 0) == ([0, 1], True)
     counts = found["pruned"]["parameters"]
     assert counts["before"] - counts["after"] == 2 * 3 * (16 * 16 + 16)
     assert found["pruned"]["bytes"]["after"] < found["pruned"]["bytes"]["before"]
@@ -100,7 +172,7 @@ def test_recovery_trains_with_the_layers_in_place(folder: Path, tmp_path: Path) 
 
 
 def test_what_was_recovered_is_scored_anew(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    found = pruned(folder, tmp_path / "out", tolerance=1.0, recover_epochs=3)
+    found = pruned(folder, tmp_path / "out", layers="0,1", recover_epochs=3)
     assert found["pruned"]["layers"] == [0, 1]
     assert cli.main(["evaluate", f"{tmp_path}/out", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["all_scores"] == found["pruned"]["all_scores"]["dev"]["after"]

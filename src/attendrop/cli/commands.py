@@ -223,14 +223,20 @@ def prune(
     as_json: Json = False,
 ) -> None:
     """Make the attention of some layers constant, and the model smaller and faster."""
+    from attendrop.cli.progress import TrainingProgress
     from attendrop.cli.prune import prune_summary
     from attendrop.runs.prune import prune_run
 
-    with messages(quiet=quiet):
-        found = prune_run(
-            run, output_dir, layers=layers, tolerance=tolerance, recover_epochs=recover_epochs, data_dir=data_dir,
-            device=device or "auto",
-        )  # fmt: skip
+    with messages(quiet=quiet) as console:
+        progress = TrainingProgress(console)
+        on_pass, callbacks = (None, []) if quiet else (progress.show, [progress])
+        try:
+            found = prune_run(
+                run, output_dir, layers=layers, tolerance=tolerance, recover_epochs=recover_epochs, data_dir=data_dir,
+                device=device or "auto", on_pass=on_pass, callbacks=callbacks,
+            )  # fmt: skip
+        finally:
+            progress.close()
     show(found, prune_summary(found), quiet=quiet, as_json=as_json)
 
 

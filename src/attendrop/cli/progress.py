@@ -23,15 +23,11 @@ class TrainingProgress(TrainerCallback):
         self.line = ""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self.console.is_terminal and not self.console.quiet:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            self.bar = Progress(*columns, console=self.console, transient=True)
-            self.bar.add_task("training", total=state.max_steps, completed=state.global_step)
-            self.bar.start()
+        self.close()
+        self.show("training", state.global_step, state.max_steps)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self.bar is not None:
-            self.bar.update(self.bar.task_ids[0], completed=state.global_step)
+        self.show("training", state.global_step, state.max_steps)
 
     def on_log(
         self,
@@ -56,6 +52,17 @@ class TrainingProgress(TrainerCallback):
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.close()
+
+    def show(self, what: str, done: int, total: int) -> None:
+        """Show in the bar what is done now, and how far it is."""
+        if not self.console.is_terminal or self.console.quiet:
+            return
+        if self.bar is None:
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self.bar = Progress(*columns, console=self.console, transient=True)
+            self.bar.add_task(what)
+            self.bar.start()
+        self.bar.update(self.bar.task_ids[0], description=what, completed=done, total=total)
 
     def close(self) -> None:
         """Take the bar away, also after an exception."""

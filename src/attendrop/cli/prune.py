@@ -11,6 +11,7 @@ from attendrop.cli.console import aligned, size
 from attendrop.errors import AttendropError
 from attendrop.pruning import export_onnx, export_torch
 from attendrop.runs.models import load_model_and_tokenizer
+from attendrop.runs.pruned_card import interval
 
 FORMATS = {"onnx": export_onnx, "torch": export_torch}
 
@@ -23,23 +24,38 @@ def prune_summary(metrics: Mapping[str, Any]) -> str:
         "constant attention": f"{len(pruned['layers'])} of {pruned['of']} layers" + _listed(pruned["layers"]),
         "ranked by": _ranking(pruned),
     }
-    if pruned["scores"]:
-        tried = "  ".join(f"{count}: {score:.4f}" for count, score in pruned["scores"].items())
-        lines["layers: score"] = f"{tried}  ({name} on {pruned['chosen_on']})"
+    lines |= _trials(pruned, name)
     if pruned["recover_epochs"]:
         lines["recovered"] = f"fine-tuned for {pruned['recover_epochs']} more epoch(s)"
-    if pruned["chosen_on"] == "selection":
-        lines["selection score"] = f"{name} {_change(pruned['selection'], metric)}"
-    lines |= {f"{part} score": f"{name} {_change(both, metric)}" for part, both in pruned["all_scores"].items()}
+    sets = ({"selection": pruned["selection"]} if pruned["selection"] else {}) | pruned["all_scores"]
+    lines |= {f"{part} score": f"{name} {_change(both, metric)}" for part, both in sets.items()}
     lines["parameters"] = before_after(**{when: f"{count:,}" for when, count in pruned["parameters"].items()})
     lines["weights on disk"] = before_after(**{when: size(count) for when, count in pruned["bytes"].items()})
-    rows = "rows of the data that layers were chosen on, 8 at a time"
-    form = "" if pruned["fast"] else "; this family has no fast form here"
-    lines["speed"] = f"{pruned['speed']:.2f} times as fast on {metrics['device']} ({rows}){form}"
+    lines["speed"] = _speed(pruned, metrics["device"])
     if pruned["chosen_on"] == "dev":
         lines["protocol"] = "layers were chosen on dev, so the dev score flatters"
     lines["model"] = metrics["output_dir"]
     return f"{metrics['model']} on {metrics['task']} with {metrics['method']}, pruned\n{aligned(lines)}"
+
+
+def _trials(pruned: Mapping[str, Any], metric: str) -> dict[str, str]:
+    """What `auto` tried, and what the rows cannot tell."""
+    if not pruned["scores"]:
+        return {}
+    lines = {"tried": f"{metric} on {pruned['rows']} rows of {pruned['chosen_on']}; differences, 95 % intervals of all"}
+    for count, score in pruned["scores"].items():
+        found = pruned["differences"].get(count)
+        change = "" if found is None else f"  {found['value']:+.4f}  ({interval({'difference': found})})"
+        lines[f"  {count} layers"] = f"{score:.4f}{change}"
+    return lines | ({"not known": pruned["unknown"]} if pruned["unknown"] else {})
+
+
+def _speed(pruned: Mapping[str, Any], device: str) -> str:
+    speed = pruned["speed"]
+    spread = f"{speed['low']:.2f} to {speed['high']:.2f} in {speed['rounds']} rounds"
+    rows = f"{speed['rows']} rows of {pruned['chosen_on']}, {speed['batch_size']} at a time"
+    form = "" if pruned["fast"] else "; this family has no fast form here"
+    return f"{speed['median']:.2f} times as fast on {device} ({spread}; {rows}){form}"
 
 
 def export_run(run: str, format_: str, output: str) -> dict[str, Any]:
@@ -74,4 +90,5 @@ def _ranking(pruned: Mapping[str, Any]) -> str:
 
 
 def _change(both: Mapping[str, Mapping[str, float]], metric: str) -> str:
-    return f"{both['before'][metric]:.4f} -> {both['after'][metric]:.4f}"
+    scores = f"{both['before'][metric]:.4f} -> {both['after'][metric]:.4f}"
+    return f"{scores}  (95 % interval of the difference: {interval(both)})"

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from attendrop.attention import Attachment, Plan, evaluating
 from attendrop.errors import AttendropError
 from attendrop.methods.base import Batch
+from attendrop.pruning.comparison import CONFIDENCE, Difference, Predictions, paired_difference
 from attendrop.pruning.masking import Constant, mask_layers, prunable_sites
 from attendrop.pruning.model import PrunedModel, warn_if_slow
 from attendrop.regularization import loss_and_outputs
+from attendrop.rows import number_of_rows
 from attendrop.sites import Site
 
-# How well a model does; more is better.
-Score = Callable[[PrunedModel], float]
+# How well a model does, more is better: one number, or one for each row, of which the score is the mean.
+Score = Callable[[PrunedModel], float | Sequence[float]]
+# The same, or the predictions that a score is made of.
+Judge = Callable[[PrunedModel], float | Sequence[float] | Predictions]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -56,11 +65,14 @@ def prune(
     Args:
         model: A fine-tuned transformers model; left as it was.
         layers: ``"auto"``: of all numbers of layers the largest with which the score is no worse than that of the whole
-            model by more than ``tolerance``. A number, or ``"4"``: so many. A list, ``"0,3,5"`` or ``"4,"``: these.
+            model by more than ``tolerance``, even at the lower end of the interval of the difference (95 % confidence
+            for all numbers of layers together): few rows take few layers, and a warning says what they cannot tell. A
+            number, or ``"4"``: so many. A list, ``"0,3,5"`` or ``"4,"``: these.
             ``">=0.8"``: those with a ``pi`` of at least 0.8.
         batches: Labelled batches that were not trained on, on the model's device: what layers are ranked by, if not by
             ``pi``, and scored on, if not by ``score``.
-        score: How well a model does, more is better. Default: minus the mean loss on ``batches``.
+        score: How well a model does, more is better: a score for each of the same rows, or a single number, of which
+            there is no interval, so that it is taken at its word. Default: minus the loss on each row of ``batches``.
         pi: Of each layer the share of its units that AttendOut's generator drops, in order or by keys such as
             ``"encoder.0"``. Layers then go in this order, highest first. Default: by importance, the loss on
             ``batches`` with this one layer's attention constant, lowest first.
@@ -85,7 +97,11 @@ def prune(
         return _made(model, order[: wanted.count])
     if score is None:
         score = loss_score(_needed(batches, "layers='auto'"))
-    return choose(model, order, score, tolerance)[0]
+    light, trials = choose(model, order, score, tolerance)
+    undecided = what_is_unknown(trials, len(light.layers), tolerance)
+    if undecided is not None:
+        logger.warning(undecided)
+    return light
 
 
 def parse_wanted(layers: str | int | Sequence[int]) -> Wanted:
@@ -130,7 +146,7 @@ def ranked(
     return sorted(range(len(sites)), key=lambda number: (harm[number], -number))
 
 
-def importance(model: Any, sites: Sequence[Site], batches: Sequence[Batch] | None) -> list[float]:
+def importance(model: Any, sites: Iterable[Site], batches: Sequence[Batch] | None) -> list[float]:
     """Of each layer, the mean loss of the model with this layer's attention constant."""
     batches = _needed(batches, "the importance of layers")
     attachment = Attachment(model)
@@ -142,36 +158,91 @@ def importance(model: Any, sites: Sequence[Site], batches: Sequence[Batch] | Non
         attachment.detach()
 
 
-def choose(
-    model: Any, order: Sequence[int], score: Score, tolerance: float = 0.0
-) -> tuple[PrunedModel, dict[int, float]]:
-    """Prune more and more layers; keep the most with which the score is no worse by more than ``tolerance``.
+@dataclass(frozen=True)
+class Trial:
+    """A number of pruned layers that was tried.
+
+    Attributes:
+        count: How many layers.
+        score: With these layers pruned.
+        rows: How many rows the score was taken on; 0: not known.
+        difference: To the score of the whole model.
+    """
+
+    count: int
+    score: float
+    rows: int
+    difference: Difference
+
+
+def choose(model: Any, order: Sequence[int], judge: Judge, tolerance: float = 0.0) -> tuple[PrunedModel, list[Trial]]:
+    """Prune more and more layers; keep the most that surely cost no more than ``tolerance``: see :func:`prune`.
 
     Returns:
-        The model, and the score for each number of layers.
+        The model, and what was tried, from no layer to all.
     """
     if not tolerance >= 0:
         raise AttendropError(f"tolerance={tolerance} must be at least 0.")
+    confidence = 1 - (1 - CONFIDENCE) / max(1, len(order))  # Bonferroni: of all intervals together
     best = PrunedModel(mask_layers(model, []))
-    scores = {0: score(best)}
+    before = _judged(judge, best)
+    trials = [Trial(0, before.score, len(before.labels), Difference(0.0, 0.0, 0.0))]
     for count in range(1, len(order) + 1):
         candidate = PrunedModel(mask_layers(model, order[:count]))
-        scores[count] = score(candidate)
-        if scores[count] >= scores[0] - tolerance:
+        after = _judged(judge, candidate)
+        difference = paired_difference(before, after, confidence)
+        trials.append(Trial(count, after.score, len(after.labels), difference))
+        if difference.low >= -tolerance:
             best = candidate
     warn_if_slow(best)
-    return best, scores
+    return best, trials
+
+
+def what_is_unknown(trials: Sequence[Trial], chosen: int, tolerance: float) -> str | None:
+    """Say what the rows cannot tell: whether more than ``chosen`` layers would cost more than ``tolerance``."""
+    undecided = [trial for trial in trials[chosen + 1 :] if trial.difference.low < -tolerance <= trial.difference.high]
+    if not undecided:
+        return None
+    nearest = max(undecided, key=lambda trial: (trial.difference.low, trial.count))
+    found, layers = nearest.difference, f"{nearest.count} layer{'s' if nearest.count > 1 else ''}"
+    said = f"{nearest.rows} rows cannot tell whether {layers} would cost more than the tolerance of {tolerance:g}"
+    if not math.isfinite(found.low):
+        return f"{said}: they are too few for an interval of the difference."
+    allows = math.ceil(-found.low * 1e4) / 1e4
+    return (
+        f"{said}: the difference is {found.value:+.4f}, its {100 * CONFIDENCE:g} % interval {found.low:+.4f} to "
+        f"{found.high:+.4f}. More rows may tell; a tolerance of {allows:g} would accept it."
+    )
 
 
 def loss_score(batches: Sequence[Batch]) -> Score:
-    """Minus the mean loss on some batches, as a score."""
+    """Minus the loss on each row of some batches, as a score."""
 
-    def score(model: PrunedModel) -> float:
+    def score(model: PrunedModel) -> list[float]:
         with torch.no_grad():
-            losses = [float(loss_and_outputs(model(**batch))[0]) * _rows(batch) for batch in batches]
-        return -sum(losses) / sum(map(_rows, batches))
+            return [-float(loss_and_outputs(model(**row))[0]) for batch in batches for row in _single_rows(batch)]
 
     return score
+
+
+def _single_rows(batch: Batch) -> Iterator[Batch]:
+    """The rows of a batch, each as a batch of its own, padded as it was."""
+    rows = number_of_rows(batch)
+    for row in range(rows):
+        yield {
+            name: value[row : row + 1] if isinstance(value, torch.Tensor) and value.shape[:1] == (rows,) else value
+            for name, value in batch.items()
+        }
+
+
+def _judged(judge: Judge, model: PrunedModel) -> Predictions:
+    found = judge(model)
+    if isinstance(found, Predictions):
+        return found
+    values = np.asarray(found, dtype=np.float64)
+    if values.ndim:
+        return Predictions(values, values, lambda _, values: float(values.mean()))
+    return Predictions(values[None][:0], values[None][:0], lambda *_: float(values))
 
 
 def _made(model: Any, layers: Sequence[int]) -> PrunedModel:
@@ -182,8 +253,10 @@ def _made(model: Any, layers: Sequence[int]) -> PrunedModel:
 
 def _mean_loss(attachment: Attachment, batches: Sequence[Batch], plan: Plan) -> float:
     with torch.no_grad(), evaluating(attachment.model):
-        losses = [float(loss_and_outputs(attachment.forward(batch, plan))[0]) * _rows(batch) for batch in batches]
-    return sum(losses) / sum(map(_rows, batches))
+        losses = [
+            float(loss_and_outputs(attachment.forward(batch, plan))[0]) * number_of_rows(batch) for batch in batches
+        ]
+    return sum(losses) / sum(map(number_of_rows, batches))
 
 
 def _shares(pi: Mapping[str, float] | Sequence[float] | None, sites: Sequence[Site]) -> list[float]:
@@ -204,7 +277,3 @@ def _needed(batches: Sequence[Batch] | None, purpose: str) -> Sequence[Batch]:
     if not batches:
         raise AttendropError(f"Give batches, labelled and not trained on: {purpose} is measured on them.")
     return batches
-
-
-def _rows(batch: Batch) -> int:
-    return int(batch["labels"].shape[0])

@@ -2,83 +2,44 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import logging
-import statistics
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+from transformers import DataCollatorWithPadding, TrainerCallback, TrainingArguments
 
 from attendrop.errors import AttendropError
 from attendrop.files import write_json
 from attendrop.methods import AttendOut, FineTune
-from attendrop.pruning.choose import choose, importance, parse_wanted, prune, ranked
+from attendrop.pruning.choose import Trial, choose, importance, parse_wanted, prune, ranked, what_is_unknown
+from attendrop.pruning.comparison import CONFIDENCE, Array, Predictions, paired_difference
 from attendrop.pruning.masking import mask_layers, prunable_sites
 from attendrop.pruning.model import PrunedModel
 from attendrop.rows import to_device
-from attendrop.runs.config import RunConfig
-from attendrop.runs.data import Parts, divide, encode_parts, fingerprint, load_data
-from attendrop.runs.folder import METRICS, RUN, read_metrics, read_run
+from attendrop.runs.finished import FinishedRun, load_finished_run
+from attendrop.runs.folder import METRICS, RUN
 from attendrop.runs.logits import predict_logits
-from attendrop.runs.models import load_model_and_tokenizer
+from attendrop.runs.pruned_card import pruned_card
+from attendrop.runs.speed import measure_speed
+from attendrop.runs.staging import check_new, new_folder
 from attendrop.runs.train import on_cpu, silence
 from attendrop.sites import Site
-from attendrop.tasks import Task, compute_scores
+from attendrop.tasks import compute_scores
 from attendrop.trainer import RegularizedTrainer
 
-# How speed is measured: so many batches of so many rows, so many times each.
-_TIMED_BATCHES, _TIMED_ROWS, _ROUNDS = 8, 8, 5
+# Speed is measured on so many batches of so many rows.
+_TIMED_BATCHES, _TIMED_ROWS = 8, 8
+
+# Told of each pass over rows: what it is for, how many are done, of how many at most.
+OnPass = Callable[[str, int, int], None]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Work:
-    """A finished run, ready to be pruned: its options, data, model, and how to score one."""
-
-    config: RunConfig
-    metrics: dict[str, Any]
-    task: Task
-    parts: Parts
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    known: dict[tuple[tuple[int, ...], str], dict[str, float]] = field(default_factory=dict)
-
-    @property
-    def chosen_on(self) -> str:
-        """The name of the set that layers are chosen on."""
-        return "dev" if self.parts.selection is None or self.config.protocol == "paper" else "selection"
-
-    @property
-    def sets(self) -> dict[str, Dataset]:
-        """What models are scored on, by name."""
-        selection = {} if self.parts.selection is None else {"selection": self.parts.selection}
-        return (selection if self.chosen_on == "selection" else {}) | self.parts.report
-
-    def scores(self, model: PrunedModel, name: str) -> dict[str, float]:
-        """All scores of the task on one of the sets; computed once for the same pruned layers."""
-        if (model.layers, name) not in self.known:
-            rows = _by_length(self.sets[name])
-            size, device = self.config.eval_batch_size, self.config.device
-            logits = predict_logits(model.model, self.tokenizer, rows.to_dict(), size, device)
-            self.known[model.layers, name] = compute_scores(self.task, logits, np.asarray(rows["labels"]))
-        return self.known[model.layers, name]
-
-    def batches(self, rows: Dataset, size: int) -> list[dict[str, Any]]:
-        """Rows in batches, in their order, on the model's device."""
-        collate = DataCollatorWithPadding(self.tokenizer)
-        columns = [name for name in rows.column_names if name != "length"]
-        listed = rows.select_columns(columns).to_list()
-        chunks = [listed[i : i + size] for i in range(0, len(listed), size)]
-        return [to_device(collate(chunk), self.model.device) for chunk in chunks]
 
 
 def prune_run(
@@ -90,11 +51,14 @@ def prune_run(
     recover_epochs: int = 0,
     data_dir: str | None = None,
     device: str = "auto",
+    on_pass: OnPass | None = None,
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> dict[str, Any]:
     """Prune the model of a finished run, and leave it, with its figures, in another folder.
 
     Layers are ranked by what AttendOut's generator drops, if the run trained with its pruning version, else by
-    importance; both on rows that were not trained on. They are chosen on the run's selection split.
+    importance; both on rows that were not trained on. They are chosen on the run's selection split. The folder appears
+    when it is whole: one whose pruning was stopped can be pruned into again.
 
     Args:
         run_dir: Folder of the run.
@@ -104,81 +68,117 @@ def prune_run(
         recover_epochs: Fine-tune for so many epochs afterwards, with the pruned layers in place, as the run did.
         data_dir: Where the run's task is now, if not where it was.
         device: ``"auto"`` or ``"cpu"``.
+        on_pass: Called before each pass over rows with what it is for, how many are done, and of how many at most.
+        callbacks: Watch the fine-tuning afterwards.
 
     Returns:
         The run's ``metrics.json`` with the scores of the pruned model, and under ``pruned`` what was done: ``layers``,
-        ``of``, ``ranked_by``, ``harm`` of each layer, ``chosen_on``, ``scores`` (by number of pruned layers, with
-        ``auto``), ``selection`` and ``all_scores`` before and after, ``parameters``, ``bytes``, ``speed``.
+        ``of``, ``ranked_by``, ``harm`` of each layer, ``chosen_on`` with its ``rows``; with ``auto`` ``scores`` and
+        ``differences`` by number of pruned layers, and in words what is ``unknown``; ``selection`` and ``all_scores``
+        before and after with the ``difference``; ``parameters``, ``bytes``, ``speed``. A difference is its ``value``
+        with the ends, ``low`` and ``high``, of its 95 % interval.
 
     Raises:
         AttendropError: There is no finished run, its data changed, or the model cannot be pruned in this way.
     """
-    wanted = parse_wanted(layers)
+    parse_wanted(layers)
     target = Path(output_dir)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise AttendropError(f"The output folder '{output_dir}' is not empty; name a new one.")
+    check_new(target)
     if recover_epochs < 0:
         raise AttendropError(f"recover-epochs must be at least 0, not {recover_epochs}.")
-    work = _load(run_dir, data_dir, device)
-    sites = prunable_sites(work.model)
-    metric = work.task.metric
-    pi = _pi(work.metrics, sites)
-    batches = work.batches(_by_length(work.sets[work.chosen_on]), work.config.eval_batch_size)
-    harm = (
-        None
-        if pi is not None
-        else dict(zip([s.key for s in sites], importance(work.model, sites, batches), strict=True))
-    )
-    scores: dict[int, float] = {}
-    if wanted.layers is None and wanted.threshold is None:
-        order = ranked(work.model, sites, pi=pi) if pi is not None else _by_harm(harm or {})
-        if wanted.count is None:
-            light, scores = choose(
-                work.model, order, lambda model: work.scores(model, work.chosen_on)[metric], tolerance
-            )
-        else:
-            light = prune(work.model, order[: _checked(wanted.count, len(sites))])
-    else:
-        light = prune(work.model, layers, pi=pi)
-    whole = PrunedModel(mask_layers(work.model, []))
-    before = {name: work.scores(whole, name) for name in work.sets}
+    run = _load(run_dir, data_dir, device)
+    sites = prunable_sites(run.model)
+    work = _Work(run, on_pass, 2 * len(sites) + 1 + 2 * len(run.sets))
+    pi = _pi(run.metrics, sites)
+    harm = work.importance(sites) if pi is None else pi
+    light, trials = _choose(work, layers, pi, harm, tolerance)
+    whole = PrunedModel(mask_layers(run.model, []))
+    before = {name: work.logits(whole, name) for name in run.sets}
     if recover_epochs and light.layers:
-        light = _recover(work, light.layers, recover_epochs)
+        light = _recover(run, light.layers, recover_epochs, callbacks)
         work.known.clear()
-    found = _figures(work, light, before)
+    after = {name: work.logits(light, name) for name in run.sets}
+    found = _scores(run, before, after) | _size_and_speed(work, light)
     found |= {
+        "layers": list(light.layers),
+        "of": light.of,
+        "fast": light.fast,
         "ranked_by": "generator" if pi is not None else "importance",
-        "harm": harm if pi is None else dict(pi),
+        "harm": harm,
         "chosen_on": work.chosen_on,
-        "scores": {str(count): score for count, score in scores.items()},
+        "rows": len(run.sets[work.chosen_on]),
+        "scores": {str(trial.count): trial.score for trial in trials},
+        "differences": {str(trial.count): trial.difference.as_dict() for trial in trials[1:]},
+        "confidence": CONFIDENCE,
+        "unknown": what_is_unknown(trials, len(light.layers), tolerance),
         "tolerance": tolerance,
         "recover_epochs": recover_epochs if light.layers else 0,
     }
-    return _save(work, light, found, run_dir, target)
+    return _save(run, light, found, run_dir, target)
 
 
-def _load(run_dir: str, data_dir: str | None, device: str) -> _Work:
-    folder = Path(run_dir)
-    run, metrics = read_run(folder), read_metrics(folder)
-    if run is None or metrics is None:
-        raise AttendropError(f"'{run_dir}' holds no finished run; name the folder of one.")
-    if "pruned" in metrics:
-        raise AttendropError(f"The model in '{run_dir}' is pruned already; prune the run that it came from.")
-    changed = {"device": device} | ({"data_dir": data_dir} if data_dir is not None else {})
-    config = RunConfig(**(run["config"] | changed), output_dir=run_dir)
-    data = load_data(config)
-    parts = divide(config, data)
-    if fingerprint(parts) != run["data_sha256"]:
-        raise AttendropError(
-            f"The data changed since the run in '{run_dir}': its selection split cannot be made again."
+class _Work:
+    """Passes over the rows of a run, reported; the logits of the same pruned layers are computed once."""
+
+    def __init__(self, run: FinishedRun, on_pass: OnPass | None, total: int) -> None:
+        self.run = run
+        self.chosen_on = run.chosen_on or ""  # that there is one was checked
+        self.known: dict[tuple[tuple[int, ...], str], Array] = {}
+        self._on_pass = on_pass
+        self._total = total
+        self._done = 0
+
+    def begin(self, what: str) -> None:
+        """Report that a pass begins."""
+        if self._on_pass is not None:
+            self._on_pass(what, self._done, self._total)
+        self._done += 1
+
+    def logits(self, model: PrunedModel, name: str) -> Array:
+        """Logits for one of the sets, in its order."""
+        if (model.layers, name) not in self.known:
+            self.begin(f"scoring {len(model.layers)} of {model.of} layers pruned on {name}")
+            config, rows = self.run.config, self.run.sets[name]
+            self.known[model.layers, name] = predict_logits(
+                model.model, self.run.tokenizer, rows.to_dict(), config.eval_batch_size, config.device
+            )
+        return self.known[model.layers, name]
+
+    def predictions(self, model: PrunedModel, name: str) -> Predictions:
+        """Predictions for one of the sets."""
+        return self.run.predictions(name, self.logits(model, name))
+
+    def importance(self, sites: Sequence[Site]) -> dict[str, float]:
+        """Of each layer, the loss without it on the set that layers are chosen on."""
+        rows = self.run.sets[self.chosen_on]
+        logger.info(
+            "Ranking %d layers by the loss without each, on %d rows of %s.", len(sites), len(rows), self.chosen_on
         )
-    if parts.selection is None and "dev" not in parts.report:
+        batches = self.batches(_by_length(rows), self.run.config.eval_batch_size)
+        losses = importance(self.run.model, self._reported(sites), batches)
+        return dict(zip([site.key for site in sites], losses, strict=True))
+
+    def batches(self, rows: Dataset, size: int) -> list[dict[str, Any]]:
+        """Rows in batches, in their order, on the model's device."""
+        return [to_device(batch, self.run.model.device) for batch in self.run.batches(rows, size)]
+
+    def _reported(self, sites: Iterable[Site]) -> Iterator[Site]:
+        for site in sites:
+            self.begin(f"loss without {site.key}")
+            yield site
+
+
+def _load(run_dir: str, data_dir: str | None, device: str) -> FinishedRun:
+    """The run, its model on the device."""
+    run = load_finished_run(run_dir, data_dir=data_dir, device=device)
+    if "pruned" in run.metrics:
+        raise AttendropError(f"The model in '{run_dir}' is pruned already; prune the run that it came from.")
+    if run.chosen_on is None:
         raise AttendropError(f"The run in '{run_dir}' has neither a selection split nor an eval-file to choose on.")
-    if parts.selection is None:
+    if run.parts.selection is None:
         logger.warning("The run has no selection split: layers are chosen on dev, so the score on it flatters.")
-    model, tokenizer = load_model_and_tokenizer(str(folder.absolute()), None)
-    model.to(torch.device("cpu") if on_cpu(device) else torch.accelerator.current_accelerator())  # type: ignore[arg-type]
-    return _Work(config, metrics, data.task, encode_parts(config, data, parts, tokenizer), model, tokenizer)
+    run.model.to(torch.device("cpu") if on_cpu(device) else torch.accelerator.current_accelerator())  # type: ignore[arg-type]
+    return run
 
 
 def _pi(metrics: Mapping[str, Any], sites: Sequence[Site]) -> dict[str, float] | None:
@@ -188,6 +188,21 @@ def _pi(metrics: Mapping[str, Any], sites: Sequence[Site]) -> dict[str, float] |
         return None
     found = metrics.get("pruning", {}).get("pi")
     return None if found is None else {site.key: found.get(site.key, 0.0) for site in sites}
+
+
+def _choose(
+    work: _Work, layers: str | int, pi: Mapping[str, float] | None, harm: Mapping[str, float], tolerance: float
+) -> tuple[PrunedModel, list[Trial]]:
+    """The pruned model; with ``auto`` also what was tried."""
+    wanted, model, name = parse_wanted(layers), work.run.model, work.chosen_on
+    if wanted.layers is not None or wanted.threshold is not None:
+        return prune(model, layers, pi=pi), []
+    order = _by_harm(harm) if pi is None else ranked(model, prunable_sites(model), pi=pi)
+    if wanted.count is not None:
+        return prune(model, order[: _checked(wanted.count, len(order))]), []
+    rows = len(work.run.sets[name])
+    logger.info("Scoring with 0 to %d layers pruned, on %d rows of %s.", len(order), rows, name)
+    return choose(model, order, lambda candidate: work.predictions(candidate, name), tolerance)
 
 
 def _by_length(rows: Dataset) -> Dataset:
@@ -206,26 +221,29 @@ def _checked(count: int, layers: int) -> int:
     return count
 
 
-def _recover(work: _Work, layers: tuple[int, ...], epochs: int) -> PrunedModel:
+def _recover(
+    run: FinishedRun, layers: tuple[int, ...], epochs: int, callbacks: Sequence[TrainerCallback]
+) -> PrunedModel:
     """Fine-tune with constant attention in some layers, which keep the plain form meanwhile."""
-    masked = mask_layers(work.model, layers)
+    logger.info("Fine-tuning for %d epoch(s) with layers %s pruned.", epochs, ", ".join(map(str, layers)))
+    masked = mask_layers(run.model, layers)
     with tempfile.TemporaryDirectory() as unused:
         arguments = TrainingArguments(
             output_dir=unused,
             num_train_epochs=epochs,
-            per_device_train_batch_size=work.config.batch_size,
-            gradient_accumulation_steps=work.config.gradient_accumulation,
-            learning_rate=work.config.learning_rate,
-            weight_decay=work.config.weight_decay,
-            lr_scheduler_type=work.config.schedule,
-            warmup_steps=work.config.warmup,
+            per_device_train_batch_size=run.config.batch_size,
+            gradient_accumulation_steps=run.config.gradient_accumulation,
+            learning_rate=run.config.learning_rate,
+            weight_decay=run.config.weight_decay,
+            lr_scheduler_type=run.config.schedule,
+            warmup_steps=run.config.warmup,
             train_sampling_strategy="group_by_length",
             save_strategy="no",
             logging_strategy="epoch",
-            seed=work.config.seed,
-            use_cpu=on_cpu(work.config.device),
-            bf16=work.config.bf16,
-            fp16=work.config.fp16,
+            seed=run.config.seed,
+            use_cpu=on_cpu(run.config.device),
+            bf16=run.config.bf16,
+            fp16=run.config.fp16,
             dataloader_pin_memory=torch.cuda.is_available(),
             disable_tqdm=True,
             report_to="none",
@@ -234,104 +252,63 @@ def _recover(work: _Work, layers: tuple[int, ...], epochs: int) -> PrunedModel:
             masked,
             arguments,
             regularizer=FineTune(),
-            train_dataset=work.parts.train,
-            data_collator=DataCollatorWithPadding(work.tokenizer),
-            processing_class=work.tokenizer,
+            train_dataset=run.encoded(run.parts.train),
+            data_collator=DataCollatorWithPadding(run.tokenizer),
+            processing_class=run.tokenizer,
+            callbacks=list(callbacks),
         )
         silence(trainer)
         trainer.train()
         return PrunedModel(trainer.accelerator.unwrap_model(trainer.model).eval())
 
 
-def _figures(work: _Work, light: PrunedModel, before: Mapping[str, dict[str, float]]) -> dict[str, Any]:
-    """Scores (those before are given), size and speed, before and after."""
-    scores = {name: {"before": before[name], "after": work.scores(light, name)} for name in work.sets}
-    both: dict[str, Any] = {"before": work.model, "after": light}
-    rows = work.sets[work.chosen_on]
-    timed = rows.select(range(min(len(rows), _TIMED_BATCHES * _TIMED_ROWS)))
-    batches = work.batches(timed.remove_columns("labels"), _TIMED_ROWS)
+def _scores(run: FinishedRun, before: Mapping[str, Array], after: Mapping[str, Array]) -> dict[str, Any]:
+    """All scores before and after, and the difference of the metric that decides."""
+    scores: dict[str, Any] = {}
+    for name, rows in run.sets.items():
+        labels = np.asarray(rows["labels"])
+        difference = paired_difference(run.predictions(name, before[name]), run.predictions(name, after[name]))
+        scores[name] = {
+            "before": compute_scores(run.task, before[name], labels),
+            "after": compute_scores(run.task, after[name], labels),
+            "difference": difference.as_dict(),
+        }
+    return {"selection": scores.pop("selection", None), "all_scores": scores}
+
+
+def _size_and_speed(work: _Work, light: PrunedModel) -> dict[str, Any]:
+    whole, rows = work.run.model, work.run.sets[work.chosen_on]
+    timed = rows.select(range(min(len(rows), _TIMED_BATCHES * _TIMED_ROWS))).remove_columns("labels")
+    logger.info("Measuring the speed on %d rows of %s.", len(timed), work.chosen_on)
+    batches = work.batches(timed, _TIMED_ROWS)
+    speed = measure_speed(lambda batch: whole(**batch), lambda batch: light(**batch), batches)
+    counts = {"before": whole, "after": light}
     return {
-        "layers": list(light.layers),
-        "of": light.of,
-        "fast": light.fast,
-        "selection": scores.pop("selection", None),
-        "all_scores": scores,
-        "parameters": {when: sum(p.numel() for p in model.parameters()) for when, model in both.items()},
-        "speed": speed_ratio(lambda batch: work.model(**batch), lambda batch: light(**batch), batches),
+        "parameters": {when: sum(p.numel() for p in model.parameters()) for when, model in counts.items()},
+        "speed": dataclasses.asdict(speed) | {"rows": len(timed), "batch_size": _TIMED_ROWS},
     }
 
 
-def speed_ratio(
-    before: Callable[[dict[str, Any]], Any], after: Callable[[dict[str, Any]], Any], batches: list[dict[str, Any]]
-) -> float:
-    """How many times faster ``after`` is than ``before``: the median of several rounds, in turn."""
-
-    def seconds(run: Callable[[dict[str, Any]], Any]) -> float:
-        start = time.perf_counter()
-        for batch in batches:
-            found = run(batch)
-        found.logits.cpu()  # waits for a GPU
-        return time.perf_counter() - start
-
-    with torch.no_grad():
-        seconds(before), seconds(after)
-        return statistics.median(seconds(before) / seconds(after) for _ in range(_ROUNDS))
-
-
-def _save(work: _Work, light: PrunedModel, found: dict[str, Any], run_dir: str, target: Path) -> dict[str, Any]:
-    target.mkdir(parents=True, exist_ok=True)
-    light.save_pretrained(target)
-    work.tokenizer.save_pretrained(target)
-    before = sum(file.stat().st_size for file in Path(run_dir).glob("model*.safetensors"))
-    found["bytes"] = {"before": before, "after": sum(file.stat().st_size for file in target.glob("model*.safetensors"))}
+def _save(run: FinishedRun, light: PrunedModel, found: dict[str, Any], run_dir: str, target: Path) -> dict[str, Any]:
     after = {name: scores["after"] for name, scores in found["all_scores"].items()}
-    metric = work.task.metric
-    metrics = work.metrics | {
-        "score": after["dev"][metric] if "dev" in after else None,
-        "all_scores": after,
-        "selection_score": found["selection"]["after"][metric] if found["selection"] else None,
-        "output_dir": str(target),
-        "pruned": found | {"from": run_dir},
-    }
-    (target / RUN).write_text((Path(run_dir) / RUN).read_text(encoding="utf-8"), encoding="utf-8")
-    (target / "README.md").write_text(_card(metrics), encoding="utf-8")
-    write_json(target / METRICS, metrics)
+    metric = run.task.metric
+    with new_folder(target) as folder:
+        light.save_pretrained(folder)
+        run.tokenizer.save_pretrained(folder)
+        found["bytes"] = {"before": _weights(Path(run_dir)), "after": _weights(folder)}
+        metrics = run.metrics | {
+            "score": after["dev"][metric] if "dev" in after else None,
+            "all_scores": after,
+            "selection_score": found["selection"]["after"][metric] if found["selection"] else None,
+            "output_dir": str(target),
+            "pruned": found | {"from": run_dir},
+        }
+        (folder / RUN).write_text((Path(run_dir) / RUN).read_text(encoding="utf-8"), encoding="utf-8")
+        (folder / "README.md").write_text(pruned_card(metrics), encoding="utf-8")
+        write_json(folder / METRICS, metrics)
     return metrics
 
 
-def _card(metrics: Mapping[str, Any]) -> str:
-    pruned, metric = metrics["pruned"], metrics["metric"]
-    selection = [("selection", pruned["selection"])] if pruned["selection"] else []
-    rows = [*selection, *pruned["all_scores"].items()]
-    scores = "\n".join(
-        f"| {name}: {metric} | {both['before'][metric]:.4f} | {both['after'][metric]:.4f} |" for name, both in rows
-    )
-    title = f"{Path(metrics['model']).name}, {metrics['task']}"
-    return f"""---
-library_name: attendrop
-pipeline_tag: text-classification
-tags:
-- attendrop
-- pruned
----
-
-# {title}, without attention in {len(pruned["layers"])} of {pruned["of"]} layers
-
-Layers {json.dumps(pruned["layers"])} attend equally to all tokens. Pruned from a model trained with
-`{metrics["method"]}`, by {pruned["ranked_by"]}, chosen on `{pruned["chosen_on"]}`.
-
-| | before | after |
-|---|---|---|
-{scores}
-| parameters | {pruned["parameters"]["before"]:,} | {pruned["parameters"]["after"]:,} |
-
-Measured speed where it was pruned: {pruned["speed"]:.2f} times that of the whole model.
-
-```python
-import attendrop
-from transformers import AutoTokenizer
-
-model = attendrop.load(folder)
-tokenizer = AutoTokenizer.from_pretrained(folder)
-```
-"""
+def _weights(folder: Path) -> int:
+    """Bytes."""
+    return sum(file.stat().st_size for file in folder.glob("model*.safetensors"))

@@ -1,0 +1,61 @@
+"""The model card of a pruned model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def pruned_card(metrics: Mapping[str, Any]) -> str:
+    """Write the card: what was pruned and how it was chosen, what it cost, and how to load the model.
+
+    Args:
+        metrics: The content of the folder's ``metrics.json``.
+    """
+    pruned, metric = metrics["pruned"], metrics["metric"]
+    selection = [("selection", pruned["selection"])] if pruned["selection"] else []
+    rows = [*selection, *pruned["all_scores"].items()]
+    scores = "\n".join(
+        f"| {name}: {metric} | {both['before'][metric]:.4f} | {both['after'][metric]:.4f} | {interval(both)} |"
+        for name, both in rows
+    )
+    title = f"{Path(metrics['model']).name}, {metrics['task']}"
+    unknown = f"\n\nWhat is not known: {pruned['unknown']}" if pruned["unknown"] else ""
+    speed = pruned["speed"]
+    return f"""---
+library_name: attendrop
+pipeline_tag: text-classification
+tags:
+- attendrop
+- pruned
+---
+
+# {title}, without attention in {len(pruned["layers"])} of {pruned["of"]} layers
+
+Layers {json.dumps(pruned["layers"])} attend equally to all tokens. Pruned from a model trained with
+`{metrics["method"]}`, by {pruned["ranked_by"]}, chosen on {pruned["rows"]} rows of `{pruned["chosen_on"]}`.{unknown}
+
+| | before | after | difference, 95 % interval |
+|---|---|---|---|
+{scores}
+| parameters | {pruned["parameters"]["before"]:,} | {pruned["parameters"]["after"]:,} | |
+
+Measured speed where it was pruned: {speed["median"]:.2f} times that of the whole model ({speed["low"]:.2f} to
+{speed["high"]:.2f} in {speed["rounds"]} rounds).
+
+```python
+import attendrop
+from transformers import AutoTokenizer
+
+model = attendrop.load(folder)
+tokenizer = AutoTokenizer.from_pretrained(folder)
+```
+"""
+
+
+def interval(both: Mapping[str, Any]) -> str:
+    """The 95 % interval of a difference between two scores, in words."""
+    low, high = both["difference"]["low"], both["difference"]["high"]
+    return "too few rows to tell" if low is None else f"{low:+.4f} to {high:+.4f}"

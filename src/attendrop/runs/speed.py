@@ -1,0 +1,56 @@
+"""How many times faster one model is than another, and how far single measurements lie apart."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# What is measured together takes at least so long, in so many rounds of equal work.
+SECONDS, ROUNDS = 2.0, 5
+
+Run = Callable[[Mapping[str, Any]], Any]
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How many times faster: the median of several rounds, and their range."""
+
+    median: float
+    low: float
+    high: float
+    rounds: int
+
+
+def measure_speed(before: Run, after: Run, batches: Sequence[Mapping[str, Any]]) -> Speed:
+    """Time two models on the same batches, in turn, so that what else the machine does meets both.
+
+    Args:
+        before: Runs the one model on a batch; its output has ``logits``.
+        after: Runs the other, whose speed is wanted.
+        batches: What they run on, all of it in each round.
+    """
+    with torch.no_grad():
+        for batch in batches:  # what the first call of a shape makes ready is not timed
+            _seconds(before, batch), _seconds(after, batch)
+        ratios = [_round(before, after, batches) for _ in range(ROUNDS)]
+    return Speed(statistics.median(ratios), min(ratios), max(ratios), ROUNDS)
+
+
+def _round(before: Run, after: Run, batches: Sequence[Mapping[str, Any]]) -> float:
+    spent = [0.0, 0.0]
+    while sum(spent) < SECONDS / ROUNDS:
+        for batch in batches:
+            for number, run in enumerate((before, after)):
+                spent[number] += _seconds(run, batch)
+    return spent[0] / spent[1]
+
+
+def _seconds(run: Run, batch: Mapping[str, Any]) -> float:
+    start = time.perf_counter()
+    run(batch).logits.cpu()  # waits for a GPU
+    return time.perf_counter() - start

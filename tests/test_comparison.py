@@ -1,0 +1,90 @@
+"""The interval of a difference of scores: against textbook formulas, and where there is little to know."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from attendrop.pruning.comparison import Array, Difference, Predictions, paired_difference, student_t
+
+
+def mean(_: Array, values: Array) -> float:
+    return float(values.mean())
+
+
+def accuracy(labels: Array, values: Array) -> float:
+    return float((labels == values.argmax(1)).mean())
+
+
+def correlation(labels: Array, values: Array) -> float:
+    return float(np.corrcoef(labels, values)[0, 1])
+
+
+def numbers(rows: int, *sizes: float) -> list[Array]:
+    """Normal numbers with these standard deviations."""
+    generator = np.random.default_rng(0)
+    return [size * generator.normal(size=rows) for size in sizes]
+
+
+@pytest.mark.parametrize("rows", [4, 30, 300])
+def test_of_means_it_is_the_interval_of_a_paired_t_test(rows: int) -> None:
+    shared, noise = numbers(rows, 5.0, 1.0)
+    found = paired_difference(Predictions(shared, shared, mean), Predictions(shared, shared + noise, mean))
+    expected = stats.ttest_1samp(noise, 0).confidence_interval(0.95)
+    assert found.value == pytest.approx(noise.mean())
+    assert found.high - found.low == pytest.approx(expected.high - expected.low, rel=0.15)
+    assert found.high + found.low == pytest.approx(2 * found.value)
+
+
+@pytest.mark.parametrize(("rows", "lost", "won"), [(6, 0, 0), (6, 1, 0), (77, 4, 2), (400, 0, 0), (400, 30, 10)])
+def test_of_classes_it_is_that_of_bonett_and_price(rows: int, lost: int, won: int) -> None:
+    labels = np.arange(rows) % 3
+    before, after = labels.copy(), labels.copy()
+    after[:lost] = (labels[:lost] + 1) % 3
+    before[lost : lost + won] = (labels[lost : lost + won] + 1) % 3
+    first, second = (Predictions(labels, np.eye(3)[classes], accuracy, 3) for classes in (before, after))
+    found = paired_difference(first, second)
+    p, q = (lost + 1) / (rows + 2), (won + 1) / (rows + 2)
+    error = math.sqrt((p + q - (p - q) ** 2) / (rows + 2)) * math.sqrt(rows / (rows - 1))
+    assert found.value == pytest.approx((won - lost) / rows)
+    assert found.high - found.low == pytest.approx(2 * stats.t.ppf(0.975, rows - 1) * error, rel=0.15)
+
+
+def test_of_correlations_it_is_paired() -> None:
+    labels, error, change = numbers(400, 1.0, 1.0, 0.1)
+    before, after = labels + error, labels + error + change
+    other = np.random.default_rng(1).permutation(400)
+    paired = paired_difference(Predictions(labels, before, correlation), Predictions(labels, after, correlation))
+    apart = paired_difference(
+        Predictions(labels, before, correlation), Predictions(labels, labels + error[other], correlation)
+    )
+    assert paired.high - paired.low < 0.03 < apart.high - apart.low
+
+
+def test_the_same_numbers_differ_by_nothing() -> None:
+    (values,) = numbers(20, 1.0)
+    same = Predictions(values, values, mean)
+    assert paired_difference(same, same) == Difference(0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_one_or_two_rows_tell_nothing(rows: int) -> None:
+    (values,) = numbers(rows, 1.0)
+    found = paired_difference(Predictions(values, values, mean), Predictions(values, values + 1, mean))
+    assert found.as_dict() == {"value": pytest.approx(1.0), "low": None, "high": None}
+
+
+def test_more_confidence_is_a_wider_interval() -> None:
+    first, second = (Predictions(values, values, mean) for values in numbers(30, 1.0, 1.0))
+    narrow, wide = (paired_difference(first, second, confidence) for confidence in (0.95, 0.99))
+    assert wide.low < narrow.low < narrow.high < wide.high
+
+
+@pytest.mark.parametrize("freedom", [2, 3, 5, 30, 1000])
+@pytest.mark.parametrize(("probability", "tolerance"), [(0.975, 0.01), (0.998, 0.12)])
+def test_student_t(freedom: int, probability: float, tolerance: float) -> None:
+    exact = stats.t.ppf(probability, freedom)
+    assert exact * 0.9999 <= student_t(probability, freedom) <= exact * (1 + tolerance)
