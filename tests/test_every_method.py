@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def trace_of(model: torch.nn.Module) -> dict[str, Any]:
     found: dict[str, Any] = {"implementation": model.config._attn_implementation}  # type: ignore[union-attr]
     for name, module in model.named_modules():
         hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-        found[name] = [len(each) for each in hooks], "forward" in module.__dict__, "weight" in module.__dict__
+        found[name] = [len(each) for each in hooks], set(vars(module)) & {"forward", "weight", "__getstate__"}
     return found
 
 
@@ -73,6 +74,26 @@ def test_nothing_stays_on_the_model(method: Method, fails: bool) -> None:
         assert list(model.state_dict()) == names
     assert trace_of(model) == before
     assert not needed["optimizer"]._optimizer_step_pre_hooks
+
+
+@every_method
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"]
+)
+def test_a_copy_that_is_made_within_the_block_is_stock(method: Method, copied: Any) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    before = trace_of(model)
+    reg = stepped(model, method, batch)
+    model.eval()
+    other = copied(model)
+    found = trace_of(other)
+    reg.__exit__(None, None, None)
+    assert found == before
+    for parameter in model.parameters():  # what the copy computes does not lead back to the original
+        parameter.data.zero_()
+    stock = zoo.build("bert").eval()
+    stock.load_state_dict(other.state_dict())
+    assert torch.equal(other(**batch).logits, stock(**batch).logits)
 
 
 @every_method

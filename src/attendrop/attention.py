@@ -8,13 +8,13 @@ forward pass that is given a :class:`Plan` under the keyword ``attendrop_plan`` 
 from __future__ import annotations
 
 import inspect
-import re
+import logging
+import operator
 import types
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,139 +23,49 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES
 
+from attendrop.block_hooks import BlockHooks
 from attendrop.errors import AttendropError
-from attendrop.scoring import Call, Edit, Scoring, chained, merged
+from attendrop.isolation import evaluating, forked_rng
+from attendrop.plan import PLAN_KEYWORD, Combined, Plan
+from attendrop.scoring import Call, Scoring
 from attendrop.sites import Site
-from attendrop.structure import MARK, Block, BlockEdit, Structure, Tracer, hidden_states
+from attendrop.structure import Block
+from attendrop.tracing import Trace, trace
 
-PLAN_KEYWORD = "attendrop_plan"
-_Place = TypeVar("_Place")
+__all__ = [
+    "PLAN_KEYWORD",
+    "Attachment",
+    "Combined",
+    "Plan",
+    "dummy_batch",
+    "evaluating",
+    "find_sites",
+    "forked_rng",
+]
+
+logger = logging.getLogger(__name__)
+
+
+class _RegisteredName(str):
+    """A registered name in a configuration; copies and pickles hold the implementation that it stands for instead."""
+
+    original: str
+
+    def __new__(cls, name: str, original: str) -> _RegisteredName:
+        made = super().__new__(cls, name)
+        made.original = original
+        return made
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (self.original,)
+
 
 # The name registered in place of each implementation that is supported. A name must not contain "sdpa", "flash" or
 # "flex": transformers tests for these substrings.
-_REGISTERED_AS = {"sdpa": "attendrop", "eager": "attendrop_eager"}
+_REGISTERED_AS = {"sdpa": _RegisteredName("attendrop", "sdpa"), "eager": _RegisteredName("attendrop_eager", "eager")}
 
 # The attachments in force. Two models made from one configuration share it: the last to leave puts it back.
 _ATTACHED: weakref.WeakSet[Attachment] = weakref.WeakSet()
-
-
-class Plan:
-    """What one forward pass does at each attention site, and around it. One instance serves one forward pass.
-
-    Under activation checkpointing sites and blocks run again during the backward pass, so :meth:`edit` and
-    :meth:`block` must answer the same for the same one every time, and what they answer must act the same.
-    """
-
-    def __init__(self) -> None:
-        self._sites: Mapping[nn.Module, Sequence[Site]] = {}
-        self._blocks: Mapping[nn.Module, Sequence[Block]] = {}
-        self._visits: Counter[nn.Module] = Counter()
-
-    def edit(self, call: Call) -> Edit | None:
-        """Return what to change at ``call.site``; None leaves it to the model's own attention function."""
-        return None
-
-    def wants(self, site: Site) -> bool:
-        """Whether :meth:`edit` needs to be asked at this site; a False answer saves the work of describing it."""
-        return type(self).edit is not Plan.edit
-
-    def block(self, block: Block) -> BlockEdit | None:
-        """Return what to change at a block; None: nothing. Only asked where a subclass overrides it."""
-        return None
-
-    def embed(self, embedded: Tensor) -> Tensor:
-        """Change the embedded words, ``(batch, n, width)``, before positions and normalisation."""
-        return embedded
-
-    def features(self, features: Tensor) -> Tensor:
-        """Change what the model's last projection reads: ``(batch, width)``, or ``(batch, n, width)``."""
-        return features
-
-    def reaches_beyond(self) -> bool:
-        """Whether the plan acts elsewhere than at attention."""
-        return any(getattr(type(self), name) is not getattr(Plan, name) for name in ("block", "embed", "features"))
-
-    def locate(self, module: nn.Module) -> Site | None:
-        """Return the site that ``module`` stands for in this call."""
-        return self._located(self._sites, module)
-
-    def locate_block(self, module: nn.Module) -> Block | None:
-        """Return the block that ``module`` stands for in this call."""
-        return self._located(self._blocks, module)
-
-    def passed_over(self, block: Block) -> None:
-        """Count attention layers that did not run, for modules that stand for several are told apart by counting."""
-        skipped = {site.key for site in block.sites}
-        for module, sites in self._sites.items():
-            if len(sites) > 1:
-                self._visits[module] += sum(site.key in skipped for site in sites)
-
-    def _located(self, places: Mapping[nn.Module, Sequence[_Place]], module: nn.Module) -> _Place | None:
-        found = places.get(module)
-        if not found:
-            return None
-        if len(found) == 1:
-            return found[0]
-        visit = self._visits[module]
-        if visit >= len(found):
-            raise AttendropError(
-                f"A {type(module).__name__} was called more than {len(found)} times in one pass. Activation "
-                "checkpointing of a layer that the model shares is not supported; switch it off."
-            )
-        self._visits[module] += 1
-        return found[visit]
-
-
-class Combined(Plan):
-    """Several plans as one: what they drop adds up, and what they call is called in turn."""
-
-    def __init__(self, plans: Sequence[Plan]) -> None:
-        super().__init__()
-        self.plans = plans
-
-    def wants(self, site: Site) -> bool:
-        return any(plan.wants(site) for plan in self.plans)
-
-    def edit(self, call: Call) -> Edit | None:
-        edits = [plan.edit(call) for plan in self.plans if plan.wants(call.site)]
-        return merged([edit for edit in edits if edit is not None])
-
-    def block(self, block: Block) -> BlockEdit | None:
-        edits = [edit for plan in self.plans if (edit := plan.block(block)) is not None]
-        if not edits:
-            return None
-        return BlockEdit(
-            skip=any(edit.skip for edit in edits),
-            activations=chained([edit.activations for edit in edits]),
-            feed_forward=chained([edit.feed_forward for edit in edits]),
-            output=chained([edit.output for edit in edits]),
-        )
-
-    def embed(self, embedded: Tensor) -> Tensor:
-        for plan in self.plans:
-            embedded = plan.embed(embedded)
-        return embedded
-
-    def features(self, features: Tensor) -> Tensor:
-        for plan in self.plans:
-            features = plan.features(features)
-        return features
-
-    def reaches_beyond(self) -> bool:
-        return any(plan.reaches_beyond() for plan in self.plans)
-
-
-class _Trace(Plan):
-    """Records which attention modules a pass calls, in order."""
-
-    def __init__(self, tracer: Tracer) -> None:
-        super().__init__()
-        self.tracer = tracer
-        self.called: list[nn.Module] = []
-
-    def locate(self, module: nn.Module) -> None:
-        self.called.append(module)
-        self.tracer.attended(module)
 
 
 class Attachment:
@@ -171,24 +81,11 @@ class Attachment:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self._modules = _attention_modules(model)
-        self._configs = _attention_configs(model, self._modules)
-        originals = [_original(config) for config in self._configs]
-        for original in originals:
-            if original not in _REGISTERED_AS:
-                raise AttendropError(
-                    f"{type(model).__name__} runs attention implementation '{original}', which cannot drop single "
-                    "attention positions. Load it with attn_implementation='sdpa'."
-                )
-        if "eager" in originals and any(getattr(m, "reorder_and_upcast_attn", False) for m in self._modules):
-            raise AttendropError(
-                f"{type(model).__name__} computes eager attention with reorder_and_upcast_attn, which bypasses the "
-                "attention interface. Load it with attn_implementation='sdpa'."
-            )
-        self._checkpointing = [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
-        self._sites: dict[nn.Module, tuple[Site, ...]] = {}
-        self._structure = Structure({}, None, None)
-        self._reach = _Reach(model)
+        self._known = _known(model)
+        self._configs = _attention_configs(model, self._known.attention)
+        self._check_implementations()
+        self._trace: Trace | None = None
+        self._hooks = BlockHooks(model)
         self._attached = False
 
     def attach(self) -> None:
@@ -198,13 +95,12 @@ class Attachment:
         if any(other.model is self.model for other in _ATTACHED):
             raise AttendropError(f"{type(self.model).__name__} is already regularised; leave the other block first.")
         _ATTACHED.add(self)
-        for config in self._configs:
-            config._attn_implementation_internal = _REGISTERED_AS[_original(config)]
+        self._route()
         self._attached = True
 
     def detach(self) -> None:
         """Give the model back exactly as it was. Idempotent."""
-        self._reach.close()
+        self._hooks.close()
         if not self._attached:
             return
         _ATTACHED.discard(self)
@@ -217,7 +113,7 @@ class Attachment:
     @property
     def sites(self) -> list[Site]:
         """The attention sites, in the order in which their modules first run; empty until :meth:`probe` has run."""
-        return [site for sites in self._sites.values() for site in sites]
+        return [] if self._trace is None else [site for sites in self._trace.sites.values() for site in sites]
 
     @property
     def blocks(self) -> list[Block]:
@@ -226,7 +122,8 @@ class Attachment:
         Raises:
             AttendropError: The model's layers are not to be told apart.
         """
-        found = [block for blocks in self._structure.blocks.values() for block in blocks if block.sites]
+        modules = {} if self._trace is None else self._trace.structure.blocks
+        found = [block for blocks in modules.values() for block in blocks if block.sites]
         if len(found) != len({block.key for block in found}) or not found:
             raise AttendropError(f"{type(self.model).__name__} keeps its layers in no list, so none can be reached.")
         return found
@@ -234,26 +131,42 @@ class Attachment:
     def probe(self, batch: Mapping[str, Any]) -> list[Site]:
         """Find the sites by running the model once on ``batch``, without gradients and without touching random states.
 
-        The first call does the work; later ones return what it found.
+        What was found is remembered for as long as the model's modules stay the same, for batches of the same columns.
 
         Raises:
-            AttendropError: The model does not hand keywords on to its attention layers.
+            AttendropError: The model does not hand keywords on to its attention layers, or some of its layers compute
+                their attention themselves.
         """
-        _refuse_reentrant_checkpointing(self._checkpointing)
-        if not self._sites:
-            tracer = Tracer(self.model, list(self._modules.values()))
-            with tracer.listening():
-                called = self._trace(batch, tracer)
-            self._sites = self._number(called)
-            self._structure = tracer.structure(self._sites)
+        known = _known(self.model)
+        if known is not self._known:
+            self._known, self._configs = known, _attention_configs(self.model, known.attention)
+        self._hold()
+        _refuse_reentrant_checkpointing(known.checkpointing)
+        inputs = frozenset(name for name, value in batch.items() if value is not None)
+        kind = inputs, *(_original(config) for config in self._configs)
+        if kind not in known.traces:
+            known.traces[kind] = self._traced(batch)
+        self._trace = known.traces[kind]
         return self.sites
 
     def bind(self, plan: Plan) -> Plan:
-        """Tell ``plan`` the sites of this model; required before a pass is run with it."""
-        plan._sites = self._sites
+        """Tell ``plan`` the sites of this model; required before a pass is run with it.
+
+        Raises:
+            AttendropError: The plan changes the embedded words, and the model embeds none; or the model was switched to
+                an attention implementation that is not supported.
+        """
+        self._hold()
+        assert self._trace is not None
+        structure = self._trace.structure
+        if plan.embeds() and structure.embedding is None:
+            raise AttendropError(
+                f"{type(self.model).__name__} embeds no words here (ids of tokens), so they cannot be changed; let the "
+                "method act on attention, if it can."
+            )
+        plan.bind(self._trace.sites, structure)
         if plan.reaches_beyond():
-            plan._blocks = self._structure.blocks
-            self._reach.open(self._structure)
+            self._hooks.open(structure)
         return plan
 
     def forward(self, batch: Mapping[str, Any], plan: Plan | None = None) -> Any:
@@ -262,172 +175,77 @@ class Attachment:
             return self.model(**batch)
         return self.model(**batch, **{PLAN_KEYWORD: self.bind(plan)})
 
-    def _trace(self, batch: Mapping[str, Any], tracer: Tracer) -> list[nn.Module]:
-        """List the attention modules that one pass calls, in order; all of them must have been handed the plan."""
-        trace = _Trace(tracer)
-        ran: list[nn.Module] = []
-        hooks = [module.register_forward_pre_hook(lambda module, _: ran.append(module)) for module in self._modules]
+    def _traced(self, batch: Mapping[str, Any]) -> Trace:
+        def run(plan: Plan) -> None:
+            with torch.no_grad(), forked_rng(self.model), evaluating(self.model):
+                self.model(**batch, **{PLAN_KEYWORD: plan})
+
         was_attached = self._attached
         self.attach()
         try:
-            with torch.no_grad(), forked_rng(self.model), evaluating(self.model):
-                self.model(**batch, **{PLAN_KEYWORD: trace})
-        except TypeError as error:
-            if PLAN_KEYWORD not in str(error):
-                raise
+            return trace(self.model, self._known.attention, run)
         finally:
-            for hook in hooks:
-                hook.remove()
             if not was_attached:
                 self.detach()
-        lost = [self._modules[module] for module in ran if module not in trace.called]
-        if lost or not trace.called:
+
+    def _route(self) -> None:
+        for config in self._configs:
+            config._attn_implementation_internal = _REGISTERED_AS[_original(config)]
+
+    def _hold(self) -> None:
+        """Attach again where the model was switched to another attention implementation meanwhile."""
+        if not self._attached or all(isinstance(c._attn_implementation, _RegisteredName) for c in self._configs):
+            return
+        self._check_implementations()
+        self._route()
+        logger.warning(
+            "%s was switched to attention implementation '%s' while it is regularised; it goes on with that one.",
+            type(self.model).__name__,
+            _original(self._configs[0]),
+        )
+
+    def _check_implementations(self) -> None:
+        originals = [_original(config) for config in self._configs]
+        for original in originals:
+            if original not in _REGISTERED_AS:
+                raise AttendropError(
+                    f"{type(self.model).__name__} runs attention implementation '{original}', which cannot drop single "
+                    "attention positions. Load it with attn_implementation='sdpa'."
+                )
+        if "eager" in originals and any(getattr(m, "reorder_and_upcast_attn", False) for m in self._known.attention):
             raise AttendropError(
-                f"{type(self.model).__name__} is not supported: its forward pass does not hand keyword arguments on to "
-                f"its attention layers{f' ({lost[0]})' if lost else ''}, so nothing could be dropped there."
+                f"{type(self.model).__name__} computes eager attention with reorder_and_upcast_attn, which bypasses "
+                "the attention interface. Load it with attn_implementation='sdpa'."
             )
-        return trace.called
-
-    def _number(self, called: list[nn.Module]) -> dict[nn.Module, tuple[Site, ...]]:
-        """Give each call of an attention module its site: numbered within its kind, in the order of execution."""
-        per_kind: Counter[str] = Counter()
-        total = Counter(called)
-        sites: dict[nn.Module, list[Site]] = {module: [] for module in called}
-        for module in called:
-            name = self._modules[module]
-            kind = _kind(name, module)
-            suffix = f"#{len(sites[module])}" if total[module] > 1 else ""
-            sites[module].append(Site(name + suffix, kind, per_kind[kind]))
-            per_kind[kind] += 1
-        return {module: tuple(found) for module, found in sites.items()}
 
 
-class _Reach:
-    """How a plan reaches what is around attention: hooks, put on a model when the first such plan comes.
+@dataclass
+class _Known:
+    """What is known of a model for as long as it consists of the same modules.
 
-    Blocks are handed the plan among their keywords, as attention is. Embedding and head are not, so the one that the
-    model was called with is remembered while it runs; under activation checkpointing neither runs again.
+    Attributes:
+        modules: These, without the model itself, which would keep it alive.
+        attention: Those that call the attention interface, with their names.
+        checkpointing: Those that checkpoint activations when they are told to.
+        traces: What passes showed, by the names of their inputs and the attention implementations.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self._hooks: list[Any] = []
-        self._wrapped: list[nn.Module] = []
-        self._plan: Plan | None = None
-        self._edits: list[tuple[BlockEdit, torch.Size]] = []
-
-    def open(self, structure: Structure) -> None:
-        """Put the hooks on. Idempotent."""
-        if self._hooks:
-            return
-        if any("forward" in module.__dict__ for module in structure.blocks):
-            raise AttendropError(f"The layers of {type(self.model).__name__} are wrapped already; unwrap them first.")
-
-        def enter(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-            self._plan = kwargs.get(PLAN_KEYWORD)
-
-        def leave(module: nn.Module, args: Any, output: Any) -> None:
-            self._plan = None
-
-        def embedded(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-            return output if self._plan is None else self._plan.embed(output)
-
-        def features(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            return args if self._plan is None else (self._plan.features(args[0]), *args[1:])
-
-        def activations(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            edit, shape = self._edits[-1] if self._edits else (BlockEdit(), torch.Size())
-            return args if edit.activations is None else (_by_token(edit.activations, args[0], shape), *args[1:])
-
-        def fed_forward(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-            edit, shape = self._edits[-1] if self._edits else (BlockEdit(), torch.Size())
-            return output if edit.feed_forward is None else _by_token(edit.feed_forward, output, shape)
-
-        for hook in (enter, leave, embedded, features, activations, fed_forward):
-            setattr(hook, MARK, True)
-        self._hooks = [
-            self.model.register_forward_pre_hook(enter, with_kwargs=True),
-            self.model.register_forward_hook(leave, always_call=True),
-        ]
-        if structure.embedding is not None:
-            self._hooks.append(structure.embedding.register_forward_hook(embedded))
-        if structure.head is not None:
-            self._hooks.append(structure.head.register_forward_pre_hook(features))
-        inner = {b.feed_forward for blocks in structure.blocks.values() for b in blocks if b.feed_forward is not None}
-        self._hooks += [module.register_forward_pre_hook(activations) for module in inner]
-        self._hooks += [module.register_forward_hook(fed_forward) for module in inner]
-        for module in structure.blocks:
-            self._wrap(module)
-
-    def close(self) -> None:
-        """Take them away. Idempotent."""
-        for hook in self._hooks:
-            hook.remove()
-        for module in self._wrapped:
-            del module.forward
-        self._hooks, self._wrapped = [], []
-
-    def _wrap(self, module: nn.Module) -> None:
-        original = module.forward
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            plan: Plan | None = kwargs.get(PLAN_KEYWORD)
-            block = None if plan is None else plan.locate_block(module)
-            edit = None if plan is None or block is None else plan.block(block)
-            if plan is None or block is None or edit is None:
-                return original(*args, **kwargs)
-            if edit.skip:
-                plan.passed_over(block)
-                return block.skipped(args, kwargs)
-            within = edit.activations is not None or edit.feed_forward is not None
-            shape = hidden_states(args, kwargs).shape[:2] if within else torch.Size()
-            with self._within(edit, shape), self._also_recomputed(module, edit, shape):
-                output = original(*args, **kwargs)
-            if edit.output is None:
-                return output
-            return edit.output(output) if block.bare else (edit.output(output[0]), *output[1:])
-
-        setattr(forward, MARK, True)
-        module.forward = forward
-        self._wrapped.append(module)
-
-    @contextmanager
-    def _within(self, edit: BlockEdit, shape: torch.Size) -> Iterator[None]:
-        self._edits.append((edit, shape))
-        try:
-            yield
-        finally:
-            self._edits.pop()
-
-    @contextmanager
-    def _also_recomputed(self, module: Any, edit: BlockEdit, shape: torch.Size) -> Iterator[None]:
-        """Have the edit in force where activation checkpointing, which begins within a block, runs it again."""
-        checkpoint = getattr(module, "_gradient_checkpointing_func", None)
-        if checkpoint is None or (edit.activations is None and edit.feed_forward is None):
-            yield
-            return
-
-        def checkpoint_within(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            return checkpoint(self._within(edit, shape)(function), *args, **kwargs)
-
-        module._gradient_checkpointing_func = checkpoint_within
-        try:
-            yield
-        finally:
-            module._gradient_checkpointing_func = checkpoint
+    modules: list[nn.Module]
+    attention: dict[nn.Module, str]
+    checkpointing: list[nn.Module]
+    traces: dict[tuple[Any, ...], Trace] = field(default_factory=dict)
 
 
-def _by_token(edit: Callable[[Tensor], Tensor], states: Tensor, shape: torch.Size) -> Tensor:
-    """Call ``edit`` with ``(batch, n, width)``, also where a model puts all tokens of the batch in one dimension."""
-    if states.shape[:-1] == shape:
-        return edit(states)
-    if states.shape[:-1].numel() != shape.numel():
-        raise AttendropError(
-            "The model's feed-forward takes some of the tokens at a time (in chunks, or each by an expert of its own), "
-            "so nothing can be changed there; where that is an option of the model, such as chunk_size_feed_forward, "
-            "switch it off."
-        )
-    return edit(states.reshape(*shape, -1)).view_as(states)
+_KNOWN: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary()
+
+
+def _known(model: nn.Module) -> _Known:
+    """What is known of a model, also from earlier attachments."""
+    known, modules = _KNOWN.get(model), list(model.modules())[1:]
+    if known is None or len(modules) != len(known.modules) or not all(map(operator.is_, modules, known.modules)):
+        checkpointing = [module for module in modules if hasattr(module, "gradient_checkpointing")]
+        known = _KNOWN[model] = _Known(modules, _attention_modules(model), checkpointing)
+    return known
 
 
 def find_sites(model: PreTrainedModel, batch: Mapping[str, Any] | None = None) -> list[Site]:
@@ -469,28 +287,6 @@ def dummy_batch(model: PreTrainedModel) -> dict[str, Tensor]:
     return batch
 
 
-@contextmanager
-def forked_rng(model: nn.Module) -> Iterator[None]:
-    """Leave the global random state of the CPU and of the model's device as it was before the block."""
-    device = next(model.parameters()).device
-    devices = [] if device.type == "cpu" else [device]
-    with torch.random.fork_rng(devices=devices, device_type=device.type if devices else "cuda"):
-        yield
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put every module in evaluation mode for the block, and afterwards back into the mode that it was in."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
 def _attention_modules(model: nn.Module) -> dict[nn.Module, str]:
     """Map the modules whose forward looks its attention function up in the interface to their names."""
     found = {module: name for name, module in model.named_modules() if _uses_interface(module)}
@@ -524,14 +320,6 @@ def _original(config: Any) -> str:
     """The attention implementation of a configuration, looking through an attachment."""
     name: str = config._attn_implementation
     return next((original for original, registered in _REGISTERED_AS.items() if registered == name), name)
-
-
-def _kind(name: str, module: nn.Module) -> str:
-    path = f"{name}.{type(module).__name__}".lower()
-    if getattr(module, "is_cross_attention", False) or re.search(r"cross_?att|encoder_attn|encdecatt|enc_dec", path):
-        return "cross"
-    causal = getattr(module, "is_causal", False) or getattr(module, "is_decoder", False)
-    return "decoder" if causal or re.search(r"(^|\.)decoder\.", path) else "encoder"
 
 
 def _refuse_reentrant_checkpointing(modules: Sequence[nn.Module]) -> None:

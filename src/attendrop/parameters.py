@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from attendrop.structure import MARK
+from attendrop.module_hooks import ModuleHooks
 
 
 class Swapped:
@@ -26,16 +26,14 @@ class Swapped:
     """
 
     def __init__(self, model: nn.Module, names: list[str], function: Callable[[str, nn.Parameter], Tensor]) -> None:
-        self._hooks: list[Any] = []
+        self._hooks = ModuleHooks()
         for name in names:
             path, _, own = name.rpartition(".")
             self._swap(model.get_submodule(path), name, own, function)
 
     def close(self) -> None:
         """Take the hooks away. Idempotent."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        self._hooks.close()
 
     def _swap(self, module: nn.Module, name: str, own: str, function: Callable[[str, nn.Parameter], Tensor]) -> None:
         def enter(module: nn.Module, args: Any) -> None:
@@ -47,12 +45,8 @@ class Swapped:
         def leave(module: nn.Module, args: Any, output: Any) -> None:
             module.__dict__.pop(own, None)
 
-        for hook in (enter, leave):
-            setattr(hook, MARK, True)
-        self._hooks += [
-            module.register_forward_pre_hook(enter),
-            module.register_forward_hook(leave, always_call=True),
-        ]
+        self._hooks.before(module, enter)
+        self._hooks.after(module, leave, always_call=True)
 
 
 def projection_weights(model: nn.Module) -> list[str]:

@@ -18,6 +18,10 @@ from attendrop.sites import Site
 # Keywords that change the scores in a way that is not implemented here; a value other than None is refused.
 _UNSUPPORTED_KEYWORDS = ("s_aux", "sinks", "indices", "block_indices", "cache")
 
+# How far below the largest entry of its row a mask hides a key. Models write -100 (Swin, beside a learned bias), -10000
+# or less; exp(-64) is 1e-28, and biases that are learned, such as T5's, spread over less.
+_HIDDEN_BELOW = 64.0
+
 
 @dataclass(frozen=True)
 class Call:
@@ -220,7 +224,7 @@ class Scoring:
             return self.query, self.valid, self.bias
         valid = self.valid
         kept = ~drop if valid is None else valid & ~drop
-        constant = ~any_last(kept)
+        constant = ~any_last(kept) if valid is None else ~any_last(kept) & any_last(valid)
         query = self.query.masked_fill(constant, 0)
         bias = None if self.bias is None else self.bias.expand(self.shape).masked_fill(constant, 0)
         if valid is None:
@@ -238,8 +242,8 @@ def _valid_and_bias(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Split what the model passes into a boolean mask of valid keys and an additive bias, either None if absent.
 
-    Masks come as booleans (SDPA), as numbers with a huge negative where a key is not valid (eager), or not at all,
-    which means "all valid" or, in a causal layer, "not the future".
+    Masks come as booleans (SDPA), as numbers, hugely negative where a key is not valid (eager), or not at all, which
+    means "all valid" or, in a causal layer, "not the future".
     """
     if mask is None:
         queries, keys = shape[2:]
@@ -249,5 +253,14 @@ def _valid_and_bias(
         return valid, position_bias
     if mask.dtype == torch.bool:
         return mask, position_bias
-    valid = mask > torch.finfo(mask.dtype).min / 2
-    return valid, mask if position_bias is None else mask + position_bias
+    return _visible(mask.detach()), mask if position_bias is None else mask + position_bias
+
+
+def _visible(mask: Tensor) -> Tensor:
+    """Where softmax gives a key weight, going by a mask that is added to the scores, be it alone or with a bias.
+
+    That depends on how far an entry is below the largest of its row, not on the number that a model writes there. In a
+    row whose entries are all far below zero no key is valid.
+    """
+    largest = mask.amax(-1, keepdim=True).clamp(min=0)
+    return mask > largest - _HIDDEN_BELOW

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from attendrop.errors import AttendropError
 from attendrop.sites import Site
-
-# The marker of what this library puts on modules, so that a copy of a model can be freed of it.
-MARK = "_attendrop"
 
 
 @dataclass(eq=False)
@@ -89,7 +87,7 @@ class Structure:
 
     Attributes:
         blocks: The blocks of each module, in the order of their calls.
-        embedding: The first embedding of ids that runs; the word embeddings of a text model.
+        embedding: The first of the model's input embeddings that looks ids up; None if none does.
         head: The last projection that runs; its input are the features that the head reads.
     """
 
@@ -121,8 +119,7 @@ class Tracer:
                 hooks.append(module.register_forward_hook(self._left, with_kwargs=True))
             elif isinstance(module, nn.Linear | Conv1D):
                 hooks.append(module.register_forward_pre_hook(lambda m, *_: self._events.append(("linear", m, None))))
-            elif isinstance(module, nn.Embedding):
-                hooks.append(module.register_forward_pre_hook(lambda m, *_: self._events.append(("embed", m, None))))
+        hooks += [module.register_forward_pre_hook(self._embeds) for module in _input_embeddings(self.model)]
         try:
             yield
         finally:
@@ -168,6 +165,10 @@ class Tracer:
                     embedding = module
         return Structure({module: tuple(found) for module, found in blocks.items()}, embedding, head)
 
+    def _embeds(self, module: nn.Module, args: Any) -> None:
+        if args and not args[0].is_floating_point():
+            self._events.append(("embed", module, None))
+
     def _left(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         self._events.append(("left", module, (not isinstance(output, tuple), _sources(args, kwargs, output))))
 
@@ -181,17 +182,14 @@ def block_of(model: nn.Module, attention: str) -> nn.Module | None:
     return None
 
 
-def free(model: nn.Module) -> None:
-    """Take away what this library has put on the modules of a copied model, and accelerate around its forward pass."""
+def _input_embeddings(model: nn.Module) -> set[nn.Module]:
+    """What the transformers models that a model is or holds call their input embeddings."""
+    found = set()
     for module in model.modules():
-        if hasattr(module.__dict__.get("forward"), MARK):
-            del module.forward
-        for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            for number, hook in list(hooks.items()):
-                if hasattr(hook, MARK):
-                    del hooks[number]
-    for name in ("forward", "_original_forward"):
-        model.__dict__.pop(name, None)
+        if isinstance(module, PreTrainedModel):
+            with suppress(NotImplementedError):
+                found.add(module.get_input_embeddings())
+    return found
 
 
 def hidden_states(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -151,6 +151,9 @@ class _Perturbed(Plan):
     def embed(self, embedded: Tensor) -> Tensor:
         return embedded if self.keys is not None or "words" in self.units else self._unit("words", embedded)
 
+    def embeds(self) -> bool:
+        return self.keys is None
+
     def features(self, features: Tensor) -> Tensor:
         self.read = features if self.read is None else self.read
         return features

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attendrop.errors import AttendropError
-from attendrop.structure import block_of, free
+from attendrop.structure import block_of
 
 GRANULARITIES = ("score", "head", "layer")
 
@@ -185,9 +185,10 @@ class _ReachedError(Exception):
 
 
 def plain_copy(model: nn.Module) -> Any:
-    """Copy a model without what the library and accelerate put around it, which would lead back to the original."""
+    """Copy a model without what accelerate puts around its forward pass, which would lead back to the original."""
     copied = copy.deepcopy(model)
-    free(copied)
+    for name in ("forward", "_original_forward"):
+        copied.__dict__.pop(name, None)
     return copied
 
 

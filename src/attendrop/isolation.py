@@ -1,0 +1,61 @@
+"""Extra passes that leave no trace: random states, buffers and modes are afterwards what they were before."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+@contextmanager
+def forked_rng(model: nn.Module) -> Iterator[None]:
+    """Run an extra pass of ``model`` without a trace, for the block.
+
+    Afterwards the random states of torch (on the CPU and on the model's device), numpy and Python are as they were
+    before, and so are the model's buffers, such as the running statistics of batch normalisation.
+    """
+    device = next(model.parameters()).device
+    devices = [] if device.type == "cpu" else [device]
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=devices, device_type=device.type if devices else "cuda"), _copied_buffers(model):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put every module in evaluation mode for the block, and afterwards back into the mode that it was in."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def _copied_buffers(model: nn.Module) -> Iterator[None]:
+    """Let passes within the block work on copies of the buffers.
+
+    The originals are put aside rather than written back, which would invalidate a graph that has saved them. A buffer
+    that a module replaces by another (rotary embeddings do for longer inputs) stays replaced.
+    """
+    copies: dict[Tensor, Tensor] = {}
+    places = [(m, name, buffer) for m in model.modules() for name, buffer in m._buffers.items() if buffer is not None]
+    for module, name, buffer in places:
+        module._buffers[name] = copies.setdefault(buffer, buffer.clone())
+    try:
+        yield
+    finally:
+        for module, name, buffer in places:
+            if module._buffers.get(name) is copies[buffer]:
+                module._buffers[name] = buffer

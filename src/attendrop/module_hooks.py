@@ -1,0 +1,77 @@
+"""Hooks and forward functions that are put on modules for a while, and that copies of the modules do not inherit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+_MARK = "_attendrop"
+_HOOKS = {
+    "_forward_hooks": ("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    "_forward_pre_hooks": ("_forward_pre_hooks_with_kwargs",),
+}
+
+
+class ModuleHooks:
+    """Forward hooks and replaced forward functions, until :meth:`close`.
+
+    A hook of a copied or pickled module would lead back to the original. So what is put on here is left out of copies
+    and pickles: they are what they would be without the library.
+    """
+
+    def __init__(self) -> None:
+        self._handles: list[Any] = []
+        self._modules: list[nn.Module] = []
+
+    def before(self, module: nn.Module, hook: Callable[..., Any], **options: Any) -> None:
+        """Register a forward pre-hook, with the options of ``register_forward_pre_hook``."""
+        self._put_on(module, hook)
+        self._handles.append(module.register_forward_pre_hook(hook, **options))
+
+    def after(self, module: nn.Module, hook: Callable[..., Any], **options: Any) -> None:
+        """Register a forward hook, with the options of ``register_forward_hook``."""
+        self._put_on(module, hook)
+        self._handles.append(module.register_forward_hook(hook, **options))
+
+    def replace_forward(self, module: nn.Module, forward: Callable[..., Any]) -> None:
+        """Have a module call ``forward`` in place of that of its class."""
+        self._put_on(module, forward)
+        module.forward = forward
+
+    def close(self) -> None:
+        """Take everything away. Idempotent."""
+        for handle in self._handles:
+            handle.remove()
+        for module in self._modules:
+            if _marked(module.__dict__.get("forward")):
+                del module.forward
+            if not any(_marked(hook) for name in _HOOKS for hook in getattr(module, name).values()):
+                module.__dict__.pop("__getstate__", None)
+        self._handles, self._modules = [], []
+
+    def _put_on(self, module: nn.Module, function: Callable[..., Any]) -> None:
+        setattr(function, _MARK, True)
+        # Both copy and pickle ask an object for its state.
+        module.__dict__["__getstate__"] = partial(_stock_state, module)
+        self._modules.append(module)
+
+
+def _marked(function: Any) -> bool:
+    return hasattr(function, _MARK)
+
+
+def _stock_state(module: nn.Module) -> dict[str, Any]:
+    """The state of a module without what this file has put on it."""
+    state = dict(vars(module))
+    del state["__getstate__"]
+    if _marked(state.get("forward")):
+        del state["forward"]
+    for name, flags in _HOOKS.items():
+        ours = {number for number, hook in state[name].items() if _marked(hook)}
+        for each in (name, *flags):
+            kept = [(number, value) for number, value in state[each].items() if number not in ours]
+            state[each] = type(state[each])(kept)
+    return state
