@@ -474,6 +474,7 @@ def test_a_last_partial_period_is_completed(options: dict[str, Any]) -> None:
     assert [bool(figures) for figures in told] == [False, False, False, True, False, False]
     last = found["reg"].figures()
     assert last.keys() == told[3].keys()
+    assert (told[3]["attendout/period_share"], last["attendout/period_share"]) == (1.0, 0.5)
     zoo.assert_same(weights(model), weights(found["reg"].session.players.defender.model))
     layers = [key for key in last if "drop_probability" in key]
     assert len(layers) == (1 if options.get("layers") == "first" else 2)
@@ -641,6 +642,10 @@ def test_what_is_missing_is_said(options: dict[str, Any], given: dict[str, Any],
         {"generator_heads": True},
         {"learn_bias": "yes"},
         {"layers": "last"},
+        {"defender_device": "banana"},
+        {"defender_device": "cuda:x"},
+        {"defender_device": "meta"},
+        {"defender_device": 1.5},
     ],
     ids=str,
 )
@@ -655,6 +660,29 @@ def test_bad_options_fail_when_the_method_is_made(options: dict[str, Any]) -> No
 def test_what_does_not_fit_the_model_is_said_at_the_first_batch(options: dict[str, Any], message: str) -> None:
     with pytest.raises(AttendropError, match=message):
         run(AttendOut(**options), 1)
+
+
+@pytest.mark.parametrize("device", ["cuda:63", "next"])
+def test_a_device_that_is_not_there_is_refused(device: str) -> None:
+    if device == "next" and torch.cuda.device_count() > 1:
+        pytest.skip("there is a next GPU")
+    with pytest.raises(AttendropError, match=rf"defender_device='{device}': there is no device cuda:\d+"):
+        run(AttendOut(defender_device=device), 1)
+
+
+def test_noise_on_tokens_needs_tokens() -> None:
+    """A tokenizer that was given for nothing does not help."""
+    model, batch = zoo.build("vit"), zoo.batch_of("vit")
+
+    class Tokenizer:
+        mask_token_id, all_special_ids = 3, (0, 1)
+
+    method = AttendOut(variant="pruning", scored="noisy_train")
+    with (
+        pytest.raises(AttendropError, match="ViTForImageClassification has no 'input_ids'"),
+        regularize(model, method, optimizer=optimizer_of(model), tokenizer=Tokenizer()) as reg,
+    ):
+        reg.loss(batch)
 
 
 def test_an_optimizer_of_something_else_is_refused() -> None:

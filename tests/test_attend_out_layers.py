@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 import zoo
+from safetensors.torch import load_file
 from test_attend_out import DOUBLE, act, dropped_in, optimizer_of, players_of, run
+from test_trainer import examples, trainer_of, weights
 from torch import Tensor
 from torch.nn import functional
 
@@ -17,6 +21,7 @@ from attendrop.attention import Combined
 from attendrop.masks import pack, unpack
 from attendrop.methods.attend_out.attack import Attack, Micro, replayed
 from attendrop.methods.attend_out.players import Players
+from attendrop.methods.attend_out.session import AttendOutSession
 from attendrop.methods.base import Pass
 from attendrop.methods.layerdrop import Skipping
 from attendrop.scoring import Call, Edit
@@ -141,3 +146,37 @@ def test_masks_are_packed_eight_in_a_byte(shape: tuple[int, ...]) -> None:
     bits, kept = pack(mask)
     assert bits.numel() == -(-mask.numel() // 8)
     assert torch.equal(unpack(bits, kept), mask)
+
+
+class Stopping(hf.TrainerCallback):
+    """Ends training after so many steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_training_stop = state.global_step >= self.steps
+
+
+@pytest.mark.parametrize("best", [False, True])
+def test_a_period_is_completed_when_training_ends_early(best: bool, tmp_path: Path) -> None:
+    """Early stopping after the second epoch of four steps, or a callback after six; the best model is then loaded."""
+    method = AttendOut(variant="pruning", dropout_step=5, together="sample")
+    choice = {"metric_for_best_model": "eval_loss", "load_best_model_at_end": True, "save_strategy": "epoch"}
+    stopping = hf.EarlyStoppingCallback(1, 1e9) if best else Stopping(6)
+    trainer = trainer_of(
+        tmp_path, method, num_train_epochs=9, eval_dataset=examples(), eval_strategy="epoch", callbacks=[stopping],
+        **(choice if best else {}),
+    )  # fmt: skip
+    trainer.train()
+    steps = [entry for entry in trainer.state.log_history if "attendout/reward" in entry and "loss" not in entry]
+    ended = 8 if best else 6
+    assert [(entry["step"], entry["attendout/period_share"]) for entry in steps] == [(5, 1.0), (ended, ended % 5 / 5)]
+    assert isinstance(trainer.session, AttendOutSession)
+    assert trainer.session.players is not None
+    defender = trainer.session.players.defender.model.state_dict()
+    if best:
+        saved = load_file(Path(str(trainer.state.best_model_checkpoint)) / "model.safetensors")
+        zoo.assert_same(weights(trainer), saved)
+    else:
+        zoo.assert_same(weights(trainer), defender)

@@ -22,13 +22,14 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 Captured = pytest.CaptureFixture[str]
 
 
-def learnt(progress: Any, probabilities: Any, planned: int = 1000) -> Patterns:
+def learnt(progress: Any, probabilities: Any, planned: int = 1000, shares: Any = None) -> Patterns:
     """Patterns of made-up curves, ``(T,)`` or ``(T, layers)``."""
     steps = np.asarray(progress, dtype=np.float64) * planned
     values = np.asarray(probabilities, dtype=np.float64).reshape(len(steps), -1)
     layers = tuple(f"encoder.{i}" for i in range(values.shape[1]))
     none = np.zeros(len(steps))
-    return Patterns("a run", planned, layers, steps, values, none, (True,) * len(steps), {"options": {}})
+    shares = np.ones(len(steps)) if shares is None else np.asarray(shares)
+    return Patterns("a run", planned, layers, steps, shares, values, none, (True,) * len(steps), {"options": {}})
 
 
 def write_run(folder: Path, layers: int = 2, count: int = 20, **changed: Any) -> Path:
@@ -50,7 +51,7 @@ def write_run(folder: Path, layers: int = 2, count: int = 20, **changed: Any) ->
         }
         for t in range(count)
     ]
-    metrics = {"method": "attendout", "model": "org/some model", "task": "cola", "seed": 4, "steps": 10 * count}
+    metrics = {"method": "attendout", "model": "org/some model", "task": "cola", "seed": 4, "all_scores": {}}
     metrics |= {"planned_steps": 10 * count, "dropout_steps": steps, "config": config, **changed}
     (folder / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
     return folder
@@ -110,6 +111,26 @@ def test_no_other_values_at_the_knots_fit_better() -> None:
     assert all(error(fitted.values[:, 0] + random.normal(0, 0.01, 4)) > best for _ in range(50))
 
 
+def test_a_partial_period_weighs_by_its_length() -> None:
+    progress, values = np.array([0.2, 0.4, 0.6, 0.8, 0.9]), np.array([0.5, 0.45, 0.42, 0.33, 0.9])
+    shares = np.array([1, 1, 1, 1, 0.5])
+    fitted = patterns.fit(learnt(progress, values, shares=shares), 1)
+    twice = [np.append(np.repeat(column[:-1], 2), column[-1]) for column in (progress, values)]
+    expected = patterns.fit(learnt(*twice), 1)
+    np.testing.assert_allclose(fitted.values, expected.values, atol=1e-6)
+    assert fitted.rms == pytest.approx(expected.rms, abs=1e-6)
+
+
+def test_a_layer_that_was_skipped_in_a_period_is_fitted_to_the_others() -> None:
+    progress = np.linspace(0.1, 1, 10)
+    curves = np.stack([0.5 - 0.2 * progress, 0.3 + 0.1 * progress], axis=1)
+    gap = curves.copy()
+    gap[3, 1] = np.nan
+    fitted = patterns.fit(learnt(progress, gap), 1)
+    np.testing.assert_allclose(fitted.values, [[0.5, 0.3], [0.3, 0.4]], atol=1e-6)
+    assert fitted.rms.max() < 1e-5
+
+
 def test_the_fit_stays_where_the_scheduler_can_go() -> None:
     fitted = patterns.fit(learnt(np.linspace(0.1, 0.8, 8), np.linspace(0.9, 0.1, 8)), 1)
     assert fitted.values[:, 0].tolist() == [0.95, 0.0]
@@ -164,6 +185,23 @@ def test_the_table_has_the_first_and_the_last_step(tmp_path: Path, capsys: Captu
     assert f"Wrote {run}/patterns.png." in lines
     assert (run / "patterns.png").stat().st_size > 10_000
     assert not (run / "scheduler.json").exists()
+
+
+def test_partial_periods_and_skipped_layers_are_marked(tmp_path: Path, capsys: Captured) -> None:
+    run = write_run(tmp_path / "run", count=3)
+    metrics = json.loads((run / "metrics.json").read_text())
+    metrics["dropout_steps"][0]["drop_probability"].pop("encoder.1")
+    metrics["dropout_steps"][-1] |= {"step": 24, "period_share": 0.4}
+    (run / "metrics.json").write_text(json.dumps(metrics))
+    assert cli.main(["patterns", str(run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in lines[4:7]] == [
+        ["10", "0.433", "–"], ["20", "0.267", "0.333"], ["24*", "0.100", "0.200"]
+    ]  # fmt: skip
+    assert lines[8] == "* a partial period, since training ended; it weighs less in a fit."
+    assert cli.main(["patterns", str(run), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["period_shares"], found["drop_probability"]["encoder.1"][0]) == ([1.0, 1.0, 0.4], None)
 
 
 def test_a_fit_is_written_with_the_command_that_uses_it(tmp_path: Path, capsys: Captured) -> None:

@@ -32,7 +32,10 @@ class Patterns:
         planned_steps: How many optimizer steps the run had planned.
         layers: Keys of the attention layers, such as ``encoder.0``.
         steps: ``(T,)``, the optimizer steps taken by the end of each period.
-        probabilities: ``(T, layers)``, the mean probability of dropping in a period.
+        period_shares: ``(T,)``, the length of each period as a share of a whole one: less than 1 where training ended
+            within it.
+        probabilities: ``(T, layers)``, the mean probability of dropping in a period; NaN for a layer that was skipped
+            in all of it.
         rewards: ``(T,)``.
         attacker_survived: Of each period.
         config: The options of the run.
@@ -42,6 +45,7 @@ class Patterns:
     planned_steps: int
     layers: tuple[str, ...]
     steps: Numbers
+    period_shares: Numbers
     probabilities: Numbers
     rewards: Numbers
     attacker_survived: tuple[bool, ...]
@@ -60,7 +64,7 @@ class Fit:
     Attributes:
         knots: ``(N + 1,)``, shares of the planned steps.
         values: ``(N + 1, layers)``, the probability at each knot.
-        rms: ``(layers,)``, root mean square of the differences from the patterns.
+        rms: ``(layers,)``, root mean square of the differences from the patterns, weighted as the fit was.
     """
 
     knots: Numbers
@@ -89,13 +93,15 @@ def read(folder: Path) -> Patterns:
     found = metrics["dropout_steps"]
     if not found:
         raise AttendropError(f"The run in '{folder}' took no dropout step; train for longer, or lower dropout_step.")
-    layers = sorted(found[0]["drop_probability"], key=lambda key: (key.split(".")[0], int(key.split(".")[1])))
+    names = {layer for entry in found for layer in entry["drop_probability"]}
+    layers = sorted(names, key=lambda key: (key.split(".")[0], int(key.split(".")[1])))
     return Patterns(
         run=f"{Path(metrics['model']).name} on {metrics['task']}, seed {metrics['seed']}",
         planned_steps=metrics["planned_steps"],
         layers=tuple(layers),
         steps=np.array([entry["step"] for entry in found], dtype=np.float64),
-        probabilities=np.array([[entry["drop_probability"][key] for key in layers] for entry in found]),
+        period_shares=np.array([entry.get("period_share", 1.0) for entry in found], dtype=np.float64),
+        probabilities=np.array([[entry["drop_probability"].get(key, np.nan) for key in layers] for entry in found]),
         rewards=np.array([entry["reward"] for entry in found], dtype=np.float64),
         attacker_survived=tuple(entry["attacker_survived"] for entry in found),
         config=metrics["config"],
@@ -105,7 +111,8 @@ def read(folder: Path) -> Patterns:
 def fit(patterns: Patterns, pieces: int) -> Fit:
     """Fit a continuous curve of equal linear pieces in the training progress to each layer, by least squares.
 
-    Its values at the knots are then clamped to [0, 0.95], the range of :class:`attendrop.Scheduler`.
+    A period counts by its length, so that a partial one weighs less. The curve's values at the knots are then clamped
+    to [0, 0.95], the range of :class:`attendrop.Scheduler`.
 
     Raises:
         AttendropError: There are too few dropout steps, or a piece has too few.
@@ -119,15 +126,16 @@ def fit(patterns: Patterns, pieces: int) -> Fit:
             "fewer pieces, or train with a lower dropout_step."
         )
     knots = np.round(np.linspace(0, 1, pieces + 1), _DECIMALS)
-    values, _, rank, _ = np.linalg.lstsq(_hats(patterns.progress, knots), patterns.probabilities, rcond=None)
-    if rank < pieces + 1:
+    hats = _hats(patterns.progress, knots)
+    fits = [_least_squares(hats, curve, patterns.period_shares) for curve in patterns.probabilities.T]
+    if any(rank < pieces + 1 for _, rank in fits):
         raise AttendropError(
             f"fit={pieces}: the dropout steps, from {patterns.progress[0]:.0%} to {patterns.progress[-1]:.0%} of the "
             "planned steps, do not determine every piece; fit fewer."
         )
-    values = values.clip(0, HIGHEST).astype(np.float64).round(_DECIMALS)
-    errors = _hats(patterns.progress, knots) @ values - patterns.probabilities
-    return Fit(knots, values, np.sqrt((errors**2).mean(0)))
+    values = np.stack([found for found, _ in fits], axis=1).clip(0, HIGHEST).astype(np.float64).round(_DECIMALS)
+    errors = np.ma.masked_invalid(hats @ values - patterns.probabilities)
+    return Fit(knots, values, np.sqrt(np.ma.average(errors**2, axis=0, weights=patterns.period_shares).data))
 
 
 def scheduler(patterns: Patterns, fitted: Fit) -> Scheduler:
@@ -171,8 +179,12 @@ def draw(patterns: Patterns, path: Path, fitted: Fit | None = None) -> None:
         axes.plot(patterns.steps, probabilities, color=color, label=layer, marker=marker, markersize=3, **measured)
         if fitted is not None:
             axes.plot(curve * patterns.planned_steps, fitted.at(curve)[:, i], color=color, linestyle="--")
+        partial = patterns.period_shares < 1
+        axes.plot(patterns.steps[partial], probabilities[partial], "o", markerfacecolor="white", color=color)
     if fitted is not None:
         axes.plot([], [], color="gray", linestyle="--", label="fit")
+    if (patterns.period_shares < 1).any():
+        axes.plot([], [], "o", markerfacecolor="white", color="gray", label="partial period")
     axes.set_xlim(0, 1.01 * max(patterns.planned_steps, patterns.steps[-1]))
     axes.set_ylim(*_range(patterns.probabilities))
     axes.set_xlabel("training step")
@@ -186,8 +198,16 @@ def draw(patterns: Patterns, path: Path, fitted: Fit | None = None) -> None:
     figure.savefig(path, format="png", dpi=150)
 
 
+def _least_squares(hats: Numbers, curve: Numbers, weights: Numbers) -> tuple[Numbers, int]:
+    """Values at the knots for one layer's curve, where it is known; and the rank of the problem."""
+    known, root = np.isfinite(curve), np.sqrt(weights)
+    values, _, rank, _ = np.linalg.lstsq((hats * root[:, None])[known], (curve * root)[known], rcond=None)
+    return values.astype(np.float64), int(rank)
+
+
 def _range(values: Numbers) -> tuple[float, float]:
     """Limits of an axis: all values, but never so close that noise looks like a pattern."""
+    values = values[np.isfinite(values)]
     middle, half = (values.max() + values.min()) / 2, max((values.max() - values.min()) / 2 * 1.1, 0.05)
     return max(0.0, float(middle - half)), min(1.0, float(middle + half))
 

@@ -213,6 +213,17 @@ class RegularizedTrainer(Trainer):
         self._regularization.step()
         if is_last:
             self._regularization.finish()
+        self._log_figures()
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        """As in ``transformers.Trainer``; first the method finishes, also where training ended before its last step."""
+        if self._regularization is not None:
+            self._regularization.finish()
+            self._log_figures()
+        return super()._finalize_training(*args, **kwargs)  # type: ignore[no-any-return, no-untyped-call]
+
+    def _log_figures(self) -> None:
+        assert self._regularization is not None
         figures = self._regularization.figures()
         if figures:
             self.log(figures)

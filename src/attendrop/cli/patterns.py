@@ -42,6 +42,7 @@ def show_patterns(run: str, pieces: int | None, output: str | None, options: str
     patterns.draw(found, picture, fitted)
     values: dict[str, Any] = {"run": run, "picture": str(picture), "dropout_steps": len(found.steps)}
     values |= {"drop_probability": _by_layer(found, found.probabilities), "steps": found.steps.astype(int).tolist()}
+    values["period_shares"] = found.period_shares.tolist()
     text = [f"AttendOut: {found.run}", "", _table(found), "", f"Wrote {picture}."]
     if fitted is not None:
         method = patterns.scheduler(found, fitted)
@@ -60,8 +61,9 @@ def _writable(file: str) -> Path:
     return path
 
 
-def _by_layer(found: Patterns, values: Any) -> dict[str, list[float]]:
-    return dict(zip(found.layers, values.T.tolist(), strict=True))
+def _by_layer(found: Patterns, values: Any) -> dict[str, list[float | None]]:
+    curves = [[None if np.isnan(value) else value for value in curve] for curve in values.T.tolist()]
+    return dict(zip(found.layers, curves, strict=True))
 
 
 def _table(found: Patterns) -> str:
@@ -73,16 +75,18 @@ def _table(found: Patterns) -> str:
     rows = [["step", *names, "reward", "kept"]]
     for i in shown:
         kept = "A" if found.attacker_survived[i] else "D"
-        cells = [f"{p:.3f}" for p in found.probabilities[i]]
-        rows.append([f"{found.steps[i]:.0f}", *cells, f"{found.rewards[i]:+.3f}", kept])
+        cells = ["–" if np.isnan(p) else f"{p:.3f}" for p in found.probabilities[i]]
+        partial = "" if found.period_shares[i] == 1 else "*"
+        rows.append([f"{found.steps[i]:.0f}{partial}", *cells, f"{found.rewards[i]:+.3f}", kept])
     survived = sum(found.attacker_survived)
-    return "\n".join(
-        [
-            f"Mean probability of dropping, by layer of {' and '.join(sorted(kinds))} attention:",
-            *_aligned(rows),
-            f"{len(shown)} of {count} dropout steps. Kept: the attacker (A) or the defender (D); A {survived} times.",
-        ]
-    )
+    lines = [
+        f"Mean probability of dropping, by layer of {' and '.join(sorted(kinds))} attention:",
+        *_aligned(rows),
+        f"{len(shown)} of {count} dropout steps. Kept: the attacker (A) or the defender (D); A {survived} times.",
+    ]
+    if (found.period_shares < 1).any():
+        lines.append("* a partial period, since training ended; it weighs less in a fit.")
+    return "\n".join(lines)
 
 
 def _reading(found: Patterns, fitted: Fit) -> list[str]:

@@ -338,7 +338,7 @@ class Session:
         return False
 
     def finish(self) -> dict[str, float]:
-        """Called after the last planned step. Returns figures to log, if there are any."""
+        """Called after the last step, planned or not. Returns figures to log, if there are any."""
         return {}
 
     def named(self, figures: Mapping[str, float]) -> dict[str, float]:

@@ -116,7 +116,7 @@ def _dropout_steps(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [
         {
             "step": int(entry["step"]),
-            **{name: entry[prefix + name] for name in ("reward", "baseline", "generator_loss")},
+            **{name: entry[prefix + name] for name in ("reward", "baseline", "generator_loss", "period_share")},
             "attacker_survived": bool(entry[f"{prefix}attacker_survived"]),
             "drop_probability": {k.removeprefix(layers): v for k, v in entry.items() if k.startswith(layers)},
         }

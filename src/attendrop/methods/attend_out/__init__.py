@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from attendrop.errors import AttendropError
 from attendrop.methods.attend_out.generator import GRANULARITIES, Generator
 from attendrop.methods.attend_out.session import AttendOutSession
@@ -149,6 +151,7 @@ class AttendOut(Method):
             check_positive(name, getattr(self, name))
         for name in ("generator_feed_forward", "learn_bias"):
             check_switch(name, getattr(self, name))
+        _check_device(self.defender_device)
         object.__setattr__(self, "layers", checked_layers(self.layers))
 
     def chosen(self, sites: Sequence[Site]) -> list[Site]:
@@ -168,3 +171,13 @@ class AttendOut(Method):
 
     def start(self, setup: Setup) -> Session:
         return AttendOutSession(self, setup)
+
+
+def _check_device(name: object) -> None:
+    """Raise unless ``name`` is empty, ``"next"``, or what torch calls a device that computes."""
+    try:
+        known = name in ("", "next") or torch.device(str(name)).type != "meta"
+    except RuntimeError:
+        known = False
+    if not known:
+        raise AttendropError(f"defender_device={name!r} is no device; use 'cuda:1', 'cpu', 'next', or '' for the same.")

@@ -183,9 +183,19 @@ def _heads(model: torch.nn.Module) -> int:
 
 
 def _device(name: str, setup: Setup) -> torch.device | None:
-    if name == "next":
-        return torch.device("cuda", setup.processes.world_size + setup.processes.rank)
-    return torch.device(name) if name else None
+    if not name:
+        return None
+    number = setup.processes.world_size + setup.processes.rank
+    device = torch.device("cuda", number) if name == "next" else torch.device(name)
+    if device.type != "cpu":
+        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        count = torch.accelerator.device_count() if found is not None and found.type == device.type else 0
+        if (device.index or 0) >= count:
+            raise AttendropError(
+                f"defender_device={name!r}: there is no device {device}; this machine has {count} of type "
+                f"{device.type}. Leave the option empty to train both models on the same."
+            )
+    return device
 
 
 def _mean(values: Tensor, units: Tensor | None, dims: tuple[int, ...]) -> Tensor:

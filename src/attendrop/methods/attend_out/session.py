@@ -68,8 +68,11 @@ class AttendOutSession(Session):
         return {}
 
     def finish(self) -> dict[str, float]:
-        self.period = [step for step in self.period if step]
-        return self._dropout_step(self.players) if self.players is not None and self.period else {}
+        steps = [step for step in self.period if step]
+        if self.players is None or not steps:
+            return {}
+        self.period = steps
+        return self._dropout_step(self.players)
 
     def state_dict(self) -> dict[str, Any]:
         if self.players is None:
@@ -117,6 +120,11 @@ class AttendOutSession(Session):
 
     def _players(self, step: Pass) -> Players:
         if self.players is None:
+            if self.method.scored == "noisy_train" and "input_ids" not in step.batch:
+                raise AttendropError(
+                    f"scored='noisy_train' masks tokens, and the batch for {type(step.model).__name__} has no "
+                    "'input_ids'; use scored='train' or 'reward_data'."
+                )
             self.players = Players(self.method, self.setup, step)
             self.players.defender.before_step = self.setup.accompany(self.players.defender.model)
             if self._resumed is not None:
@@ -132,6 +140,7 @@ class AttendOutSession(Session):
         paired = rewards if self.method.credit == "step" else rewards.mean().expand(len(rewards))
         objective = players.teach(self.period, paired - self.baseline, self.setup.processes.total)
         figures = {"reward": rewards.mean().item(), "baseline": self.baseline, "generator_loss": objective}
+        figures["period_share"] = len(self.period) / self.method.dropout_step
         decay = self.method.baseline_decay
         self.baseline = decay * self.baseline + (1 - decay) * figures["reward"]
         survived = self._come_together(players, attacker.mean().item(), defender.mean().item(), chance.random())
