@@ -71,6 +71,7 @@ TABLE: dict[str, Method] = {
     "vanilla weights": Vanilla(p=0.3, where="weights"),
     "layerdrop": LayerDrop(p=0.4),
     "r-drop": RDrop(),
+    "r-drop sum": RDrop(alpha=0.5, reduction="sum"),
     "mixout": Mixout(),
     "mixout elements": Mixout(unit="element"),
     "child-tuning": ChildTuning(),

@@ -89,12 +89,14 @@ def test_d_keeps_the_stated_share_of_the_layers_for_the_whole_run() -> None:
     assert float(masks[0].double().mean()) == pytest.approx(0.25, abs=0.01)
 
 
-def test_the_fisher_information_is_the_mean_squared_gradient_of_single_rows() -> None:
+@pytest.mark.parametrize("max_norm", [0.0, 0.05])
+def test_the_fisher_information_is_the_mean_squared_gradient_of_single_rows(max_norm: float) -> None:
+    """Of each parameter; as in the authors' code, its gradient may be clipped before."""
     model = zoo.build("bert", dtype=torch.float64, dropout=0.3)
     rows = [zoo.collate([row]) for row in zoo.rows("bert", (4, 7, 5))]
     setup = zoo.setup(model, train_data=LabelledBatches(rows, torch.device("cpu")))
     state = torch.get_rng_state()
-    found = fisher_information(setup, 1)
+    found = fisher_information(setup, ChildTuning(variant="D", fisher_max_norm=max_norm))
     assert torch.equal(state, torch.get_rng_state())
     assert model.training
     assert all(p.grad is None for p in model.parameters())
@@ -106,6 +108,8 @@ def test_the_fisher_information_is_the_mean_squared_gradient_of_single_rows() ->
         loss = torch.log(logits.exp().sum()) - logits[0, row["labels"][0]]
         loss.backward()
         for name in found:
+            if max_norm:
+                torch.nn.utils.clip_grad_norm_(model.get_parameter(name), max_norm)
             expected[name] = expected.get(name, 0) + model.get_parameter(name).grad ** 2 / 3
     assert set(found) == set(layer_parameters(model))
     for name in found:
@@ -116,8 +120,9 @@ def test_processes_measure_the_fisher_information_together() -> None:
     model = zoo.build("bert")
     rows = [zoo.collate([row]) for row in zoo.rows("bert", (4, 7, 5))]
     data = LabelledBatches(rows, torch.device("cpu"))
-    whole = fisher_information(zoo.setup(model, train_data=data), 1)
-    parts = [fisher_information(zoo.setup(model, Processes(rank, 2), train_data=data), 1) for rank in (0, 1)]
+    method = ChildTuning(variant="D")
+    whole = fisher_information(zoo.setup(model, train_data=data), method)
+    parts = [fisher_information(zoo.setup(model, Processes(rank, 2), train_data=data), method) for rank in (0, 1)]
     for name in whole:  # two rows and one
         torch.testing.assert_close(whole[name], (2 * parts[0][name] + parts[1][name]) / 3)
 

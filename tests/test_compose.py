@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import combinations
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
 import zoo
+from table import TABLE, given
 from test_trainer import trainer_of, weights
 from torch import Tensor, nn
 
 from attendrop import (
     ADDrop,
+    AlphaDropout,
     AttendOut,
     AttendropError,
     AttentionLayerDrop,
@@ -21,6 +24,7 @@ from attendrop import (
     Compose,
     DropConnect,
     FineTune,
+    HeadMask,
     Method,
     Mixout,
     RDrop,
@@ -29,7 +33,7 @@ from attendrop import (
     regularize,
 )
 from attendrop.attention import Attachment, Combined, Plan
-from attendrop.methods import build_method
+from attendrop.methods import build_method, method_names
 from attendrop.methods.base import Pass, Session, Setup
 from attendrop.scoring import Call, Edit
 
@@ -190,6 +194,47 @@ def test_ad_drop_and_attendout_compose(first: Method, other: Method, tmp_path: P
     resumed = trainer_of(tmp_path / "both", Compose(first, other), save_strategy="no", **rewards)
     resumed.train(resume_from_checkpoint=str(tmp_path / "both" / "checkpoint-3"))
     zoo.assert_same(found["both"], weights(resumed))
+
+
+# Those that change the same thing in turn, the batch or what heads put out; `make test-slow` runs the other pairs.
+TELLING = [("r-drop", "unidrop"), ("alpha-dropout", "drophead"), ("alpha-dropout", "headmask")]
+PAIRS = [pair for pair in combinations(method_names(), 2) if pair not in TELLING and pair[::-1] not in TELLING]
+
+
+def one_step(methods: tuple[Method, ...]) -> dict[str, Tensor]:
+    """The gradients and the loss of a step."""
+    model, batch = zoo.build("bert", dropout=0.1), zoo.batch_of("bert")
+    torch.manual_seed(3)
+    with regularize(model, Compose(*methods), **given(model, batch)) as reg:
+        loss = reg.loss(batch)
+        loss.backward()
+        return zoo.gradients(model) | {"loss": loss.detach()}
+
+
+@pytest.mark.parametrize(
+    "pair", [*TELLING, *(pytest.param(pair, marks=pytest.mark.slow) for pair in PAIRS)], ids="+".join
+)
+def test_the_order_in_which_methods_are_named_has_no_effect(pair: tuple[str, str]) -> None:
+    methods = tuple(TABLE[name] for name in pair)
+    try:
+        found = one_step(methods)
+    except AttendropError as error:
+        pytest.skip(str(error))
+    zoo.assert_same(found, one_step(methods[::-1]))
+
+
+def test_a_head_that_is_dropped_puts_out_zeros_whatever_acts_beside() -> None:
+    """Alpha Dropout would make ``a x + b`` of the zeros of a dropped head, so it acts first."""
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    read: list[Tensor] = []
+    dense = model.bert.encoder.layer[0].attention.output.dense
+    with regularize(model, Compose(HeadMask(share=0.5), AlphaDropout(p=0.5))) as reg:
+        reg.loss(batch)
+        hook = dense.register_forward_pre_hook(lambda module, args: read.append(args[0]))
+        reg.loss(batch)
+        hook.remove()
+    heads = read[0].unflatten(-1, (2, -1))
+    assert ((heads == 0).all(-1).sum(-1) == 1).all()
 
 
 def test_a_method_that_takes_passes_of_its_own_brings_the_others_along() -> None:

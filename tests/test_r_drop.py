@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +11,12 @@ import torch
 import zoo
 from hypothesis import given
 from hypothesis import strategies as st
+from test_trainer import Gradients, trainer_of
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attendrop import AttendropError, RDrop, regularize
-from attendrop.methods.consistency import divergence, kind_of, mean_divergence, predictions
+from attendrop import ADDrop, AttendropError, Compose, RDrop, regularize
+from attendrop.methods.consistency import divergence, divergences, kind_of, predictions
 from attendrop.methods.r_drop import repeat_rows
 
 numbers = st.lists(st.floats(-6, 6), min_size=2, max_size=5)
@@ -112,6 +114,67 @@ def test_the_loss_is_that_of_both_copies_and_their_divergence(case: str) -> None
     assert float(mean) > 1e-4
 
 
+def authors_loss(code: str, first: Tensor, second: Tensor, labels: Tensor) -> Tensor:
+    """The loss of the authors' GLUE runs: cross-entropies are means, divergences are summed over the batch."""
+    divergence = sum(
+        functional.kl_div(x.log_softmax(-1), y.softmax(-1), reduction="sum")
+        for x, y in ((first, second), (second, first))
+    )
+    both = functional.cross_entropy(first, labels) + functional.cross_entropy(second, labels)
+    return both + 0.5 * divergence / 2 if code == "bert" else both / 2 + 0.7 * divergence / 2
+
+
+@pytest.mark.parametrize(("code", "alpha", "factor"), [("bert", 0.5, 2), ("roberta", 1.4, 1)])
+def test_a_sum_is_the_loss_of_the_authors_code(code: str, alpha: float, factor: float) -> None:
+    model, batch = zoo.build("bert", dropout=0.2), zoo.batch_of("bert")
+    torch.manual_seed(7)
+    first, second, *_ = two_passes("bert", model, batch)
+    torch.manual_seed(7)
+    with regularize(model, RDrop(alpha=alpha, reduction="sum")) as reg:
+        found = reg.loss(batch)
+    torch.testing.assert_close(factor * found, authors_loss(code, first, second, batch["labels"]), rtol=1e-4, atol=1e-5)
+
+
+def test_numbers_are_averaged_whatever_the_reduction() -> None:
+    model, batch = zoo.build("bert", dropout=0.2, num_labels=1), zoo.batch_of("bert")
+    batch["labels"] = torch.tensor([0.1, 0.7, 0.3])
+    losses = []
+    for reduction in ("mean", "sum"):
+        torch.manual_seed(7)
+        with regularize(model, RDrop(alpha=1.6, reduction=reduction)) as reg:
+            losses.append(reg.loss(batch))
+    torch.testing.assert_close(*losses)
+
+
+@pytest.mark.parametrize("counted", [True, False], ids=["model counts the items of a step", "does not"])
+def test_a_sum_is_over_the_global_batch(counted: bool, tmp_path: Path) -> None:
+    """However it is cut into micro-batches; copies differ by the draws of AD-DROP, which are keyed by row."""
+    found = []
+    for size, steps in ((8, 1), (2, 4)):
+        kept = Gradients()
+        options = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps, "max_steps": 2}
+        method = Compose(RDrop(reduction="sum"), ADDrop(cross_tuning=False))
+        model = zoo.build("bert", dtype=torch.float64)
+        trainer = trainer_of(tmp_path, method, model=model, callbacks=[kept], max_grad_norm=0.0, **options)
+        trainer.model_accepts_loss_kwargs = counted
+        trainer.train()
+        found.append(kept.steps)
+    for one, other in zip(*found, strict=True):
+        zoo.assert_same(one, other, 1e-6)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_passes_that_are_equal_are_warned_of(dropout: float, caplog: pytest.LogCaptureFixture) -> None:
+    model, batch = zoo.build("bert", dropout=dropout), zoo.batch_of("bert")
+    with regularize(model, RDrop()) as reg:
+        for _ in range(4):
+            reg.loss(batch)
+            reg.step()
+    assert [record.message[:42] for record in caplog.records] == ["R-Drop: both passes give the same predicti"] * (
+        not dropout
+    )
+
+
 @pytest.mark.parametrize("name", ["bert", "bart", "bert-tokens"])
 def test_passes_without_dropout_agree(name: str) -> None:
     model, batch = zoo.build(name, dtype=torch.float64), zoo.batch_of(name)
@@ -136,9 +199,10 @@ def test_rows_are_repeated_side_by_side_and_the_rest_is_kept() -> None:
 def test_spans_are_compared_at_both_ends() -> None:
     torch.manual_seed(0)
     outputs = type("Outputs", (), {"start_logits": torch.randn(4, 6), "end_logits": torch.randn(4, 6)})()
-    found = mean_divergence(nn.Linear(1, 1), outputs, {})
-    ends = [divergence("classes", each[0::2], each[1::2]).mean() for each in (outputs.start_logits, outputs.end_logits)]
-    torch.testing.assert_close(found, torch.stack(ends).mean())
+    found = divergences(nn.Linear(1, 1), outputs, {})
+    ends = [divergence("classes", each[0::2], each[1::2]) for each in (outputs.start_logits, outputs.end_logits)]
+    assert [kind for kind, _ in found] == ["classes", "classes"]
+    torch.testing.assert_close([values for _, values in found], ends)
 
 
 def test_kinds() -> None:
@@ -160,3 +224,8 @@ def test_what_cannot_be_compared_is_refused() -> None:
 def test_alpha_out_of_range_is_refused(alpha: Any) -> None:
     with pytest.raises(AttendropError, match=r"alpha=.* must be above 0"):
         RDrop(alpha=alpha)
+
+
+def test_an_unknown_reduction_is_refused() -> None:
+    with pytest.raises(AttendropError, match=r"reduction='max' is not known\. .*Choose from: mean, sum"):
+        RDrop(reduction="max")

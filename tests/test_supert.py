@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,13 @@ def concluded(reg: Regularization) -> dict[str, Any]:
 # --- What is important
 
 
-def sensitivities(model: Any, rows: list[zoo.Batch]) -> dict[str, Any]:
-    """``E_x |dL(x)/dg|`` of a BERT, a row at a time: what a gate multiplies, times the gradient there, summed."""
+def magnitude(products: Tensor, absolute: str) -> float:
+    """Of ``(n, units)``, for one row: the gradient of one gate, or of one for each token, and its absolute value."""
+    return sum(abs(token.sum().item()) for token in products) if absolute == "token" else abs(products.sum().item())
+
+
+def sensitivities(model: Any, rows: list[zoo.Batch], absolute: str) -> dict[str, Any]:
+    """``E |dL/dg|`` of a BERT, a row at a time: what a gate multiplies, times the gradient there, summed."""
     heads = {f"encoder.{i}": [0.0, 0.0] for i in range(2)}
     forwards = {f"encoder.{i}": 0.0 for i in range(2)}
     for row in rows:
@@ -71,20 +77,20 @@ def sensitivities(model: Any, rows: list[zoo.Batch]) -> dict[str, Any]:
         for i in range(2):
             product = (seen[i, "heads"] * seen[i, "heads"].grad).view(-1, 2, 8)
             for head in range(2):
-                heads[f"encoder.{i}"][head] += abs(product[:, head].sum().item()) / len(rows)
-            output = seen[i, "feed_forward"]
-            forwards[f"encoder.{i}"] += abs((output * output.grad).sum().item()) / len(rows)
+                heads[f"encoder.{i}"][head] += magnitude(product[:, head], absolute) / len(rows)
+            output = seen[i, "feed_forward"][0]
+            forwards[f"encoder.{i}"] += magnitude(output * seen[i, "feed_forward"].grad[0], absolute) / len(rows)
     model.zero_grad()
     return {"heads": heads, "feed_forward": forwards}
 
 
-@pytest.mark.parametrize("cut", [4, 2, 1])
-@pytest.mark.parametrize("scale", [1.0, 256.0])
-def test_importance_is_the_mean_of_absolute_gradients(cut: int, scale: float) -> None:
+@pytest.mark.parametrize("absolute", ["token", "row"])
+@pytest.mark.parametrize(("cut", "scale"), [(4, 1.0), (2, 256.0), (1, 1.0)])
+def test_importance_is_the_mean_of_absolute_gradients(cut: int, scale: float, absolute: str) -> None:
     rows = zoo.rows("bert", (8, 5, 3, 6))
     model = zoo.build("bert", dtype=torch.float64)
-    expected = sensitivities(copy.deepcopy(model), rows)
-    reg = at_work(model)
+    expected = sensitivities(copy.deepcopy(model), rows, absolute)
+    reg = at_work(model, SuperT(share=0.5, search=0.5, absolute=absolute))
     reg.loss_scale = scale
     for start in range(0, 4, cut):
         (reg.loss(zoo.collate(rows[start : start + cut])) * scale * cut / 4).backward()
@@ -138,6 +144,21 @@ def test_heads_are_ranked_within_their_layer_and_feed_forwards_apart() -> None:
     assert found["heads/encoder.1"] == [1]
     assert (found["feed_forward/encoder.0"], found["feed_forward/encoder.1"]) == ([], [0])
     assert not any(lowest(importance, 0.1).values())
+
+
+@pytest.mark.parametrize("share", [0.5, 0.7, 0.99])
+def test_one_head_stays_in_each_layer(share: float) -> None:
+    importance = {
+        "heads/encoder.0": torch.tensor([1.0, 1.1, 1.2, 1.15]),
+        "heads/encoder.1": torch.tensor([0.1, 0.01, 5.0, 0.2]),  # two of the lowest four over the norm of the layer
+        "heads/encoder.2": torch.tensor([0.0]),
+    }
+    found = lowest(importance, share)
+    assert found["heads/encoder.2"] == []
+    assert 2 not in found["heads/encoder.0"] + found["heads/encoder.1"]
+    assert sum(map(len, found.values())) == min(int(9 * share), 6)
+    if share == 0.99:
+        assert (found["heads/encoder.0"], found["heads/encoder.1"]) == ([0, 1, 3], [0, 1, 3])
 
 
 # --- The ticket
@@ -279,9 +300,25 @@ def test_what_is_missing_is_said(options: dict[str, Any], message: str) -> None:
 
 def test_a_share_that_prunes_nothing_is_refused_at_the_first_step() -> None:
     reg = at_work(zoo.build("bert"), SuperT(share=0.1, search=0.5))
-    with pytest.raises(AttendropError, match=r"share=0\.1 of 4 heads and of 2 feed-forwards is none"):
+    with pytest.raises(AttendropError, match=r"share=0\.1 of 4 heads, of which one .* and of 2 feed-forwards is none"):
         take_step(reg, zoo.batch_of("bert"))
     reg.close()
+
+
+@pytest.mark.parametrize(
+    ("share", "messages"),
+    [(0.3, [r"share=0\.3 of 2 feed-forwards is none: all of them stay"]), (0.5, []),
+     (0.9, [r"Of 4 heads 2 are pruned, for share=0\.9: one stays in each layer"])],
+)  # fmt: skip
+def test_what_a_share_comes_to_is_said_at_the_start(
+    share: float, messages: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    reg = at_work(zoo.build("bert"), SuperT(share=share, search=0.5), steps=8)
+    for _ in range(2):
+        take_step(reg, zoo.batch_of("bert"))
+    reg.close()
+    assert len(caplog.records) == len(messages)
+    assert all(re.match(text, record.getMessage()) for text, record in zip(messages, caplog.records, strict=True))
 
 
 @pytest.mark.parametrize("other", [AttendOut(), Mixout()], ids=lambda method: method.name)

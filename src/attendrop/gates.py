@@ -21,47 +21,57 @@ class Gates(Plan):
             None: what attention sees has a gate for each.
         heads: Whether heads have gates: of all sites, or of those with these keys.
         feed_forward: Whether feed-forwards have gates.
+        by_token: Whether each token of a row has gates of its own.
 
     Attributes:
         gates: ``(rows, heads)`` by ``heads/SITE``, and ``(rows, 1)`` by ``feed_forward/BLOCK``: leaves of the graph.
+            By token: ``(rows, n, heads)`` and ``(rows, n, 1)``.
     """
 
     def __init__(
-        self, rows: int | None = None, *, heads: bool | Collection[str] = True, feed_forward: bool = False
+        self,
+        rows: int | None = None,
+        *,
+        heads: bool | Collection[str] = True,
+        feed_forward: bool = False,
+        by_token: bool = False,
     ) -> None:
         super().__init__()
         self.rows = rows
         self.heads = heads
         self.feed_forward = feed_forward
+        self.by_token = by_token
         self.gates: dict[str, Tensor] = {}
 
     def wants(self, site: Site) -> bool:
         return self.heads if isinstance(self.heads, bool) else site.key in self.heads
 
     def edit(self, call: Call) -> Edit:
-        return Edit(output=self._gated(f"heads/{call.site.key}", (1, call.shape[1], 1)))
+        return Edit(output=self._gated(f"heads/{call.site.key}", call.shape[1], (1,)))
 
     def block(self, block: Block) -> BlockEdit | None:
         if not self.feed_forward or not block.sites or block.feed_forward is None:
             return None
-        return BlockEdit(feed_forward=self._gated(f"feed_forward/{block.key}", (1, 1)))
+        return BlockEdit(feed_forward=self._gated(f"feed_forward/{block.key}", 1, ()))
 
     def sensitivity(self) -> dict[str, Tensor]:
-        """The sum over rows of the absolute gradients, ``(heads,)`` or ``(1,)``; zero where none came back."""
+        """The sum over all gates of the absolute gradients, ``(heads,)`` or ``(1,)``; zero where none came back."""
         return {
-            key: torch.zeros_like(gate[0]).detach() if gate.grad is None else gate.grad.abs().sum(0)
+            key: (torch.zeros_like(gate) if gate.grad is None else gate.grad).abs().flatten(0, -2).sum(0)
             for key, gate in self.gates.items()
         }
 
-    def _gated(self, key: str, shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
-        """Multiply ``(batch, ...)`` by a gate of ``shape`` for each row."""
+    def _gated(self, key: str, units: int, width: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+        """Multiply ``(batch, n, units, ...)`` by a gate for each unit of each row, or of each token of it."""
 
         def gated(output: Tensor) -> Tensor:
-            rows = output.shape[0] if self.rows is None else self.rows
+            rows = output.shape[0] if self.rows is None or self.by_token else self.rows
             if key not in self.gates:
                 dtype = torch.promote_types(output.dtype, torch.float32)
-                self.gates[key] = torch.ones(rows, max(shape), dtype=dtype, device=output.device, requires_grad=True)
+                shape = (rows, output.shape[1], units) if self.by_token else (rows, units)
+                self.gates[key] = torch.ones(shape, dtype=dtype, device=output.device, requires_grad=True)
             each = self.gates[key].repeat_interleave(output.shape[0] // rows, 0)
-            return output * each.view(-1, *shape).to(output.dtype)
+            each = each if self.by_token else each[:, None]
+            return output * each.view(*each.shape, *width).to(output.dtype)
 
         return gated

@@ -100,6 +100,7 @@ class Regularization:
         steps_taken: Optimizer steps so far.
         loss_scale: The factor by which gradients are multiplied under float16.
         share: The weight of a mean over the micro-batch in the loss of the step.
+        averaged: Micro-batches whose losses are averaged after :meth:`compute`; 1 where ``share`` stands for that.
         withholds_labels: Whether the pass that trains does not hand the labels to the model, because the loss is
             computed outside of it.
     """
@@ -112,6 +113,7 @@ class Regularization:
         self.steps_taken = 0
         self.loss_scale = 1.0
         self.share: float | Tensor = 1.0
+        self.averaged = 1
         self.withholds_labels = False
         self._sequences = 0
         self._tally = Tally()
@@ -192,6 +194,7 @@ class Regularization:
             epoch=self.epoch,
             progress=None if total is None else min(1.0, self.steps_taken / max(total, 1)),
             share=self.share,
+            micro_batches=self.averaged * processes.world_size / torch.as_tensor(self.share).clamp(min=1e-12),
             loss_scale=self.loss_scale,
             withholds_labels=self.withholds_labels,
             extra=extra,

@@ -120,6 +120,7 @@ class RegularizedTrainer(Trainer):
         scaler = self.accelerator.scaler
         counted = num_items_in_batch is not None and "labels" in inputs
         self._regularization.share = self._share(inputs, num_items_in_batch).float() if counted else 1.0
+        self._regularization.averaged = 1 if counted else self.current_gradient_accumulation_steps
         self._regularization.loss_scale = scaler.get_scale() if scaler is not None else 1.0
         loss, outputs = self._regularization.compute(inputs, stock)
         return (loss, outputs) if return_outputs else loss

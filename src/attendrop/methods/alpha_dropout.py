@@ -57,6 +57,7 @@ class AlphaDropout(Method):
   url       = {https://arxiv.org/abs/1706.02515}
 }"""
     facts: ClassVar[Facts] = Facts(acts_on=("heads",), units="hidden units")
+    order: ClassVar[int] = -1  # a head that is taken away puts out zeros, not a x + b of them
 
     p: float = 0.1
     layers: str | int | Sequence[int] = "all"

@@ -113,6 +113,8 @@ class Pass:
         progress: Share of the planned optimizer steps that were taken, in [0, 1]; None if it is not known how many.
         share: The weight of a mean over this micro-batch in the loss of the step: under accumulation and DDP, what the
             loss of the batch is multiplied by.
+        micro_batches: How many micro-batches like this one the global batch holds, by the items that losses average
+            over: a penalty that is a sum over this one, times this, is a sum over the global batch.
         loss_scale: The factor by which gradients are multiplied under float16, else 1.
         withholds_labels: Whether the model is not given the labels, since the loss is computed outside of it.
         extra: Columns of the batch that the method asked for and the model does not know; see :attr:`Method.columns`.
@@ -128,6 +130,7 @@ class Pass:
     epoch: int | None = None
     progress: float | None = None
     share: float | Tensor = 1.0
+    micro_batches: float | Tensor = 1.0
     loss_scale: float = 1.0
     withholds_labels: bool = False
     extra: Mapping[str, Tensor] = field(default_factory=dict)
@@ -202,6 +205,8 @@ class Method:
         skips_parameters: Whether some parameters may get no gradient in a step (DDP must know).
         replaces_weights: Whether it puts other weights into the model between steps, those of the start or of a second
             model.
+        order: Where several methods change the same thing, such as the batch or what heads put out, those with lower
+            numbers do so first, those with equal ones by name. How a composition lists them has no effect.
     """
 
     name: ClassVar[str]
@@ -212,6 +217,7 @@ class Method:
     uses_attention: ClassVar[bool] = True
     skips_parameters: ClassVar[bool] = False
     replaces_weights: ClassVar[bool] = False
+    order: ClassVar[int] = 0
 
     @property
     def source(self) -> str:

@@ -13,7 +13,18 @@ from torch import Tensor, nn
 from attendrop.attention import evaluating, forked_rng
 from attendrop.errors import AttendropError
 from attendrop.masks import draw_matrix, draw_rows
-from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup, check_choice, check_count, check_share
+from attendrop.methods.base import (
+    Batch,
+    Facts,
+    Method,
+    Pass,
+    Session,
+    Setup,
+    check_choice,
+    check_count,
+    check_positive,
+    check_share,
+)
 from attendrop.parameters import embedding_weights, layer_parameters
 
 # Elements of a parameter up to which it is drawn together with others.
@@ -42,7 +53,10 @@ class ChildTuning(Method):
         variant: ``"F"`` or ``"D"``.
         p: Share of the parameters in the child network, in (0, 1).
         fisher_batch_size: Of D: rows whose gradients are taken together. 1 is the paper's formula; more are faster, and
-            square the gradient of a mean.
+            square the gradient of a mean, as the authors' code does.
+        fisher_max_norm: Of D: the gradient of each parameter is clipped to this norm before it is squared, so that no
+            layer is favoured for the size of its gradients. 0, the paper's formula: not clipped. The authors' code
+            clips to the norm that the training clips to, mostly 1.
 
     Raises:
         AttendropError: An option is out of its range; or, with D, the training rows are not known.
@@ -50,7 +64,7 @@ class ChildTuning(Method):
     Source: Xu et al. (2021), https://arxiv.org/abs/2109.05687, section 2; they search ``p`` in 0.2 to 0.4 (F) and 0.1
     to 0.3 (D). As in their code, the mask acts on gradients after clipping, D leaves embeddings and head out of its
     mask (they are trained whole), and D's kept gradients are not scaled. Ours: the Fisher information is measured in
-    evaluation mode. The mask is kept with the run, as ``fisher_mask.safetensors``.
+    evaluation mode, theirs with dropout. The mask is kept with the run, as ``fisher_mask.safetensors``.
     """
 
     name: ClassVar[str] = "child-tuning"
@@ -72,11 +86,13 @@ class ChildTuning(Method):
     variant: str = "F"
     p: float = 0.3
     fisher_batch_size: int = 1
+    fisher_max_norm: float = 0.0
 
     def __post_init__(self) -> None:
         check_choice("variant", self.variant, VARIANTS)
         check_share("p", self.p, one_allowed=False)
         check_count("fisher_batch_size", self.fisher_batch_size)
+        check_positive("fisher_max_norm", self.fisher_max_norm, zero_allowed=True)
 
     def start(self, setup: Setup) -> Session:
         return _Free(self, setup) if self.variant == "F" else _Driven(self, setup)
@@ -143,7 +159,7 @@ class _Driven(Session):
 
     def batch(self, step: Pass) -> Batch:
         if not self.masks:
-            self.masks = largest(fisher_information(self.setup, self.method.fisher_batch_size), self.method.p)
+            self.masks = largest(fisher_information(self.setup, self.method), self.method.p)
         return step.batch
 
     @torch.no_grad()
@@ -164,12 +180,12 @@ class _Driven(Session):
         return {"fisher_mask": self.masks} if self.masks else {}
 
 
-def fisher_information(setup: Setup, batch_size: int) -> dict[str, Tensor]:
+def fisher_information(setup: Setup, method: ChildTuning) -> dict[str, Tensor]:
     """The mean over batches of the training rows of the squared gradient of their loss, of each layer parameter.
 
     Args:
         setup: The model and the rows. Each process takes its share of them.
-        batch_size: Rows in a batch.
+        method: How many rows a batch has, and what gradients are clipped to.
     """
     assert setup.train_data is not None
     model = setup.model
@@ -180,13 +196,16 @@ def fisher_information(setup: Setup, batch_size: int) -> dict[str, Tensor]:
     sums = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in chosen.items()}
     count = 0
     with evaluating(model), forked_rng(model):
-        for batch in setup.train_data.in_order(batch_size, setup.processes):
+        for batch in setup.train_data.in_order(method.fisher_batch_size, setup.processes):
             with torch.enable_grad():
                 loss, _ = setup.evaluate(model, batch)
                 gradients = torch.autograd.grad(loss, list(chosen.values()), allow_unused=True)
             for name, gradient in zip(chosen, gradients, strict=True):
                 if gradient is not None:
-                    sums[name].addcmul_(gradient.float(), gradient.float())
+                    gradient = gradient.float()
+                    if method.fisher_max_norm:
+                        gradient *= (method.fisher_max_norm / (gradient.norm() + 1e-6)).clamp(max=1)
+                    sums[name].addcmul_(gradient, gradient)
             count += 1
     total = setup.processes.total
     batches = float(total(torch.tensor(float(count))))

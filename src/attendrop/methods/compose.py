@@ -22,7 +22,9 @@ class Compose(Method):
 
     At each attention layer what one drops is dropped beside what another drops; penalties are added up; what acts on
     parameters, gradients or the batch acts there. Each method draws for itself, follows its own schedule of epochs, and
-    logs under its own name. On the command line: ``--method ad-drop+r-drop --set ad-drop.p=0.3``.
+    logs under its own name. What two of them change is changed in an order that the methods declare
+    (:attr:`Method.order`), so that ``a+b`` and ``b+a`` are the same. On the command line: ``--method ad-drop+r-drop
+    --set ad-drop.p=0.3``.
 
     Example:
         >>> trainer = RegularizedTrainer(model=model, args=args, regularizer=Compose(ADDrop(p=0.3), RDrop(alpha=1.0)))
@@ -106,6 +108,7 @@ class Ensemble(Session):
         super().__init__(method)
         setup = dataclasses.replace(setup, accompany=self._accompany)
         self.sessions = [part.start(setup) for part in method.parts]
+        self.in_order = sorted(self.sessions, key=lambda session: (session.method.order, session.method.name))
         leading = [session for session in self.sessions if overrides(session, Session, "loss")]
         if len(leading) > 1:
             names = [session.method.name for session in leading]
@@ -121,7 +124,7 @@ class Ensemble(Session):
         acting: list[tuple[Session, Pass]] = []
         leader: Session | None = None
         batch = step.batch
-        for session in self.sessions:
+        for session in self.in_order:
             if not session.method.active(step.epoch or 0):
                 continue
             own = self._as_seen_by(session, step, batch)
@@ -139,7 +142,7 @@ class Ensemble(Session):
         return leader.loss(self._as_seen_by(leader, step, batch), one_pass)
 
     def edit_gradients(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        for session in self.sessions:
+        for session in self.in_order:
             session.edit_gradients(parameters)
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
@@ -178,7 +181,7 @@ class Ensemble(Session):
 
     def _accompany(self, model: nn.Module) -> Any:
         """Let all but the one that trains this model act on it, too."""
-        others = [session for session in self.sessions if not overrides(session, Session, "loss")]
+        others = [session for session in self.in_order if not overrides(session, Session, "loss")]
         for session in others:
             session.accompany(model)
         parameters = dict(model.named_parameters())

@@ -41,6 +41,8 @@ class ConcreteDropout(Method):
         p: The probability to start from, in (0, 1).
         learning_rate: Of the log-odds of the probabilities, above 0.
         length_scale: ``l``, that of the prior of the weights, above 0.
+        entropy_weight: ``K``, how many draws the entropy counts for, above 0. It draws all probabilities to 1/2 alike;
+            data must outweigh it for layers to come to differ.
         rows: ``N``. 0: the number of training rows, which must then be known.
         temperature: ``t``, above 0.
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.sites.select_sites`.
@@ -50,12 +52,15 @@ class ConcreteDropout(Method):
             layer's value projection is not to be found.
 
     Source: Gal, Hron, Kendall (2017), https://arxiv.org/abs/1705.07832, sections 2 and 3; 0.1 for ``t`` is theirs, and
-    so are the start at 0.1 and ``l`` = 1e-4 in their code. There what is dropped are the features that a layer reads.
-    On attention weights, ``W`` and ``K`` are a choice: ``W`` is the weight of the layer's value projection, ``K`` is
-    how many features it reads. A projection that makes queries, keys and values at once is known where they come in
-    this order, of the same width (GPT-2, ModernBERT). Their ``W`` is ours over ``1 - p``, since what is kept is scaled
-    up. The learning rate is ours: fine-tuning takes few steps. The model's own dropout stays on; set it to 0 to have
-    this one alone.
+    so are the start at 0.1 and ``l`` = 1e-4 in their code. There the features that a layer reads are dropped, a row of
+    ``W`` with each, and ``K`` counts them. An attention weight takes no row of ``W`` with it, so ``K`` and ``W`` are a
+    choice: ``K`` is 1, such that the prior of a probability counts as one row of data; ``W`` is the weight of the
+    layer's value projection. If ``K`` were the features (384 in MiniLM), the prior's gradient on 2,490 rows, -0.03 and
+    equal in all layers, would be a hundred times that of the data. On 160 rows of RTE, six epochs, one seed,
+    ``learning_rate=0.02``: with 384 all layers end at 0.27; with 1, at 0.12 (the last) to 0.22. A projection that
+    makes queries, keys and values at once is known where they come in this order, of the same width (GPT-2,
+    ModernBERT). Their ``W`` is ours over ``1 - p``, since what is kept is scaled up. The learning rate is ours:
+    fine-tuning takes few steps. The model's own dropout stays on; set it to 0 to have this one alone.
     """
 
     name: ClassVar[str] = "concrete-dropout"
@@ -74,6 +79,7 @@ class ConcreteDropout(Method):
     p: float = 0.1
     learning_rate: float = 0.01
     length_scale: float = 1e-4
+    entropy_weight: float = 1.0
     rows: int = 0
     temperature: float = 0.1
     layers: str | int | Sequence[int] = "all"
@@ -81,7 +87,7 @@ class ConcreteDropout(Method):
     def __post_init__(self) -> None:
         check_share("p", self.p, one_allowed=False)
         check_count("rows", self.rows, 0)
-        for name in ("learning_rate", "length_scale", "temperature"):
+        for name in ("learning_rate", "length_scale", "entropy_weight", "temperature"):
             check_positive(name, getattr(self, name))
         object.__setattr__(self, "layers", checked_layers(self.layers))
 
@@ -139,7 +145,7 @@ class _Learning(Session):
         for key, logit in zip(self.keys, self.logits, strict=True):
             weight = value_weight(*self._projections[key])
             norm = weight.square().sum() / (2 * torch.sigmoid(-logit))
-            total = total + self.method.length_scale**2 * norm - weight.shape[0] * entropy(logit)
+            total = total + self.method.length_scale**2 * norm - self.method.entropy_weight * entropy(logit)
         return total / self.rows
 
     def after_step(self, steps_taken: int) -> dict[str, float]:

@@ -93,10 +93,11 @@ def mean_spread(model: nn.Module, outputs: Sequence[Any], batch: Batch) -> Tenso
     return torch.stack([mean(spread(kind_of(model, views), views)) for views in heads]).mean()
 
 
-def mean_divergence(model: nn.Module, outputs: Any, batch: Batch) -> Tensor:
-    """The mean :func:`divergence` of two copies of each row, side by side in ``batch``, over rows or tokens."""
+def divergences(model: nn.Module, outputs: Any, batch: Batch) -> list[tuple[str, Tensor]]:
+    """Of each head its kind, and the :func:`divergence` of both copies of each row, side by side in ``batch``."""
     found = predictions(model, outputs, batch, 2)
-    return torch.stack([mean(divergence(kind_of(model, each), each[0], each[1])) for each in found]).mean()
+    kinds = [kind_of(model, each) for each in found]
+    return [(kind, divergence(kind, each[0], each[1]).flatten()) for kind, each in zip(kinds, found, strict=True)]
 
 
 def wide(values: Tensor) -> Tensor:

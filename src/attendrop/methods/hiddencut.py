@@ -68,11 +68,14 @@ class HiddenCut(Method):
     Source: Chen et al. (2021), https://aclanthology.org/2021.acl-long.338, section 3. The authors' code has 0.1, 0.4,
     1, 1 and one view; it sets what the feed-forward puts out to zero, before the residual connection, which
     ``"feed_forward"`` does but for the last bias. ``"block"`` is stronger: all that a layer knew of these tokens is
-    gone, also where a span takes in the first token, which a classifier reads. Attention is taken after the model's
-    dropout, and from tokens that are no padding; the model's own dropout acts in all passes, each with its own draws.
-    Where predictions are numbers, the squared distance from their mean takes the place of the divergence; where they
-    are several labels, each label's Bernoulli distribution counts; where they are tokens, the mean is over those with a
-    label. Of an encoder-decoder model the encoder alone is cut.
+    gone, also where a span takes in the first token, which a classifier reads. Three more things differ from the code.
+    It ranks tokens by the attention of the pass that it cuts, before dropout, and counts that from padding; here it is
+    that of the first pass, after dropout, from tokens that are no padding. It leaves out the dropout that follows the
+    feed-forward where it cuts; here the model's own dropout acts in all passes, each with its own draws. Its divergence
+    is ``KL(mean || P)``; here it is ``KL(P || mean)``, as in the paper. Where predictions are numbers, the squared
+    distance from their mean takes the place of the divergence; where they are several labels, each label's Bernoulli
+    distribution counts; where they are tokens, the mean is over those with a label. Of an encoder-decoder model the
+    encoder alone is cut.
     """
 
     name: ClassVar[str] = "hiddencut"

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
-from attendrop.methods.base import Batch, Facts, Method, Pass, check_positive
-from attendrop.methods.consistency import mean_divergence
+from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup, check_choice, check_positive
+from attendrop.methods.consistency import divergences, mean
 from attendrop.rows import number_of_rows
+
+logger = logging.getLogger(__name__)
+
+REDUCTIONS = ("mean", "sum")
 
 
 @dataclass(frozen=True)
@@ -17,9 +23,24 @@ class RDrop(Method):
     """Consistency of two passes that differ in their dropout.
 
     Every row goes through the model twice, in one batch of twice the rows. The loss is the mean over both copies, plus
-    ``alpha / 2`` times the mean of the symmetric Kullback-Leibler divergence ``(KL(P1 || P2) + KL(P2 || P1)) / 2``
-    between their predictions. For regression, the squared difference of the predictions takes its place; for several
-    labels per text, the divergence of each label's Bernoulli distribution, summed.
+    ``alpha / 2`` times the symmetric Kullback-Leibler divergence ``(KL(P1 || P2) + KL(P2 || P1)) / 2`` between their
+    predictions. For regression, the squared difference of the predictions takes its place; for several labels per text,
+    the divergence of each label's Bernoulli distribution, summed.
+
+    ``reduction="mean"`` averages the divergence over the rows (or over the tokens that have a label), ``"sum"`` adds it
+    up over the global batch: all micro-batches of an optimizer step, of all processes. With B rows in the global batch
+    the sum weighs B times as much, so it depends on the batch size as a learning rate does. A squared difference of
+    numbers is always averaged. In a loop of one's own, each call of ``reg.loss`` counts as a global batch.
+
+    Which is which (CE1, CE2: mean cross-entropy of the copies; KL: the divergence above of each row):
+
+    ================  =====================================  ======================  ============================
+    source            loss                                   options                 weight of mean KL, CE mean 1
+    ================  =====================================  ======================  ============================
+    the paper         ``CE1 + CE2 + alpha mean(KL)``         ``alpha``               ``alpha / 2``
+    its BERT code     ``CE1 + CE2 + 0.5 sum(KL)``            ``sum``, ``alpha=0.5``  4 at B = 16, 8 at B = 32
+    its RoBERTa code  ``(CE1 + CE2) / 2 + 0.7 sum(KL)``      ``sum``, ``alpha=1.4``  11.2 at B = 16, 22.4 at B = 32
+    ================  =====================================  ======================  ============================
 
     Example:
         >>> with regularize(model, RDrop(alpha=1.0)) as reg:
@@ -27,14 +48,15 @@ class RDrop(Method):
 
     Args:
         alpha: Weight of the divergence, above 0.
+        reduction: ``"mean"`` or ``"sum"``.
 
     Raises:
-        AttendropError: ``alpha`` is out of its range; or the model returns no logits.
+        AttendropError: An option is out of its range; or the model returns no logits.
 
-    Source: Wu et al. (2021), https://arxiv.org/abs/2106.14448, Eq. 2 to 4, where the loss is the sum over both copies
-    and ``alpha`` times the divergence; ours is half of both, so that the learning rate means what it means in plain
-    fine-tuning. ``alpha`` is 0.1 to 1 in their GLUE runs (their code: 1.0 for CoLA, RTE, MRPC and STS-B). Means over
-    tokens are over those that have a label.
+    Source: Wu et al. (2021), https://arxiv.org/abs/2106.14448, Eq. 2 to 4, and the code of its GLUE runs, whose
+    regression adds ``MSE(1, 2)`` to ``MSE1 + MSE2`` (BERT: ``alpha=1``) or ``0.8 MSE(1, 2)`` to half of that (RoBERTa:
+    ``alpha=1.6``). Ours is half of the paper's loss, so that the learning rate means what it means in plain
+    fine-tuning. A model without dropout makes both passes equal, which is warned of.
     """
 
     name: ClassVar[str] = "r-drop"
@@ -56,19 +78,55 @@ class RDrop(Method):
         tasks="all; regression: squared difference",
     )
     uses_attention: ClassVar[bool] = False
+    order: ClassVar[int] = -1  # rows are repeated before tokens of each copy are dropped
 
     alpha: float = 1.0
+    reduction: str = "mean"
 
     def __post_init__(self) -> None:
         check_positive("alpha", self.alpha)
+        check_choice("reduction", self.reduction, REDUCTIONS)
 
     def batch(self, step: Pass) -> Batch:
         return repeat_rows(step.batch, 2)
 
     def penalty(self, step: Pass, outputs: Any) -> Tensor:
-        divergence = mean_divergence(step.model, outputs, step.batch)
-        step.note("divergence", divergence)
-        return self.alpha / 2 * divergence
+        heads = divergences(step.model, outputs, step.batch)
+        step.note("divergence", torch.stack([mean(values) for _, values in heads]).mean())
+        return self.alpha / 2 * torch.stack([self._reduced(step, *head) for head in heads]).mean()
+
+    def start(self, setup: Setup) -> Session:
+        return _TwoPasses(self)
+
+    def _reduced(self, step: Pass, kind: str, values: Tensor) -> Tensor:
+        if self.reduction == "sum" and kind != "number":
+            return values.sum() * step.micro_batches
+        return mean(values)
+
+
+class _TwoPasses(Session):
+    """Watches whether the passes differ."""
+
+    def __init__(self, method: Method) -> None:
+        super().__init__(method)
+        self._steps = 0
+        self._largest = torch.zeros(())
+
+    def penalty(self, step: Pass, outputs: Any) -> Tensor | None:
+        penalty = super().penalty(step, outputs)
+        assert penalty is not None
+        self._largest = torch.maximum(self._largest.to(penalty.device), penalty.detach())
+        return penalty
+
+    def after_step(self, steps_taken: int) -> dict[str, float]:
+        # Asked once: it waits for the device. A head that starts from zeros predicts alike in the first step.
+        self._steps += 1
+        if self._steps == 2 and not self._largest > 0:
+            logger.warning(
+                "R-Drop: both passes give the same predictions, so it changes nothing. The model has no dropout in "
+                "training; set its probability above 0 in the model's configuration, such as hidden_dropout_prob=0.1."
+            )
+        return {}
 
 
 def repeat_rows(batch: Batch, copies: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -13,18 +14,22 @@ from attendrop.attention import Attachment, Plan
 from attendrop.errors import AttendropError
 from attendrop.gates import Gates
 from attendrop.masks import share as floor_share
-from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup, check_share, check_switch
+from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup, check_choice, check_share, check_switch
 from attendrop.methods.rewind import Start
-from attendrop.methods.ticket import Place, lowest, places, refuse_shared, zero
+from attendrop.methods.ticket import Place, lowest, places, refuse_shared, wanted, zero
 from attendrop.rows import to_device
+
+logger = logging.getLogger(__name__)
+
+ABSOLUTE = ("token", "row")
 
 
 @dataclass(frozen=True)
 class SuperT(Method):
     """Prunes the attention heads and feed-forwards of least importance, and fine-tunes what is left from the start.
 
-    For the first ``search`` of the planned steps the model trains as ever, and importances are added up: ``I = E_x
-    |dL(x) / dg|`` for a gate ``g = 1`` on what a head, or a feed-forward, puts out. Then the weights go back to those
+    For the first ``search`` of the planned steps the model trains as ever, and importances are added up: ``I = E
+    |dL / dg|`` for a gate ``g = 1`` on what a head, or a feed-forward, puts out. Then the weights go back to those
     of the start, the optimizer forgets, and what ranks lowest is pruned: the output projection's weights that read a
     pruned head are zero, and a pruned feed-forward's last projection, and they stay so. The model is the ticket;
     nothing has to be kept beside it.
@@ -37,23 +42,26 @@ class SuperT(Method):
         ...     reg.step()  # after the 300th step the model is the ticket, with the weights of the start
 
     Args:
-        share: Of the heads, and of the feed-forwards, to prune (rounded down), in (0, 1).
+        share: Of the heads, and of the feed-forwards, to prune (rounded down), in (0, 1). The most important head of a
+            layer stays. By 0.1, a model of fewer than ten layers loses no feed-forward, which is warned of.
         search: Of the planned steps, the share before the model begins anew, in (0, 1).
         heads: Whether to prune heads.
         feed_forward: Whether to prune feed-forwards.
+        absolute: What the absolute value is taken of: ``"token"``, the gradient of a gate for each token; ``"row"``,
+            that of one for each row, as the paper's formula has it.
 
     Raises:
         AttendropError: An option is out of its range; the optimizer or the number of steps is not known, or there are
             too few of them; or, in training, the model shares its layers (ALBERT), or so few can be pruned that it
             would be none.
 
-    Source: Liang et al. (2021), https://aclanthology.org/2021.acl-long.510. As in their code, heads are
-    ranked after the importances of a layer are divided by their norm, feed-forwards apart from them, of both the same
-    share is pruned, and 0.1 is the least share that its scripts try.
-    Deviations: one run holds all of it, so that importances are those of the steps of the search, not of one more pass
-    after it (``search=0.3`` is ours), and the learning rate goes on in its schedule. The absolute value is taken for
-    each row, as the formula has it; their code adds up batches. Clipping still counts the gradients of what is pruned.
-    Evaluations during the search count neither for the best checkpoint nor for early stopping.
+    Source: Liang et al. (2021), https://aclanthology.org/2021.acl-long.510. As in their code, the absolute value is
+    taken for each token; heads are ranked after the importances of a layer are divided by their norm, feed-forwards
+    apart from them; of both the same share is pruned; one head at least stays in each layer; and 0.1 is the least share
+    that its scripts try. Deviations: one run holds all of it, so that importances are those of the steps of the search,
+    with dropout, not of one more pass after it without (``search=0.3`` is ours), and the learning rate goes on in its
+    schedule. Clipping still counts the gradients of what is pruned. Evaluations during the search count neither for the
+    best checkpoint nor for early stopping.
     """
 
     name: ClassVar[str] = "supert"
@@ -73,17 +81,20 @@ class SuperT(Method):
         tasks="all; not models that share layers (ALBERT)",
     )
     replaces_weights: ClassVar[bool] = True
+    order: ClassVar[int] = 1  # gates are on what leaves the heads at last
 
     share: float = 0.1
     search: float = 0.3
     heads: bool = True
     feed_forward: bool = True
+    absolute: str = "token"
 
     def __post_init__(self) -> None:
         check_share("share", self.share, one_allowed=False)
         check_share("search", self.search, one_allowed=False)
         check_switch("heads", self.heads)
         check_switch("feed_forward", self.feed_forward)
+        check_choice("absolute", self.absolute, ABSOLUTE)
         if not (self.heads or self.feed_forward):
             raise AttendropError("heads=False and feed_forward=False leave nothing to prune; set one of them.")
 
@@ -116,6 +127,7 @@ class _SuperT(Session):
         self.loss_scale = 1.0
         self._attachment: Attachment | None = None
         self._gates: list[Gates] = []
+        self._checked = False
 
     def plan(self, step: Pass) -> Plan | None:
         if self.pruned is not None:
@@ -124,14 +136,17 @@ class _SuperT(Session):
             refuse_shared(step.attachment)
             self._attachment = step.attachment
         self.loss_scale = step.loss_scale
-        self._gates.append(Gates(step.key.rows, heads=self.method.heads, feed_forward=self.method.feed_forward))
+        by_token = self.method.absolute == "token"
+        self._gates.append(
+            Gates(step.key.rows, heads=self.method.heads, feed_forward=self.method.feed_forward, by_token=by_token)
+        )
         return self._gates[-1]
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
         if self.pruned is not None or self._attachment is None:
             return {}
         self._add()
-        self._refuse_none(self._attachment)
+        self._check_share(self._attachment)
         return self._begin_anew(self._attachment) if steps_taken >= self.search_steps else {}
 
     def searching(self) -> bool:
@@ -182,15 +197,33 @@ class _SuperT(Session):
         for key, value in zip(found, torch.split(total, [len(value) for value in found.values()]), strict=True):
             self.importance[key] = value + self.importance.get(key, 0)
 
-    def _refuse_none(self, attachment: Attachment) -> None:
-        """Raise if nothing would be pruned, once all layers were seen: LayerDrop may leave some out."""
+    def _check_share(self, attachment: Attachment) -> None:
+        """Say what the share comes to, once all layers were seen (LayerDrop may leave some out).
+
+        Raises:
+            AttendropError: Nothing would be pruned.
+        """
         forwards = sum(block.feed_forward is not None for block in attachment.blocks)
         known = len(attachment.sites) * self.method.heads + forwards * self.method.feed_forward
-        if len(self.importance) == known and not any(lowest(self.importance, self.method.share).values()):
+        if self._checked or len(self.importance) < known:
+            return
+        self._checked = True
+        share, chosen = self.method.share, lowest(self.importance, self.method.share)
+        if not any(chosen.values()):
             raise AttendropError(
-                f"share={self.method.share} of {_count(self.importance, 'heads')} heads and of "
+                f"share={share} of {_count(self.importance, 'heads')} heads, of which one stays in each layer, and of "
                 f"{_count(self.importance, 'feed_forward')} feed-forwards is none; raise it."
             )
+        for kind, words in (("heads", "heads"), ("feed_forward", "feed-forwards")):
+            total, pruned = _count(self.importance, kind), _count(chosen, kind)
+            if total and not pruned:
+                logger.warning(
+                    "share=%s of %d %s is none: all of them stay. Raise it to prune some.", share, total, words
+                )
+            elif pruned < wanted(self.importance, kind, share):
+                logger.warning(
+                    "Of %d heads %d are pruned, for share=%s: one stays in each layer.", total, pruned, share
+                )
 
     def _begin_anew(self, attachment: Attachment) -> dict[str, float]:
         """Rewind, and prune."""

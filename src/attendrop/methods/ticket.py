@@ -19,7 +19,8 @@ Place = tuple[int, list[int]] | None
 def lowest(importance: Mapping[str, Tensor], share: float) -> dict[str, list[int]]:
     """Choose what to prune: of each layer the numbers of heads, and ``[0]`` or nothing for a feed-forward.
 
-    Heads are ranked by their importance over the norm of those of their layer, feed-forwards by themselves.
+    Heads are ranked by their importance over the norm of those of their layer, feed-forwards by themselves. The head of
+    greatest importance of each layer is never chosen.
 
     Args:
         importance: By ``heads/SITE``, ``(heads,)``, and by ``feed_forward/BLOCK``, ``(1,)``.
@@ -32,11 +33,18 @@ def lowest(importance: Mapping[str, Tensor], share: float) -> dict[str, list[int
             if key.startswith(kind):
                 values = values.double().cpu()
                 scale = values.norm().clamp(min=1e-20) if kind == "heads" else torch.ones(())
-                ranked += [(value, key, number) for number, value in enumerate((values / scale).tolist())]
+                kept = int(values.argmax()) if kind == "heads" else None
+                ranked += [(v, key, number) for number, v in enumerate((values / scale).tolist()) if number != kept]
         ranked.sort(key=lambda item: item[0])
-        for _, key, number in ranked[: int(floor_share(torch.tensor(len(ranked)), share))]:
+        for _, key, number in ranked[: wanted(importance, kind, share)]:
             found[key] = sorted([*found[key], number])
     return found
+
+
+def wanted(importance: Mapping[str, Tensor], kind: str, share: float) -> int:
+    """How many heads, or feed-forwards, a share of all of them is."""
+    total = sum(len(values) for key, values in importance.items() if key.startswith(kind))
+    return int(floor_share(torch.tensor(total), share))
 
 
 def places(attachment: Attachment, pruned: Mapping[str, list[int]], heads: Mapping[str, int]) -> dict[str, Place]:
