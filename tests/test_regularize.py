@@ -6,9 +6,24 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 import zoo
+from torch.optim.swa_utils import AveragedModel
 
-from attendrop import ADDrop, AttendropError, FineTune, Regularization, regularize
+from attendrop import (
+    SCAL,
+    ADDrop,
+    AttendOut,
+    AttendropError,
+    FineTune,
+    HeadMask,
+    HiddenCut,
+    LayerDrop,
+    Mixout,
+    RDrop,
+    Regularization,
+    regularize,
+)
 from attendrop.methods.base import Processes
 
 METHOD = ADDrop(p=0.5, q=0.5, cross_tuning=False)
@@ -170,3 +185,95 @@ def test_a_compiled_model_gives_the_same() -> None:
             loss.backward()
         found.append(zoo.gradients(model))
     zoo.assert_same(found[0], found[1])
+
+
+class Holder(torch.nn.Module):
+    """As DistributedDataParallel holds a model."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+@pytest.mark.parametrize("method", [METHOD, Mixout(), FineTune()], ids=lambda method: method.name)
+@pytest.mark.parametrize("wrapper", [torch.nn.DataParallel, AveragedModel, Holder])
+def test_wrappers_are_refused_in_words(wrapper: Any, method: Any) -> None:
+    model = wrapper(zoo.build("bert"))
+    with (
+        pytest.raises(AttendropError, match=rf"{wrapper.__name__} is a wrapper .* its \.module"),
+        regularize(model, method),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("method", [METHOD, LayerDrop(p=0.5)], ids=lambda method: method.name)
+def test_a_compiled_model_is_regularised_as_the_model_is(method: Any) -> None:
+    found = []
+    for compiled in (False, True):
+        model, batch = zoo.build("bert"), zoo.batch_of("bert")
+        run = torch.compile(model, backend="eager") if compiled else model
+        with regularize(run, method) as reg:
+            reg.step()
+            reg.loss(batch).backward()
+            assert any("dropped" in key for key in reg.logs())
+        found.append(zoo.gradients(model))
+    zoo.assert_same(found[0], found[1], 1e-6)
+
+
+TUPLES = {
+    "ad-drop": METHOD,
+    "ad-drop integrated": ADDrop(attribution="integrated_gradient", steps=2, cross_tuning=False),
+    "headmask": HeadMask(share=0.5, by="importance"),
+    "r-drop": RDrop(),
+    "hiddencut": HiddenCut(alpha=0.3),
+    "scal": SCAL(),
+    "attendout": AttendOut(dropout_step=1),
+}
+
+
+class Tuples(torch.nn.Module):
+    """A model around another, which returns tuples."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.config, self.inner = inner.config, inner
+
+    def forward(self, labels: Any = None, **kwargs: Any) -> Any:
+        given = kwargs if labels is None else {**kwargs, "labels": labels}
+        return self.inner(**given).to_tuple()
+
+
+@pytest.mark.parametrize("name", ["bert", "bart-class", "gpt2", "bert-answers"])
+@pytest.mark.parametrize("method", TUPLES.values(), ids=TUPLES)
+def test_models_that_return_tuples_are_supported(method: Any, name: str) -> None:
+    found = []
+    for tuples in (False, True):
+        model, batch = model_and_batch(name)
+        model = Tuples(model).train() if tuples else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with regularize(model, method, optimizer=optimizer, reward_data=[batch], total_steps=1) as reg:
+            found.append(reg.loss(batch))
+            found[-1].backward()
+            optimizer.step()
+            reg.step()
+    torch.testing.assert_close(*found)
+
+
+def model_and_batch(name: str) -> tuple[Any, zoo.Batch]:
+    if name != "bert-answers":
+        return zoo.build(name), zoo.batch_of(name)
+    batch = zoo.batch_of("bert", labels=False)
+    batch |= {"start_positions": torch.tensor([1, 2, 0]), "end_positions": torch.tensor([3, 4, 2])}
+    options = {**zoo.ZOO["bert"].options, "num_labels": 2}
+    return zoo.from_class("BertForQuestionAnswering", options).train(), batch
+
+
+def test_a_model_told_to_return_tuples_is_supported() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with regularize(model, METHOD) as reg:
+        expected = reg.loss(batch)
+        model.config.return_dict = False
+        reg.step()
+        reg.begin_step(0)
+        assert reg.loss(batch) == expected
+        assert isinstance(model(**batch), tuple)

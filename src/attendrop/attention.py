@@ -26,6 +26,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIPLE_CHOICE_MAP
 from attendrop.block_hooks import BlockHooks
 from attendrop.errors import AttendropError
 from attendrop.isolation import evaluating, forked_rng
+from attendrop.outputs import named_outputs
 from attendrop.plan import PLAN_KEYWORD, Combined, Plan
 from attendrop.scoring import Call, Scoring
 from attendrop.sites import Site
@@ -170,10 +171,9 @@ class Attachment:
         return plan
 
     def forward(self, batch: Mapping[str, Any], plan: Plan | None = None) -> Any:
-        """Run the model on ``batch``, with ``plan`` if there is one."""
-        if plan is None:
-            return self.model(**batch)
-        return self.model(**batch, **{PLAN_KEYWORD: self.bind(plan)})
+        """Run the model on ``batch``, with ``plan`` if there is one; the outputs have names."""
+        keywords = {} if plan is None else {PLAN_KEYWORD: self.bind(plan)}
+        return named_outputs(self.model(**batch, **keywords), batch)
 
     def _traced(self, batch: Mapping[str, Any]) -> Trace:
         def run(plan: Plan) -> None:

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from attendrop.attention import evaluating, forked_rng
 from attendrop.errors import AttendropError
+from attendrop.outputs import named_outputs
 
 IGNORED = -100
 
@@ -66,7 +67,7 @@ def shifts_labels(model: nn.Module, batch: Mapping[str, Any]) -> bool:
 
 def _loss(model: nn.Module, batch: Mapping[str, Any]) -> Tensor | None:
     try:
-        return getattr(model(**batch), "loss", None)
+        return getattr(named_outputs(model(**batch), batch), "loss", None)
     except TypeError as error:
         if "labels" not in str(error):
             raise

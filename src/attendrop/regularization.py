@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attendrop.attention import Attachment, Plan
+from attendrop.attention import PLAN_KEYWORD, Attachment, Plan
 from attendrop.errors import AttendropError
 from attendrop.masks import DrawKey
 from attendrop.methods.base import Batch, ComputeLoss, Method, Pass, Session, Setup, overrides, tokens_of
+from attendrop.outputs import named_outputs
 from attendrop.rows import labelled_data, number_of_rows
 from attendrop.tally import Tally
 
@@ -48,7 +49,7 @@ def regularize(
         ...             reg.step()
 
     Args:
-        model: A transformers model, without wrappers such as DistributedDataParallel.
+        model: A transformers model, compiled or not; without wrappers such as DistributedDataParallel.
         method: What to do, such as ``ADDrop(p=0.3, q=0.3)``.
         seed: Seed of the method's own random draws. They do not touch torch's global random state.
         total_steps: How many optimizer steps are planned. Methods that follow a schedule need it.
@@ -64,6 +65,8 @@ def regularize(
     Raises:
         AttendropError: The model is not supported by the method, or the method needs something that is not given.
     """
+    run, model = model, getattr(model, "_orig_mod", model)
+    _refuse_wrapper(model)
     device = next(model.parameters()).device
 
     def evaluate(model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
@@ -80,7 +83,7 @@ def regularize(
         train_data=labelled_data("train_data", train_data, device),
         **tokens_of(tokenizer),
     )
-    regularization = Regularization(setup, method)
+    regularization = Regularization(setup, method, run)
     try:
         yield regularization
         regularization.finish()
@@ -94,6 +97,7 @@ class Regularization:
     Args:
         setup: The model, and what else a method may need.
         method: What to do.
+        run: What the pass that trains calls, if not the model itself: the compiled model.
 
     Attributes:
         session: What the method keeps while it trains.
@@ -105,8 +109,9 @@ class Regularization:
             computed outside of it.
     """
 
-    def __init__(self, setup: Setup, method: Method) -> None:
+    def __init__(self, setup: Setup, method: Method, run: nn.Module | None = None) -> None:
         self.model = setup.model
+        self._run = setup.model if run is None else run
         self.method = method
         self.setup = setup
         self.epoch: int | None = None
@@ -266,14 +271,14 @@ class Regularization:
         return [session for session in self.session.parts if session.method.active(self.epoch or 0)]
 
     def _plain(self, batch: Batch, plan: Plan | None = None, model: nn.Module | None = None) -> tuple[Tensor, Any]:
-        if plan is None:
-            return loss_and_outputs((model or self.model)(**batch))
-        return loss_and_outputs(self._attached.forward(batch, plan))
+        keywords = {} if plan is None else {PLAN_KEYWORD: plan}
+        return loss_and_outputs((self._run if model is None else model)(**batch, **keywords))
 
     def _bound(self, compute_loss: ComputeLoss) -> ComputeLoss:
         def bound(batch: Batch, plan: Plan | None = None, model: nn.Module | None = None) -> tuple[Tensor, Any]:
             plan = None if plan is None else self._attached.bind(plan)
-            return compute_loss(batch, plan) if model is None else compute_loss(batch, plan, model)
+            loss, outputs = compute_loss(batch, plan) if model is None else compute_loss(batch, plan, model)
+            return loss, named_outputs(outputs, batch)
 
         return bound
 
@@ -281,6 +286,14 @@ class Regularization:
     def _attached(self) -> Attachment:
         assert self._attachment is not None
         return self._attachment
+
+
+def _refuse_wrapper(model: nn.Module) -> None:
+    if [name for name, _ in model.named_children()] == ["module"]:
+        raise AttendropError(
+            f"{type(model).__name__} is a wrapper around the model; pass the model itself, its .module, and take one "
+            "device. RegularizedTrainer trains on several (torchrun)."
+        )
 
 
 def loss_and_outputs(outputs: Any) -> tuple[Tensor, Any]:

@@ -1,0 +1,26 @@
+"""What a model returns, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers.modeling_outputs import QuestionAnsweringModelOutput, SequenceClassifierOutput
+
+
+def named_outputs(outputs: Any, batch: Mapping[str, Any]) -> Any:
+    """Give the outputs of a model that returns tuples their names; others are returned as they are.
+
+    As everywhere in transformers, the loss comes first, if there is one, and then the logits: of question answering
+    those of the first and of the last token.
+
+    Args:
+        outputs: What the model returned.
+        batch: What it was given.
+    """
+    if not isinstance(outputs, tuple):
+        return outputs
+    loss, rest = (outputs[0], outputs[1:]) if outputs[0].ndim == 0 else (None, outputs)
+    if "start_positions" in batch:
+        return QuestionAnsweringModelOutput(loss, *rest[:2])
+    return SequenceClassifierOutput(loss, *rest[:1])
