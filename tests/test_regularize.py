@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers as hf
 import zoo
 from torch.optim.swa_utils import AveragedModel
 
