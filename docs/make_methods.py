@@ -7,6 +7,7 @@ from pathlib import Path
 
 from attendrop.methods import get_method, method_names
 from attendrop.methods.base import Method
+from attendrop.methods.compatibility import ANY, Rule, rules_of
 
 PAGE = Path(__file__).with_name("methods.md")
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results.json"
@@ -34,13 +35,16 @@ _COMPOSITION = """
 
 `--method ad-drop+r-drop --set ad-drop.p=0.3`, or `Compose(ADDrop(p=0.3), RDrop())`. At each attention layer, what one
 method drops is dropped beside what another drops; penalties add up; what acts on parameters, gradients or the batch
-acts there; each method draws for itself and logs under its own name. Refused, with the reason, are: one method twice;
-plain fine-tuning beside another; two that replace parameters (mixout, DropConnect); two that decide which passes a step
-takes (AttendOut, HiddenCut, SCAL); two that rewind or exchange weights (AttendOut, SuperT, AutoDropout); two that need
-rows set aside; SuperT with mixout; Concrete Dropout with what has a second model or rewinds one (AttendOut, SuperT,
-AutoDropout), and with what leaves out blocks (LayerDrop, UniDrop but for `structure=0`).
+acts there; each method draws for itself and logs under its own name.
 
 | together | time | memory |
+|---|---|---|
+"""
+_REFUSED = """
+A method cannot be given twice, and these cannot be combined; `Compose(...)` says so, with the reason, before anything
+is trained. The rules stand where the methods do; in brackets the options under which one holds.
+
+| method | and | why not |
 |---|---|---|
 """
 
@@ -68,7 +72,22 @@ def page() -> str:
     for figure in together:
         name = figure.removesuffix(" / stock step")
         text += f"| `{name}` | {' | '.join(_costs(name, costs))} |\n"
+    text += _REFUSED + "".join(_rule(rule) for rule in rules_of(map(get_method, method_names())))
     return text + "\n" + "\n".join(_section(get_method(name)) for name in method_names())
+
+
+def _rule(rule: Rule) -> str:
+    one, other = _with(rule.one), _with(rule.other)
+    return f"| {one} | {'another such' if rule.one == rule.other else other} | {rule.reason} |\n"
+
+
+def _with(trait: str) -> str:
+    """The methods that have a trait."""
+    if trait == ANY:
+        return trait
+    found = [get_method(name) for name in method_names() if trait in (name, *get_method(name).traits)]
+    options = {method.name: method.traits.get(trait) for method in found}
+    return ", ".join(f"`{name}`{f' ({only})' if only else ''}" for name, only in options.items())
 
 
 def _row(method: type[Method], costs: dict[tuple[str, str], float]) -> str:

@@ -13,6 +13,7 @@ from attendrop.attention import Plan, evaluating, forked_rng
 from attendrop.errors import AttendropError
 from attendrop.masks import share as floor_share
 from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup, check_choice, check_count, check_share
+from attendrop.methods.compatibility import EXCHANGES_WEIGHTS, SCORES_ROWS
 from attendrop.methods.dropout_patterns import Patterned, part_of, propose
 from attendrop.methods.rewind import Start
 from attendrop.rows import number_of_rows
@@ -73,7 +74,7 @@ class AutoDropout(Method):
   url       = {https://arxiv.org/abs/2101.01761}
 }"""
     facts: ClassVar[Facts] = Facts(acts_on=("scores",), forward="1 + scoring", state="the weights of the start")
-    replaces_weights: ClassVar[bool] = True
+    traits: ClassVar[Mapping[str, str]] = {EXCHANGES_WEIGHTS: "", SCORES_ROWS: ""}
 
     search: float = 0.5
     trials: int = 8

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from attendrop.attention import Attachment, Combined, Plan
 from attendrop.errors import AttendropError
 from attendrop.masks import DrawKey
+from attendrop.methods.compatibility import ANY, Rule
 from attendrop.sites import Site, select_sites
 from attendrop.tally import Tally
 from attendrop.validation import check_choice as check_choice
@@ -203,10 +204,11 @@ class Method:
         facts: For the table in the documentation.
         uses_attention: Whether it needs a model whose attention can be reached; without, any model will do.
         skips_parameters: Whether some parameters may get no gradient in a step (DDP must know).
-        replaces_weights: Whether it puts other weights into the model between steps, those of the start or of a second
-            model.
         order: Where several methods change the same thing, such as the batch or what heads put out, those with lower
             numbers do so first, those with equal ones by name. How a composition lists them has no effect.
+        traits: What decides with which methods it cannot be combined (see :mod:`attendrop.methods.compatibility`), each
+            with the options under which it has the trait; empty if always.
+        rules: With which it cannot be combined for reasons of its own.
     """
 
     name: ClassVar[str]
@@ -216,8 +218,9 @@ class Method:
     facts: ClassVar[Facts] = Facts()
     uses_attention: ClassVar[bool] = True
     skips_parameters: ClassVar[bool] = False
-    replaces_weights: ClassVar[bool] = False
     order: ClassVar[int] = 0
+    traits: ClassVar[Mapping[str, str]] = {}
+    rules: ClassVar[tuple[Rule, ...]] = ()
 
     @property
     def source(self) -> str:
@@ -240,12 +243,9 @@ class Method:
         """The methods that this one is made of."""
         return (self,)
 
-    def conflict(self, other: Method) -> str | None:
-        """Why it has no meaning to combine this method with another, as a sentence; None if it has."""
-        if self.replaces_weights and other.replaces_weights:
-            return "Both put other weights into the model while it trains."
-        both = set(self.facts.acts_on) & set(other.facts.acts_on) & {"parameters"}
-        return "Both replace the parameters of a pass, and only one of them would be seen." if both else None
+    def has(self, trait: str) -> bool:
+        """Whether it has one of its :attr:`traits`, with these options; its name is one, too."""
+        return trait in (ANY, self.name, *self.traits)
 
     def active(self, epoch: int) -> bool:
         """Whether the method acts in ``epoch``, counted from 0."""
@@ -323,8 +323,8 @@ class Session:
     def loss(self, step: Pass, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
         """Compute the training loss of one micro-batch, and the model's outputs.
 
-        A method that takes other passes than one overrides this; ``compute_loss`` then brings in what the other methods
-        of a composition do. Of such methods a composition has one at most.
+        A method that takes other passes than one overrides this, and has the trait ``DECIDES_PASSES``; ``compute_loss``
+        then brings in what the other methods of a composition do. Of such methods a composition has one at most.
         """
         step = dataclasses.replace(step, batch=self.batch(step))
         return run_pass([(self, step)], compute_loss, step.batch)
@@ -417,12 +417,10 @@ class FineTune(Method):
     summary: ClassVar[str] = "plain fine-tuning, the baseline"
     paper: ClassVar[str] = ""
     uses_attention: ClassVar[bool] = False
+    rules: ClassVar[tuple[Rule, ...]] = (Rule("finetune", ANY, "Plain fine-tuning adds nothing to another method."),)
 
     def active(self, epoch: int) -> bool:
         return False
-
-    def conflict(self, other: Method) -> str | None:
-        return "Plain fine-tuning adds nothing to another method."
 
     def regularized_epochs(self, num_epochs: int) -> None:
         return None

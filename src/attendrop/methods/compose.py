@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from attendrop.attention import Plan
 from attendrop.errors import AttendropError
 from attendrop.methods.base import Batch, ComputeLoss, Method, Pass, Session, Setup, overrides, run_pass
+from attendrop.methods.compatibility import refuse_conflicts
 from attendrop.sites import Site
 
 
@@ -47,17 +47,7 @@ class Compose(Method):
             raise AttendropError(f"Compose takes two methods or more, not {len(flat)}.")
         object.__setattr__(self, "methods", flat)
         object.__setattr__(self, "name", "+".join(part.name for part in flat))
-        for one, other in combinations(flat, 2):
-            if one.name == other.name:
-                raise AttendropError(f"Method '{one.name}' is named twice; give it once.")
-            reason = one.conflict(other) or other.conflict(one)
-            if reason is not None:
-                raise AttendropError(f"'{one.name}' and '{other.name}' cannot be combined. {reason}")
-        if sum(part.rewarded_on() is not None for part in flat) > 1:
-            names = [part.name for part in flat if part.rewarded_on() is not None]
-            raise AttendropError(
-                f"'{names[0]}' and '{names[1]}' cannot be combined. Both need labelled rows set aside."
-            )
+        refuse_conflicts(flat)
 
     @property
     def parts(self) -> tuple[Method, ...]:
@@ -113,7 +103,8 @@ class Ensemble(Session):
         if len(leading) > 1:
             names = [session.method.name for session in leading]
             raise AttendropError(
-                f"'{names[0]}' and '{names[1]}' cannot be combined. Both decide which passes a step takes."
+                f"'{names[0]}' and '{names[1]}' cannot be combined. Both decide which passes a step takes, which they "
+                "should declare among their traits (DECIDES_PASSES)."
             )
 
     @property

@@ -13,10 +13,9 @@ from transformers.pytorch_utils import Conv1D
 
 from attendrop.attention import Attachment, Plan
 from attendrop.errors import AttendropError
-from attendrop.methods.attention_layerdrop import AttentionLayerDrop
 from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup, check_count, check_positive, check_share
+from attendrop.methods.compatibility import EXCHANGES_WEIGHTS, SECOND_MODEL, SKIPS_BLOCKS, Rule
 from attendrop.methods.drawing import Drawing
-from attendrop.methods.unidrop import UniDrop
 from attendrop.scoring import Call, Edit
 from attendrop.sites import Site, checked_layers
 
@@ -76,6 +75,21 @@ class ConcreteDropout(Method):
 }"""
     facts: ClassVar[Facts] = Facts(acts_on=("weights", "loss"), state="a probability for each layer, and its optimizer")
 
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule("concrete-dropout", SECOND_MODEL, "The probabilities belong to one model, and two are trained."),
+        Rule(
+            "concrete-dropout",
+            EXCHANGES_WEIGHTS,
+            "One takes the model back to its start, but not the probabilities, which have learnt by then.",
+        ),
+        Rule(
+            "concrete-dropout",
+            SKIPS_BLOCKS,
+            "The penalty reads the weights of every block, also of those that are left out of a step: their dropout "
+            "was not used in it, and DDP cannot reduce their gradients.",
+        ),
+    )
+
     p: float = 0.1
     learning_rate: float = 0.01
     length_scale: float = 1e-4
@@ -90,19 +104,6 @@ class ConcreteDropout(Method):
         for name in ("learning_rate", "length_scale", "entropy_weight", "temperature"):
             check_positive(name, getattr(self, name))
         object.__setattr__(self, "layers", checked_layers(self.layers))
-
-    def conflict(self, other: Method) -> str | None:
-        if other.name == "attendout":
-            return "The probabilities belong to one model, and AttendOut trains two."
-        if other.replaces_weights:
-            return "One takes the model back to its start, but not the probabilities, which have learnt by then."
-        whole = isinstance(other, AttentionLayerDrop) or (isinstance(other, UniDrop) and not other.structure)
-        if other.skips_parameters and not whole:
-            return (
-                "The penalty reads the weights of every block, also of those that are left out of a step: their "
-                "dropout was not used in it, and DDP cannot reduce their gradients."
-            )
-        return super().conflict(other)
 
     def start(self, setup: Setup) -> Session:
         return _Learning(self, setup)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from attendrop.errors import AttendropError
 from attendrop.methods.base import Facts, Method, Pass, Session, Setup, check_share
+from attendrop.methods.compatibility import REPLACES_PARAMETERS
 from attendrop.methods.mixed import Mixing
 from attendrop.sites import checked_layers
 
@@ -48,6 +49,7 @@ class DropConnect(Method):
   url       = {https://proceedings.mlr.press/v28/wan13.html}
 }"""
     facts: ClassVar[Facts] = Facts(acts_on=("parameters",))
+    traits: ClassVar[Mapping[str, str]] = {REPLACES_PARAMETERS: ""}
 
     p: float = 0.1
     layers: str | int | Sequence[int] = "all"

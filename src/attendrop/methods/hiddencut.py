@@ -25,6 +25,7 @@ from attendrop.methods.base import (
     check_positive,
     check_share,
 )
+from attendrop.methods.compatibility import DECIDES_PASSES
 from attendrop.methods.consistency import mean_spread, wide
 from attendrop.scoring import Call, Edit
 from attendrop.sites import Site, checked_layers, select_sites
@@ -95,6 +96,7 @@ class HiddenCut(Method):
         tasks="all; encoder-decoder: the encoder",
         units="tokens",
     )
+    traits: ClassVar[Mapping[str, str]] = {DECIDES_PASSES: ""}
 
     alpha: float = 0.1
     by: str = "attention"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,6 +11,7 @@ import torch
 from attendrop.attention import Plan
 from attendrop.errors import AttendropError
 from attendrop.methods.base import Facts, Method, Pass, check_share
+from attendrop.methods.compatibility import SKIPS_BLOCKS
 from attendrop.sites import checked_layers, select_sites
 from attendrop.structure import Block, BlockEdit
 
@@ -55,6 +56,7 @@ class LayerDrop(Method):
         tasks="all; T5: not its first block",
         units="blocks",
     )
+    traits: ClassVar[Mapping[str, str]] = {SKIPS_BLOCKS: ""}
     skips_parameters: ClassVar[bool] = True
 
     p: float = 0.2

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attendrop.errors import AttendropError
 from attendrop.methods.base import Facts, Method, Pass, Session, Setup, check_choice, check_share
+from attendrop.methods.compatibility import REPLACES_PARAMETERS
 from attendrop.methods.mixed import Mixing
 from attendrop.parameters import projection_weights
 
@@ -54,6 +55,7 @@ class Mixout(Method):
   url       = {https://arxiv.org/abs/1909.11299}
 }"""
     facts: ClassVar[Facts] = Facts(acts_on=("parameters",), state="the pre-trained weights")
+    traits: ClassVar[Mapping[str, str]] = {REPLACES_PARAMETERS: ""}
     uses_attention: ClassVar[bool] = False
 
     p: float = 0.7

@@ -14,6 +14,7 @@ from torch.nn import functional
 from attendrop.attention import Plan, forked_rng
 from attendrop.errors import AttendropError
 from attendrop.methods.base import Batch, ComputeLoss, Facts, Method, Pass, Session, Setup, check_choice, check_positive
+from attendrop.methods.compatibility import DECIDES_PASSES
 from attendrop.methods.consistency import kind_of, wide
 from attendrop.scoring import Call, Edit
 from attendrop.sites import Site, checked_layers
@@ -78,6 +79,7 @@ class SCAL(Method):
         backward="3, one without parameters",
         tasks="text; images with where=attention",
     )
+    traits: ClassVar[Mapping[str, str]] = {DECIDES_PASSES: ""}
 
     epsilon: float = 1.0
     where: str = "embeddings"

@@ -15,6 +15,7 @@ from attendrop.errors import AttendropError
 from attendrop.gates import Gates
 from attendrop.masks import share as floor_share
 from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup, check_choice, check_share, check_switch
+from attendrop.methods.compatibility import EXCHANGES_WEIGHTS, Rule
 from attendrop.methods.rewind import Start
 from attendrop.methods.ticket import Place, lowest, places, refuse_shared, wanted, zero
 from attendrop.rows import to_device
@@ -80,8 +81,11 @@ class SuperT(Method):
         state="the weights of the start",
         tasks="all; not models that share layers (ALBERT)",
     )
-    replaces_weights: ClassVar[bool] = True
     order: ClassVar[int] = 1  # gates are on what leaves the heads at last
+    traits: ClassVar[Mapping[str, str]] = {EXCHANGES_WEIGHTS: ""}
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule("supert", "mixout", "mixout brings pre-trained values back, also of weights that are pruned."),
+    )
 
     share: float = 0.1
     search: float = 0.3
@@ -97,11 +101,6 @@ class SuperT(Method):
         check_choice("absolute", self.absolute, ABSOLUTE)
         if not (self.heads or self.feed_forward):
             raise AttendropError("heads=False and feed_forward=False leave nothing to prune; set one of them.")
-
-    def conflict(self, other: Method) -> str | None:
-        if other.name == "mixout":
-            return "mixout brings pre-trained values back, also of weights that are pruned."
-        return super().conflict(other)
 
     def start(self, setup: Setup) -> Session:
         return _SuperT(self, setup)

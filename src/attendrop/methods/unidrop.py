@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -14,6 +14,7 @@ from attendrop.attention import Plan
 from attendrop.errors import AttendropError
 from attendrop.masks import draw
 from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup, check_share
+from attendrop.methods.compatibility import SKIPS_BLOCKS
 from attendrop.methods.drawing import Drawing, dropout
 from attendrop.methods.layerdrop import draw_blocks
 from attendrop.scoring import Call, Edit
@@ -80,6 +81,7 @@ class UniDrop(Method):
         tasks="text; images with token=0",
         units="blocks",
     )
+    traits: ClassVar[Mapping[str, str]] = {SKIPS_BLOCKS: "structure above 0"}
     skips_parameters: ClassVar[bool] = True
 
     feature: float = 0.1
@@ -106,6 +108,9 @@ class UniDrop(Method):
     def drops_tokens(self) -> bool:
         """Whether tokens are dropped."""
         return self.token > 0 and self.data < 1
+
+    def has(self, trait: str) -> bool:
+        return self.structure > 0 if trait == SKIPS_BLOCKS else super().has(trait)
 
     def plan(self, step: Pass) -> Plan | None:
         if not (self.places or self.structure):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from attendrop.attention import Plan
 from attendrop.masks import real_rows
 from attendrop.methods.base import Facts, Method, Pass, check_choice, check_share
+from attendrop.methods.compatibility import REPLACES_DROPOUT
 from attendrop.methods.drawing import Drawing
 from attendrop.methods.papers import WU_2021
 from attendrop.scoring import Call, Edit
@@ -46,6 +47,7 @@ class Vanilla(Method):
     paper: ClassVar[str] = "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need, Table 3"
     bibtex: ClassVar[str] = WU_2021
     facts: ClassVar[Facts] = Facts(acts_on=("scores", "weights"))
+    traits: ClassVar[Mapping[str, str]] = {REPLACES_DROPOUT: "where=weights"}
 
     p: float = 0.1
     where: str = "scores"
@@ -55,6 +57,9 @@ class Vanilla(Method):
         check_share("p", self.p, one_allowed=False)
         check_choice("where", self.where, WHERE)
         object.__setattr__(self, "layers", checked_layers(self.layers))
+
+    def has(self, trait: str) -> bool:
+        return self.where == "weights" if trait == REPLACES_DROPOUT else super().has(trait)
 
     def plan(self, step: Pass) -> Plan:
         keys = {site.key for site in self.chosen(step.attachment.sites)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,6 +22,7 @@ from attendrop.methods.base import (
     check_share,
     check_switch,
 )
+from attendrop.methods.compatibility import DECIDES_PASSES, EXCHANGES_WEIGHTS, SCORES_ROWS, SECOND_MODEL
 from attendrop.methods.papers import WU_2021
 from attendrop.sites import Site, checked_layers, select_self_attention
 
@@ -105,7 +106,12 @@ class AttendOut(Method):
         tasks="all; encoder-decoder: the encoder's self-attention",
     )
 
-    replaces_weights: ClassVar[bool] = True
+    traits: ClassVar[Mapping[str, str]] = {
+        DECIDES_PASSES: "",
+        EXCHANGES_WEIGHTS: "",
+        SECOND_MODEL: "",
+        SCORES_ROWS: "scored=reward_data",
+    }
 
     variant: str = "dropout"
     scored: str = ""
@@ -153,6 +159,9 @@ class AttendOut(Method):
             check_switch(name, getattr(self, name))
         _check_device(self.defender_device)
         object.__setattr__(self, "layers", checked_layers(self.layers))
+
+    def has(self, trait: str) -> bool:
+        return self.rewarded_on() is not None if trait == SCORES_ROWS else super().has(trait)
 
     def chosen(self, sites: Sequence[Site]) -> list[Site]:
         chosen, reached = select_self_attention(sites, self.layers), select_self_attention(sites, "all")
