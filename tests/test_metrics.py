@@ -2,18 +2,22 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import sklearn.metrics as skm
 from datasets import Dataset
 
 from attendrop.errors import AttendropError
-from attendrop.tasks import Task, compute_scores, get_task, write_predictions
+from attendrop.tasks import Task, compute_scores, constant_scores, get_task, with_metric, write_predictions
 
 OWN_CLASSES = Task(
     "files", "classification", ("text",), ("a", "b, c", "d"), "accuracy", "", ("f1_macro", "matthews_correlation")
 )
+TWO_CLASSES = Task("files", "classification", ("text",), ("no", "yes"), "accuracy", "", OWN_CLASSES.other_metrics)
 OWN_NUMBERS = Task("files", "regression", ("text",), (), "pearson", "", ("spearman", "mse"))
 
 # Two true positives, one false positive, one false negative, one true negative.
@@ -118,3 +122,53 @@ def test_unknown_extension(tmp_path: Path) -> None:
     with pytest.raises(AttendropError, match=r"written as \.tsv, \.csv or \.jsonl, not as 'out\.txt'"):
         write_predictions(tmp_path / "out.txt", OWN_NUMBERS, Dataset.from_dict({"index": [0]}), np.zeros(1))
     assert not list(tmp_path.iterdir())
+
+
+METRICS = [
+    ("f1_macro", skm.f1_score, {"average": "macro"}),
+    ("macro-F1", skm.f1_score, {"average": "macro"}),
+    ("balanced-accuracy", skm.balanced_accuracy_score, {}),
+    ("mcc", skm.matthews_corrcoef, {}),
+    ("cohen_kappa", skm.cohen_kappa_score, {}),
+    ("precision", skm.precision_score, {}),
+    ("recall_macro", skm.recall_score, {"average": "macro"}),
+]
+
+
+@pytest.mark.parametrize(("name", "oracle", "options"), METRICS, ids=[row[0] for row in METRICS])
+def test_metric_of_ones_choice_decides(name: str, oracle: Callable[..., float], options: dict[str, Any]) -> None:
+    logits, labels = np.random.default_rng(0).normal(size=(40, 2)), np.arange(40) % 2
+    task = with_metric(TWO_CLASSES, name)
+    first, *others = compute_scores(task, logits, labels).items()
+    assert first == (task.metric, pytest.approx(oracle(labels, logits.argmax(1), **options)))
+    assert {name for name, _ in others} | {task.metric} >= {"accuracy", "f1_macro", "matthews_correlation"}
+
+
+def test_ranking_metrics_read_logits() -> None:
+    logits, labels = np.random.default_rng(0).normal(size=(40, 2)), np.arange(40) % 2
+    margins = logits[:, 1] - logits[:, 0]
+    scores = compute_scores(with_metric(TWO_CLASSES, "roc_auc"), logits, labels)
+    assert scores["roc_auc"] == pytest.approx(skm.roc_auc_score(labels, margins))
+    assert compute_scores(with_metric(TWO_CLASSES, "roc-auc"), logits, 0 * labels)["roc_auc"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "message"),
+    [
+        (TWO_CLASSES, "acuracy", "there is no metric 'acuracy' for 2 classes; did you mean 'accuracy'?"),
+        (TWO_CLASSES, "pearson", "there is no metric 'pearson' for 2 classes"),
+        (OWN_NUMBERS, "accuracy", "there is no metric 'accuracy' for numbers to predict"),
+        (get_task("mnli"), "f1", "there is no metric 'f1' for 3 classes; there are accuracy"),
+    ],
+)
+def test_metric_that_does_not_fit_is_refused(task: Task, name: str, message: str) -> None:
+    with pytest.raises(AttendropError) as caught:
+        with_metric(task, name)
+    assert message in str(caught.value)
+
+
+def test_constant_scores_are_those_of_the_most_common_class_of_training() -> None:
+    answer, scores = constant_scores(TWO_CLASSES, np.array([0, 1, 1]), np.array([0, 0, 0, 1]))
+    assert (answer, scores["accuracy"]) == (TWO_CLASSES.label_names[1], 0.25)
+    answer, scores = constant_scores(OWN_NUMBERS, np.array([1.0, 2.0]), np.array([0.5, 2.5]))
+    assert (answer, scores["pearson"], scores["mse"]) == (1.5, 0.0, 1.0)

@@ -43,9 +43,9 @@ def sentence(number: int) -> str:
     return " ".join(WORDS[(number * 7 + place * (1 + number % 5)) % len(WORDS)] for place in range(length))
 
 
-def write_csv(path: Path, labels: list[Any]) -> Path:
-    """A file with the columns sentence1, sentence2 and label, and a row for each label."""
-    rows = [f"{sentence(number)},{sentence(number + 3)},{label}" for number, label in enumerate(labels)]
+def write_csv(path: Path, labels: list[Any], first: int = 0) -> Path:
+    """A file with the columns sentence1, sentence2 and label, and a row for each label, from sentence ``first`` on."""
+    rows = [f"{sentence(number)},{sentence(number + 3)},{label}" for number, label in enumerate(labels, first)]
     path.write_text("\n".join(["sentence1,sentence2,label", *rows]) + "\n", encoding="utf-8")
     return path
 
@@ -53,7 +53,7 @@ def write_csv(path: Path, labels: list[Any]) -> Path:
 def write_data(folder: Path) -> tuple[Path, Path]:
     """A training and a development file of two classes."""
     folder.mkdir(parents=True, exist_ok=True)
-    return write_csv(folder / "train.csv", ["no", "yes"] * 20), write_csv(folder / "dev.csv", ["yes", "no"] * 6)
+    return write_csv(folder / "train.csv", ["no", "yes"] * 20), write_csv(folder / "dev.csv", ["no", "yes"] * 6, 40)
 
 
 def config(folder: Path, output: str = "run", **options: Any) -> RunConfig:

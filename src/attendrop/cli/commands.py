@@ -1,10 +1,11 @@
-"""All commands but `train`: evaluate, predict, patterns, prune, export, methods, tasks, doctor, demo."""
+"""All commands but `train`: evaluate, predict, runs, patterns, prune, export, methods, tasks, doctor, demo."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -98,6 +99,27 @@ def predict(
         )  # fmt: skip
     shown = f"Wrote {found['rows']} predictions to {output}."
     show(found, shown, quiet=quiet or output == STDIN, as_json=as_json)
+
+
+@app.command()
+def runs(
+    folder: Annotated[str, typer.Argument(help="The folder to look in, and below.")] = "runs",
+    as_json: Json = False,
+) -> None:
+    """List the runs in a folder with their scores."""
+    from attendrop.runs.listing import list_runs
+
+    found = list_runs(folder)
+    table = Table(Column("run", overflow="fold"), "model", "task", "method", "seed", "metric", "selection", "dev")
+    for run in found:
+        scores = ("-" if run[name] is None else f"{run[name]:.4f}" for name in ("selection_score", "score"))
+        state = "" if run["finished"] else " (unfinished)"
+        method = f"{run['method']}, pruned" if run["pruned"] else run["method"]
+        model = Path(run["model"]).name
+        table.add_row(
+            run["folder"] + state, model, run["task"], method, str(run["seed"]), run["metric"] or "-", *scores
+        )
+    show(found, table if found else f"There is no run in {folder}.", as_json=as_json)
 
 
 @app.command()

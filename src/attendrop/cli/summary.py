@@ -25,6 +25,7 @@ def run_summary(metrics: Mapping[str, Any]) -> str:
     elif data["selected_on"] == "selection":
         lines["selection score"] = f"{metric} {metrics['selection_score']:.4f}"
     lines |= {f"{part} score": _scores(scores) for part, scores in metrics["all_scores"].items()}
+    lines |= {f"{part} baseline": _baseline(found) for part, found in metrics.get("baseline", {}).items()}
     if not metrics["all_scores"]:
         lines["score"] = "none: there is no eval-file"
     lines["protocol"] = {
@@ -40,6 +41,31 @@ def run_summary(metrics: Mapping[str, Any]) -> str:
     lines["model"] = metrics["output_dir"]
     title = f"{metrics['model']} on {metrics['task']} with {metrics['method']}, seed {metrics['seed']} (one seed)"
     return f"{title}\n{aligned(lines)}"
+
+
+def seeds_summary(summary: Mapping[str, Any]) -> str:
+    """Runs that differ in their seed: mean and standard deviation of each score."""
+    lines = {"seeds": ", ".join(map(str, summary["seeds"]))}
+    if summary["selection_score"] is not None:
+        lines["selection"] = _moments(summary["metric"], summary["selection_score"])
+    for part, scores in summary["all_scores"].items():
+        lines |= {f"{part} {name.replace('_', ' ')}": _moments("", found) for name, found in scores.items()}
+    lines["runs"] = ", ".join(summary["runs"])
+    title = (
+        f"{summary['model']} on {summary['task']} with {summary['method']}, mean ± std (n-1) of {summary['n']} seeds"
+    )
+    return f"{title}\n{aligned(lines)}"
+
+
+def _moments(name: str, found: Mapping[str, Any]) -> str:
+    each = " ".join(f"{value:.4f}" for value in found["values"])
+    return f"{name.replace('_', ' ')} {found['mean']:.4f} ± {found['std']:.4f} ({each})".lstrip()
+
+
+def _baseline(found: Mapping[str, Any]) -> str:
+    """The scores of a model that always gives one answer."""
+    answer = f"{found['answer']:.3g}" if isinstance(found["answer"], float) else repr(found["answer"])
+    return f"{_scores(found['scores'])} (always {answer})"
 
 
 def _acted(metrics: Mapping[str, Any]) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,6 +14,7 @@ from attendrop.cli.console import messages
 from attendrop.cli.options import read_options
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig, preset
+from attendrop.runs.run_file import read_run_file
 
 
 @app.command()
@@ -24,12 +26,21 @@ def train(
     label_column: LabelColumn = None,
     label_type: Annotated[str | None, typer.Option(help="auto, class or number.", show_default="auto")] = None,
     data_dir: DataDir = None,
-    model: Annotated[str, typer.Option(help="minilm, a folder, or a hub id.")] = "minilm",
-    method: Annotated[str, typer.Option(help="`attendrop methods` lists them; finetune is the baseline.")] = "ad-drop",
+    skip_bad_rows: Annotated[
+        bool | None, typer.Option(help="Leave out unusable rows of one's own files, and list them.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="minilm, a folder, or a hub id.", show_default="minilm")] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(help="`attendrop methods` lists them; finetune is the baseline.", show_default="ad-drop"),
+    ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Option of the method.")] = None,
     options_: Annotated[
         str | None,
         typer.Option("--options", metavar="FILE", help="JSON file of the method's options; --set goes over it."),
+    ] = None,
+    config: Annotated[
+        str | None, typer.Option(metavar="FILE", help="YAML file of these options, such as a run's run.yaml.")
     ] = None,
     preset_: Annotated[str | None, typer.Option("--preset", help="paper: training as in the paper.")] = None,
     output_dir: Annotated[str | None, typer.Option(show_default="runs/TASK-METHOD-seedSEED")] = None,
@@ -63,48 +74,90 @@ def train(
         int | None,
         typer.Option("--patience", "--early-stopping", help="Stop after so many epochs without a better one."),
     ] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="What decides: f1_macro, balanced_accuracy ...", show_default="the task's")
+    ] = None,
+    class_weights: Annotated[
+        str | None, typer.Option(help="balanced: rare classes count as much.", show_default="none")
+    ] = None,
+    report_to: Annotated[
+        str | None, typer.Option(help="tensorboard, wandb, trackio or mlflow.", show_default="none")
+    ] = None,
+    logging_steps: Annotated[int | None, typer.Option(help="Log also every so many steps.")] = None,
     save_steps: Annotated[int | None, typer.Option(help="Checkpoints also every so many steps.")] = None,
-    seed: Annotated[int | None, typer.Option(show_default="0")] = None,
+    seed: Annotated[
+        str | None, typer.Option(help="Several, such as 0,1,2: a run for each, and their mean.", show_default="0")
+    ] = None,
     device: Device = None,
-    bf16: Annotated[bool | None, typer.Option("--bf16", help="bfloat16 mixed precision.")] = None,
-    fp16: Annotated[bool | None, typer.Option("--fp16", help="float16 mixed precision; needs a GPU.")] = None,
+    bf16: Annotated[bool | None, typer.Option(help="bfloat16 mixed precision.")] = None,
+    fp16: Annotated[bool | None, typer.Option(help="float16 mixed precision; needs a GPU.")] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Fine-tune a model, and leave it with its scores in a folder."""
     given = {name: value for name, value in locals().items() if value is not None}
-    options = {name: given[name] for name in _CONFIG if name in given}
-    options |= {"text_columns": split_columns(text_columns)} if text_columns is not None else {}
-    if preset_ is not None:
-        options = preset(preset_, task, method) | options
-    from_file = read_options(options_, method) if options_ is not None else {}
-    options["options"] = dict(options.get("options", {})) | from_file | _settings(set_ or [])
-    named = task or Path(train_file or "").stem
-    options.setdefault("output_dir", f"runs/{named}-{method}-seed{seed or 0}")
-    config = RunConfig(**options)
+    run, seeds = _read_run(given)
 
     from attendrop.cli.progress import TrainingProgress
-    from attendrop.cli.summary import run_summary
+    from attendrop.cli.summary import run_summary, seeds_summary
+    from attendrop.runs.seeds import train_seeds
     from attendrop.runs.train import train as train_run
 
     with messages(quiet=quiet) as console:
         progress = TrainingProgress(console)
+        watching = [] if quiet else [progress]
         try:
-            metrics = train_run(config, resume=resume, overwrite=overwrite, callbacks=[] if quiet else [progress])
+            if len(seeds) == 1:
+                found = train_run(run, resume=resume, overwrite=overwrite, callbacks=watching)
+            else:
+                found = train_seeds(run, seeds, resume=resume, overwrite=overwrite, callbacks=watching)
         except KeyboardInterrupt:
             progress.close()
             instead = " instead of --overwrite" if overwrite else ""
             console.print(
                 f"Interrupted. The same command with --resume{instead} goes on from the last checkpoint in "
-                f"{config.output_dir}."
+                f"{run.output_dir}."
             )
             raise typer.Exit(130) from None
         finally:
             progress.close()
-    show(metrics, run_summary(metrics), quiet=quiet, as_json=as_json)
+    show(found, (run_summary if len(seeds) == 1 else seeds_summary)(found), quiet=quiet, as_json=as_json)
 
 
-_CONFIG = tuple(field.name for field in dataclasses.fields(RunConfig))
+_FIELDS = tuple(field.name for field in dataclasses.fields(RunConfig))
+
+
+def _read_run(given: Mapping[str, Any]) -> tuple[RunConfig, list[int]]:
+    """The run that the options ask for, and its seeds.
+
+    The options on the command line go over those of the ``--config`` file, and these over a preset's.
+    """
+    file = read_run_file(given["config"]) if "config" in given else {}
+    line = {name: given[name] for name in _FIELDS if name in given}
+    if "text_columns" in line:
+        line["text_columns"] = split_columns(line["text_columns"])
+    options = {"model": "minilm", "method": "ad-drop", **file, **line}
+    method = options["method"]
+    named = given.get("preset_", options.pop("preset", None))
+    of_preset = {} if named is None else preset(named, options.get("task"), method)
+    options = of_preset | options
+    of_method = dict(of_preset.get("options", {}))
+    if file.get("method", "ad-drop") == method:  # options of another method mean nothing
+        of_method |= file.get("options", {})
+    if "options_" in given:
+        of_method |= read_options(given["options_"], method)
+    seeds = _seeds(line.get("seed", file.get("seed", [0])))
+    options |= {"options": of_method | _settings(given.get("set_", [])), "seed": seeds[0]}
+    data = options.get("task") or Path(options.get("train_file", "")).stem
+    options.setdefault("output_dir", f"runs/{data}-{method}-seed{'-'.join(map(str, seeds))}")
+    return RunConfig(**options), seeds
+
+
+def _seeds(given: str | list[int]) -> list[int]:
+    try:
+        return [int(seed) for seed in given.split(",")] if isinstance(given, str) else given
+    except ValueError:
+        raise AttendropError(f"seed must be a whole number, or several such as 0,1,2, not {given!r}.") from None
 
 
 def _settings(pairs: list[str]) -> dict[str, str]:

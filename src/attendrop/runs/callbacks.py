@@ -43,6 +43,18 @@ class SaveEvery(TrainerCallback):
             control.should_save = True
 
 
+class LogEvery(TrainerCallback):
+    """Asks for a log every so many optimizer steps, besides the one at each epoch's end."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        ends_epoch = float(state.epoch or 0).is_integer()
+        if state.global_step % self.steps == 0 and not ends_epoch:
+            control.should_log = True
+
+
 class AfterFirstStep(TrainerCallback):
     """Does something when the first step was taken: what a method or a model refuses, it has refused by then."""
 

@@ -93,6 +93,9 @@ def _scores(metrics: dict[str, Any]) -> str:
     }
     if metrics["selection_score"] is not None and metrics["data"]["selected_on"] == "selection":
         scores = {f"selection: {metrics['metric']}": f"{metrics['selection_score']:.4f}"} | scores
+    for part, found in metrics["baseline"].items():
+        constant = found["scores"][metrics["metric"]]
+        scores[f"{part}: {metrics['metric']}, always answering {found['answer']}"] = f"{constant:.4f}"
     return _table("set and metric", scores) + "\n\nThis is one seed."
 
 

@@ -17,6 +17,8 @@ PROTOCOLS = ("honest", "paper")
 SCHEDULES = ("linear", "constant", "cosine")
 PRESETS = ("paper",)
 DEVICES = ("auto", "cpu")
+CLASS_WEIGHTS = ("balanced",)
+REPORT_TO = ("none", "tensorboard", "wandb", "trackio", "mlflow")
 
 _AT_LEAST = {
     "epochs": 1,
@@ -29,6 +31,7 @@ _AT_LEAST = {
     "shots": 1,
     "patience": 1,
     "save_steps": 1,
+    "logging_steps": 1,
     "seed": 0,
 }
 
@@ -48,6 +51,9 @@ class RunConfig:
         train_file, eval_file: One's own files, with ``text_columns`` (one or two), ``label_column`` and ``label_type``
             (``"auto"``, ``"class"``, ``"number"``). Without an ``eval_file`` nothing is reported but the selection.
             A column that the method reads is in the ``train_file``; other files need none.
+        skip_bad_rows: Leave out rows of own files that cannot be used; the run's folder lists them.
+        metric: The score that decides, as :func:`attendrop.tasks.with_metric` names it; None: the task's own.
+        class_weights: ``"balanced"``: rare classes count as much as common ones in the loss; None: rows count alike.
         method: What regularises, with its ``options``.
         epochs, batch_size, gradient_accumulation, learning_rate, weight_decay, schedule, warmup: Of the optimisation.
             ``batch_size`` counts rows per process and micro-batch; ``warmup`` is a share of all steps.
@@ -60,6 +66,9 @@ class RunConfig:
             epoch); ``"paper"`` chooses it on the development set, as the papers do.
         patience: Stop after so many epochs without a better selection score; None never stops early.
         save_steps: A checkpoint every so many optimizer steps besides the one at each epoch's end.
+        report_to: Where figures are sent while the run trains: ``"tensorboard"``, ``"wandb"``, ``"trackio"``,
+            ``"mlflow"`` or ``"none"``.
+        logging_steps: Log every so many optimizer steps; None: at each epoch's end.
         seed: Of the head's weights, the splits, the order of batches, and all dropout.
         device: ``"auto"`` or ``"cpu"``.
         bf16, fp16: Mixed precision.
@@ -77,6 +86,9 @@ class RunConfig:
     text_columns: tuple[str, ...] = ()
     label_column: str | None = None
     label_type: str = "auto"
+    skip_bad_rows: bool = False
+    metric: str | None = None
+    class_weights: str | None = None
     method: str = "ad-drop"
     options: Mapping[str, Any] = field(default_factory=dict)
     epochs: int = 4
@@ -95,6 +107,8 @@ class RunConfig:
     selection_fraction: float = 0.1
     patience: int | None = None
     save_steps: int | None = None
+    report_to: str = "none"
+    logging_steps: int | None = None
     seed: int = 0
     device: str = "auto"
     bf16: bool = False
@@ -118,6 +132,9 @@ class RunConfig:
         check_choice("protocol", self.protocol, PROTOCOLS)
         check_choice("schedule", self.schedule, SCHEDULES)
         check_choice("device", self.device, DEVICES)
+        check_choice("report_to", self.report_to, REPORT_TO)
+        if self.class_weights is not None:
+            check_choice("class_weights", self.class_weights, CLASS_WEIGHTS)
         self._check_data()
         self._check_selection()
         if self.bf16 and self.fp16:
@@ -150,6 +167,8 @@ class RunConfig:
             )
         if self.train_file is not None and self.label_column is None:
             raise AttendropError("Own files need a label-column: the name of the column to learn.")
+        if self.task is not None and self.skip_bad_rows:
+            raise AttendropError("skip-bad-rows is for one's own files; it has no meaning beside a task.")
         if self.shots is not None and self.max_train_samples is not None:
             raise AttendropError("shots and max-train-samples both limit the training data; choose one.")
 

@@ -5,14 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from attendrop.methods import Method
 from attendrop.runs.config import RunConfig
-from attendrop.tasks import TaskData, TokenColumn, encode, few_shot, hold_out, load_files, load_task, subset
+from attendrop.tasks import (
+    TaskData,
+    TokenColumn,
+    encode,
+    few_shot,
+    hold_out,
+    load_files,
+    load_task,
+    subset,
+    with_metric,
+)
 
 
 @dataclass(frozen=True)
@@ -34,8 +44,11 @@ class Parts:
 
 def load_data(config: RunConfig) -> TaskData:
     """Load the task, or the user's own files."""
-    if config.task is not None:
-        return load_task(config.task, data_dir=config.data_dir)
+    data = _load_files(config) if config.task is None else load_task(config.task, data_dir=config.data_dir)
+    return data if config.metric is None else replace(data, task=with_metric(data.task, config.metric))
+
+
+def _load_files(config: RunConfig) -> TaskData:
     return load_files(
         train_file=config.train_file,
         eval_file=config.eval_file,
@@ -43,6 +56,7 @@ def load_data(config: RunConfig) -> TaskData:
         label_column=config.label_column,
         label_type=config.label_type,
         token_columns=_token_columns(config.build_method()),
+        skip_bad_rows=config.skip_bad_rows,
     )
 
 

@@ -27,7 +27,7 @@ _NEW_RUN = ".new-run"
 _RESULTS = ".results.partial"
 # Beside what `run.json` lists: what other commands write by default, and what is there while a run trains.
 _OWN = re.compile(
-    r"run\.json|metrics\.json|patterns\.png|scheduler\.json|checkpoint-\d+|\.lock|\.new-run|\..*\.partial"
+    r"run\.json|metrics\.json|patterns\.png|scheduler\.json|tensorboard|checkpoint-\d+|\.lock|\.new-run|\..*\.partial"
 )
 
 

@@ -17,7 +17,16 @@ from attendrop.runs.folder import read_metrics, read_run
 from attendrop.runs.logits import predict_logits
 from attendrop.runs.models import load_model_and_tokenizer
 from attendrop.runs.source import STDIN, Source
-from attendrop.tasks import PredictionWriter, Task, compute_scores, get_task, load_task, output_format, predicted_counts
+from attendrop.tasks import (
+    PredictionWriter,
+    Task,
+    compute_scores,
+    get_task,
+    load_task,
+    output_format,
+    predicted_counts,
+    with_metric,
+)
 from attendrop.tasks.bad_rows import BadRows, write_skipped
 from attendrop.tasks.encoding import encode_columns, length_limit
 from attendrop.tasks.files import files_task, stream_file
@@ -199,6 +208,8 @@ def _open_rows(run: _Run, source: Source, split: str) -> _Rows:
     else:
         raise AttendropError("Say what to use the model on: a task or a file.")
     _check_texts(run, rows.task.text_columns)
+    if run.options.get("metric") is not None:
+        rows.task = with_metric(rows.task, run.options["metric"])
     first = next(rows.chunks, None)
     if first is None:
         raise AttendropError(f"{rows.source} has no row that can be used: {len(rows.bad.skipped)} were left out.")

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
+
+from transformers import Trainer
+from transformers.integrations.integration_utils import TensorBoardCallback
 
 from attendrop.errors import AttendropError
-from attendrop.validation import check_choice
 
-# What each needs: one of these packages; the first is the one to install.
-INTEGRATIONS = {
-    "tensorboard": ("tensorboard", "tensorboardX"),
-    "wandb": ("wandb",),
-    "trackio": ("trackio",),
-    "mlflow": ("mlflow", "mlflow-skinny"),
-}
+# Where TensorBoard's files are in a run's folder.
+TENSORBOARD = "tensorboard"
+
+# The package that each needs, or one that does as well.
+_PACKAGES = {"tensorboard": ("tensorboard", "tensorboardX")}
 
 
 def check_integration(name: str) -> None:
-    """Raise AttendropError if there is no such integration, or its package is not installed."""
-    check_choice("report_to", name, (*INTEGRATIONS, "none"))
-    if name == "none":
-        return
-    packages = INTEGRATIONS[name]
-    if not any(importlib.util.find_spec(package.partition("-")[0]) for package in packages):
+    """Raise AttendropError if the package that ``report_to`` needs is not installed."""
+    packages = _PACKAGES.get(name, (name,))
+    if name != "none" and not any(importlib.util.find_spec(package) for package in packages):
         raise AttendropError(f"report-to {name} needs the package {packages[0]}; run `pip install {packages[0]}`.")
+
+
+def keep_in_folder(trainer: Trainer) -> None:
+    """Have TensorBoard write below the run's folder, in a place of one name."""
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, TensorBoardCallback):
+            callback.logging_dir = str(Path(str(trainer.args.output_dir)) / TENSORBOARD)

@@ -4,27 +4,58 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
 
 import attendrop
 from attendrop.methods import AttendOut, Method
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts
-from attendrop.tasks import Task, TaskData, compute_scores
+from attendrop.tasks import Task, TaskData, compute_scores, constant_scores, predicted_counts
 from attendrop.trainer import RegularizedTrainer
 
 
-def score_report(trainer: RegularizedTrainer, task: Task, encoded: Parts) -> dict[str, dict[str, float]]:
-    """Score the model on the sets to report on: the one time that they are looked at under the honest protocol."""
-    scores = {}
-    for name, rows in encoded.report.items():
-        found = trainer.predict(rows)
-        scores[name] = compute_scores(task, np.asarray(found.predictions), np.asarray(found.label_ids))
-    return scores
+@dataclass(frozen=True)
+class SetScores:
+    """The scores of a model on one set.
+
+    Attributes:
+        scores: All metrics of the task.
+        constant: Those of a model that always answers ``answer``: the most common class of the training rows, or their
+            mean.
+        predicted: How many rows are predicted to be of each class; empty for regression.
+        rows: Of the set.
+    """
+
+    scores: dict[str, float]
+    constant: dict[str, float]
+    answer: str | float
+    predicted: dict[str, int]
+    rows: int
+
+
+def score_report(trainer: RegularizedTrainer, task: Task, encoded: Parts) -> dict[str, SetScores]:
+    """Score the model on the sets to report on: the one time that they are looked at under the honest protocol.
+
+    Where there is none, on the selection split.
+    """
+    sets = encoded.report or ({} if encoded.selection is None else {"selection": encoded.selection})
+    return {name: _score(trainer, task, encoded.train, rows) for name, rows in sets.items()}
+
+
+def _score(trainer: RegularizedTrainer, task: Task, train: Dataset, rows: Dataset) -> SetScores:
+    found = trainer.predict(rows)
+    logits, labels = np.asarray(found.predictions), np.asarray(found.label_ids)
+    answer, constant = constant_scores(task, np.asarray(train["labels"][:]), labels)
+    predicted = predicted_counts(task, logits)
+    return SetScores(compute_scores(task, logits, labels), constant, answer, predicted, len(labels))
 
 
 def run_metrics(
@@ -33,10 +64,10 @@ def run_metrics(
     data: TaskData,
     parts: Parts,
     trainer: RegularizedTrainer,
-    scores: dict[str, dict[str, float]],
+    scores: Mapping[str, SetScores],
     seconds: float,
 ) -> dict[str, Any]:
-    """The content of ``metrics.json``, given the scores of the sets to report on, and the time that training took."""
+    """The content of ``metrics.json``, given what :func:`score_report` found, and the time that training took."""
     history = _history(trainer.state.log_history, method, data)
     best = trainer.state.best_metric if parts.selection is not None else None
     chosen = [entry["epoch"] for entry in history if best is not None and entry["selection"][data.task.metric] == best]
@@ -50,8 +81,10 @@ def run_metrics(
         "protocol": config.protocol,
         "metric": data.task.metric,
         "selection_score": best,
-        "score": scores["dev"][data.task.metric] if "dev" in scores else None,
-        "all_scores": scores,
+        "score": scores["dev"].scores[data.task.metric] if "dev" in scores else None,
+        "all_scores": {name: found.scores for name, found in scores.items() if name in parts.report},
+        "baseline": {name: {"answer": found.answer, "scores": found.constant} for name, found in scores.items()},
+        "predicted": {name: found.predicted for name, found in scores.items()},
         "best_epoch": chosen[0] if chosen else len(history),
         "history": history,
         "dropout_steps": _dropout_steps(trainer.state.log_history),
@@ -82,25 +115,43 @@ def _history(log: list[dict[str, float]], method: Method, data: TaskData) -> lis
     """One entry per epoch, counted from 1: loss, selection scores, and what the method did."""
     acts_in = method.regularized_epochs(math.ceil(max((entry["epoch"] for entry in log), default=0))) or []
     names = (data.task.metric, *data.task.other_metrics)
-    history: dict[int, dict[str, Any]] = {}
+    logged: defaultdict[int, list[dict[str, float]]] = defaultdict(list)
+    last_step = 0.0
     for entry in log:
-        number = math.ceil(entry["epoch"])
         if "loss" in entry:
-            history[number] = {
-                "epoch": number,
-                "train_loss": entry["loss"],
-                "selection": {},
-                "regularized": number - 1 in acts_in,
-                "dropped": {
-                    part.name: entry[f"{part.source}/dropped"]
-                    for part in method.parts
-                    if f"{part.source}/dropped" in entry
-                },
-                "figures": {name: value for name, value in entry.items() if _is_figure(name, method)},
-            }
-        elif "eval_loss" in entry and number in history:
-            history[number]["selection"] = {name: entry[f"eval_{name}"] for name in names}
+            logged[math.ceil(entry["epoch"])].append(entry | {"steps": entry["step"] - last_step})
+            last_step = entry["step"]
+    history = {}
+    for number, entries in logged.items():
+        figures = _means(entries)
+        history[number] = {
+            "epoch": number,
+            "train_loss": figures["loss"],
+            "selection": {},
+            "regularized": number - 1 in acts_in,
+            "dropped": {
+                part.name: figures[f"{part.source}/dropped"]
+                for part in method.parts
+                if f"{part.source}/dropped" in figures
+            },
+            "figures": {name: value for name, value in figures.items() if _is_figure(name, method)},
+        }
+    for entry in log:
+        if "eval_loss" in entry and math.ceil(entry["epoch"]) in history:
+            history[math.ceil(entry["epoch"])]["selection"] = {name: entry[f"eval_{name}"] for name in names}
     return list(history.values())
+
+
+def _means(entries: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The means of what was logged in an epoch, by the number of steps that each entry is about."""
+    found = {}
+    for name in dict.fromkeys(name for entry in entries for name in entry):
+        having = [entry for entry in entries if name in entry]
+        mean = having[0][name]  # exact, if there is but one
+        if len(having) > 1:
+            mean = float(np.average([entry[name] for entry in having], weights=[entry["steps"] for entry in having]))
+        found[name] = mean
+    return found
 
 
 def _is_figure(name: str, method: Method) -> bool:

@@ -49,12 +49,12 @@ def read_run_file(path: str) -> dict[str, Any]:
     return {name: _converted(path, name, value) for name, value in options.items() if value is not None}
 
 
-def write_run_file(config: RunConfig) -> None:
-    """Write the options of a run in its folder, but for the folder itself; paths are made absolute."""
+def write_run_file(config: RunConfig, folder: Path) -> None:
+    """Write the options of a run, but for its folder, as ``run.yaml``; paths are made absolute."""
     options = {name: value for name, value in config.as_dict().items() if name != "output_dir" and value is not None}
     options |= {name: str(Path(options[name]).absolute()) for name in _PATHS if _is_path(options.get(name))}
     head = "# Repeats this run: attendrop train --config run.yaml --output-dir FOLDER\n"
-    write_text(Path(config.output_dir) / RUN_FILE, head + yaml.safe_dump(options, sort_keys=False, allow_unicode=True))
+    write_text(folder / RUN_FILE, head + yaml.safe_dump(options, sort_keys=False, allow_unicode=True))
 
 
 def _is_path(value: str | None) -> bool:

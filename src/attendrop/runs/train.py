@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,12 @@ from attendrop.errors import AttendropError
 from attendrop.files import write_json
 from attendrop.methods import Method
 from attendrop.rows import to_device
-from attendrop.runs.callbacks import AfterFirstStep, Meter, SaveEvery
+from attendrop.runs.callbacks import AfterFirstStep, LogEvery, Meter, SaveEvery
 from attendrop.runs.card import model_card
+from attendrop.runs.class_weights import balanced_loss
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, divide, encode_parts, fingerprint, load_data
+from attendrop.runs.data_report import data_report, report_table, report_warnings
 from attendrop.runs.folder import (
     METRICS,
     begin_run,
@@ -48,9 +50,14 @@ from attendrop.runs.folder import (
     run_folder,
 )
 from attendrop.runs.models import load_model_and_tokenizer
-from attendrop.runs.results import run_metrics, score_report
+from attendrop.runs.reporting import check_integration, keep_in_folder
+from attendrop.runs.results import SetScores, run_metrics, score_report
+from attendrop.runs.run_file import write_run_file
 from attendrop.tasks import TaskData, compute_scores
+from attendrop.tasks.bad_rows import write_skipped
 from attendrop.trainer import RegularizedTrainer
+
+SKIPPED = "skipped_rows.jsonl"
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +92,7 @@ def _train(config: RunConfig, place: Path, *, resume: bool, callbacks: Sequence[
     if finished is not None:
         logger.info("The run in %s is finished already; nothing is left to do.", config.output_dir)
         return finished
+    check_integration(config.report_to)
     method = config.build_method()
     data = load_data(config)
     parts = divide(config, data)
@@ -94,6 +102,8 @@ def _train(config: RunConfig, place: Path, *, resume: bool, callbacks: Sequence[
     _check_method(model, method)
     encoded = encode_parts(config, data, parts, tokenizer)
     _announce(config, method, data, parts)
+    report = data_report(data, parts, encoded, tokenizer, config.max_length)
+    _announce_data(report)
     begun = resume and read_run(place) is not None
     if begun:
         check_data(place, rows)
@@ -110,11 +120,16 @@ def _train(config: RunConfig, place: Path, *, resume: bool, callbacks: Sequence[
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     meter = next(callback for callback in trainer.callback_handler.callbacks if isinstance(callback, Meter))
     scores = score_report(trainer, data.task, encoded)
+    _announce_one_class(scores)
     metrics = run_metrics(config, method, data, parts, trainer, scores, meter.seconds_so_far)
+    metrics["data"]["report"] = report
     metrics |= _conclude(trainer, encoded)
     if trainer.is_world_process_zero():
         with results(place) as files:
             _save(trainer, tokenizer, metrics, files)
+            write_run_file(config, files)
+            if data.skipped:
+                write_skipped(files / SKIPPED, data.skipped)
         replace_run(Path(config.output_dir))
     trainer.accelerator.wait_for_everyone()
     return metrics
@@ -161,6 +176,22 @@ def _announce(config: RunConfig, method: Method, data: TaskData, parts: Parts) -
         logger.info("No selection split: the last epoch is kept.")
     for part in method.parts:
         _announce_epochs(part, _epochs(config, parts))
+
+
+def _announce_data(report: dict[str, Any]) -> None:
+    """Say what the data are, and what is odd about them."""
+    logger.info("%s", report_table(report))
+    if report["skipped"]:
+        logger.warning("%d bad rows were left out; the run's %s lists them.", report["skipped"], SKIPPED)
+    for warning in report_warnings(report):
+        logger.warning("%s", warning)
+
+
+def _announce_one_class(scores: Mapping[str, SetScores]) -> None:
+    for name, found in scores.items():
+        if len(found.predicted) == 1 and found.rows > 1:
+            answer = next(iter(found.predicted))
+            logger.warning("The model predicts %r for all %d rows of %s.", answer, found.rows, name)
 
 
 def _announce_epochs(method: Method, total: int) -> None:
@@ -227,7 +258,8 @@ def _arguments(
             fp16=config.fp16,
             dataloader_pin_memory=torch.cuda.is_available(),
             disable_tqdm=True,
-            report_to="none",
+            report_to=config.report_to,
+            run_name=Path(config.output_dir).name,
         )
     except ValueError as error:  # such as half precision on a device without it
         raise AttendropError(f"These options do not go together here: {str(error).splitlines()[0]}") from error
@@ -259,6 +291,8 @@ def _trainer(
         own.append(EarlyStoppingCallback(config.patience))
     if config.save_steps is not None:
         own.append(SaveEvery(config.save_steps))
+    if config.logging_steps is not None:
+        own.append(LogEvery(config.logging_steps))
     trainer = RegularizedTrainer(
         model,
         arguments,
@@ -269,10 +303,14 @@ def _trainer(
         data_collator=DataCollatorWithPadding(tokenizer),
         processing_class=tokenizer,
         compute_metrics=lambda found: compute_scores(data.task, found.predictions, found.label_ids),
+        compute_loss_func=None
+        if config.class_weights is None
+        else balanced_loss(encoded.train["labels"][:], len(data.task.label_names)),
         preprocess_logits_for_metrics=only_logits,
         callbacks=[*own, *callbacks],
     )
     silence(trainer)
+    keep_in_folder(trainer)
     return trainer
 
 

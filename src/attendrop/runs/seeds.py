@@ -1,0 +1,96 @@
+"""The same run with several seeds: a folder for each, and a summary of their scores."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from attendrop.errors import AttendropError
+from attendrop.files import write_json
+from attendrop.runs.config import RunConfig
+from attendrop.runs.folder import check_folder, is_main_process
+from attendrop.runs.train import train
+
+SUMMARY = "summary.json"
+
+logger = logging.getLogger(__name__)
+
+
+def train_seeds(
+    config: RunConfig,
+    seeds: Sequence[int],
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    callbacks: Sequence[TrainerCallback] = (),
+) -> dict[str, Any]:
+    """Train with each seed in the folder ``seedN`` of ``config.output_dir``, and leave ``summary.json`` there.
+
+    Args:
+        config: What to do; its seed does not matter.
+        seeds: Different seeds.
+        resume: Go on: seeds whose run is finished are left alone.
+        overwrite: Replace the runs that the folders hold.
+        callbacks: Watch the training.
+
+    Returns:
+        The summary: ``seeds``, ``n``, ``runs`` (their folders), ``task``, ``model``, ``method``, ``metric``, and
+        ``selection_score`` and ``all_scores`` with ``mean``, ``std`` (of n-1; None for one seed) and ``values``.
+
+    Raises:
+        AttendropError: As for :func:`train`, before the first run starts where it can be told; or a seed is given
+            twice.
+    """
+    if len(set(seeds)) < len(seeds):
+        raise AttendropError(f"seed {next(s for s in seeds if seeds.count(s) > 1)} is given twice.")
+    folder = Path(config.output_dir)
+    configs = [dataclasses.replace(config, seed=seed, output_dir=str(folder / f"seed{seed}")) for seed in seeds]
+    if is_main_process():
+        _check_summary(folder, replaces=resume or overwrite)
+        for each in configs:
+            exists = Path(each.output_dir).exists()
+            check_folder(Path(each.output_dir), each, resume=resume and exists, overwrite=overwrite and exists)
+    found = []
+    for number, each in enumerate(configs, start=1):
+        logger.info("Run %d of %d: seed %d.", number, len(configs), each.seed)
+        found.append(train(each, resume=resume, overwrite=overwrite, callbacks=callbacks))
+    summary = summarise(found)
+    if is_main_process():
+        write_json(folder / SUMMARY, summary)
+    return summary
+
+
+def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The mean scores of runs that differ in their seed, given the ``metrics.json`` of each."""
+    first = runs[0]
+    return {
+        "seeds": [run["seed"] for run in runs],
+        "n": len(runs),
+        **{name: first[name] for name in ("task", "model", "method", "metric")},
+        "selection_score": None
+        if first["selection_score"] is None
+        else _moments([run["selection_score"] for run in runs]),
+        "all_scores": {
+            part: {name: _moments([run["all_scores"][part][name] for run in runs]) for name in scores}
+            for part, scores in first["all_scores"].items()
+        },
+        "runs": [run["output_dir"] for run in runs],
+    }
+
+
+def _moments(values: list[float]) -> dict[str, Any]:
+    std = statistics.stdev(values) if len(values) > 1 else None
+    return {"mean": statistics.fmean(values), "std": std, "values": values}
+
+
+def _check_summary(folder: Path, *, replaces: bool) -> None:
+    if (folder / SUMMARY).exists() and not replaces:
+        raise AttendropError(
+            f"'{folder}' holds a summary of runs already; --resume completes them, --overwrite replaces them."
+        )
