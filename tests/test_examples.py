@@ -46,7 +46,7 @@ def test_an_example_runs(name: str, tmp_path: Path) -> None:
     assert SAYS[name] in result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/attendout.md", "docs/own_method.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/attendout.md", "docs/export.md", "docs/own_method.md"])
 def test_python_in_documents_is_valid(document: str) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), re.DOTALL)
     assert blocks

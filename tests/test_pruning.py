@@ -644,6 +644,7 @@ for name in sys.argv[2:]:
     found, = session.run(["logits"], {i.name: batch[i.name] for i in session.get_inputs()})
     numpy.testing.assert_allclose(found[batch["mask"]], expected, atol=1e-4)
 assert "attendrop" not in sys.modules and "torch" not in sys.modules
+assert session.get_modelmeta().custom_metadata_map["id2label"] == '{"0": "no", "1": "perhaps", "2": "yes"}'
 """
 
 
@@ -651,8 +652,10 @@ assert "attendrop" not in sys.modules and "torch" not in sys.modules
 def test_onnx_without_this_library(case: str, tmp_path: Path) -> None:
     import numpy as np
 
-    light = prune(stock(case), [0, 2])
-    export_onnx(light, tmp_path / "model.onnx")
+    model = copy.deepcopy(stock(case))
+    model.config.id2label = {0: "no", 1: "perhaps", 2: "yes"}
+    light = prune(model, [0, 2])
+    assert export_onnx(light, tmp_path / "model.onnx") < 1e-5
     assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
     names = []
     for lengths in ((8, 5, 3), (11,), (2, 1, 7, 4, 4)):
@@ -668,6 +671,21 @@ def test_onnx_without_this_library(case: str, tmp_path: Path) -> None:
             token_type_ids=torch.zeros_like(batch["input_ids"]).numpy(),
         )
     subprocess.run([sys.executable, "-c", RUNTIME, str(tmp_path / "model.onnx"), *names], check=True, timeout=60)
+
+
+def test_a_file_that_does_not_compute_what_the_model_does_is_not_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    light = prune(stock("distilbert"), [1])
+
+    def almost(path: Path) -> Any:
+        return lambda inputs: light(inputs["input_ids"], inputs["attention_mask"]).logits.numpy() + 0.001
+
+    monkeypatch.setattr("torch.onnx.export", lambda *_, **__: None)
+    monkeypatch.setattr("attendrop.pruning.export.onnx_model", almost)
+    with pytest.raises(AttendropError, match=r"differ from the model's by up to 0\.001, more than 0\.0001 times"):
+        export_onnx(light, tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("case", ["electra", "bert-tokens", "roberta-choice"])
@@ -691,7 +709,7 @@ def test_export_of_a_whole_model(tmp_path: Path) -> None:
 
 def test_export_without_onnx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(AttendropError, match=r"needs onnx and onnxscript; run `pip install attendrop\[export\]`"):
+    with pytest.raises(AttendropError, match=r"needs onnx, onnxscript, onnxruntime; run `pip install att"):
         export_onnx(prune(stock("distilbert"), [1]), tmp_path / "model.onnx")
 
 

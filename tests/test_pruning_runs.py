@@ -1,4 +1,4 @@
-"""`attendrop prune` and `attendrop export`: a run's model pruned, reported, used like any other."""
+"""`attendrop prune`: a run's model pruned, reported, used like any other."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from rich.console import Console
 import attendrop
 from attendrop import cli
 from attendrop.cli.progress import TrainingProgress
+from attendrop.errors import AttendropError
+from attendrop.runs.lock import locked
 from attendrop.runs.prune import prune_run
 from attendrop.runs.train import train
 
@@ -135,12 +137,16 @@ def test_pruning_that_was_stopped_can_be_started_again(
         with pytest.raises(KeyboardInterrupt):
             pruned(folder, tmp_path / "out", layers="1,")
     assert not list(tmp_path.iterdir())
-    killed = tmp_path / ".out.4242.unfinished"  # a process that is killed cannot clean up
-    killed.mkdir()
+    killed = tmp_path / ".out.unfinished" / "out"  # a process that is killed cannot clean up
+    killed.mkdir(parents=True)
     (killed / "model.safetensors").write_bytes(b"half")
+    with locked(killed.parent), pytest.raises(AttendropError, match="in use by process"):
+        pruned(folder, tmp_path / "out", layers="1,")
     pruned(folder, tmp_path / "out", layers="1,")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert attendrop.load(tmp_path / "out").layers == (1,)
+    permissions = {path.stat().st_mode for path in (tmp_path / "out").iterdir()}
+    assert len(permissions) == 1
 
 
 def test_a_pruned_folder_is_used_like_a_run(folder: Path, tmp_path: Path, capsys: Captured) -> None:
@@ -253,27 +259,3 @@ def test_a_pruned_model_is_not_trained(folder: Path, tmp_path: Path, capsys: Cap
     given = ["train", "--train-file", f"{folder}/train.csv", *columns, "--model", f"{tmp_path}/out"]
     assert cli.main([*given, "--output-dir", f"{tmp_path}/run"]) == 2
     assert "is pruned and does not train" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("format_", ["onnx", "torch"])
-def test_export(folder: Path, tmp_path: Path, capsys: Captured, format_: str) -> None:
-    pruned(folder, tmp_path / "out", layers="1,")
-    for run in (tmp_path / "out", folder / "run"):
-        target = tmp_path / f"{run.name}.model"
-        assert cli.main(["export", str(run), "--format", format_, "--output", str(target)]) == 0
-        assert f"Wrote {target}" in capsys.readouterr().out
-        assert target.stat().st_size
-
-
-@pytest.mark.parametrize(
-    ("run", "more", "words"),
-    [
-        ("run", ("--format", "jpeg", "--output", "x"), "'jpeg' is not known. Choose from: onnx, torch"),
-        ("nowhere", ("--output", "x"), "There is no run folder"),
-        ("run", ("--output", "no/such/folder/x"), "cannot be written"),
-    ],
-    ids=["format", "run", "output"],
-)
-def test_export_mistakes(folder: Path, capsys: Captured, run: str, more: tuple[str, ...], words: str) -> None:
-    assert cli.main(["export", f"{folder}/{run}", *more]) == 2
-    assert words in capsys.readouterr().err

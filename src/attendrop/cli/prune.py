@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from attendrop.cli.console import aligned, size
-from attendrop.errors import AttendropError
-from attendrop.pruning import export_onnx, export_torch
-from attendrop.runs.models import load_model_and_tokenizer
 from attendrop.runs.pruned_card import interval
-
-FORMATS = {"onnx": export_onnx, "torch": export_torch}
 
 
 def prune_summary(metrics: Mapping[str, Any]) -> str:
@@ -58,24 +51,16 @@ def _speed(pruned: Mapping[str, Any], device: str) -> str:
     return f"{speed['median']:.2f} times as fast on {device} ({spread}; {rows}){form}"
 
 
-def export_run(run: str, format_: str, output: str) -> dict[str, Any]:
-    """Export the model of a run; returns ``model, format, output, bytes``.
-
-    Raises:
-        AttendropError: There is no such format or model, the output cannot be written, or a package is missing.
-    """
-    if format_ not in FORMATS:
-        raise AttendropError(f"format {format_!r} is not known. Choose from: {', '.join(FORMATS)}.")
-    target = Path(output)
-    if target.is_dir() or not target.absolute().parent.is_dir():
-        raise AttendropError(f"'{output}' cannot be written; name a file in a folder that exists.")
-    if format_ == "onnx" and importlib.util.find_spec("onnx") is None:
-        raise AttendropError("Export to ONNX needs onnx and onnxscript; run `pip install attendrop[export]`.")
-    if not Path(run).is_dir():
-        raise AttendropError(f"There is no run folder '{run}'.")
-    model, _ = load_model_and_tokenizer(str(Path(run).absolute()), None)
-    FORMATS[format_](model, target)
-    return {"model": run, "format": format_, "output": output, "bytes": target.stat().st_size}
+def export_summary(found: Mapping[str, Any]) -> str:
+    """What was written, how near it is to the model, and what eight-bit weights cost."""
+    wrote = f"Wrote {found['output']}, {size(found['bytes'])}."
+    if "difference" in found:
+        wrote += f" On example inputs its logits are within {found['difference']:.1e} of the model's."
+    loss = found.get("loss")
+    if loss is None:
+        return wrote
+    scores = f"{loss['metric'].replace('_', ' ')} {loss['before']:.4f} -> {loss['after']:.4f}"
+    return f"{wrote}\nint8: {scores} on {loss['rows']} rows of {loss['set']} ({_interval_of(loss)})."
 
 
 def _listed(layers: list[int]) -> str:
@@ -91,4 +76,8 @@ def _ranking(pruned: Mapping[str, Any]) -> str:
 
 def _change(both: Mapping[str, Mapping[str, float]], metric: str) -> str:
     scores = f"{both['before'][metric]:.4f} -> {both['after'][metric]:.4f}"
-    return f"{scores}  (95 % interval of the difference: {interval(both)})"
+    return f"{scores}  ({_interval_of(both)})"
+
+
+def _interval_of(both: Mapping[str, Any]) -> str:
+    return f"95 % interval of the difference: {interval(both)}"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import importlib.util
 import logging
-import math
+import os
+import tempfile
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,14 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIPLE_CHOICE_MAP
 
 from attendrop.errors import AttendropError
 from attendrop.pruning.model import PrunedModel
+from attendrop.pruning.onnx_file import describe, onnx_model, quantize_int8
 from attendrop.pruning.packed import PackedEncoder
+from attendrop.validation import check_choice
+
+QUANTIZATIONS = ("int8",)
+# How far the logits of an ONNX file may be from the model's, in parts of the largest (at least 1), in single precision
+# and in half: sums are taken in another order.
+TOLERANCE, TOLERANCE_HALF = 1e-4, 2e-2
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
@@ -34,32 +43,52 @@ class _Logits(nn.Module):
         return logits
 
 
-def export_onnx(model: Any, path: str | Path, *, token_types: bool | None = None) -> None:
-    """Write a model as ONNX, for onnxruntime and others.
+def export_onnx(
+    model: Any,
+    path: str | Path,
+    *,
+    token_types: bool | None = None,
+    quantize: str | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> float:
+    """Write a model as ONNX, for onnxruntime and others, and check it against the model.
 
     Inputs are what the model's tokenizer gives, int64 ``(batch, length)``, for multiple choice ``(batch, choices,
     length)``: ``input_ids``, ``attention_mask`` and, for models that tell two texts apart, ``token_type_ids``. Output:
     ``logits``; where they are one for each token, those of padding have no meaning. Padding is computed (packed tensors
     have sizes that depend on values); constant attention and the last layer are as fast as in the model.
 
+    The file's metadata hold ``id2label`` (JSON) and ``problem_type``.
+
     Args:
         model: A :class:`PrunedModel`, or a text model of transformers.
-        path: The file, below 2 GB: weights are in it.
+        path: The file, below 2 GB: weights are in it. It is replaced when the new one is whole.
         token_types: Whether it takes ``token_type_ids``. Default: if the model has more than one type.
+        quantize: ``"int8"``: weights of eight bits, a quarter of the size; what that costs is to be measured.
+        metadata: More to write into the file's metadata.
+
+    Returns:
+        The largest difference of a logit of the file from that of the model, on example inputs. Before quantization it
+        is at most 1e-4 (in half precision 0.02) times the largest logit, if that is above 1.
 
     Raises:
-        AttendropError: onnx is not installed, or the model cannot be exported.
+        AttendropError: onnx or onnxruntime is not installed, the model cannot be exported, or the file does not compute
+            what the model does.
     """
-    missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
+    needed = ("onnx", "onnxscript", "onnxruntime")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
-        raise AttendropError(f"Export to ONNX needs {' and '.join(missing)}; run `pip install attendrop[export]`.")
+        raise AttendropError(f"Export to ONNX needs {', '.join(missing)}; run `pip install attendrop[export]`.")
+    if quantize is not None:
+        check_choice("quantize", quantize, QUANTIZATIONS)
     wrapped, inputs, shapes = _prepared(model, token_types)
-    try:
-        with _quiet():
+    with tempfile.TemporaryDirectory(dir=Path(path).absolute().parent, prefix=".onnx-") as folder, _quiet():
+        partial = Path(folder) / "model.onnx"
+        try:
             torch.onnx.export(
                 wrapped,
                 inputs,
-                path,
+                partial,
                 input_names=list(wrapped.names),
                 output_names=["logits"],
                 dynamic_shapes=(shapes,),
@@ -67,8 +96,45 @@ def export_onnx(model: Any, path: str | Path, *, token_types: bool | None = None
                 external_data=False,
                 verbose=False,
             )
-    except Exception as error:  # torch's exporter raises many kinds
+        except Exception as error:  # torch's exporter raises many kinds
+            raise _failure(model, error) from error
+        difference = _checked(partial, model, wrapped.names)
+        if quantize is not None:
+            quantize_int8(partial)
+            difference = max(each for each, _ in _differences(partial, model, wrapped.names))
+        describe(partial, wrapped.model.config, {"quantization": quantize or "none", **(metadata or {})})
+        os.replace(partial, path)
+    return difference
+
+
+def _checked(path: Path, model: Any, names: Sequence[str]) -> float:
+    """The largest difference of a logit; raises AttendropError if it is beyond the tolerance."""
+    found = _differences(path, model, names)
+    tolerance = TOLERANCE if next(model.parameters()).dtype in (torch.float32, torch.float64) else TOLERANCE_HALF
+    for difference, largest in found:
+        if not difference <= tolerance * max(1.0, largest):
+            raise AttendropError(
+                f"{type(model).__name__} was not exported: on example inputs the file's logits differ from the model's "
+                f"by up to {difference:.2g}, more than {tolerance} times the largest, {largest:.2g}."
+            )
+    return max(difference for difference, _ in found)
+
+
+def _differences(path: Path, model: Any, names: Sequence[str]) -> list[tuple[float, float]]:
+    """For batches of several sizes: the largest difference of a logit, and the largest logit."""
+    reference, found = copy.deepcopy(model).eval().cpu(), []
+    try:
+        run = onnx_model(path)
+    except Exception as error:  # onnxruntime's classes share no base; such as for bfloat16
         raise _failure(model, error) from error
+    for batch, length in ((1, 5), (2, 16), (5, 11)):
+        inputs = _examples(reference, batch=batch, choices=3, length=min(length, _longest(reference)))
+        with torch.no_grad():
+            expected = reference(**{name: inputs[name] for name in names}).logits.float()
+        valid = inputs["attention_mask"].bool() if expected.ndim == 3 else ...  # of each token, or of the text
+        difference = torch.from_numpy(run(inputs)).float()[valid] - expected[valid]
+        found.append((float(difference.abs().max()), float(expected.abs().max())))
+    return found
 
 
 def export_torch(model: Any, path: str | Path, *, token_types: bool | None = None) -> None:
@@ -91,19 +157,27 @@ def _prepared(model: Any, token_types: bool | None) -> tuple[_Logits, tuple[Tens
     if token_types is None:
         token_types = getattr(inner.config, "type_vocab_size", 0) > 1
     names = INPUTS if token_types else INPUTS[:2]
-    # No size may be 1, which exporters take for a constant.
-    sizes = {"batch": 3, "choices": 2, "length": 7}
-    if type(inner).__name__ not in MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES.values():
-        del sizes["choices"]
-    tokens = torch.arange(math.prod(sizes.values())).view(*sizes.values()) % inner.config.vocab_size
-    mask = torch.ones_like(tokens)
-    mask[1, ..., 4:] = 0
-    inputs = (tokens, mask, torch.zeros_like(tokens))[: len(names)]
+    inputs = _examples(inner, batch=3, choices=2, length=7)  # no size may be 1, which exporters take for a constant
+    sizes = ("batch", "choices", "length") if _is_choice(inner) else ("batch", "length")
     free = {
         number: torch.export.Dim(name, max=_longest(inner) if name == "length" else None)
         for number, name in enumerate(sizes)
     }
-    return _Logits(inner, names), inputs, tuple(free for _ in names)
+    return _Logits(inner, names), tuple(inputs[name] for name in names), tuple(free for _ in names)
+
+
+def _examples(model: Any, *, batch: int, choices: int, length: int) -> dict[str, Tensor]:
+    """A batch of text whose rows have different lengths, but for the first, which has no padding."""
+    shape = (batch, choices, length) if _is_choice(model) else (batch, length)
+    tokens = torch.randint(model.config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(length) < length - torch.arange(batch)[:, None] % length).long()
+    mask = mask.view(batch, *(1 for _ in shape[2:]), length).expand(shape).contiguous()
+    return {"input_ids": tokens, "attention_mask": mask, "token_type_ids": torch.zeros_like(tokens)}
+
+
+def _is_choice(model: Any) -> bool:
+    inner = model.model if isinstance(model, PrunedModel) else model
+    return type(inner).__name__ in MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES.values()
 
 
 def _longest(model: Any) -> int:
@@ -118,17 +192,15 @@ def _failure(model: Any, error: Exception) -> AttendropError:
 
 
 class _quiet(warnings.catch_warnings):
-    """Without the exporters' remarks."""
+    """Without the remarks of exporters and quantizers."""
 
     def __enter__(self) -> Any:
         found = super().__enter__()
         warnings.simplefilter("ignore")
-        self._levels = {name: logging.getLogger(name).level for name in ("torch.onnx", "onnxscript", "torch.export")}
-        for name in self._levels:
-            logging.getLogger(name).setLevel(logging.ERROR)
+        self._level = logging.root.manager.disable
+        logging.disable(logging.WARNING)
         return found
 
     def __exit__(self, *raised: Any) -> None:
-        for name, level in self._levels.items():
-            logging.getLogger(name).setLevel(level)
+        logging.disable(self._level)
         super().__exit__(*raised)

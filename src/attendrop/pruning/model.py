@@ -135,7 +135,7 @@ class PrunedModel(nn.Module):
         """
         if not self.fast:
             return copy.deepcopy(self.model)
-        stock = type(self.model)(_stock_config(self.model.config)).to(self.model.dtype).to(self.model.device)
+        stock = type(self.model)(stock_config(self.model.config)).to(self.model.dtype).to(self.model.device)
         found = self.model.state_dict()
         names = _family(self.model).names
         for number in self.layers:
@@ -170,7 +170,7 @@ class PrunedModel(nn.Module):
         config = {
             "architecture": type(self.model).__name__,
             "pruned_layers": list(self.layers),
-            "stock": json.loads(_stock_config(self.model.config).to_json_string(use_diff=True)),
+            "stock": json.loads(stock_config(self.model.config).to_json_string(use_diff=True)),
         }
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         tensors = {name: value.contiguous() for name, value in self.model.state_dict().items()}
@@ -292,7 +292,8 @@ def _class(folder: Path, name: Any) -> Any:
     return found
 
 
-def _stock_config(config: Any) -> Any:
+def stock_config(config: Any) -> Any:
+    """A copy of a model's configuration, as the model of transformers has it."""
     stock = copy.deepcopy(config)
     stock._attn_implementation_internal = None
     return stock

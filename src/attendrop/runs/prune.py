@@ -23,11 +23,11 @@ from attendrop.pruning.masking import mask_layers, prunable_sites
 from attendrop.pruning.model import PrunedModel
 from attendrop.rows import to_device
 from attendrop.runs.finished import FinishedRun, load_finished_run
-from attendrop.runs.folder import METRICS, RUN
+from attendrop.runs.folder import METRICS, RUN, read_run
 from attendrop.runs.logits import predict_logits
 from attendrop.runs.pruned_card import pruned_card
 from attendrop.runs.speed import measure_speed
-from attendrop.runs.staging import check_new, new_folder
+from attendrop.runs.staging import new_folder
 from attendrop.runs.train import on_cpu, silence
 from attendrop.sites import Site
 from attendrop.tasks import compute_scores
@@ -82,13 +82,20 @@ def prune_run(
         AttendropError: There is no finished run, its data changed, or the model cannot be pruned in this way.
     """
     parse_wanted(layers)
-    target = Path(output_dir)
-    check_new(target)
     if recover_epochs < 0:
         raise AttendropError(f"recover-epochs must be at least 0, not {recover_epochs}.")
-    run = _load(run_dir, data_dir, device)
+    with new_folder(Path(output_dir)) as folder:
+        run = _load(run_dir, data_dir, device)
+        light, found = _pruned(_Work(run, on_pass), layers, tolerance, recover_epochs, callbacks)
+        return _save(run, light, found, folder, output_dir)
+
+
+def _pruned(
+    work: _Work, layers: str | int, tolerance: float, recover_epochs: int, callbacks: Sequence[TrainerCallback]
+) -> tuple[PrunedModel, dict[str, Any]]:
+    """The pruned model, and what is to be told of it."""
+    run = work.run
     sites = prunable_sites(run.model)
-    work = _Work(run, on_pass, 2 * len(sites) + 1 + 2 * len(run.sets))
     pi = _pi(run.metrics, sites)
     harm = work.importance(sites) if pi is None else pi
     light, trials = _choose(work, layers, pi, harm, tolerance)
@@ -98,8 +105,7 @@ def prune_run(
         light = _recover(run, light.layers, recover_epochs, callbacks)
         work.known.clear()
     after = {name: work.logits(light, name) for name in run.sets}
-    found = _scores(run, before, after) | _size_and_speed(work, light)
-    found |= {
+    return light, {
         "layers": list(light.layers),
         "of": light.of,
         "fast": light.fast,
@@ -113,19 +119,21 @@ def prune_run(
         "unknown": what_is_unknown(trials, len(light.layers), tolerance),
         "tolerance": tolerance,
         "recover_epochs": recover_epochs if light.layers else 0,
+        **_scores(run, before, after),
+        **_size_and_speed(work, light),
     }
-    return _save(run, light, found, run_dir, target)
 
 
 class _Work:
     """Passes over the rows of a run, reported; the logits of the same pruned layers are computed once."""
 
-    def __init__(self, run: FinishedRun, on_pass: OnPass | None, total: int) -> None:
+    def __init__(self, run: FinishedRun, on_pass: OnPass | None) -> None:
         self.run = run
         self.chosen_on = run.chosen_on or ""  # that there is one was checked
         self.known: dict[tuple[tuple[int, ...], str], Array] = {}
         self._on_pass = on_pass
-        self._total = total
+        # Each layer alone, each number of layers, and all sets before and after.
+        self._total = 2 * len(prunable_sites(run.model)) + 1 + 2 * len(run.sets)
         self._done = 0
 
     def begin(self, what: str) -> None:
@@ -289,23 +297,23 @@ def _size_and_speed(work: _Work, light: PrunedModel) -> dict[str, Any]:
     }
 
 
-def _save(run: FinishedRun, light: PrunedModel, found: dict[str, Any], run_dir: str, target: Path) -> dict[str, Any]:
+def _save(run: FinishedRun, light: PrunedModel, found: dict[str, Any], folder: Path, output_dir: str) -> dict[str, Any]:
     after = {name: scores["after"] for name, scores in found["all_scores"].items()}
-    metric = run.task.metric
-    with new_folder(target) as folder:
-        light.save_pretrained(folder)
-        run.tokenizer.save_pretrained(folder)
-        found["bytes"] = {"before": _weights(Path(run_dir)), "after": _weights(folder)}
-        metrics = run.metrics | {
-            "score": after["dev"][metric] if "dev" in after else None,
-            "all_scores": after,
-            "selection_score": found["selection"]["after"][metric] if found["selection"] else None,
-            "output_dir": str(target),
-            "pruned": found | {"from": run_dir},
-        }
-        (folder / RUN).write_text((Path(run_dir) / RUN).read_text(encoding="utf-8"), encoding="utf-8")
-        (folder / "README.md").write_text(pruned_card(metrics), encoding="utf-8")
-        write_json(folder / METRICS, metrics)
+    metric, source = run.task.metric, Path(run.config.output_dir)
+    light.save_pretrained(folder)
+    run.tokenizer.save_pretrained(folder)
+    found["bytes"] = {"before": _weights(source), "after": _weights(folder)}
+    metrics = run.metrics | {
+        "score": after["dev"][metric] if "dev" in after else None,
+        "all_scores": after,
+        "selection_score": found["selection"]["after"][metric] if found["selection"] else None,
+        "output_dir": output_dir,
+        "pruned": found | {"from": run.config.output_dir},
+    }
+    (folder / "README.md").write_text(pruned_card(metrics), encoding="utf-8")
+    files = sorted(path.name for path in folder.iterdir())
+    write_json(folder / RUN, (read_run(source) or {}) | {"files": files})
+    write_json(folder / METRICS, metrics)
     return metrics
 
 

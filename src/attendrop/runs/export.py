@@ -1,0 +1,165 @@
+"""The model of a run as a file for other programs, with its tokenizer, and with what eight-bit weights cost."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from attendrop.errors import AttendropError
+from attendrop.files import share_permissions
+from attendrop.pruning.comparison import Array, paired_difference
+from attendrop.pruning.export import QUANTIZATIONS, export_onnx, export_torch
+from attendrop.pruning.model import is_pruned, stock_config
+from attendrop.pruning.onnx_file import onnx_model
+from attendrop.runs.finished import FinishedRun, check_finished, load_finished_run
+from attendrop.runs.folder import read_run
+from attendrop.runs.logits import predict_logits
+from attendrop.runs.models import load_model_and_tokenizer
+from attendrop.validation import check_choice
+
+# The format, and the name of its file in a folder.
+FORMATS = {"onnx": "model.onnx", "torch": "model.pt2"}
+
+logger = logging.getLogger(__name__)
+
+
+def export_run(
+    run_dir: str,
+    output: str,
+    *,
+    format: str = "onnx",
+    quantize: str | None = None,
+    overwrite: bool = False,
+    data_dir: str | None = None,
+) -> dict[str, Any]:
+    """Write the model of a finished run as a file, and beside it its tokenizer and ``config.json``.
+
+    Args:
+        run_dir: Folder of the run, of a pruned model, or of any model that transformers saved.
+        output: The file; without an extension a folder, which gets ``model.onnx`` or ``model.pt2``. In the run's own
+            folder nothing is written beside it, for all is there.
+        format: ``"onnx"``, which is checked against the model (:func:`attendrop.export_onnx`), or ``"torch"``.
+        quantize: ``"int8"``, for ONNX. What it costs is measured on the rows that the run reported on, else on those
+            that it selected on.
+        overwrite: Replace files that are there.
+        data_dir: Where the run's task is now, if not where it was.
+
+    Returns:
+        ``model, format, output, bytes``; of ONNX ``difference`` (of a logit from the model's on example inputs), and
+        with ``quantize`` its ``loss``: the ``set`` with its ``rows``, the ``metric``, ``before``, ``after`` and the
+        ``difference``; None: there are no data.
+
+    Raises:
+        AttendropError: There is no such format or finished run, or the output cannot be written or exists.
+    """
+    if format not in FORMATS:
+        raise AttendropError(f"format {format!r} is not known. Choose from: {', '.join(FORMATS)}.")
+    if quantize is not None:
+        check_choice("quantize", quantize, QUANTIZATIONS)
+        if format != "onnx":
+            raise AttendropError(f"quantize is for the format onnx, not for {format!r}.")
+    target = _target(output, FORMATS[format], overwrite=overwrite)
+    check_finished(run_dir)
+    model, tokenizer = load_model_and_tokenizer(str(Path(run_dir).absolute()), None)
+    found: dict[str, Any] = {"model": run_dir, "format": format, "output": str(target)}
+    made = not target.parent.exists()
+    target.parent.mkdir(exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as partial:
+            file = Path(partial) / target.name
+            if target.parent.resolve() != Path(run_dir).resolve():
+                _add_tokenizer_and_config(Path(partial), model, tokenizer, target.parent, overwrite=overwrite)
+            if format == "onnx":
+                run = read_run(Path(run_dir)) or {}
+                length = run.get("config", {}).get("max_length")
+                metadata = {} if length is None else {"max_length": str(length)}
+                found["difference"] = export_onnx(model, file, quantize=quantize, metadata=metadata)
+            else:
+                export_torch(model, file)
+            if quantize is not None:
+                found["loss"] = _loss(run_dir, data_dir, file)
+            share_permissions(Path(partial))
+            for path in Path(partial).iterdir():
+                path.replace(target.parent / path.name)
+    except BaseException:
+        if made:
+            shutil.rmtree(target.parent, ignore_errors=True)
+        raise
+    return found | {"bytes": target.stat().st_size}
+
+
+def _target(output: str, name: str, *, overwrite: bool) -> Path:
+    """The file to write."""
+    target = Path(output)
+    if target.is_dir() or not target.suffix:
+        target = target / name
+        writable = target.parent.parent.is_dir()
+    else:
+        writable = target.parent.absolute().is_dir()
+    if not writable or target.is_dir() or target.parent.is_file():
+        raise AttendropError(f"'{output}' cannot be written; name a file, or a new folder, in a folder that exists.")
+    if target.exists() and not overwrite:
+        raise AttendropError(f"'{target}' exists; --overwrite replaces it.")
+    return target
+
+
+def _add_tokenizer_and_config(
+    partial: Path, model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path, *, overwrite: bool
+) -> None:
+    """Write both into ``partial``; raises AttendropError if ``folder``, where they go, holds those of another model."""
+    if is_pruned(folder) or read_run(folder) is not None:
+        raise AttendropError(f"'{folder}' holds another run; name a file in a folder of its own.")
+    tokenizer.save_pretrained(partial)
+    stock_config(model.config).save_pretrained(partial)
+    for path in partial.iterdir():
+        there = folder / path.name
+        if there.exists() and not overwrite and there.read_bytes() != path.read_bytes():
+            raise AttendropError(
+                f"'{there}' exists and belongs to another model; name a file in a folder of its own. --overwrite "
+                "replaces it."
+            )
+
+
+def _loss(run_dir: str, data_dir: str | None, file: Path) -> dict[str, Any] | None:
+    """What the file's eight-bit weights cost in score."""
+    try:
+        run = load_finished_run(run_dir, data_dir=data_dir)
+    except AttendropError as error:
+        logger.warning("What int8 costs was not measured: %s", error)
+        return None
+    name = next((name for name in ("dev", *run.sets) if name in run.sets), None)
+    if name is None:
+        logger.warning("What int8 costs was not measured: the run has no rows but those that it trained on.")
+        return None
+    rows, config = run.sets[name], run.config
+    before = run.predictions(
+        name, predict_logits(run.model, run.tokenizer, rows.to_dict(), config.eval_batch_size, config.device)
+    )
+    after = run.predictions(name, _onnx_logits(run, name, onnx_model(file)))
+    return {
+        "set": name,
+        "rows": len(rows),
+        "metric": run.task.metric,
+        "before": before.score,
+        "after": after.score,
+        "difference": paired_difference(before, after).as_dict(),
+    }
+
+
+def _onnx_logits(run: FinishedRun, name: str, model: Callable[[Mapping[str, Any]], Array]) -> Array:
+    rows = run.sets[name]
+    order = np.argsort(rows["length"], kind="stable")
+    logits = [model(_with_types(batch)) for batch in run.batches(rows.select(order), run.config.eval_batch_size)]
+    return np.asarray(np.concatenate(logits)[np.argsort(order)])
+
+
+def _with_types(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """A batch with token types, also where the tokenizer gives none: they are 0 then."""
+    return {"token_type_ids": np.zeros_like(batch["input_ids"]), **batch}
