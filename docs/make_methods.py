@@ -8,6 +8,7 @@ from pathlib import Path
 from attendrop.methods import get_method, method_names
 from attendrop.methods.base import Method
 from attendrop.methods.compatibility import ANY, Rule, rules_of
+from attendrop.methods.options import described
 
 PAGE = Path(__file__).with_name("methods.md")
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results.json"
@@ -19,8 +20,8 @@ _HEAD = """\
 Written by `make docs` from the registry of methods and from `benchmarks/results.json`; CI checks that it is up to date.
 
 `attendrop train --method NAME --set OPTION=VALUE`, or `RegularizedTrainer(..., regularizer=Class(option=value))`.
-The class's docstring has the formula, the range of each option, the source of each default, and what differs from the
-paper. [own_method.md](own_method.md) shows how to add one.
+The class's docstring has the formula, what each option means, the source of each default, and what differs from the
+paper; `attendrop methods NAME` prints it. [own_method.md](own_method.md) shows how to add one.
 
 *Acts on*: where the method does something. *Forward*, *backward*: passes in a training step, where plain fine-tuning
 takes one of each. *Time*, *memory*: of a step with the defaults, relative to plain fine-tuning, {shapes};
@@ -112,9 +113,12 @@ def _costs(name: str, costs: dict[tuple[str, str], float]) -> list[str]:
 
 
 def _section(method: type[Method]) -> str:
-    options = ", ".join(f"`{name}={value!r}`" for name, value in method().options().items())
     summary = method.summary[0].upper() + method.summary[1:]
-    return f"## {method.name}\n\n{summary}. {f'Options and defaults: {options}.' if options else 'No options.'}\n"
+    options = described(method)
+    if not options:
+        return f"## {method.name}\n\n{summary}. No options.\n"
+    lines = [f"- `{name}={found['default']!r}`: {found['range']}" for name, found in options.items()]
+    return f"## {method.name}\n\n{summary}. Options with their defaults and ranges:\n\n" + "\n".join(lines) + "\n"
 
 
 def main() -> None:

@@ -132,13 +132,16 @@ def test_methods_and_tasks(capsys: Captured) -> None:
     assert cli.main(["methods", "--json"]) == 0
     plain, ad_drop, *_ = json.loads(capsys.readouterr().out)
     assert (plain["name"], plain["options"]) == ("finetune", {})
-    assert ad_drop["options"]["q"] == 0.3
+    assert ad_drop["options"]["q"] == {"type": "float", "default": 0.3, "range": "above 0 and at most 1"}
     assert cli.main(["methods"]) == 0
     shown = capsys.readouterr().out
     assert "ad-drop" in shown
     assert "Yang et al." in shown
     assert cli.main(["methods", "ad-drop"]) == 0
-    assert "cross_tuning: Plain fine-tuning in epochs 0, 2, 4" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "cross_tuning: Plain fine-tuning in epochs 0, 2, 4" in shown
+    assert "cross_tuning  bool   true            true or false" in shown
+    assert "steps         int    8               1 or more" in shown
     assert cli.main(["methods", "addrop"]) == 2
     assert "Did you mean 'ad-drop'" in capsys.readouterr().err
     assert cli.main(["tasks"]) == 0

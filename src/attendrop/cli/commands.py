@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import time
 from pathlib import Path
 from typing import Annotated
@@ -128,20 +127,21 @@ def methods(
     as_json: Json = False,
 ) -> None:
     """List the methods, which may be combined (ad-drop+r-drop), or explain one."""
+    from attendrop.cli.explain import explanation
     from attendrop.methods import get_method, method_names
+    from attendrop.methods.options import described
 
     classes = [get_method(each) for each in ([name] if name is not None else method_names())]
     found = [
         {"name": m.name, "summary": m.summary, "acts_on": list(m.facts.acts_on), "paper": m.paper}
-        | {"options": m().options()}
+        | {"options": described(m)}
         for m in classes
     ]
     table = Table(Column("method", no_wrap=True), "what it does", Column("source", no_wrap=True))
     for m in classes:
         authors, year, _ = m.paper.partition(")")  # the title stands in what explains a method
         table.add_row(m.name, m.summary, authors + year)
-    explained = "" if name is None else f"{name}: {classes[0].summary}\n\n{inspect.cleandoc(classes[0].__doc__ or '')}"
-    show(found, explained or table, as_json=as_json)
+    show(found, table if name is None else explanation(classes[0]), as_json=as_json)
 
 
 @app.command()

@@ -7,6 +7,8 @@ Packages of third parties add theirs with :func:`register_method`, or by an entr
 from __future__ import annotations
 
 import dataclasses
+import logging
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import entry_points
@@ -29,6 +31,7 @@ from attendrop.methods.headmask import HeadMask
 from attendrop.methods.hiddencut import HiddenCut
 from attendrop.methods.layerdrop import LayerDrop
 from attendrop.methods.mixout import Mixout
+from attendrop.methods.options import read_option
 from attendrop.methods.r_drop import RDrop
 from attendrop.methods.scal import SCAL
 from attendrop.methods.scheduler import Scheduler
@@ -65,6 +68,8 @@ __all__ = [
     "register_method",
 ]
 
+logger = logging.getLogger(__name__)
+
 _METHODS: dict[str, type[Method]] = {}
 
 
@@ -72,12 +77,21 @@ def register_method(method: type[Method]) -> type[Method]:
     """Add a method under its ``name``; usable as a class decorator.
 
     Raises:
-        AttendropError: Another method has that name.
+        AttendropError: Another method has that name, but for ``-`` and ``_``; or it is no name: letters, digits, ``-``
+            and ``_``.
     """
-    if _METHODS.get(method.name, method) is not method:
-        raise AttendropError(f"A method named '{method.name}' is registered already: {_METHODS[method.name].__name__}.")
+    if not re.fullmatch(r"[\w-]+", method.name):
+        raise AttendropError(f"A method cannot be named {method.name!r}; use letters, digits, '-' and '_'.")
+    taken = next((known for known in _METHODS.values() if _spelling(known.name) == _spelling(method.name)), method)
+    if taken is not method:
+        raise AttendropError(f"A method named '{taken.name}' is registered already: {taken.__name__}.")
     _METHODS[method.name] = method
     return method
+
+
+def _spelling(name: str) -> str:
+    """A name as it is in logs and before options, where ``-`` and ``_`` are the same."""
+    return name.replace("-", "_")
 
 
 for _method in (
@@ -110,7 +124,13 @@ for _method in (
 @cache
 def _load_plugins() -> None:
     for entry_point in entry_points(group="attendrop.methods"):
-        register_method(entry_point.load())
+        try:
+            register_method(entry_point.load())
+        except Exception as error:  # whatever a package does when it is imported, the other methods work
+            logger.warning(
+                "Method '%s' of another package is left out (entry point %s): %s: %s",
+                entry_point.name, entry_point.value, type(error).__name__, error,
+            )  # fmt: skip
 
 
 def method_names() -> list[str]:
@@ -146,10 +166,11 @@ def build_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
         return _build(name, options or {})
     names = [part.strip() for part in name.split("+")]
     sorted_out: dict[str, dict[str, Any]] = {get_method(part).name: {} for part in names}
+    spelled = {_spelling(part): part for part in sorted_out}
     for option, value in (options or {}).items():
         method, dot, own = option.partition(".")
-        method = method.replace("_", "-")
-        if method not in sorted_out or (not dot and not isinstance(value, Mapping)):
+        method = spelled.get(_spelling(method), "")
+        if not method or (not dot and not isinstance(value, Mapping)):
             raise AttendropError(
                 f"Option '{option}' is of none of the methods {name}; write METHOD.OPTION=VALUE, such as "
                 f"{names[0]}.{option.rpartition('.')[2]}."
@@ -178,25 +199,5 @@ def _build(name: str, options: Mapping[str, Any]) -> Method:
             raise AttendropError(f"Method '{name}' has no options, so '{option}' cannot be set.")
         if option not in fields:
             raise AttendropError(f"Method '{name}' has no option '{option}'.{suggestion(option, tuple(fields))}")
-        values[option] = _read(option, value, fields[option].default)
+        values[option] = read_option(method, option, value)
     return method(**values)
-
-
-_SWITCHES = dict.fromkeys(("true", "on", "yes", "1"), True) | dict.fromkeys(("false", "off", "no", "0"), False)
-
-
-def _read(option: str, value: object, default: object) -> object:
-    """Read an option, text or a value from JSON, as the type of its default."""
-    if isinstance(default, bool):
-        if str(value).lower() not in _SWITCHES:
-            raise AttendropError(f"{option}={value!r} must be true or false.")
-        return _SWITCHES[str(value).lower()]
-    if isinstance(default, int | float):
-        kind, noun = (int, "a whole number") if isinstance(default, int) else (float, "a number")
-        if isinstance(value, bool) or not isinstance(value, str | int | kind):
-            raise AttendropError(f"{option}={value!r} is not {noun}.")
-        try:
-            return kind(value) if isinstance(value, str) else value
-        except ValueError:
-            raise AttendropError(f"{option}={value!r} is not {noun}.") from None
-    return value

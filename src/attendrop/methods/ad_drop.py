@@ -13,13 +13,15 @@ from attendrop import attribution
 from attendrop.attention import Plan
 from attendrop.errors import AttendropError
 from attendrop.masks import candidate_region, real_rows
-from attendrop.methods.base import Facts, Method, Pass, check_choice, check_count, check_share, check_switch
+from attendrop.methods.base import Facts, Method, Pass
 from attendrop.methods.drawing import Drawing
+from attendrop.methods.options import LAYERS, SWITCH, choice, count, fraction, option
 from attendrop.scoring import Call, Edit
-from attendrop.sites import Site, checked_layers
+from attendrop.sites import Site
 
 ATTRIBUTIONS = ("gradient", "integrated_gradient", "attention", "random")
 TARGETS = ("pseudo_label", "gold_label")
+SCOPES, RULES = attribution.SCOPES, attribution.RULES
 
 # Where the paper drops in the first layer only (section 3.2), and in the encoder's self-attention (appendix A.2).
 _PAPER_LAYERS = dict.fromkeys(("sst2", "mnli", "qnli", "qqp", "stsb"), "first") | {"translation": "encoder"}
@@ -79,32 +81,22 @@ class ADDrop(Method):
 
     facts: ClassVar[Facts] = Facts(acts_on=("scores",), forward="2", backward="1 + activations")
 
-    p: float = 0.3
-    q: float = 0.3
-    attribution: str = "gradient"
-    target: str = "pseudo_label"
-    layers: str | int | Sequence[int] = "all"
-    direction: str = "high"
-    cross_tuning: bool = True
-    scope: str = "joint"
-    rule: str = "gauss_legendre"
-    steps: int = 8
-    units: str = "attention"
+    p: float = option(0.3, fraction())
+    q: float = option(0.3, fraction(one=True))
+    attribution: str = option("gradient", choice(*ATTRIBUTIONS))
+    target: str = option("pseudo_label", choice(*TARGETS))
+    layers: str | int | Sequence[int] = option("all", LAYERS)
+    direction: str = option("high", choice("high", "low"))
+    cross_tuning: bool = option(True, SWITCH)
+    scope: str = option("joint", choice(*SCOPES))
+    rule: str = option("gauss_legendre", choice(*RULES))
+    steps: int = option(8, count())
+    units: str = option("attention", choice("attention", "hidden"))
 
     def __post_init__(self) -> None:
-        check_share("p", self.p, one_allowed=False)
-        check_share("q", self.q, one_allowed=True)
-        check_choice("attribution", self.attribution, ATTRIBUTIONS)
-        check_choice("target", self.target, TARGETS)
-        check_choice("direction", self.direction, ("high", "low"))
-        check_choice("scope", self.scope, attribution.SCOPES)
-        check_choice("rule", self.rule, attribution.RULES)
-        check_choice("units", self.units, ("attention", "hidden"))
-        check_count("steps", self.steps)
-        check_switch("cross_tuning", self.cross_tuning)
+        super().__post_init__()
         if self.units == "hidden" and self.attribution == "attention":
             raise AttendropError("attribution='attention' has no meaning for units='hidden'; use 'gradient'.")
-        object.__setattr__(self, "layers", checked_layers(self.layers))
 
     @staticmethod
     def paper_layers(task: str) -> str:

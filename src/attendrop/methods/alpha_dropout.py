@@ -11,10 +11,10 @@ from torch import Tensor
 
 from attendrop.attention import Plan
 from attendrop.masks import real_rows
-from attendrop.methods.base import Facts, Method, Pass, check_share
+from attendrop.methods.base import Facts, Method, Pass
 from attendrop.methods.drawing import Drawing
+from attendrop.methods.options import LAYERS, fraction, option
 from attendrop.scoring import Call, Edit
-from attendrop.sites import checked_layers
 
 # -lambda * alpha, of the constants of the SELU: the limit of its value for large negative inputs.
 SATURATED = -1.0507009873554805 * 1.6732632423543772
@@ -59,12 +59,8 @@ class AlphaDropout(Method):
     facts: ClassVar[Facts] = Facts(acts_on=("heads",), units="hidden units")
     order: ClassVar[int] = -1  # a head that is taken away puts out zeros, not a x + b of them
 
-    p: float = 0.1
-    layers: str | int | Sequence[int] = "all"
-
-    def __post_init__(self) -> None:
-        check_share("p", self.p, one_allowed=False)
-        object.__setattr__(self, "layers", checked_layers(self.layers))
+    p: float = option(0.1, fraction())
+    layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def plan(self, step: Pass) -> Plan:
         return _Saturating(step, {site.key for site in self.chosen(step.attachment.sites)}, self.p)

@@ -9,10 +9,11 @@ from typing import ClassVar
 import torch
 
 from attendrop.attention import Plan
-from attendrop.methods.base import Facts, Method, Pass, check_share
+from attendrop.methods.base import Facts, Method, Pass
+from attendrop.methods.options import LAYERS, fraction, option
 from attendrop.methods.papers import WU_2021
 from attendrop.scoring import Call, Edit
-from attendrop.sites import Site, checked_layers
+from attendrop.sites import Site
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,8 @@ class AttentionLayerDrop(Method):
     facts: ClassVar[Facts] = Facts(acts_on=("layers",), units="layers")
     skips_parameters: ClassVar[bool] = True  # those of queries and keys
 
-    p: float = 0.2
-    layers: str | int | Sequence[int] = "all"
-
-    def __post_init__(self) -> None:
-        check_share("p", self.p, one_allowed=True)
-        object.__setattr__(self, "layers", checked_layers(self.layers))
+    p: float = option(0.2, fraction(one=True))
+    layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def plan(self, step: Pass) -> Plan:
         sites = self.chosen(step.attachment.sites)

@@ -12,12 +12,12 @@ import torch
 from attendrop.attention import Plan, evaluating, forked_rng
 from attendrop.errors import AttendropError
 from attendrop.masks import share as floor_share
-from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup, check_choice, check_count, check_share
+from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup
 from attendrop.methods.compatibility import EXCHANGES_WEIGHTS, SCORES_ROWS
 from attendrop.methods.dropout_patterns import Patterned, part_of, propose
+from attendrop.methods.options import LAYERS, choice, count, fraction, option
 from attendrop.methods.rewind import Start
 from attendrop.rows import number_of_rows
-from attendrop.sites import checked_layers
 
 
 @dataclass(frozen=True)
@@ -76,22 +76,14 @@ class AutoDropout(Method):
     facts: ClassVar[Facts] = Facts(acts_on=("scores",), forward="1 + scoring", state="the weights of the start")
     traits: ClassVar[Mapping[str, str]] = {EXCHANGES_WEIGHTS: "", SCORES_ROWS: ""}
 
-    search: float = 0.5
-    trials: int = 8
-    max_size: int = 8
-    max_stride: int = 8
-    reward_data: str = "selection"
-    reward_fraction: float = 0.1
-    reward_batch_size: int = 32
-    layers: str | int | Sequence[int] = "all"
-
-    def __post_init__(self) -> None:
-        check_share("search", self.search, one_allowed=False)
-        check_share("reward_fraction", self.reward_fraction, one_allowed=False)
-        check_choice("reward_data", self.reward_data, ("selection", "split", "eval"))
-        for name in ("trials", "max_size", "max_stride", "reward_batch_size"):
-            check_count(name, getattr(self, name))
-        object.__setattr__(self, "layers", checked_layers(self.layers))
+    search: float = option(0.5, fraction())
+    trials: int = option(8, count())
+    max_size: int = option(8, count())
+    max_stride: int = option(8, count())
+    reward_data: str = option("selection", choice("selection", "split", "eval"))
+    reward_fraction: float = option(0.1, fraction())
+    reward_batch_size: int = option(32, count())
+    layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def rewarded_on(self) -> str | None:
         return self.reward_data

@@ -14,6 +14,7 @@ from attendrop.attention import Attachment, Combined, Plan
 from attendrop.errors import AttendropError
 from attendrop.masks import DrawKey
 from attendrop.methods.compatibility import ANY, Rule
+from attendrop.methods.options import check_options
 from attendrop.sites import Site, select_sites
 from attendrop.tally import Tally
 from attendrop.validation import check_choice as check_choice
@@ -192,9 +193,10 @@ class Facts:
 class Method:
     """A way to regularise training. Subclasses are frozen dataclasses whose fields are the method's options.
 
-    Options are checked when the object is made. A subclass says what it changes of a pass: :meth:`batch`, :meth:`plan`,
-    :meth:`penalty`. A method that keeps something, takes passes of its own, or acts on parameters or gradients, has a
-    :class:`Session` for it, which :meth:`start` makes.
+    Options are declared with their ranges, by :func:`attendrop.methods.options.option`, and checked when the object is
+    made; a ``__post_init__`` of a subclass calls this one first. A subclass says what it changes of a pass:
+    :meth:`batch`, :meth:`plan`, :meth:`penalty`. A method that keeps something, takes passes of its own, or acts on
+    parameters or gradients, has a :class:`Session` for it, which :meth:`start` makes.
 
     Attributes:
         name: Name on the command line and in checkpoints.
@@ -221,6 +223,9 @@ class Method:
     order: ClassVar[int] = 0
     traits: ClassVar[Mapping[str, str]] = {}
     rules: ClassVar[tuple[Rule, ...]] = ()
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
     @property
     def source(self) -> str:

@@ -20,11 +20,8 @@ from attendrop.methods.base import (
     Pass,
     Session,
     Setup,
-    check_choice,
-    check_count,
-    check_positive,
-    check_share,
 )
+from attendrop.methods.options import choice, count, fraction, option, positive
 from attendrop.parameters import embedding_weights, layer_parameters
 
 # Elements of a parameter up to which it is drawn together with others.
@@ -83,16 +80,10 @@ class ChildTuning(Method):
     facts: ClassVar[Facts] = Facts(acts_on=("gradients",), state="D: a mask of the layers' parameters")
     uses_attention: ClassVar[bool] = False
 
-    variant: str = "F"
-    p: float = 0.3
-    fisher_batch_size: int = 1
-    fisher_max_norm: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_choice("variant", self.variant, VARIANTS)
-        check_share("p", self.p, one_allowed=False)
-        check_count("fisher_batch_size", self.fisher_batch_size)
-        check_positive("fisher_max_norm", self.fisher_max_norm, zero_allowed=True)
+    variant: str = option("F", choice(*VARIANTS))
+    p: float = option(0.3, fraction())
+    fisher_batch_size: int = option(1, count())
+    fisher_max_norm: float = option(0.0, positive(zero=True))
 
     def start(self, setup: Setup) -> Session:
         return _Free(self, setup) if self.variant == "F" else _Driven(self, setup)

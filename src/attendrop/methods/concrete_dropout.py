@@ -13,11 +13,12 @@ from transformers.pytorch_utils import Conv1D
 
 from attendrop.attention import Attachment, Plan
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup, check_count, check_positive, check_share
+from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup
 from attendrop.methods.compatibility import EXCHANGES_WEIGHTS, SECOND_MODEL, SKIPS_BLOCKS, Rule
 from attendrop.methods.drawing import Drawing
+from attendrop.methods.options import LAYERS, count, fraction, option, positive
 from attendrop.scoring import Call, Edit
-from attendrop.sites import Site, checked_layers
+from attendrop.sites import Site
 
 
 @dataclass(frozen=True)
@@ -90,20 +91,13 @@ class ConcreteDropout(Method):
         ),
     )
 
-    p: float = 0.1
-    learning_rate: float = 0.01
-    length_scale: float = 1e-4
-    entropy_weight: float = 1.0
-    rows: int = 0
-    temperature: float = 0.1
-    layers: str | int | Sequence[int] = "all"
-
-    def __post_init__(self) -> None:
-        check_share("p", self.p, one_allowed=False)
-        check_count("rows", self.rows, 0)
-        for name in ("learning_rate", "length_scale", "entropy_weight", "temperature"):
-            check_positive(name, getattr(self, name))
-        object.__setattr__(self, "layers", checked_layers(self.layers))
+    p: float = option(0.1, fraction())
+    learning_rate: float = option(0.01, positive())
+    length_scale: float = option(1e-4, positive())
+    entropy_weight: float = option(1.0, positive())
+    rows: int = option(0, count(0))
+    temperature: float = option(0.1, positive())
+    layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def start(self, setup: Setup) -> Session:
         return _Learning(self, setup)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from attendrop.attention import Plan
 from attendrop.masks import draw, real_rows, uniform
-from attendrop.methods.base import Facts, Method, Pass, check_count, check_share
+from attendrop.methods.base import Facts, Method, Pass
 from attendrop.methods.drawing import Drawing
+from attendrop.methods.options import LAYERS, count, fraction, option
 from attendrop.scoring import Call, Edit
-from attendrop.sites import checked_layers
 
 
 @dataclass(frozen=True)
@@ -59,16 +59,10 @@ class DropBlock(Method):
 }"""
     facts: ClassVar[Facts] = Facts(acts_on=("scores",))
 
-    p: float = 0.1
-    block_size: int = 4
-    rows: int = 1
-    layers: str | int | Sequence[int] = "all"
-
-    def __post_init__(self) -> None:
-        check_share("p", self.p, one_allowed=False)
-        check_count("block_size", self.block_size)
-        check_count("rows", self.rows)
-        object.__setattr__(self, "layers", checked_layers(self.layers))
+    p: float = option(0.1, fraction())
+    block_size: int = option(4, count())
+    rows: int = option(1, count())
+    layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def plan(self, step: Pass) -> Plan:
         return _DropBlocks(self, step, {site.key for site in self.chosen(step.attachment.sites)})

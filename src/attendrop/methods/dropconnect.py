@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Facts, Method, Pass, Session, Setup, check_share
+from attendrop.methods.base import Facts, Method, Pass, Session, Setup
 from attendrop.methods.compatibility import REPLACES_PARAMETERS
 from attendrop.methods.mixed import Mixing
-from attendrop.sites import checked_layers
+from attendrop.methods.options import LAYERS, fraction, option
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,8 @@ class DropConnect(Method):
     facts: ClassVar[Facts] = Facts(acts_on=("parameters",))
     traits: ClassVar[Mapping[str, str]] = {REPLACES_PARAMETERS: ""}
 
-    p: float = 0.1
-    layers: str | int | Sequence[int] = "all"
-
-    def __post_init__(self) -> None:
-        check_share("p", self.p, one_allowed=False)
-        object.__setattr__(self, "layers", checked_layers(self.layers))
+    p: float = option(0.1, fraction())
+    layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def start(self, setup: Setup) -> Session:
         return _DropConnect(self, setup, self.p)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from attendrop.attention import Plan
-from attendrop.methods.base import Facts, Method, Pass, check_choice, check_share
+from attendrop.methods.base import Facts, Method, Pass
 from attendrop.methods.drawing import Drawing
+from attendrop.methods.options import LAYERS, choice, fraction, option
 from attendrop.scoring import Call, Edit
-from attendrop.sites import checked_layers
 
 SCHEDULES = ("v", "constant")
 
@@ -57,18 +57,11 @@ class DropHead(Method):
 }"""
     facts: ClassVar[Facts] = Facts(acts_on=("heads",), units="heads")
 
-    p_start: float = 0.2
-    p_end: float = 0.2
-    turn: float = 0.1
-    schedule: str = "v"
-    layers: str | int | Sequence[int] = "all"
-
-    def __post_init__(self) -> None:
-        check_share("p_start", self.p_start, one_allowed=False)
-        check_share("p_end", self.p_end, one_allowed=False)
-        check_share("turn", self.turn, one_allowed=False)
-        check_choice("schedule", self.schedule, SCHEDULES)
-        object.__setattr__(self, "layers", checked_layers(self.layers))
+    p_start: float = option(0.2, fraction())
+    p_end: float = option(0.2, fraction())
+    turn: float = option(0.1, fraction())
+    schedule: str = option("v", choice(*SCHEDULES))
+    layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def probability_at(self, progress: float) -> float:
         """The probability of the schedule ``"v"`` at a ``progress`` in [0, 1]."""

@@ -12,10 +12,10 @@ from torch import Tensor
 from attendrop import attribution
 from attendrop.attention import Plan
 from attendrop.masks import share
-from attendrop.methods.base import Facts, Method, Pass, check_choice, check_share
+from attendrop.methods.base import Facts, Method, Pass
 from attendrop.methods.drawing import Drawing
+from attendrop.methods.options import LAYERS, choice, fraction, option
 from attendrop.scoring import Call, Edit
-from attendrop.sites import checked_layers
 
 BY = ("random", "importance")
 
@@ -67,14 +67,9 @@ class HeadMask(Method):
         units="heads",
     )
 
-    share: float = 0.125
-    by: str = "random"
-    layers: str | int | Sequence[int] = "all"
-
-    def __post_init__(self) -> None:
-        check_share("share", self.share, one_allowed=False)
-        check_choice("by", self.by, BY)
-        object.__setattr__(self, "layers", checked_layers(self.layers))
+    share: float = option(0.125, fraction())
+    by: str = option("random", choice(*BY))
+    layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def count(self, heads: int) -> int:
         """How many of so many heads are masked."""

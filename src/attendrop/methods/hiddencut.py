@@ -20,15 +20,12 @@ from attendrop.methods.base import (
     Pass,
     Session,
     Setup,
-    check_choice,
-    check_count,
-    check_positive,
-    check_share,
 )
 from attendrop.methods.compatibility import DECIDES_PASSES
 from attendrop.methods.consistency import mean_spread, wide
+from attendrop.methods.options import LAYERS, choice, count, fraction, option, positive
 from attendrop.scoring import Call, Edit
-from attendrop.sites import Site, checked_layers, select_sites
+from attendrop.sites import Site, select_sites
 from attendrop.structure import Block, BlockEdit
 
 BY = ("attention", "random")
@@ -98,26 +95,19 @@ class HiddenCut(Method):
     )
     traits: ClassVar[Mapping[str, str]] = {DECIDES_PASSES: ""}
 
-    alpha: float = 0.1
-    by: str = "attention"
-    candidates: float = 0.4
-    gamma: float = 1.0
-    eta: float = 1.0
-    views: int = 1
-    where: str = "feed_forward"
-    layers: str | int | Sequence[int] = "all"
+    alpha: float = option(0.1, fraction(one=True))
+    by: str = option("attention", choice(*BY))
+    candidates: float = option(0.4, fraction(one=True))
+    gamma: float = option(1.0, positive(zero=True))
+    eta: float = option(1.0, positive(zero=True))
+    views: int = option(1, count())
+    where: str = option("feed_forward", choice(*WHERE))
+    layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def __post_init__(self) -> None:
-        check_share("alpha", self.alpha, one_allowed=True)
-        check_share("candidates", self.candidates, one_allowed=True)
-        check_choice("by", self.by, BY)
-        check_choice("where", self.where, WHERE)
-        check_count("views", self.views)
-        for name in ("gamma", "eta"):
-            check_positive(name, getattr(self, name), zero_allowed=True)
+        super().__post_init__()
         if self.gamma == self.eta == 0:
             raise AttendropError("gamma=0 and eta=0 leave plain fine-tuning; set one of them above 0.")
-        object.__setattr__(self, "layers", checked_layers(self.layers))
 
     def keys(self, step: Pass) -> set[str]:
         """The blocks to cut in."""

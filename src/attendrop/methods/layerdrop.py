@@ -10,9 +10,10 @@ import torch
 
 from attendrop.attention import Plan
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Facts, Method, Pass, check_share
+from attendrop.methods.base import Facts, Method, Pass
 from attendrop.methods.compatibility import SKIPS_BLOCKS
-from attendrop.sites import checked_layers, select_sites
+from attendrop.methods.options import LAYERS, fraction, option
+from attendrop.sites import select_sites
 from attendrop.structure import Block, BlockEdit
 
 
@@ -59,12 +60,8 @@ class LayerDrop(Method):
     traits: ClassVar[Mapping[str, str]] = {SKIPS_BLOCKS: ""}
     skips_parameters: ClassVar[bool] = True
 
-    p: float = 0.2
-    layers: str | int | Sequence[int] = "all"
-
-    def __post_init__(self) -> None:
-        check_share("p", self.p, one_allowed=True)
-        object.__setattr__(self, "layers", checked_layers(self.layers))
+    p: float = option(0.2, fraction(one=True))
+    layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def plan(self, step: Pass) -> Plan:
         return Skipping(draw_blocks(step, self.p, self.layers))

@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Facts, Method, Pass, Session, Setup, check_choice, check_share
+from attendrop.methods.base import Facts, Method, Pass, Session, Setup
 from attendrop.methods.compatibility import REPLACES_PARAMETERS
 from attendrop.methods.mixed import Mixing
+from attendrop.methods.options import choice, fraction, option
 from attendrop.parameters import projection_weights
 
 
@@ -58,12 +59,8 @@ class Mixout(Method):
     traits: ClassVar[Mapping[str, str]] = {REPLACES_PARAMETERS: ""}
     uses_attention: ClassVar[bool] = False
 
-    p: float = 0.7
-    unit: str = "neuron"
-
-    def __post_init__(self) -> None:
-        check_share("p", self.p, one_allowed=False)
-        check_choice("unit", self.unit, ("neuron", "element"))
+    p: float = option(0.7, fraction())
+    unit: str = option("neuron", choice("neuron", "element"))
 
     def start(self, setup: Setup) -> Session:
         return _Mixout(self, setup)

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup, check_choice, check_positive
+from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup
 from attendrop.methods.consistency import divergences, mean
+from attendrop.methods.options import choice, option, positive
 from attendrop.rows import number_of_rows
 
 logger = logging.getLogger(__name__)
@@ -80,12 +81,8 @@ class RDrop(Method):
     uses_attention: ClassVar[bool] = False
     order: ClassVar[int] = -1  # rows are repeated before tokens of each copy are dropped
 
-    alpha: float = 1.0
-    reduction: str = "mean"
-
-    def __post_init__(self) -> None:
-        check_positive("alpha", self.alpha)
-        check_choice("reduction", self.reduction, REDUCTIONS)
+    alpha: float = option(1.0, positive())
+    reduction: str = option("mean", choice(*REDUCTIONS))
 
     def batch(self, step: Pass) -> Batch:
         return repeat_rows(step.batch, 2)

@@ -13,11 +13,12 @@ from torch.nn import functional
 
 from attendrop.attention import Plan, forked_rng
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Batch, ComputeLoss, Facts, Method, Pass, Session, Setup, check_choice, check_positive
+from attendrop.methods.base import Batch, ComputeLoss, Facts, Method, Pass, Session, Setup
 from attendrop.methods.compatibility import DECIDES_PASSES
 from attendrop.methods.consistency import kind_of, wide
+from attendrop.methods.options import LAYERS, choice, option, positive
 from attendrop.scoring import Call, Edit
-from attendrop.sites import Site, checked_layers
+from attendrop.sites import Site
 
 WHERE = ("embeddings", "attention")
 
@@ -81,22 +82,17 @@ class SCAL(Method):
     )
     traits: ClassVar[Mapping[str, str]] = {DECIDES_PASSES: ""}
 
-    epsilon: float = 1.0
-    where: str = "embeddings"
-    adversarial: float = 1.0
-    contrast: float = 0.1
-    temperature: float = 0.1
-    layers: str | int | Sequence[int] = "all"
+    epsilon: float = option(1.0, positive())
+    where: str = option("embeddings", choice(*WHERE))
+    adversarial: float = option(1.0, positive(zero=True))
+    contrast: float = option(0.1, positive(zero=True))
+    temperature: float = option(0.1, positive())
+    layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def __post_init__(self) -> None:
-        check_choice("where", self.where, WHERE)
-        for name in ("epsilon", "temperature"):
-            check_positive(name, getattr(self, name))
-        for name in ("adversarial", "contrast"):
-            check_positive(name, getattr(self, name), zero_allowed=True)
+        super().__post_init__()
         if self.adversarial == self.contrast == 0:
             raise AttendropError("adversarial=0 and contrast=0 leave plain fine-tuning; set one of them above 0.")
-        object.__setattr__(self, "layers", checked_layers(self.layers))
 
     def start(self, setup: Setup) -> Session:
         return _Session(self)

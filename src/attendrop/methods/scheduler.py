@@ -11,10 +11,11 @@ import numpy as np
 
 from attendrop.attention import Plan
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Facts, Method, Pass, check_choice
+from attendrop.methods.base import Facts, Method, Pass
+from attendrop.methods.options import LAYERS, Range, choice, option
 from attendrop.methods.papers import WU_2021
 from attendrop.methods.vanilla import Bernoulli
-from attendrop.sites import Site, checked_layers, select_self_attention
+from attendrop.sites import Site, select_self_attention
 
 HIGHEST = 0.95
 _START = 0.6
@@ -64,29 +65,31 @@ class Scheduler(Method):
     bibtex: ClassVar[str] = WU_2021
     facts: ClassVar[Facts] = Facts(acts_on=("scores",), tasks="all; encoder-decoder: the encoder's self-attention")
 
-    progress: str | Sequence[float] = (0.0, 1.0)
-    probabilities: str | Sequence[float] | Sequence[Sequence[float]] = ((0.6, 0.0),)
-    layers: str | int | Sequence[int] = "all"
-    shape: str = OWN
+    progress: str | Sequence[float] = option(
+        (0.0, 1.0), Range("numbers that ascend from 0 to 1 (0,0.5,1)", lambda _, value: _knots(value))
+    )
+    probabilities: str | Sequence[float] | Sequence[Sequence[float]] = option(
+        ((0.6, 0.0),),
+        Range(
+            "a number from 0 to 1 for each of progress, for all layers or for each (0.6,0.1;0.3,0)",
+            lambda _, value: _curves(value),
+        ),
+    )
+    layers: str | int | Sequence[int] = option("all", LAYERS)
+    shape: str = option(OWN, choice(OWN, *_ENDS))
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         knots, curves = _numbers("progress", self.progress), _curves(self.probabilities)
-        ascending = all(first < second for first, second in pairwise(knots))
-        if not ascending or (knots[0], knots[-1]) != (0, 1):
-            raise AttendropError(f"progress={self.progress!r} must ascend from 0 to 1, such as '0,0.5,1'.")
         wrong = next((curve for curve in curves if len(curve) != len(knots)), None)
         if wrong is not None:
             raise AttendropError(
                 f"probabilities={self.probabilities!r}: a list is {len(wrong)} long, but progress has {len(knots)} "
                 "knots; give one number for each knot."
             )
-        check_choice("shape", self.shape, (OWN, *_ENDS))
         default = {field.name: field.default for field in fields(self)}
         if self.shape != OWN and (knots, curves) != (default["progress"], default["probabilities"]):
             raise AttendropError(f"shape={self.shape!r} is a schedule; give it or progress and probabilities.")
-        object.__setattr__(self, "progress", knots)
-        object.__setattr__(self, "probabilities", curves)
-        object.__setattr__(self, "layers", checked_layers(self.layers))
 
     def probabilities_at(self, progress: float) -> list[float]:
         """The probability of dropping by each list of ``probabilities``, at a ``progress`` in [0, 1]."""
@@ -119,6 +122,15 @@ def _curves(value: Any) -> tuple[tuple[float, ...], ...]:
         value = value.split(";")
     nested = isinstance(value, Iterable) and any(isinstance(item, Iterable) for item in value)
     return tuple(_numbers("probabilities", item) for item in (value if nested else [value]))
+
+
+def _knots(value: Any) -> tuple[float, ...]:
+    """The numbers in ``value``, which ascend from 0 to 1."""
+    knots = _numbers("progress", value)
+    ascending = all(first < second for first, second in pairwise(knots))
+    if not ascending or (knots[0], knots[-1]) != (0, 1):
+        raise AttendropError(f"progress={value!r} must ascend from 0 to 1, such as '0,0.5,1'.")
+    return knots
 
 
 def _numbers(name: str, value: Any) -> tuple[float, ...]:

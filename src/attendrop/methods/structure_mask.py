@@ -13,10 +13,11 @@ from torch.nn import functional
 from attendrop.attention import Plan
 from attendrop.errors import AttendropError
 from attendrop.masks import real_rows
-from attendrop.methods.base import Facts, Method, Pass, check_choice, check_count, check_share
+from attendrop.methods.base import Facts, Method, Pass
 from attendrop.methods.drawing import Drawing
+from attendrop.methods.options import LAYERS, Range, choice, count, fraction, option
 from attendrop.scoring import Call, Edit
-from attendrop.sites import Site, checked_layers, select_self_attention
+from attendrop.sites import Site, select_self_attention
 
 STRUCTURES = ("window", "heads", "adjacency")
 RELATIONS = ("ancestors", "neighbours")
@@ -78,21 +79,12 @@ class StructureMask(Method):
 }"""
     facts: ClassVar[Facts] = Facts(acts_on=("scores",), tasks="all; encoder-decoder: the encoder's self-attention")
 
-    p: float = 0.5
-    structure: str = "window"
-    window: int = 4
-    relation: str = "ancestors"
-    column: str = "dependency_heads"
-    layers: str | int | Sequence[int] = "all"
-
-    def __post_init__(self) -> None:
-        check_share("p", self.p, one_allowed=True)
-        check_choice("structure", self.structure, STRUCTURES)
-        check_count("window", self.window, least=0)
-        check_choice("relation", self.relation, RELATIONS)
-        if not self.column or not isinstance(self.column, str):
-            raise AttendropError(f"column={self.column!r} is not the name of a column.")
-        object.__setattr__(self, "layers", checked_layers(self.layers))
+    p: float = option(0.5, fraction(one=True))
+    structure: str = option("window", choice(*STRUCTURES))
+    window: int = option(4, count(0))
+    relation: str = option("ancestors", choice(*RELATIONS))
+    column: str = option("dependency_heads", Range("the name of a column", lambda _, value: _column(value)))
+    layers: str | int | Sequence[int] = option("all", LAYERS)
 
     @property
     def columns(self) -> Mapping[str, str]:
@@ -197,3 +189,10 @@ class _DropOutside(Drawing):
         number = number.clamp(min=0)  # padding; nothing attends to it
         each = torch.arange(batch, device=number.device)[:, None, None]
         return outside[each, number[:, :, None], number[:, None, :]][:, None]
+
+
+def _column(value: object) -> str:
+    """The name of a column; raises AttendropError if it is none."""
+    if not value or not isinstance(value, str):
+        raise AttendropError(f"column={value!r} is not the name of a column.")
+    return value

@@ -14,8 +14,9 @@ from attendrop.attention import Attachment, Plan
 from attendrop.errors import AttendropError
 from attendrop.gates import Gates
 from attendrop.masks import share as floor_share
-from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup, check_choice, check_share, check_switch
+from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup
 from attendrop.methods.compatibility import EXCHANGES_WEIGHTS, Rule
+from attendrop.methods.options import SWITCH, choice, fraction, option
 from attendrop.methods.rewind import Start
 from attendrop.methods.ticket import Place, lowest, places, refuse_shared, wanted, zero
 from attendrop.rows import to_device
@@ -87,18 +88,14 @@ class SuperT(Method):
         Rule("supert", "mixout", "mixout brings pre-trained values back, also of weights that are pruned."),
     )
 
-    share: float = 0.1
-    search: float = 0.3
-    heads: bool = True
-    feed_forward: bool = True
-    absolute: str = "token"
+    share: float = option(0.1, fraction())
+    search: float = option(0.3, fraction())
+    heads: bool = option(True, SWITCH)
+    feed_forward: bool = option(True, SWITCH)
+    absolute: str = option("token", choice(*ABSOLUTE))
 
     def __post_init__(self) -> None:
-        check_share("share", self.share, one_allowed=False)
-        check_share("search", self.search, one_allowed=False)
-        check_switch("heads", self.heads)
-        check_switch("feed_forward", self.feed_forward)
-        check_choice("absolute", self.absolute, ABSOLUTE)
+        super().__post_init__()
         if not (self.heads or self.feed_forward):
             raise AttendropError("heads=False and feed_forward=False leave nothing to prune; set one of them.")
 

@@ -13,10 +13,11 @@ from torch import Tensor
 from attendrop.attention import Plan
 from attendrop.errors import AttendropError
 from attendrop.masks import draw
-from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup, check_share
+from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup
 from attendrop.methods.compatibility import SKIPS_BLOCKS
 from attendrop.methods.drawing import Drawing, dropout
 from attendrop.methods.layerdrop import draw_blocks
+from attendrop.methods.options import Range, fraction, option
 from attendrop.scoring import Call, Edit
 from attendrop.structure import Block, BlockEdit
 
@@ -84,17 +85,16 @@ class UniDrop(Method):
     traits: ClassVar[Mapping[str, str]] = {SKIPS_BLOCKS: "structure above 0"}
     skips_parameters: ClassVar[bool] = True
 
-    feature: float = 0.1
-    features: str | int | Sequence[int] = PLACES
-    structure: float = 0.2
-    data: float = 0.5
-    token: float = 0.1
+    feature: float = option(0.1, fraction(zero=True))
+    features: str | int | Sequence[int] = option(
+        PLACES, Range("some of 1, 2, 3, 4 (1,3), or none", lambda _, value: _places(value))
+    )
+    structure: float = option(0.2, fraction(one=True, zero=True))
+    data: float = option(0.5, fraction(one=True, zero=True))
+    token: float = option(0.1, fraction(one=True, zero=True))
 
     def __post_init__(self) -> None:
-        check_share("feature", self.feature, one_allowed=False, zero_allowed=True)
-        for name in ("structure", "data", "token"):
-            check_share(name, getattr(self, name), one_allowed=True, zero_allowed=True)
-        object.__setattr__(self, "features", _places(self.features))
+        super().__post_init__()
         if not (self.places or self.structure or self.drops_tokens):
             raise AttendropError("Every part is switched off; set feature and features, structure, or token and data.")
 

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 from attendrop.attention import Plan
 from attendrop.masks import real_rows
-from attendrop.methods.base import Facts, Method, Pass, check_choice, check_share
+from attendrop.methods.base import Facts, Method, Pass
 from attendrop.methods.compatibility import REPLACES_DROPOUT
 from attendrop.methods.drawing import Drawing
+from attendrop.methods.options import LAYERS, choice, fraction, option
 from attendrop.methods.papers import WU_2021
 from attendrop.scoring import Call, Edit
-from attendrop.sites import checked_layers
 
 WHERE = ("scores", "weights")
 
@@ -49,14 +49,9 @@ class Vanilla(Method):
     facts: ClassVar[Facts] = Facts(acts_on=("scores", "weights"))
     traits: ClassVar[Mapping[str, str]] = {REPLACES_DROPOUT: "where=weights"}
 
-    p: float = 0.1
-    where: str = "scores"
-    layers: str | int | Sequence[int] = "all"
-
-    def __post_init__(self) -> None:
-        check_share("p", self.p, one_allowed=False)
-        check_choice("where", self.where, WHERE)
-        object.__setattr__(self, "layers", checked_layers(self.layers))
+    p: float = option(0.1, fraction())
+    where: str = option("scores", choice(*WHERE))
+    layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def has(self, trait: str) -> bool:
         return self.where == "weights" if trait == REPLACES_DROPOUT else super().has(trait)

@@ -11,20 +11,11 @@ import torch
 from attendrop.errors import AttendropError
 from attendrop.methods.attend_out.generator import GRANULARITIES, Generator
 from attendrop.methods.attend_out.session import AttendOutSession
-from attendrop.methods.base import (
-    Facts,
-    Method,
-    Session,
-    Setup,
-    check_choice,
-    check_count,
-    check_positive,
-    check_share,
-    check_switch,
-)
+from attendrop.methods.base import Facts, Method, Session, Setup
 from attendrop.methods.compatibility import DECIDES_PASSES, EXCHANGES_WEIGHTS, SCORES_ROWS, SECOND_MODEL
+from attendrop.methods.options import LAYERS, SWITCH, Range, choice, count, fraction, option, positive
 from attendrop.methods.papers import WU_2021
-from attendrop.sites import Site, checked_layers, select_self_attention
+from attendrop.sites import Site, select_self_attention
 
 __all__ = ["AttendOut", "Generator"]
 
@@ -113,52 +104,33 @@ class AttendOut(Method):
         SCORES_ROWS: "scored=reward_data",
     }
 
-    variant: str = "dropout"
-    scored: str = ""
-    reward_data: str = "split"
-    reward_fraction: float = 0.1
-    reward_batch_size: int = 4
-    score: str = "loss"
-    reward: str = "difference"
-    together: str = ""
-    temperature: float = 0.1
-    baseline_decay: float = 0.9
-    credit: str = "step"
-    granularity: str = "score"
-    generator_heads: int = 1
-    generator_feed_forward: bool = False
-    dropout_step: int = 10
-    init_drop_prob: float = 0.5
-    learn_bias: bool = False
-    generator_learning_rate: float = 5e-5
-    generator_schedule: str = "constant"
-    layers: str | int | Sequence[int] = "all"
-    defender_device: str = ""
+    variant: str = option("dropout", choice(*VARIANTS))
+    scored: str = option("", choice("", *SCORED))
+    reward_data: str = option("split", choice("split", "eval"))
+    reward_fraction: float = option(0.1, fraction())
+    reward_batch_size: int = option(4, count())
+    score: str = option("loss", choice("loss", "metric"))
+    reward: str = option("difference", choice("difference", "sign"))
+    together: str = option("", choice("", *TOGETHER))
+    temperature: float = option(0.1, positive())
+    baseline_decay: float = option(0.9, fraction(zero=True))
+    credit: str = option("step", choice("step", "return"))
+    granularity: str = option("score", choice(*GRANULARITIES))
+    generator_heads: int = option(1, count())
+    generator_feed_forward: bool = option(False, SWITCH)
+    dropout_step: int = option(10, count())
+    init_drop_prob: float = option(0.5, fraction())
+    learn_bias: bool = option(False, SWITCH)
+    generator_learning_rate: float = option(5e-5, positive())
+    generator_schedule: str = option("constant", choice("constant", "linear"))
+    layers: str | int | Sequence[int] = option("all", LAYERS)
+    defender_device: str = option("", Range("a device (cuda:1), next, or ''", lambda _, value: _device(value)))
 
     def __post_init__(self) -> None:
-        check_choice("variant", self.variant, VARIANTS)
+        super().__post_init__()
         pruning = self.variant == "pruning"
         object.__setattr__(self, "scored", self.scored or ("train" if pruning else "reward_data"))
         object.__setattr__(self, "together", self.together or ("attacker" if pruning else "sample"))
-        check_choice("scored", self.scored, SCORED)
-        check_choice("together", self.together, TOGETHER)
-        check_choice("reward_data", self.reward_data, ("split", "eval"))
-        check_choice("score", self.score, ("loss", "metric"))
-        check_choice("reward", self.reward, ("difference", "sign"))
-        check_choice("credit", self.credit, ("step", "return"))
-        check_choice("granularity", self.granularity, GRANULARITIES)
-        check_choice("generator_schedule", self.generator_schedule, ("constant", "linear"))
-        check_share("reward_fraction", self.reward_fraction, one_allowed=False)
-        check_share("init_drop_prob", self.init_drop_prob, one_allowed=False)
-        check_share("baseline_decay", self.baseline_decay, one_allowed=False, zero_allowed=True)
-        for name in ("reward_batch_size", "generator_heads", "dropout_step"):
-            check_count(name, getattr(self, name))
-        for name in ("temperature", "generator_learning_rate"):
-            check_positive(name, getattr(self, name))
-        for name in ("generator_feed_forward", "learn_bias"):
-            check_switch(name, getattr(self, name))
-        _check_device(self.defender_device)
-        object.__setattr__(self, "layers", checked_layers(self.layers))
 
     def has(self, trait: str) -> bool:
         return self.rewarded_on() is not None if trait == SCORES_ROWS else super().has(trait)
@@ -182,11 +154,12 @@ class AttendOut(Method):
         return AttendOutSession(self, setup)
 
 
-def _check_device(name: object) -> None:
-    """Raise unless ``name`` is empty, ``"next"``, or what torch calls a device that computes."""
+def _device(name: object) -> object:
+    """The name, if it is empty, ``"next"``, or what torch calls a device that computes; else raises AttendropError."""
     try:
         known = name in ("", "next") or torch.device(str(name)).type != "meta"
     except RuntimeError:
         known = False
     if not known:
         raise AttendropError(f"defender_device={name!r} is no device; use 'cuda:1', 'cpu', 'next', or '' for the same.")
+    return name
