@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import zoo
-from test_trainer import trainer_of, weights
+from test_trainer import examples, trainer_of, weights
 from torch import Tensor, nn
 from transformers import EarlyStoppingCallback
 
@@ -28,6 +28,7 @@ from attendrop.scoring import Call
 from attendrop.sites import Site
 from attendrop.tally import Tally
 
+AUTODROPOUT = sys.modules[AutoDropout.__module__]
 PATTERN = {"size": 2, "stride": 3, "p": 0.6, "share_heads": False, "share_rows": False, "part": "all"}
 SPACE = {"size": 8, "stride": 8}
 
@@ -157,6 +158,86 @@ def test_trials_begin_anew_and_the_best_pattern_trains_on(monkeypatch: pytest.Mo
         take_step(alone, batch)
     alone.close()
     zoo.assert_same(dict(other.state_dict()), dict(model.state_dict()), 1e-12)
+
+
+def trial_losses(trainer: Any) -> list[float]:
+    trainer.train()
+    return [entry["autodropout/trial_loss"] for entry in trainer.state.log_history if "autodropout/trial_loss" in entry]
+
+
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [(16, {}), (14, {"lr_scheduler_type": "linear", "warmup_steps": 4}),
+     (14, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}),
+     (14, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3, "uncounted": True})],
+    ids=["whole batches", "a schedule, and a batch of two rows", "micro-batches left over", "averaged by the trainer"],
+)  # fmt: skip
+def test_the_same_pattern_gives_the_same_loss_in_each_trial(
+    rows: int, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trials begin anywhere in an epoch and in the schedule of the run; the model has dropout of its own."""
+    monkeypatch.setattr(AUTODROPOUT, "propose", lambda *_: PATTERN)
+    held = list(zoo.rows("bert", [5, 7, 4, 6], seed=9))
+    options = {"num_train_epochs": 12, "train_dataset": examples(count=rows)} | options
+    uncounted = options.pop("uncounted", False)
+    trainer = trainer_of(tmp_path, AutoDropout(trials=4), reward_dataset=held, **options)
+    trainer.model_accepts_loss_kwargs = not uncounted
+    losses = trial_losses(trainer)
+    assert len(losses) == 4
+    assert losses == [losses[0]] * 4
+
+
+def test_trials_differ_by_their_patterns(tmp_path: Path) -> None:
+    held = list(zoo.rows("bert", [5, 7, 4, 6], seed=9))
+    assert (
+        len(set(trial_losses(trainer_of(tmp_path, AutoDropout(trials=4), reward_dataset=held, num_train_epochs=4))))
+        == 4
+    )
+
+
+def test_a_trial_has_the_state_of_the_optimizer_and_falling_learning_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two trials of three steps, in a loop whose optimizer comes with momentum, and whose rate it changes itself."""
+    monkeypatch.setattr(AUTODROPOUT, "propose", lambda *_: PATTERN)
+    model, other = zoo.build("bert", dropout=0.1), zoo.batch_of("bert", seed=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(**other).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    rates, losses = [], []
+    reg = at_work(model, AutoDropout(trials=2), 12, optimizer=optimizer)
+    optimizer.register_step_pre_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
+    for step in range(8):
+        losses.append(reg.loss(zoo.batch_of("bert", seed=step)))
+        losses[-1].backward()
+        optimizer.step()
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.9**step)
+        optimizer.param_groups[0]["lr"] *= 0.9
+        optimizer.zero_grad()
+        reg.step()
+    reg.close()
+    falling = [0.1, 0.1 * 2 / 3, 0.1 / 3]
+    assert rates == pytest.approx([*falling, *falling, 0.1 * 0.9**6, 0.1 * 0.9**7])
+    assert losses[:3] == losses[3:6]
+    assert losses[6] != losses[0]
+    first, second = (trial["value"] for trial in reg.session.trials)  # type: ignore[attr-defined]
+    assert first == second
+
+
+@pytest.mark.parametrize("calls", [1, 3])
+def test_another_number_of_micro_batches_is_refused_in_a_loop_of_ones_own(calls: int) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    reg = at_work(model, AutoDropout(trials=2), 4)
+
+    def accumulate(count: int) -> None:
+        for _ in range(count):
+            reg.loss(batch).backward()
+        reg.setup.optimizer.step()  # type: ignore[union-attr]
+        reg.step()
+
+    accumulate(2)
+    with pytest.raises(AttendropError, match=r"this one had 2 micro-batches\. Call reg\.loss as often"):
+        accumulate(calls)
+    reg.close()
 
 
 def test_the_score_is_a_mean_over_the_rows_of_all_processes() -> None:

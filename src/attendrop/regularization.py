@@ -170,7 +170,25 @@ class Regularization:
         Raises:
             AttendropError: The method alternates between epochs and :meth:`set_epoch` was not called.
         """
+        ((batch, _),), _ = self.replayed(batch)
         return self.compute(batch, self._plain)[0]
+
+    def replayed(
+        self, batch: Batch, items: Tensor | int | None = None, calls: int | None = None
+    ) -> tuple[list[tuple[Batch, Tensor | int | None]], int | None]:
+        """The micro-batches to train on in place of a given one: that one, unless the method takes earlier steps again.
+
+        See :meth:`Replay.micro_batches`.
+
+        Args:
+            batch: The given one.
+            items: How many items the global batch holds, if that is known.
+            calls: How many micro-batches the optimizer step has, if that is known.
+        """
+        replay = self.session.replay()
+        if replay is None:
+            return [(batch, items)], calls
+        return replay.micro_batches(self.steps_taken, batch, items, calls)
 
     def compute(self, batch: Batch, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
         """As :meth:`loss`, with the pass that trains given as ``compute_loss(batch, plan, model) -> (loss, outputs)``.
@@ -181,11 +199,21 @@ class Regularization:
         batch = {name: value for name, value in batch.items() if name not in extra} if extra else batch
         if not self.model.training:
             return compute_loss(batch, None)
+        replay = self.session.replay()
+        if replay is None:
+            return self._compute(batch, compute_loss, extra, self.steps_taken, self.epoch)
+        with replay.one_pass(self.model, self.steps_taken, self.epoch) as (number, epoch):
+            return self._compute(batch, compute_loss, extra, number, epoch)
+
+    def _compute(
+        self, batch: Batch, compute_loss: ComputeLoss, extra: Mapping[str, Tensor], steps_taken: int, epoch: int | None
+    ) -> tuple[Tensor, Any]:
+        """The pass after ``steps_taken`` steps, in ``epoch``."""
         rows = number_of_rows(batch)
         processes = self.setup.processes
         first = self._sequences * processes.world_size + processes.rank * rows
         self._sequences += rows
-        acting = [] if self.idle else self._acting()
+        acting = [] if self.idle else self._acting(epoch)
         self._tally.begin([session.method.source for session in acting])
         if not acting:
             return compute_loss(batch, None)
@@ -193,11 +221,11 @@ class Regularization:
         step = Pass(
             model=self.model,
             batch=batch,
-            key=DrawKey(self.setup.seed, self.steps_taken, first, rows),
+            key=DrawKey(self.setup.seed, steps_taken, first, rows),
             tally=self._tally,
             source=self.method.source,
-            epoch=self.epoch,
-            progress=None if total is None else min(1.0, self.steps_taken / max(total, 1)),
+            epoch=epoch,
+            progress=None if total is None else min(1.0, steps_taken / max(total, 1)),
             share=self.share,
             micro_batches=self.averaged * processes.world_size / torch.as_tensor(self.share).clamp(min=1e-12),
             loss_scale=self.loss_scale,
@@ -261,14 +289,14 @@ class Regularization:
         parameters = dict(self.model.named_parameters())
         self._hook = self.setup.optimizer.register_step_pre_hook(lambda *_: self.session.edit_gradients(parameters))
 
-    def _acting(self) -> list[Session]:
-        """The sessions whose methods act in this epoch."""
-        if self.epoch is None and self.method.needs_epoch():
+    def _acting(self, epoch: int | None) -> list[Session]:
+        """The sessions whose methods act in an epoch."""
+        if epoch is None and self.method.needs_epoch():
             raise AttendropError(
                 f"Method '{self.method.name}' alternates between epochs; call set_epoch(epoch), from 0, at the start "
                 "of each, or set cross_tuning=False."
             )
-        return [session for session in self.session.parts if session.method.active(self.epoch or 0)]
+        return [session for session in self.session.parts if session.method.active(epoch or 0)]
 
     def _plain(self, batch: Batch, plan: Plan | None = None, model: nn.Module | None = None) -> tuple[Tensor, Any]:
         keywords = {} if plan is None else {PLAN_KEYWORD: plan}

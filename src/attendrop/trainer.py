@@ -95,6 +95,21 @@ class RegularizedTrainer(Trainer):
         finally:
             self._end()
 
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """As in ``transformers.Trainer``; on the micro-batches of an earlier step where the method takes it again."""
+        if self._regularization is None:
+            return super().training_step(model, inputs, num_items_in_batch)
+        calls: int = self.current_gradient_accumulation_steps
+        parts, count = self._regularization.replayed(inputs, num_items_in_batch, calls)
+        total = torch.zeros((), device=self.args.device)
+        self.current_gradient_accumulation_steps = count or calls
+        for batch, items in parts:
+            total = total + super().training_step(model, dict(batch), items)
+        self.current_gradient_accumulation_steps = calls
+        return total
+
     def compute_loss(
         self,
         model: nn.Module,

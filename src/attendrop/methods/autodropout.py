@@ -16,6 +16,7 @@ from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup
 from attendrop.methods.compatibility import EXCHANGES_WEIGHTS, SCORES_ROWS
 from attendrop.methods.dropout_patterns import Patterned, part_of, propose
 from attendrop.methods.options import LAYERS, choice, count, fraction, option
+from attendrop.methods.replay import Replay
 from attendrop.methods.rewind import Start
 from attendrop.rows import number_of_rows
 
@@ -28,9 +29,11 @@ class AutoDropout(Method):
     at random. A row of scores gets it with probability ``p``. Heads may share what is drawn (``share_heads``), and so
     may the queries of a sequence (``share_rows``); ``part`` is the layers' lower half, upper half, or all of them.
 
-    The first ``search`` of the planned steps is divided into ``trials`` equal short trainings. Each begins with the
-    weights of the start and an optimizer that has forgotten, and has a pattern that optuna proposes; its score is the
-    mean loss on held-out rows. Then the best pattern trains, from the start, for the rest of the steps.
+    The first ``search`` of the planned steps is divided into ``trials`` equal short trainings. Each has a pattern that
+    optuna proposes, and the same of all else: the weights and the optimizer state of the start, the micro-batches of
+    the first trial, all random draws, and learning rates that fall from their initial values linearly to zero, whatever
+    the schedule of the run. Its score is the mean loss on held-out rows. Then the best pattern trains, from the start,
+    for the rest of the steps, with the rest of the run's schedule.
 
     Example:
         >>> with regularize(model, AutoDropout(), optimizer=optimizer, reward_data=loader, total_steps=1000) as reg:
@@ -58,9 +61,9 @@ class AutoDropout(Method):
     Source: Pham, Le (2021), https://arxiv.org/abs/2101.01761, whose patterns for Transformers have a size, a stride,
     and what is shared. Deviations: one pattern serves all layers of ``part``, and acts on attention scores alone, where
     theirs differ by layer and place; optuna's TPE proposes (half of the trials at random), where they train a
-    controller by policy gradient on full trainings; trials share one run, and its schedule of learning rates, with the
-    training that counts. All defaults are ours. Evaluations during the search count neither for the best checkpoint nor
-    for early stopping.
+    controller by policy gradient on full trainings; trials share one run with the training that counts. All defaults
+    are ours. A trial's micro-batches are kept in memory, and in checkpoints. Under float16 the loss scale goes on from
+    trial to trial. Evaluations during the search count neither for the best checkpoint nor for early stopping.
     """
 
     name: ClassVar[str] = "autodropout"
@@ -73,7 +76,9 @@ class AutoDropout(Method):
   year      = {2021},
   url       = {https://arxiv.org/abs/2101.01761}
 }"""
-    facts: ClassVar[Facts] = Facts(acts_on=("scores",), forward="1 + scoring", state="the weights of the start")
+    facts: ClassVar[Facts] = Facts(
+        acts_on=("scores",), forward="1 + scoring", state="the weights of the start, a trial's batches"
+    )
     traits: ClassVar[Mapping[str, str]] = {EXCHANGES_WEIGHTS: "", SCORES_ROWS: ""}
 
     search: float = option(0.5, fraction())
@@ -116,15 +121,27 @@ class _Search(Session):
                 "Train longer, raise search, or try fewer."
             )
         self.seed = setup.seed
+        self.recorded = Replay(self.length)
+        self.rates = [group.get("initial_lr", group["lr"]) for group in self.start.optimizer.param_groups]
+        self._hooks = [
+            self.start.optimizer.register_step_pre_hook(self._set_rates),
+            self.start.optimizer.register_step_post_hook(self._restore_rates),
+        ]
+        self._scheduled: list[Any] = []
+        self._step = 0
         self.trials: list[dict[str, Any]] = []
         self.pattern = self._next()
 
     def plan(self, step: Pass) -> Plan:
+        self._step = step.key.step
         sites = part_of(self.method.chosen(step.attachment.sites), self.pattern["part"])
         return Patterned(step, {site.key for site in sites}, self.pattern)
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
-        if not self.searching() or steps_taken < self.length * (len(self.trials) + 1):
+        if not self.searching():
+            return {}
+        self.recorded.check(steps_taken - 1)
+        if steps_taken < self.length * (len(self.trials) + 1):
             return {}
         value = self._score()
         self.trials.append({"pattern": self.pattern, "value": value})
@@ -132,16 +149,28 @@ class _Search(Session):
         self.pattern = self._next()
         return {"trial": float(len(self.trials)), "trial_loss": value}
 
+    def replay(self) -> Replay | None:
+        return self.recorded if self.searching() else None
+
     def searching(self) -> bool:
         return len(self.trials) < self.method.trials
 
     def state_dict(self) -> dict[str, Any]:
-        return {"start": self.start.state_dict(), "trials": list(self.trials), "seed": self.seed}
+        found = {"start": self.start.state_dict(), "trials": list(self.trials), "seed": self.seed}
+        return found | {"rates": self.rates}
+
+    def own_state_dict(self) -> dict[str, Any]:
+        return {"steps": self.recorded.steps} if self.searching() else {}
 
     def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         self.start.load_state_dict(state["start"])
-        self.trials, self.seed = list(state["trials"]), state["seed"]
+        self.trials, self.seed, self.rates = list(state["trials"]), state["seed"], state["rates"]
+        self.recorded.steps = list(own.get("steps", []))
         self.pattern = self._next()
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
 
     def conclude(self, batches: Iterable[Batch]) -> dict[str, Any]:
         """The best pattern, and all that were tried, with the loss that each led to."""
@@ -156,8 +185,23 @@ class _Search(Session):
             space = {"size": self.method.max_size, "stride": self.method.max_stride}
             return propose(space, self.seed, self.method.trials // 2, self.trials)
         self.start.forget()
+        self.recorded.steps = []
         found: dict[str, Any] = self._best()["pattern"]
         return found
+
+    def _set_rates(self, *_: Any) -> None:
+        """Just before a step of the optimizer: the learning rates of the trial."""
+        if self.searching():
+            groups = self.start.optimizer.param_groups
+            self._scheduled = [group["lr"] for group in groups]
+            for group, rate in zip(groups, self.rates, strict=True):
+                group["lr"] = rate * (1 - self._step / self.length)
+
+    def _restore_rates(self, *_: Any) -> None:
+        """Just after it: those of the run's schedule, which may go on from them."""
+        for group, rate in zip(self.start.optimizer.param_groups, self._scheduled, strict=False):
+            group["lr"] = rate
+        self._scheduled = []
 
     def _score(self) -> float:
         """The mean loss on the held-out rows, over all processes; infinite if it is not a number."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ from attendrop.validation import check_positive as check_positive
 from attendrop.validation import check_share as check_share
 from attendrop.validation import check_switch as check_switch
 from attendrop.validation import suggestion as suggestion
+
+if TYPE_CHECKING:
+    from attendrop.methods.replay import Replay
 
 Batch = Mapping[str, Any]
 
@@ -343,6 +346,10 @@ class Session:
     def after_step(self, steps_taken: int) -> dict[str, float]:
         """Called when the optimizer has taken its ``steps_taken``-th step. Returns figures to log, if there are any."""
         return {}
+
+    def replay(self) -> Replay | None:
+        """The steps that are recorded at the moment, or taken again instead of new ones; None if neither."""
+        return None
 
     def searching(self) -> bool:
         """Whether the weights of this moment will be given up, so that what the model scores with them is no result."""

@@ -13,6 +13,7 @@ from attendrop.attention import Plan
 from attendrop.errors import AttendropError
 from attendrop.methods.base import Batch, ComputeLoss, Method, Pass, Session, Setup, overrides, run_pass
 from attendrop.methods.compatibility import refuse_conflicts
+from attendrop.methods.replay import Replay
 from attendrop.sites import Site
 
 
@@ -138,6 +139,9 @@ class Ensemble(Session):
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
         return self._figures({session: session.after_step(steps_taken) for session in self.sessions})
+
+    def replay(self) -> Replay | None:
+        return next((found for session in self.sessions if (found := session.replay()) is not None), None)
 
     def searching(self) -> bool:
         return any(session.searching() for session in self.sessions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from attendrop.methods.base import Method, Setup
 
 
 class Start:
-    """Remembers the weights of a model, on the CPU, and brings it back to them.
+    """Remembers the weights of a model, on the CPU, and the state of its optimizer, and brings both back to them.
 
     Args:
         method: The method, for messages.
@@ -36,25 +37,29 @@ class Start:
         self.weights: dict[str, Tensor] = {
             name: value.detach().to("cpu", copy=True) for name, value in self._tensors().items()
         }
+        self.optimizer_state: dict[int, Any] = copy.deepcopy(self.optimizer.state_dict()["state"])
 
     @torch.no_grad()
     def rewind(self) -> None:
-        """Give the model the weights of the start, and its optimizer no state. Learning rates stay where they are."""
+        """Give the model the weights of the start, and its optimizer its state. Learning rates stay where they are."""
         for name, value in self._tensors().items():
             value.copy_(self.weights[name])
         self.optimizer.state.clear()
+        if self.optimizer_state:
+            groups = self.optimizer.state_dict()["param_groups"]
+            self.optimizer.load_state_dict({"state": self.optimizer_state, "param_groups": groups})
 
     def forget(self) -> None:
-        """Let go of the weights: the last part has begun."""
-        self.weights = {}
+        """Let go of both: the last part has begun."""
+        self.weights, self.optimizer_state = {}, {}
 
     def state_dict(self) -> dict[str, Any]:
-        """The weights."""
-        return dict(self.weights)
+        """The weights, and the state of the optimizer."""
+        return {"weights": dict(self.weights), "optimizer": self.optimizer_state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the weights of an interrupted run."""
-        self.weights = dict(state)
+        """Take those of an interrupted run."""
+        self.weights, self.optimizer_state = dict(state["weights"]), dict(state["optimizer"])
 
     def _tensors(self) -> dict[str, Tensor]:
         return dict(self.model.named_parameters()) | dict(self.model.named_buffers())

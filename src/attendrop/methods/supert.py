@@ -31,10 +31,10 @@ class SuperT(Method):
     """Prunes the attention heads and feed-forwards of least importance, and fine-tunes what is left from the start.
 
     For the first ``search`` of the planned steps the model trains as ever, and importances are added up: ``I = E
-    |dL / dg|`` for a gate ``g = 1`` on what a head, or a feed-forward, puts out. Then the weights go back to those
-    of the start, the optimizer forgets, and what ranks lowest is pruned: the output projection's weights that read a
-    pruned head are zero, and a pruned feed-forward's last projection, and they stay so. The model is the ticket;
-    nothing has to be kept beside it.
+    |dL / dg|`` for a gate ``g = 1`` on what a head, or a feed-forward, puts out. Then weights and optimizer go back to
+    the state of the start, and what ranks lowest is pruned: the output projection's weights that read a pruned head are
+    zero, and a pruned feed-forward's last projection, and they stay so. The model is the ticket; nothing has to be kept
+    beside it.
 
     Example:
         >>> with regularize(model, SuperT(share=0.1), optimizer=optimizer, total_steps=1000) as reg:
