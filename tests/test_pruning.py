@@ -506,6 +506,11 @@ def test_auto_by_the_loss_on_batches() -> None:
         ({"layers": "auto", "batches": [{"input_ids": torch.ones(1, 4, dtype=torch.long)}]}, "labels"),
         ({"layers": "auto", "batches": [], "score": lambda model: 1.0}, "Give batches"),
         ({"layers": "auto", "pi": PI, "score": lambda model: 1.0, "tolerance": -1}, "tolerance"),
+        ({"layers": "auto", "pi": PI, "score": lambda model: float("nan")}, "with 0 layers pruned is NaN"),
+        (
+            {"layers": "auto", "pi": PI, "score": lambda model: [1.0] * (1 + len(model.layers))},
+            "gave 2 rows with 1 ",
+        ),
     ],
 )
 def test_what_is_missing_is_said(options: dict[str, Any], words: str) -> None:

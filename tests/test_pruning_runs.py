@@ -18,6 +18,7 @@ import attendrop
 from attendrop import cli
 from attendrop.cli.progress import TrainingProgress
 from attendrop.errors import AttendropError
+from attendrop.runs.class_weights import balanced_loss
 from attendrop.runs.lock import locked
 from attendrop.runs.prune import prune_run
 from attendrop.runs.train import train
@@ -175,6 +176,21 @@ def test_recovery_trains_with_the_layers_in_place(folder: Path, tmp_path: Path) 
     before, after = (attendrop.load(tmp_path / name).state_dict() for name in ("plain", "out"))
     assert before.keys() == after.keys()
     assert not before["model.classifier.weight"].equal(after["model.classifier.weight"])
+
+
+def test_recovery_weighs_the_classes_as_the_run_did(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tiny.config(folder, str(tmp_path / "run"), method="finetune", epochs=1, class_weights="balanced"))
+    seen = []
+
+    def balanced(labels: list[int], num_classes: int) -> Any:
+        seen.append((len(labels), num_classes))
+        return balanced_loss(labels, num_classes)
+
+    monkeypatch.setattr("attendrop.runs.class_weights.balanced_loss", balanced)
+    pruned(tmp_path, tmp_path / "out", layers=[1], recover_epochs=1)
+    assert seen == [(36, 2)]
 
 
 def test_what_was_recovered_is_scored_anew(folder: Path, tmp_path: Path, capsys: Captured) -> None:

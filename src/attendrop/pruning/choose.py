@@ -190,6 +190,11 @@ def choose(model: Any, order: Sequence[int], judge: Judge, tolerance: float = 0.
     for count in range(1, len(order) + 1):
         candidate = PrunedModel(mask_layers(model, order[:count]))
         after = _judged(judge, candidate)
+        if len(after.labels) != len(before.labels):
+            raise AttendropError(
+                f"score gave {len(after.labels)} rows with {count} layers pruned and {len(before.labels)} with none; "
+                "it must give one number for each of the same rows."
+            )
         difference = paired_difference(before, after, confidence)
         trials.append(Trial(count, after.score, len(after.labels), difference))
         if difference.low >= -tolerance:
@@ -240,6 +245,8 @@ def _judged(judge: Judge, model: PrunedModel) -> Predictions:
     if isinstance(found, Predictions):
         return found
     values = np.asarray(found, dtype=np.float64)
+    if np.isnan(values).any():
+        raise AttendropError(f"The score with {len(model.layers)} layers pruned is NaN; give one that is a number.")
     if values.ndim:
         return Predictions(values, values, lambda _, values: float(values.mean()))
     return Predictions(values[None][:0], values[None][:0], lambda *_: float(values))

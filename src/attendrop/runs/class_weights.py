@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from attendrop.errors import AttendropError
+from attendrop.runs.config import RunConfig
+from attendrop.tasks import Task
 
 
 def balanced_loss(labels: Sequence[int], num_classes: int) -> Callable[..., Tensor]:
@@ -37,3 +39,8 @@ def balanced_loss(labels: Sequence[int], num_classes: int) -> Callable[..., Tens
         return total / (len(labels) if num_items_in_batch is None else num_items_in_batch)
 
     return loss
+
+
+def run_loss(config: RunConfig, task: Task, labels: Sequence[int]) -> Callable[..., Tensor] | None:
+    """The ``compute_loss_func`` of a run's training on rows with these labels; None: the model's own loss."""
+    return None if config.class_weights is None else balanced_loss(labels, len(task.label_names))

@@ -22,6 +22,7 @@ from attendrop.pruning.comparison import CONFIDENCE, Array, Predictions, paired_
 from attendrop.pruning.masking import mask_layers, prunable_sites
 from attendrop.pruning.model import PrunedModel
 from attendrop.rows import to_device
+from attendrop.runs.class_weights import run_loss
 from attendrop.runs.finished import FinishedRun, load_finished_run
 from attendrop.runs.folder import METRICS, RUN, read_run
 from attendrop.runs.logits import predict_logits
@@ -234,7 +235,7 @@ def _recover(
 ) -> PrunedModel:
     """Fine-tune with constant attention in some layers, which keep the plain form meanwhile."""
     logger.info("Fine-tuning for %d epoch(s) with layers %s pruned.", epochs, ", ".join(map(str, layers)))
-    masked = mask_layers(run.model, layers)
+    masked, rows = mask_layers(run.model, layers), run.encoded(run.parts.train)
     with tempfile.TemporaryDirectory() as unused:
         arguments = TrainingArguments(
             output_dir=unused,
@@ -260,9 +261,10 @@ def _recover(
             masked,
             arguments,
             regularizer=FineTune(),
-            train_dataset=run.encoded(run.parts.train),
+            train_dataset=rows,
             data_collator=DataCollatorWithPadding(run.tokenizer),
             processing_class=run.tokenizer,
+            compute_loss_func=run_loss(run.config, run.task, rows["labels"][:]),
             callbacks=list(callbacks),
         )
         silence(trainer)

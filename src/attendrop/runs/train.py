@@ -33,7 +33,7 @@ from attendrop.methods import Method
 from attendrop.rows import to_device
 from attendrop.runs.callbacks import AfterFirstStep, LogEvery, Meter, SaveEvery
 from attendrop.runs.card import model_card
-from attendrop.runs.class_weights import balanced_loss
+from attendrop.runs.class_weights import run_loss
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, divide, encode_parts, fingerprint, load_data
 from attendrop.runs.data_report import data_report, report_table, report_warnings
@@ -303,9 +303,7 @@ def _trainer(
         data_collator=DataCollatorWithPadding(tokenizer),
         processing_class=tokenizer,
         compute_metrics=lambda found: compute_scores(data.task, found.predictions, found.label_ids),
-        compute_loss_func=None
-        if config.class_weights is None
-        else balanced_loss(encoded.train["labels"][:], len(data.task.label_names)),
+        compute_loss_func=run_loss(config, data.task, encoded.train["labels"][:]),
         preprocess_logits_for_metrics=only_logits,
         callbacks=[*own, *callbacks],
     )
