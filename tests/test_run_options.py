@@ -6,6 +6,7 @@ import importlib.util
 import json
 import statistics
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,14 @@ import yaml
 from safetensors.torch import load_file
 from sklearn.utils.class_weight import compute_class_weight
 from torch.nn import functional
+from transformers.integrations.integration_utils import TensorBoardCallback
 
 from attendrop import cli
 from attendrop.errors import AttendropError
 from attendrop.runs.class_weights import balanced_loss
 from attendrop.runs.infer import evaluate
 from attendrop.runs.listing import list_runs
+from attendrop.runs.reporting import keep_in_folder
 from attendrop.runs.source import Source
 from attendrop.runs.train import train
 
@@ -161,6 +164,26 @@ def test_logs_between_epochs_leave_the_history_as_it_is(folder: Path) -> None:
         assert one["selection"] == other["selection"]
     state = json.loads(next((folder / "each-step").glob("checkpoint-10/trainer_state.json")).read_text())
     assert [entry["step"] for entry in state["log_history"] if "loss" in entry] == [2, 4, 5, 6, 8, 10]
+
+
+@pytest.mark.parametrize("selection", ["0", "0.1"])
+def test_one_line_tells_of_an_epoch_however_often_it_is_logged(folder: Path, capsys: Captured, selection: str) -> None:
+    more = ["--method", "finetune", "--logging-steps", "2", "--selection-fraction", selection]
+    assert cli.main(arguments(folder, f"lines-{selection}", *more)) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Epoch ")]
+    history = tiny.read_metrics(folder / f"lines-{selection}")["history"]
+    assert [line.partition(",")[0] for line in lines] == [
+        f"Epoch {entry['epoch']} of 2: loss {entry['train_loss']:.4f}" for entry in history
+    ]
+
+
+def test_tensorboard_writes_within_the_folder_of_the_run(tmp_path: Path) -> None:
+    callback = TensorBoardCallback.__new__(TensorBoardCallback)  # its package need not be installed
+    trainer: Any = SimpleNamespace(
+        callback_handler=SimpleNamespace(callbacks=[callback]), args=SimpleNamespace(output_dir=tmp_path)
+    )
+    keep_in_folder(trainer)
+    assert callback.logging_dir == str(tmp_path / "tensorboard")
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio", "mlflow"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from attendrop.cli.summary import dropped_share
+from attendrop.runs.results import epoch_figures
 
 
 class TrainingProgress(TrainerCallback):
@@ -39,11 +41,14 @@ class TrainingProgress(TrainerCallback):
     ) -> None:
         logs = logs or {}
         if "loss" in logs:
-            dropped = {name.partition("/")[0]: value for name, value in logs.items() if name.endswith("/dropped")}
+            number = math.ceil(state.epoch or 0)
+            figures = epoch_figures(state.log_history, number)
+            dropped = {name.partition("/")[0]: value for name, value in figures.items() if name.endswith("/dropped")}
             share = "".join(f", {dropped_share(source.replace('_', '-'), value)}" for source, value in dropped.items())
-            self.line = f"Epoch {state.epoch:.0f} of {args.num_train_epochs:.0f}: loss {logs['loss']:.4f}{share}"
+            self.line = f"Epoch {number} of {args.num_train_epochs:.0f}: loss {figures['loss']:.4f}{share}"
         score = logs.get(args.metric_for_best_model or "")
-        if self.line and (score is not None or args.metric_for_best_model is None):
+        ended = float(state.epoch or 0).is_integer() or state.global_step == state.max_steps
+        if self.line and (score is not None or (args.metric_for_best_model is None and ended)):
             name = (args.metric_for_best_model or "").removeprefix("eval_").replace("_", " ")
             self.console.print(
                 self.line + (f", selection {name} {score:.4f}" if score is not None else ""), markup=False

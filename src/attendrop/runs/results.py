@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -115,15 +114,9 @@ def _history(log: list[dict[str, float]], method: Method, data: TaskData) -> lis
     """One entry per epoch, counted from 1: loss, selection scores, and what the method did."""
     acts_in = method.regularized_epochs(math.ceil(max((entry["epoch"] for entry in log), default=0))) or []
     names = (data.task.metric, *data.task.other_metrics)
-    logged: defaultdict[int, list[dict[str, float]]] = defaultdict(list)
-    last_step = 0.0
-    for entry in log:
-        if "loss" in entry:
-            logged[math.ceil(entry["epoch"])].append(entry | {"steps": entry["step"] - last_step})
-            last_step = entry["step"]
     history = {}
-    for number, entries in logged.items():
-        figures = _means(entries)
+    for number in dict.fromkeys(math.ceil(entry["epoch"]) for entry in log if "loss" in entry):
+        figures = epoch_figures(log, number)
         history[number] = {
             "epoch": number,
             "train_loss": figures["loss"],
@@ -142,8 +135,9 @@ def _history(log: list[dict[str, float]], method: Method, data: TaskData) -> lis
     return list(history.values())
 
 
-def _means(entries: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The means of what was logged in an epoch, by the number of steps that each entry is about."""
+def epoch_figures(log: Sequence[dict[str, float]], epoch: int) -> dict[str, float]:
+    """The means of what was logged beside the loss in an epoch, counted from 1, weighted by steps."""
+    entries = [entry for entry in _with_steps(log) if math.ceil(entry["epoch"]) == epoch]
     found = {}
     for name in dict.fromkeys(name for entry in entries for name in entry):
         having = [entry for entry in entries if name in entry]
@@ -152,6 +146,15 @@ def _means(entries: Sequence[dict[str, float]]) -> dict[str, float]:
             mean = float(np.average([entry[name] for entry in having], weights=[entry["steps"] for entry in having]))
         found[name] = mean
     return found
+
+
+def _with_steps(log: Sequence[dict[str, float]]) -> Iterator[dict[str, float]]:
+    """The entries of the log with a training loss, and the number of ``steps`` that each is about."""
+    last_step = 0.0
+    for entry in log:
+        if "loss" in entry:
+            yield entry | {"steps": entry["step"] - last_step}
+            last_step = entry["step"]
 
 
 def _is_figure(name: str, method: Method) -> bool:
