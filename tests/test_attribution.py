@@ -52,6 +52,22 @@ def test_gradients_equal_one_backward_pass_per_layer(name: str, target: str) -> 
     assert any(value.abs().max() > 1e-6 for value in found.values())
 
 
+def test_layers_that_the_model_skips_have_no_attribution() -> None:
+    attachment, batch = prepared("opt-class", layerdrop=0.5)
+    ran = []
+    for layer in attachment.model.model.decoder.layers:
+        layer.register_forward_pre_hook(lambda module, _: ran.append(f"decoder.{module.self_attn.layer_idx}"))
+    found = set()
+    for seed in range(8):
+        torch.manual_seed(seed)
+        keys = list(attribution.gradient(attachment, batch, attachment.sites, "pseudo_label"))
+        ran.clear()
+        attachment.forward(batch)  # with the same random state
+        assert keys == ran
+        found.add(tuple(keys))
+    assert found == {(), ("decoder.0",), ("decoder.1",), ("decoder.0", "decoder.1")}
+
+
 def test_regression_attributes_the_negative_loss_whatever_the_target() -> None:
     model, batch = regression()
     attachment = Attachment(model)

@@ -77,6 +77,21 @@ def test_nothing_stays_on_the_model(method: Method, fails: bool) -> None:
 
 
 @every_method
+@pytest.mark.parametrize("layerdrop", [0.5, 0.999])
+def test_layers_that_the_model_skips_itself_are_left_alone(method: Method, layerdrop: float) -> None:
+    model, batch = zoo.build("opt-class", layerdrop=layerdrop), zoo.batch_of("opt-class")
+    needed = given(model, batch)
+    with regularize(model, method, **needed) as reg:
+        for _ in range(4):
+            loss = reg.loss(batch)
+            loss.backward()
+            assert torch.isfinite(loss)
+            needed["optimizer"].step()
+            needed["optimizer"].zero_grad()
+            reg.step()
+
+
+@every_method
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"]
 )

@@ -1,5 +1,8 @@
 """What one pass shows of a model, what it refuses, and for how long it is remembered."""
 
+import copy
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -8,8 +11,8 @@ import transformers as hf
 import zoo
 from torch import nn
 
-from attendrop import SCAL, ADDrop, AttendropError, Vanilla, regularize
-from attendrop.attention import Attachment, find_sites
+from attendrop import SCAL, ADDrop, AttendropError, LayerDrop, Vanilla, regularize
+from attendrop.attention import _KNOWN, Attachment, find_sites
 from attendrop.extend import Plan
 
 RANDOM = ADDrop(attribution="random", cross_tuning=False)
@@ -150,3 +153,68 @@ def test_switching_to_an_implementation_that_cannot_drop_is_refused() -> None:
         model.config._attn_implementation_internal = "flash_attention_2"
         with pytest.raises(AttendropError, match=r"flash_attention_2.*attn_implementation='sdpa'"):
             reg.loss(batch)
+
+
+# --- What is remembered
+
+
+def passes(model: Any, batch: zoo.Batch) -> int:
+    """How often the model runs in one step of a block that is entered anew."""
+    ran: list[None] = []
+    hook = model.register_forward_pre_hook(lambda *_: ran.append(None))
+    with regularize(model, RANDOM) as reg:
+        reg.loss(batch).backward()
+    hook.remove()
+    return len(ran)
+
+
+def test_entering_anew_traces_once() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    assert [passes(model, batch) for _ in range(3)] == [2, 1, 1]
+    assert passes(copy.deepcopy(model), batch) == 2
+
+
+CHANGES = {
+    "a new head": lambda model: setattr(model, "classifier", nn.Linear(16, zoo.LABELS)),
+    "a layer less": lambda model: model.bert.encoder.layer.pop(1),
+    "layers in another order": lambda model: model.bert.encoder.layer.insert(0, model.bert.encoder.layer.pop(1)),
+    "an adapter": lambda model: model.bert.pooler.add_module("adapter", nn.Linear(1, 1)),
+    "another implementation": lambda model: model.set_attn_implementation("eager"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_model_that_has_changed_is_traced_anew(change: Any) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    passes(model, batch)
+    change(model)
+    assert [passes(model, batch) for _ in range(2)] == [2, 1]
+
+
+def test_a_layer_that_is_replaced_within_the_block_is_regularised() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with regularize(model, LayerDrop(p=0.999)) as reg:
+        reg.loss(batch)
+        model.bert.encoder.layer[1] = copy.deepcopy(model.bert.encoder.layer[1])
+        reg.step()
+        reg.logs()
+        reg.loss(batch)
+        assert reg.logs()["layerdrop/dropped"] == 1
+
+
+def test_batches_with_other_columns_are_traced_anew() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    more = {**batch, "token_type_ids": torch.zeros_like(batch["input_ids"])}
+    assert [passes(model, each) for each in (batch, more, batch, more)] == [2, 2, 1, 1]
+
+
+def test_what_is_remembered_keeps_no_model_alive() -> None:
+    gc.collect()
+    before = len(_KNOWN)
+    model = zoo.build("bert")
+    passes(model, zoo.batch_of("bert"))
+    alive = weakref.ref(model)
+    del model
+    gc.collect()
+    assert alive() is None
+    assert len(_KNOWN) <= before

@@ -1,8 +1,9 @@
 """How much each attention position contributes to a prediction: gradient, integrated gradient, attention weight.
 
 Every function returns ``{site key: attribution}`` with attributions of the shape of the units, which is ``(batch,
-heads, query, key)`` for attention. It leaves parameters, their gradients, the model's mode and the global random
-state as they were. ``A`` is always the weights as they multiply the values, after the model's own dropout.
+heads, query, key)`` for attention; a layer that the model skips in the pass (its own LayerDrop) has none. It leaves
+parameters, their gradients, the model's mode and the global random state as they were. ``A`` is always the weights as
+they multiply the values, after the model's own dropout.
 """
 
 from __future__ import annotations
@@ -42,12 +43,17 @@ class Record(Plan):
 
     def __init__(self, sites: Sequence[Site], units: str = "attention") -> None:
         super().__init__()
-        self.keys = [site.key for site in sites]
+        self._wanted = [site.key for site in sites]
         self.units = units
         self.recorded: dict[str, Tensor] = {}
 
+    @property
+    def keys(self) -> list[str]:
+        """The sites that ran, in the order in which they were asked for: a model may skip layers (LayerDrop)."""
+        return [key for key in self._wanted if key in self.recorded]
+
     def wants(self, site: Site) -> bool:
-        return site.key in self.keys
+        return site.key in self._wanted
 
     def edit(self, call: Call) -> Edit:
         keep = partial(self._keep, call.site.key)
@@ -60,10 +66,7 @@ class Record(Plan):
         return units
 
     def in_order(self) -> list[Tensor]:
-        """What was recorded, in the order of the sites that were asked for."""
-        missing = [key for key in self.keys if key not in self.recorded]
-        if missing:
-            raise AttendropError(f"Attention layer {missing[0]} did not run in this pass, so it has no attribution.")
+        """What was recorded, in the order of :attr:`keys`."""
         return [self.recorded[key] for key in self.keys]
 
 
@@ -288,7 +291,7 @@ def _required(labels: Tensor | None, purpose: str, name: str = "labels") -> Tens
 
 
 def _gradients(total: Tensor, keys: Sequence[str], units: Sequence[Tensor]) -> dict[str, Tensor]:
-    found = torch.autograd.grad(total, list(units), allow_unused=True)
+    found = torch.autograd.grad(total, list(units), allow_unused=True) if units else ()
     return {
         key: torch.zeros_like(unit) if grad is None else grad
         for key, unit, grad in zip(keys, units, found, strict=True)

@@ -111,7 +111,9 @@ class ADDrop(Method):
 
     def plan(self, step: Pass) -> Plan:
         sites = self.chosen(step.attachment.sites)
-        return _DropHigh(self, step, {site.key for site in sites}, self._attribute(step, sites))
+        attributions = self._attribute(step, sites)
+        keys = {site.key for site in sites} if self.attribution == "random" else set(attributions)
+        return _DropHigh(self, step, keys, attributions)
 
     def _attribute(self, step: Pass, sites: Sequence[Site]) -> dict[str, Tensor]:
         options: dict[str, Any] = {"target": self.target, "units": self.units}

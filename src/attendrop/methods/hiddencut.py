@@ -194,6 +194,8 @@ class Cut(Plan):
     def block(self, block: Block) -> BlockEdit | None:
         if not block.sites or block.key not in self.keys:
             return None
+        if self.received is not None and block.key not in self.received:
+            return None  # the model skipped it in the pass that tells where attention goes
         cut = partial(self._cut, block.key)
         return BlockEdit(output=cut) if self.method.where == "block" else BlockEdit(activations=cut)
 
