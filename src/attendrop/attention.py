@@ -194,7 +194,7 @@ class Attachment:
 
     def _hold(self) -> None:
         """Attach again where the model was switched to another attention implementation meanwhile."""
-        if not self._attached or all(isinstance(c._attn_implementation, _RegisteredName) for c in self._configs):
+        if not self._attached or all(c._attn_implementation in _REGISTERED_AS.values() for c in self._configs):
             return
         self._check_implementations()
         self._route()

@@ -317,7 +317,7 @@ class Regularization:
 
 
 def _refuse_wrapper(model: nn.Module) -> None:
-    if [name for name, _ in model.named_children()] == ["module"]:
+    if [name for name, _ in model.named_children()] in (["module"], ["_fsdp_wrapped_module"]):
         raise AttendropError(
             f"{type(model).__name__} is a wrapper around the model; pass the model itself, its .module, and take one "
             "device. RegularizedTrainer trains on several (torchrun)."
