@@ -35,8 +35,9 @@ def save_run(folder: Path, columns: list[str], labels: tuple[str, ...] = ("no", 
     model, _ = load_model_and_tokenizer(str(folder), files_task(columns, labels))
     model.save_pretrained(folder)
     config = {"text_columns": columns, "label_column": "label", "max_length": 24}
-    (folder / "run.json").write_text(json.dumps({"config": config}))
-    (folder / "metrics.json").write_text("{}")
+    metrics = {"task": "files", "method": "finetune", "config": config, "all_scores": {}}
+    (folder / "run.json").write_text(json.dumps({"config": config, "data_sha256": ""}))
+    (folder / "metrics.json").write_text(json.dumps(metrics))
     return folder
 
 
