@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow lint format typecheck bench docs study clean
+.PHONY: demo test test-slow lint format typecheck bench docs families study clean
 
 demo: $(STAMP)
 	$(BIN)/attendrop demo
@@ -14,14 +14,15 @@ demo: $(STAMP)
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-# Real data and real models; minutes to an hour. Needs ATTENDROP_DATA.
+# Real data, the real model and every family of transformers; ten minutes. Needs ATTENDROP_DATA.
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -q -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow -n 2 --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python docs/make_methods.py --check
+	$(BIN)/python docs/make_families.py --check
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
@@ -33,9 +34,14 @@ typecheck: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py
 
-# docs/methods.md, from the registry and the benchmark's results.
+# docs/methods.md, from the registry and the benchmark's results; docs/models.md, from what `make families` found.
 docs: $(STAMP)
 	$(BIN)/python docs/make_methods.py
+	$(BIN)/python docs/make_families.py
+
+# Runs a tiny model of every family of transformers, for docs/models.md; minutes.
+families: $(STAMP)
+	$(BIN)/python docs/make_families.py --run
 
 # The comparison of docs/small_data.md: an hour and a half on a core; can be stopped and started again.
 study: $(STAMP)

@@ -113,6 +113,15 @@ def test_with_a_frozen_base_the_gradients_are_the_same() -> None:
     assert all(parameter.requires_grad for parameter in attachment.model.classifier.parameters())
 
 
+def test_a_layer_that_the_model_runs_without_gradients_has_no_signal() -> None:
+    attachment, batch = prepared("bert")
+    layer = attachment.model.bert.encoder.layer[0]
+    layer.forward = torch.no_grad()(layer.forward)
+    found = attribution.gradient(attachment, batch, attachment.sites, "pseudo_label")
+    assert (found["encoder.0"] == 0).all()
+    assert (found["encoder.1"] != 0).any()
+
+
 def test_the_last_layer_has_signal_in_the_first_row_only() -> None:
     attachment, batch = prepared("distilbert")
     found = attribution.gradient(attachment, batch, attachment.sites, "pseudo_label")

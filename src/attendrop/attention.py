@@ -38,6 +38,7 @@ __all__ = [
     "Attachment",
     "Combined",
     "Plan",
+    "attention_layers",
     "dummy_batch",
     "evaluating",
     "find_sites",
@@ -262,13 +263,21 @@ def find_sites(model: PreTrainedModel, batch: Mapping[str, Any] | None = None) -
     return attachment.probe(dummy_batch(model) if batch is None else batch)
 
 
+def attention_layers(model: nn.Module) -> list[str]:
+    """The names of the modules that call transformers' attention interface, whether or not a batch reaches them."""
+    return list(_attention_modules(model).values())
+
+
 def dummy_batch(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Make up the smallest input that a text or image model accepts: one sequence, or one image, of zeros or ones."""
+    """Make up the smallest input that a text, image or video model accepts: one sequence, image or video of zeros."""
     name, config = model.main_input_name, model.config
-    if name == "pixel_values":
-        size = config.image_size
+    if name in ("pixel_values", "pixel_values_videos"):
+        config = getattr(config, "vision_config", config)
+        size = getattr(config, "image_size", 224)
         height, width = (size, size) if isinstance(size, int) else size
-        return {name: torch.zeros(1, config.num_channels, height, width, device=model.device, dtype=model.dtype)}
+        frames = [config.num_frames] if hasattr(config, "num_frames") else []
+        shape = (1, *frames, getattr(config, "num_channels", 3), height, width)
+        return {name: torch.zeros(shape, device=model.device, dtype=model.dtype)}
     if name != "input_ids":
         raise AttendropError(
             f"{type(model).__name__} takes '{name}', for which no example input can be made up; pass a batch."
@@ -293,9 +302,8 @@ def _attention_modules(model: nn.Module) -> dict[nn.Module, str]:
     if not found:
         raise AttendropError(
             f"{type(model).__name__} is not supported: it does not route its attention through transformers' "
-            "AttentionInterface, so attention masks would be lost without a word. Models of the BERT, RoBERTa, "
-            "ELECTRA, DistilBERT, ALBERT, ModernBERT, BART, T5, GPT-2 and Llama families work; `attendrop doctor` "
-            "tells for any."
+            "AttentionInterface, so attention masks would be lost without a word. docs/models.md lists the models that "
+            "work; `attendrop doctor` tells for any."
         )
     return found
 

@@ -66,8 +66,14 @@ class Record(Plan):
         return units
 
     def in_order(self) -> list[Tensor]:
-        """What was recorded, in the order of :attr:`keys`."""
-        return [self.recorded[key] for key in self.keys]
+        """What was recorded, in the order of :attr:`keys`; under gradients, fit to differentiate by.
+
+        Some models run some of their layers without gradients: nothing depends on what was recorded there.
+        """
+        found = [self.recorded[key] for key in self.keys]
+        if not torch.is_grad_enabled():
+            return found
+        return [units if units.requires_grad else units.detach().requires_grad_() for units in found]
 
 
 class Replace(Plan):

@@ -187,9 +187,9 @@ def _input_embeddings(model: nn.Module) -> set[nn.Module]:
     found = set()
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
-            with suppress(NotImplementedError):
+            with suppress(NotImplementedError, AttributeError):
                 found.add(module.get_input_embeddings())
-    return found
+    return found - {None}  # of a model that embeds no words
 
 
 def hidden_states(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -75,9 +75,14 @@ class _Following(Plan):
         self.tracer = tracer
         self.called: list[nn.Module] = []
 
-    def locate(self, module: nn.Module) -> None:
+    def locate(self, module: nn.Module) -> Site:
         self.called.append(module)
         self.tracer.attended(module)
+        return Site("", "", 0)
+
+    def wants(self, site: Site) -> bool:
+        """Have each call described, so that keywords that are not supported are found."""
+        return True
 
 
 class _OwnAttention(TorchDispatchMode):  # type: ignore[no-untyped-call]

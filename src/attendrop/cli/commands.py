@@ -177,6 +177,9 @@ def doctor(
     for kind in dict.fromkeys(site["kind"] for site in found["sites"]):
         names = [site["name"] for site in found["sites"] if site["kind"] == kind]
         lines[f"{kind} attention"] = f"{len(names)} layers: {names[0]} ... {names[-1]}"
+    if found["not_run"]:
+        names = found["not_run"]
+        lines["not tried"] = f"{len(names)} layers, which the made-up input does not reach: {names[0]} ... {names[-1]}"
     show(found, aligned(lines), as_json=as_json)
     raise typer.Exit(0 if found["supported"] else 2)
 

@@ -1,0 +1,41 @@
+"""The table of docs/models.md: what is written there is what happens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import families
+import pytest
+from family_check import row
+
+from attendrop.cli.doctor import examine
+
+TABLE = json.loads((Path(__file__).parent.parent / "docs" / "models.json").read_text(encoding="utf-8"))
+ROWS = {found["family"]: found for found in TABLE["rows"]}
+SAMPLE = ("bart", "bert", "deberta-v2", "gpt2", "gpt_oss", "llava", "pegasus_x", "t5", "vit", "wav2vec2", "whisper")
+every_family = pytest.mark.parametrize(
+    "family", [name if name in SAMPLE else pytest.param(name, marks=pytest.mark.slow) for name in ROWS]
+)
+
+
+def test_the_table_has_a_row_for_each_family_and_80_at_least_were_tried() -> None:
+    assert set(ROWS) == set(families.families())
+    assert sum("unbuilt" not in found for found in ROWS.values()) >= 80
+
+
+@every_family
+def test_a_family_does_what_the_table_says(family: str) -> None:
+    assert row(family) == ROWS[family]
+
+
+@every_family
+def test_doctor_says_what_the_table_says(family: str, tmp_path: Path) -> None:
+    found = ROWS[family]
+    if "unbuilt" in found:
+        pytest.skip("no tiny model of it can be made here")
+    model, _ = families.any_model(family)
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(tmp_path)
+    said = examine(str(tmp_path))
+    assert said["supported"] == (found["refused"] is None or "works" in found), said["reason"]
