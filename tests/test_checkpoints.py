@@ -8,7 +8,7 @@ import pytest
 
 from attendrop import ADDrop, AttendropError, FineTune
 from attendrop.checkpoints import is_complete, last_checkpoint, load_state, seal, unseal
-from attendrop.files import write_json
+from attendrop.files import sha256, write_json
 from attendrop.methods import Method
 
 METHOD = ADDrop(p=0.4, layers=[0, 1])
@@ -108,7 +108,7 @@ def test_an_option_that_the_checkpoint_does_not_know_is_a_change(tmp_path: Path)
     del state["options"]["units"]
     (made / "attendrop_state.json").write_text(json.dumps(state))
     seal_again = json.loads((made / "attendrop_manifest.json").read_text())
-    seal_again["files"]["attendrop_state.json"] = (made / "attendrop_state.json").stat().st_size
+    seal_again["files"]["attendrop_state.json"] = sha256(made / "attendrop_state.json")
     (made / "attendrop_manifest.json").write_text(json.dumps(seal_again))
     with pytest.raises(AttendropError, match=r"units"):
         load_state(made, METHOD)

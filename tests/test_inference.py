@@ -98,7 +98,7 @@ def test_memory_does_not_grow_with_the_file(runs: Path, tmp_path: Path, monkeypa
     monkeypatch.setattr(infer, "predict_logits", lambda model, tokenizer, encoded, *_: no_logits(encoded))
 
     def peak(rows: int) -> int:
-        source = Source(file=str(write_rows(tmp_path / f"{rows}.csv", rows)))
+        source = Source(file=str(write_rows(tmp_path / f"{rows}.csv", rows)), overwrite=True)
         predict(str(runs / "single"), source, str(tmp_path / "warm.csv"))
         tracemalloc.start()
         predict(str(runs / "single"), source, str(tmp_path / "out.csv"))

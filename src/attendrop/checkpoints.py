@@ -1,7 +1,7 @@
 """Which checkpoints are whole.
 
 A process may die while it writes or deletes a checkpoint. So each carries a manifest, written last, that lists its
-files with their sizes: a checkpoint is complete if it has one and all files are there as listed.
+files with their SHA-256: a checkpoint is complete if it has one and all files are there as listed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from transformers.utils import logging
 
 from attendrop.errors import AttendropError
-from attendrop.files import write_json
+from attendrop.files import sha256, share_permissions, write_json
 from attendrop.methods.base import Method
 
 MANIFEST = "attendrop_manifest.json"
@@ -30,7 +30,8 @@ logger = logging.get_logger(__name__)
 def seal(checkpoint: Path, method: Method, state: Mapping[str, Any]) -> None:
     """Add the method's state to a checkpoint, and then the manifest that makes it complete."""
     write_json(checkpoint / STATE, {"method": method.name, "options": method.options(), "state": dict(state)})
-    files = {str(file.relative_to(checkpoint)): file.stat().st_size for file in _files(checkpoint)}
+    share_permissions(checkpoint)
+    files = {str(file.relative_to(checkpoint)): sha256(file) for file in _files(checkpoint)}
     write_json(checkpoint / MANIFEST, {"files": files})
 
 
@@ -63,7 +64,7 @@ def is_complete(checkpoint: Path) -> bool:
     """Whether all of a checkpoint is there."""
     try:
         files = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["files"]
-        return all((checkpoint / name).stat().st_size == size for name, size in files.items())
+        return all(sha256(checkpoint / name) == digest for name, digest in files.items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
@@ -93,7 +94,7 @@ def load_state(checkpoint: Path, method: Method) -> dict[str, Any]:
         AttendropError: The checkpoint is incomplete, or was written by another method or with other options.
     """
     if not is_complete(checkpoint):
-        raise AttendropError(f"The checkpoint '{checkpoint}' is not complete (a file is missing or truncated).")
+        raise AttendropError(f"The checkpoint '{checkpoint}' is not complete (a file is missing or was changed).")
     found = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
     if found["method"] != method.name:
         raise AttendropError(

@@ -1,11 +1,21 @@
-"""Writing files such that none is found in part."""
+"""Writing files such that none is found in part, and none is lost."""
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from attendrop.errors import AttendropError
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+# By safetensors, which tells the reason, and by PyTorch, which tells only that it could not write.
+_TOLD_OF_FULL_DISK = ("os error 28", "PytorchStreamWriter failed", "unexpected pos", "iostream error")
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -16,8 +26,30 @@ def write_json(path: Path, content: Any) -> None:
 def write_text(path: Path, content: str) -> None:
     """Write a text file in the same way."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(content, encoding="utf-8")
+    with disk_errors(path):
+        partial.write_text(content, encoding="utf-8")
     os.replace(partial, path)
+
+
+@contextmanager
+def disk_errors(place: Path) -> Iterator[None]:
+    """Raise what PyTorch and safetensors make of a full disk as the OSError that it is, with the name of a place."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in DISK_FULL and error.filename is None:
+            raise OSError(error.errno, error.strerror, str(place)) from error
+        raise
+    except Exception as error:  # safetensors' class has no other base
+        if any(part in str(error) for part in _TOLD_OF_FULL_DISK):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place)) from error
+        raise
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def share_permissions(folder: Path) -> None:
@@ -28,3 +60,25 @@ def share_permissions(folder: Path) -> None:
     for file in folder.rglob("*"):
         if file.is_file():
             file.chmod(mode)
+
+
+def check_output(output: str | Path, inputs: Iterable[str | Path], *, overwrite: bool) -> None:
+    """Refuse to write a file in the place of another.
+
+    Args:
+        output: What is to be written.
+        inputs: What is read; it is never replaced, by whatever path or link ``output`` leads there.
+        overwrite: Whether another file may be replaced.
+
+    Raises:
+        AttendropError: ``output`` is a folder, an input, or exists and is not to be replaced.
+    """
+    if os.path.isdir(output):
+        raise AttendropError(f"The output '{output}' is a folder; name a file.")
+    if not os.path.lexists(output):
+        return
+    for name in inputs:
+        if os.path.exists(output) and os.path.exists(name) and os.path.samefile(output, name):
+            raise AttendropError(f"The output '{output}' is the file '{name}', which is read; name another.")
+    if not overwrite:
+        raise AttendropError(f"The file '{output}' exists; --overwrite replaces it, or name another.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalPrediction, Tr
 from attendrop.attention import PLAN_KEYWORD, Plan, evaluating, forked_rng
 from attendrop.checkpoints import last_checkpoint, load_session, load_state, save_session, seal, unseal
 from attendrop.errors import AttendropError
+from attendrop.files import disk_errors
 from attendrop.methods.base import Batch, FineTune, LabelledData, Method, Processes, Session, Setup, tokens_of
 from attendrop.regularization import Regularization
 from attendrop.rows import LabelledRows, number_of_rows, set_aside
@@ -170,6 +172,13 @@ class RegularizedTrainer(Trainer):
         self._regularization.withholds_labels = self.label_smoother is not None or self.compute_loss_func is not None
         if self._resumed is not None:
             self._regularization.load_state_dict(*self._resumed)
+            self._resume_loss(**self._resumed[0]["loss"])
+
+    def _resume_loss(self, sum: float, since_step: int) -> None:
+        """Let the loss that is logged next be the mean since it was last logged, also before training was resumed."""
+        self._tr_loss += sum
+        self._total_loss_scalar -= sum  # the trainer's own mean is that of the steps after
+        self._globalstep_last_logged = since_step
 
     def _setup(self) -> Setup:
         return Setup(
@@ -289,16 +298,28 @@ class RegularizedTrainer(Trainer):
             unseal(checkpoint)
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
-            super()._save_checkpoint(model, trial)
+            with disk_errors(checkpoint):
+                super()._save_checkpoint(model, trial)
+                self._complete_checkpoint(checkpoint)
+        except BaseException:
+            if self.args.should_save:  # on a full disk, the rest of it would be in the way
+                shutil.rmtree(checkpoint, ignore_errors=True)
+            raise
         finally:
             self.args.save_total_limit = limit
+        if self._regularization is not None and self.args.should_save:
+            rotate_checkpoints(str(folder), limit, self.state.best_model_checkpoint, use_mtime=False)
+
+    def _complete_checkpoint(self, checkpoint: Path) -> None:
+        """Add what the method keeps and the loss since it was last logged, and then the manifest."""
         if self._regularization is None:
             return
         save_session(checkpoint, *self._regularization.session_state(), self.args.process_index)
+        loss = {"sum": self._over_processes(self._tr_loss).item() / self.args.world_size}
+        loss["since_step"] = self._globalstep_last_logged
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            seal(checkpoint, self.regularizer, self._regularization.state_dict())
-            rotate_checkpoints(str(folder), limit, self.state.best_model_checkpoint, use_mtime=False)
+            seal(checkpoint, self.regularizer, self._regularization.state_dict() | {"loss": loss})
 
     def _head_averages(self, inputs: Batch) -> bool:
         """Whether the loss is a mean over the micro-batch, though the trainer holds it for a sum over all that is due.

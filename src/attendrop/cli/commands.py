@@ -17,6 +17,7 @@ from attendrop.runs.source import STDIN, Source
 
 InputFormat = Annotated[str | None, typer.Option(help="Of stdin: csv, tsv or jsonl.", show_default="csv")]
 SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out unusable rows, and list them.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that exist; those that are read, never.")]
 SkippedFile = Annotated[str | None, typer.Option(help="Where bad rows are listed, JSON lines.")]
 
 
@@ -32,6 +33,7 @@ def evaluate(
     input_format: InputFormat = None,
     skip_bad_rows: SkipBadRows = False,
     skipped_file: SkippedFile = None,
+    overwrite: Overwrite = False,
     max_length: Annotated[int | None, typer.Option(show_default="as in training")] = None,
     batch_size: Annotated[int, typer.Option()] = 64,
     device: Device = "auto",
@@ -42,7 +44,7 @@ def evaluate(
     source = Source(
         task=task, data_dir=data_dir, split=split, file=eval_file, text_columns=split_columns(text_columns),
         label_column=label_column, input_format=input_format, skip_bad_rows=skip_bad_rows, skipped_file=skipped_file,
-        max_length=max_length, batch_size=batch_size, device=device or "auto",
+        overwrite=overwrite, max_length=max_length, batch_size=batch_size, device=device or "auto",
     )  # fmt: skip
 
     from attendrop.cli.progress import row_progress
@@ -72,6 +74,7 @@ def predict(
     keep_columns: Annotated[bool, typer.Option("--keep-columns", help="Write the columns of the file, too.")] = False,
     skip_bad_rows: SkipBadRows = False,
     skipped_file: SkippedFile = None,
+    overwrite: Overwrite = False,
     max_length: Annotated[int | None, typer.Option(show_default="as in training")] = None,
     batch_size: Annotated[int, typer.Option()] = 64,
     device: Device = "auto",
@@ -83,7 +86,7 @@ def predict(
         task=task, data_dir=data_dir, split=split, file=predict_file, text_columns=split_columns(text_columns),
         input_format=input_format, skip_bad_rows=skip_bad_rows,
         skipped_file=skipped_file or (f"{output}.skipped.jsonl" if skip_bad_rows and output != STDIN else None),
-        max_length=max_length, batch_size=batch_size, device=device or "auto",
+        overwrite=overwrite, max_length=max_length, batch_size=batch_size, device=device or "auto",
     )  # fmt: skip
     if as_json and output == STDIN:
         raise AttendropError("--json and --output - both write on stdout; choose one.")

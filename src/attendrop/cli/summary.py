@@ -8,6 +8,7 @@ from typing import Any
 
 from attendrop.cli.console import aligned, size
 from attendrop.methods import get_method
+from attendrop.runs.card import scored_once
 
 
 def run_summary(metrics: Mapping[str, Any]) -> str:
@@ -30,9 +31,11 @@ def run_summary(metrics: Mapping[str, Any]) -> str:
         lines["score"] = "none: there is no eval-file"
     lines["protocol"] = {
         "dev": "paper: the epoch was chosen on the very set that is reported, so the dev score flatters",
-        "selection": "honest: the epoch was chosen on rows of the training data; dev was scored once, at the end",
-        None: "honest: nothing was chosen; dev was scored once, at the end",
+        "selection": "honest: the epoch was chosen on rows of the training data",
+        None: "honest: nothing was chosen",
     }[data["selected_on"]]
+    if scored_once(metrics):
+        lines["protocol"] += "; dev was scored once, at the end"
     if data["rewarded_on"] == "dev":
         lines["rewarded on"] = "dev: it decided during training what was dropped, so the dev score flatters"
     lines["cost"] = (

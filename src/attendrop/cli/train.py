@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +12,7 @@ from attendrop.cli.app import Columns, DataDir, Device, Json, LabelColumn, Quiet
 from attendrop.cli.console import messages
 from attendrop.cli.options import read_options
 from attendrop.errors import AttendropError
-from attendrop.runs.config import RunConfig, preset
+from attendrop.runs.config import RunConfig, default_output_dir, preset
 from attendrop.runs.run_file import read_run_file
 
 
@@ -148,8 +147,7 @@ def _read_run(given: Mapping[str, Any]) -> tuple[RunConfig, list[int]]:
         of_method |= read_options(given["options_"], method)
     seeds = _seeds(line.get("seed", file.get("seed", [0])))
     options |= {"options": of_method | _settings(given.get("set_", [])), "seed": seeds[0]}
-    data = options.get("task") or Path(options.get("train_file", "")).stem
-    options.setdefault("output_dir", f"runs/{data}-{method}-seed{'-'.join(map(str, seeds))}")
+    options.setdefault("output_dir", default_output_dir(options.get("task"), options.get("train_file"), method, seeds))
     return RunConfig(**options), seeds
 
 

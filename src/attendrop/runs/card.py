@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ from attendrop.runs.models import MINILM_HUB_ID
 
 _PROTOCOLS = {
     "dev": "The best epoch was chosen **on the development set itself**, as the papers do; the score below flatters.",
-    "selection": "The best epoch was chosen on {selection} rows set aside from the training data; the development set "
-    "was scored once, at the end.",
-    None: "The last epoch was kept; the development set was scored once, at the end.",
+    "selection": "The best epoch was chosen on {selection} rows set aside from the training data.",
+    None: "The last epoch was kept.",
 }
+_SCORED_ONCE = " The development set was scored once, at the end."
 
 
 _REWARDED = {
@@ -32,6 +33,12 @@ def model_card(metrics: dict[str, Any]) -> str:
         metrics: The content of the run's ``metrics.json``.
     """
     return "\n\n".join([_front_matter(metrics), _title(metrics), *_sections(metrics)]) + "\n"
+
+
+def scored_once(metrics: Mapping[str, Any]) -> bool:
+    """Whether there is a development set, and nothing but the reported score was made of it."""
+    used_on = (metrics["data"]["selected_on"], metrics["data"]["rewarded_on"])
+    return "dev" in metrics["all_scores"] and "dev" not in used_on
 
 
 def _front_matter(metrics: dict[str, Any]) -> str:
@@ -74,6 +81,7 @@ def _sections(metrics: dict[str, Any]) -> list[str]:
         f"## Data\n\n{_data_name(metrics)}; rows: " + ", ".join(f"{n} {part}" for part, n in rows.items()) + ".",
         f"## Protocol\n\n`{metrics['protocol']}`. "
         + _PROTOCOLS[metrics["data"]["selected_on"]].format(**rows)
+        + (_SCORED_ONCE if scored_once(metrics) else "")
         + _REWARDED[metrics["data"]["rewarded_on"]].format(**rows),
         "## Scores\n\n" + _scores(metrics),
         f"## Method\n\n`{metrics['method']}`, at work in epochs: {', '.join(acted) or 'none'}.",

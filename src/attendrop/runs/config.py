@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attendrop.errors import AttendropError
@@ -242,6 +244,15 @@ def preset(name: str, task: str | None, method: str) -> dict[str, Any]:
     if ADDrop.name in names:
         options[ADDrop.name] = {"layers": ADDrop.paper_layers(task or "")}
     return training | {"options": options if len(names) > 1 else options.get(names[0], {})}
+
+
+def default_output_dir(task: str | None, train_file: str | None, method: str, seeds: Sequence[int]) -> str:
+    """Name the folder of a run; own files of the same name, but in different folders, get different ones."""
+    data = task or ""
+    if train_file is not None:
+        place = hashlib.sha256(str(Path(train_file).resolve()).encode()).hexdigest()
+        data = f"{Path(train_file).stem}-{place[:6]}"
+    return f"runs/{data}-{method}-seed{'-'.join(map(str, seeds))}"
 
 
 def _words(name: str) -> str:

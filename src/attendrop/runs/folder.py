@@ -11,13 +11,13 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.files import share_permissions, write_json
+from attendrop.files import disk_errors, share_permissions, write_json
 from attendrop.runs.config import RunConfig
 from attendrop.runs.lock import LOCK, locked, refuse_if_locked
 
@@ -109,6 +109,23 @@ def check_folder(folder: Path, config: RunConfig, *, resume: bool, overwrite: bo
         )
 
 
+def own_files(folder: Path) -> list[Path]:
+    """The files of a run, or of a model that no run has made."""
+    run = read_run(folder) or {"files": os.listdir(folder)}
+    return [path for path in folder.iterdir() if path.is_file() and _is_own(path.name, run)]
+
+
+@contextmanager
+def hold_run_folders(files: Iterable[str | Path]) -> Iterator[None]:
+    """Hold the folders of runs into which files are written."""
+    parents = {Path(file).resolve().parent for file in files}
+    with ExitStack() as stack:
+        for parent in sorted(parents):
+            if (parent / RUN).exists():
+                stack.enter_context(locked(parent))
+        yield
+
+
 def check_data(place: Path, data_sha256: str) -> None:
     """Refuse to resume a run; raises AttendropError if it began with other training rows."""
     run = read_run(place)
@@ -133,7 +150,8 @@ def results(place: Path) -> Iterator[Path]:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     try:
-        yield partial
+        with disk_errors(partial):
+            yield partial
         share_permissions(partial)
         run = read_run(place) or {}
         names = [path.name for path in partial.iterdir()]

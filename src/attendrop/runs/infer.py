@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -13,7 +14,8 @@ import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
-from attendrop.runs.folder import read_metrics, read_run
+from attendrop.files import check_output
+from attendrop.runs.folder import hold_run_folders, own_files, read_metrics, read_run
 from attendrop.runs.logits import predict_logits
 from attendrop.runs.models import load_model_and_tokenizer
 from attendrop.runs.source import STDIN, Source
@@ -25,6 +27,7 @@ from attendrop.tasks import (
     load_task,
     output_format,
     predicted_counts,
+    task_files,
     with_metric,
 )
 from attendrop.tasks.bad_rows import BadRows, write_skipped
@@ -50,6 +53,11 @@ def evaluate(run_dir: str, source: Source, on_progress: OnProgress | None = None
     Raises:
         AttendropError: There is no finished run, or the data cannot be read, has no labels or other classes.
     """
+    with _outputs(run_dir, source, []):
+        return _evaluate(run_dir, source, on_progress)
+
+
+def _evaluate(run_dir: str, source: Source, on_progress: OnProgress | None) -> dict[str, Any]:
     run = _load_run(run_dir)
     rows = _open_rows(run, source, "dev")
     logits, labels = [], []
@@ -101,18 +109,41 @@ def predict(
         AttendropError: As for :func:`evaluate`; or the output's extension is unknown.
     """
     format = output_format(output, format)
-    if output != STDIN and source.file is not None and Path(output).absolute() == Path(source.file).absolute():
-        raise AttendropError(f"The output '{output}' is the file to predict on; name another.")
-    run = _load_run(run_dir)
-    rows = _open_rows(run, source, "test")
-    with PredictionWriter(
-        output, rows.task, format=format, probabilities=probabilities, keep_columns=keep_columns
-    ) as writer:
-        for chunk in rows.chunks:
-            logits = run.logits(chunk.columns, rows, source, on_progress)
-            writer.write(chunk.columns["index"], logits, chunk.table)
-    rows.write_skipped(source)
-    return rows.found(run_dir) | {"output": output}
+    with _outputs(run_dir, source, [] if output == STDIN else [output]):
+        run = _load_run(run_dir)
+        rows = _open_rows(run, source, "test")
+        with PredictionWriter(
+            output, rows.task, format=format, probabilities=probabilities, keep_columns=keep_columns
+        ) as writer:
+            for chunk in rows.chunks:
+                logits = run.logits(chunk.columns, rows, source, on_progress)
+                writer.write(chunk.columns["index"], logits, chunk.table)
+        rows.write_skipped(source)
+        return rows.found(run_dir) | {"output": output}
+
+
+@contextmanager
+def _outputs(run_dir: str, source: Source, outputs: list[str]) -> Iterator[None]:
+    """Refuse to replace what is read, and what else exists unless it is asked for; hold runs that are written into."""
+    if source.skipped_file is not None:
+        check_output(source.skipped_file, outputs, overwrite=True)
+        outputs = [*outputs, source.skipped_file]
+    inputs = _inputs(Path(run_dir), source) if outputs else []
+    for output in outputs:
+        check_output(output, inputs, overwrite=source.overwrite)
+    with hold_run_folders(outputs):
+        yield
+
+
+def _inputs(folder: Path, source: Source) -> list[str | Path]:
+    """The files of the run, those that it was made of, and those that the model is used on."""
+    files: list[str | Path] = [] if source.file is None else [source.file]
+    if not folder.is_dir():
+        return files
+    options = (read_run(folder) or {"config": {}})["config"]
+    files += [options[name] for name in ("train_file", "eval_file") if options.get(name)]
+    task = source.task or (options.get("task") if source.file is None else None)
+    return [*own_files(folder), *files, *([] if task is None else task_files(task, source.data_dir))]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import logging
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from transformers import (
 )
 
 from attendrop.errors import AttendropError
+from attendrop.files import sha256
 from attendrop.pruning.model import is_pruned, load
 from attendrop.tasks.base import Task
 
@@ -125,7 +125,7 @@ def load_config(name: str) -> PreTrainedConfig:
 
 def _minilm() -> Path:
     folder = _minilm_folder()
-    digest = hashlib.sha256((folder / _WEIGHTS).read_bytes()).hexdigest()
+    digest = sha256(folder / _WEIGHTS)
     if digest != MINILM_SHA256:
         raise AttendropError(
             f"{folder / _WEIGHTS} is not the expected minilm: its SHA-256 is {digest}, not {MINILM_SHA256}. "

@@ -18,6 +18,7 @@ class Source:
         file: One's own file, with ``text_columns`` and, to evaluate, ``label_column``; ``"-"`` is standard input, in
             ``input_format`` (``"csv"``, ``"tsv"`` or ``"jsonl"``).
         skip_bad_rows: Leave out bad rows of the file, and write them to ``skipped_file``, JSON lines.
+        overwrite: Replace files that exist.
         max_length: In tokens.
         batch_size: Rows at a time.
         device: ``"auto"`` or ``"cpu"``.
@@ -32,6 +33,7 @@ class Source:
     label_column: str | None = None
     skip_bad_rows: bool = False
     skipped_file: str | None = None
+    overwrite: bool = False
     max_length: int | None = None
     batch_size: int = 64
     device: str = "auto"

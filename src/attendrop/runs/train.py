@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from transformers import (
@@ -24,6 +25,7 @@ from transformers import (
     set_seed,
 )
 from transformers.trainer_callback import PrinterCallback
+from transformers.trainer_utils import EvalPrediction
 
 from attendrop.attention import find_sites
 from attendrop.checkpoints import last_checkpoint
@@ -37,6 +39,7 @@ from attendrop.runs.class_weights import run_loss
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, divide, encode_parts, fingerprint, load_data
 from attendrop.runs.data_report import data_report, report_table, report_warnings
+from attendrop.runs.divergence import refuse_diverged
 from attendrop.runs.folder import (
     METRICS,
     begin_run,
@@ -53,7 +56,7 @@ from attendrop.runs.models import load_model_and_tokenizer
 from attendrop.runs.reporting import check_integration, keep_in_folder
 from attendrop.runs.results import SetScores, run_metrics, score_report
 from attendrop.runs.run_file import write_run_file
-from attendrop.tasks import TaskData, compute_scores
+from attendrop.tasks import Task, TaskData, compute_scores
 from attendrop.tasks.bad_rows import write_skipped
 from attendrop.trainer import RegularizedTrainer
 
@@ -83,6 +86,8 @@ def train(
     Raises:
         AttendropError: Anything that the user can put right.
     """
+    if config.fp16 and on_cpu(config.device):
+        raise AttendropError("fp16 needs a GPU, and there is none here, or device is 'cpu'; use bf16, or neither.")
     with run_folder(config, resume=resume, overwrite=overwrite) as place:
         return _train(config, place, resume=resume, callbacks=callbacks)
 
@@ -118,6 +123,7 @@ def _train(config: RunConfig, place: Path, *, resume: bool, callbacks: Sequence[
         callbacks = [AfterFirstStep(lambda: begin_run(place, config, rows)), *callbacks]
     trainer = _trainer(config, method, data, model, tokenizer, encoded, arguments, callbacks)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    refuse_diverged(config, *(parameter.detach() for parameter in model.parameters()))
     meter = next(callback for callback in trainer.callback_handler.callbacks if isinstance(callback, Meter))
     scores = score_report(trainer, data.task, encoded)
     _announce_one_class(scores)
@@ -302,7 +308,7 @@ def _trainer(
         eval_dataset=encoded.selection,
         data_collator=DataCollatorWithPadding(tokenizer),
         processing_class=tokenizer,
-        compute_metrics=lambda found: compute_scores(data.task, found.predictions, found.label_ids),
+        compute_metrics=lambda found: _scores(config, data.task, found),
         compute_loss_func=run_loss(config, data.task, encoded.train["labels"][:]),
         preprocess_logits_for_metrics=only_logits,
         callbacks=[*own, *callbacks],
@@ -310,6 +316,11 @@ def _trainer(
     silence(trainer)
     keep_in_folder(trainer)
     return trainer
+
+
+def _scores(config: RunConfig, task: Task, found: EvalPrediction) -> dict[str, float]:
+    refuse_diverged(config, found.predictions)
+    return compute_scores(task, np.asarray(found.predictions), np.asarray(found.label_ids))
 
 
 def on_cpu(device: str) -> bool:

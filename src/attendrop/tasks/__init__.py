@@ -12,7 +12,7 @@ from attendrop.tasks.base import Task, TaskData, did_you_mean
 from attendrop.tasks.columns import TokenColumn
 from attendrop.tasks.encoding import encode
 from attendrop.tasks.files import load_files
-from attendrop.tasks.glue import GLUE, load_glue
+from attendrop.tasks.glue import GLUE, glue_files, load_glue
 from attendrop.tasks.grammar import GRAMMAR, load_grammar
 from attendrop.tasks.predictions import PredictionWriter, output_format, write_predictions
 from attendrop.tasks.scores import compute_scores, constant_scores, predicted_counts, with_metric
@@ -34,6 +34,7 @@ __all__ = [
     "output_format",
     "predicted_counts",
     "subset",
+    "task_files",
     "task_names",
     "with_metric",
     "write_predictions",
@@ -53,6 +54,11 @@ def get_task(name: str) -> Task:
         hint = did_you_mean(name, _TASKS) or f"; the tasks are {', '.join(_TASKS)}."
         raise AttendropError(f"there is no task {name!r}{hint}")
     return _TASKS[name]
+
+
+def task_files(name: str, data_dir: str | Path | None = None) -> list[Path]:
+    """The local files that `load_task` would read from; raises AttendropError as it does."""
+    return glue_files(GLUE[name], data_dir) if get_task(name).name in GLUE else []
 
 
 def load_task(name: str, *, data_dir: str | Path | None = None, splits: Sequence[str] = ("train", "dev")) -> TaskData:

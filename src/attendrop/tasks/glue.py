@@ -115,6 +115,12 @@ def load_glue(source: GlueSource, data_dir: str | Path | None, splits: Sequence[
     return TaskData(source.task, {s: _from_file(source, folder, s) for s in wanted}, f"local folder {folder}")
 
 
+def glue_files(source: GlueSource, data_dir: str | Path | None) -> list[Path]:
+    """The local files of a GLUE task; none if it comes from the hub."""
+    folder = _find_folder(source, data_dir)
+    return [] if folder is None else [folder / name for name in source.files.values()]
+
+
 def _with_mismatched(source: GlueSource, splits: Sequence[str]) -> list[str]:
     """MNLI's mismatched sets come along with the matched ones."""
     extra = [f"{split}_mismatched" for split in splits if f"{split}_mismatched" in source.files]

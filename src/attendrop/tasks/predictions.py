@@ -70,7 +70,7 @@ class PredictionWriter:
             )
         if probabilities and not task.label_names:
             raise AttendropError("The model predicts a number: it has no probabilities of classes to write.")
-        self._unfinished = self.path.with_name(self.path.name + ".part")
+        self._unfinished = self.path.with_name(f".{self.path.name}.partial")
         self._file: TextIO | None = None
         self._columns: list[str] = []
 
@@ -103,11 +103,12 @@ class PredictionWriter:
         if self._file is sys.stdout:
             self._file.flush()
             return
-        self._file.close()
-        if error is None:
-            self._unfinished.replace(self.path)
-        else:
-            self._unfinished.unlink()
+        try:
+            self._file.close()
+            if error is None:
+                self._unfinished.replace(self.path)
+        finally:
+            self._unfinished.unlink(missing_ok=True)
 
     def _begin(self, columns: list[str]) -> None:
         self._columns = columns

@@ -21,6 +21,8 @@ from attendrop.tasks.bad_rows import BadRows
 from attendrop.tasks.base import did_you_mean
 
 STDIN = "-"
+_ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")  # what `errors="surrogateescape"` makes of bytes that are not UTF-8
 
 
@@ -181,6 +183,7 @@ def _fitting(
 
 def _records(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """The records with the line each begins on, but for blank lines at the end."""
+    csv.field_size_limit(2**31 - 1)  # of all readers in the process; 131,072 characters are few for a document
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     line = 1
     blank: list[tuple[int, list[str]]] = []
@@ -219,10 +222,21 @@ def _objects(path: Path, lines: Iterator[str], bad: BadRows) -> Iterator[tuple[i
         except ValueError as error:
             bad.add(path, place, f"not valid JSON ({error})", line)
             continue
-        if isinstance(row, dict):
+        half = _lone_surrogate(line, row)
+        if half is not None:
+            bad.add(path, place, f"{half!r} is half of a surrogate pair, which is no character", line)
+        elif isinstance(row, dict):
             yield index, place, row
         else:
             bad.add(path, place, 'every line must be an object such as {"text": ...}', line)
+
+
+def _lone_surrogate(line: str, row: Any) -> str | None:
+    """Half of a surrogate pair in a key or a value; None if there is none."""
+    if _ESCAPED_SURROGATE.search(line) is None:
+        return None
+    half = _SURROGATE.search(json.dumps(row, ensure_ascii=False))
+    return None if half is None else half[0]
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
