@@ -129,15 +129,17 @@ class _OwnAttention(TorchDispatchMode):  # type: ignore[no-untyped-call]
         bypass = "not through transformers' AttentionInterface"
         if layers:
             raise AttendropError(
-                f"{type(self.model).__name__} is not supported: {self._listed(layers)} compute attention themselves, "
-                f"{bypass}, so nothing could be dropped there."
+                f"{type(self.model).__name__} is not supported: {self._listed(layers)}, {bypass}, "
+                "so nothing could be dropped there."
             )
         if others:
-            logger.warning("%s computes attention itself, %s: nothing is dropped there.", self._listed(others), bypass)
+            logger.warning("%s, %s: nothing is dropped there.", self._listed(others), bypass)
 
     def _listed(self, modules: Sequence[nn.Module]) -> str:
-        more = f" and {len(modules) - 1} more" if len(modules) > 1 else ""
-        return f"{self.found[modules[0]]} ({type(modules[0]).__name__}){more}"
+        first = f"{self.found[modules[0]]} ({type(modules[0]).__name__})"
+        if len(modules) == 1:
+            return f"{first} computes attention itself"
+        return f"{first} and {len(modules) - 1} more compute attention themselves"
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if re.search("(?<!log)_softmax|scaled_dot_product|multi_head", func.name()):
