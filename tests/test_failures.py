@@ -71,23 +71,22 @@ def as_torch_on_tmpfs() -> Exception:
     return RuntimeError("basic_ios::clear: iostream error")
 
 
-WRITERS: list[tuple[Any, str, Callable[[], Exception]]] = [
-    (safetensors.torch, "save_file", as_safetensors),
-    (torch, "save", as_torch),
-    (torch, "save", as_torch_at_the_end),
-    (torch, "save", as_torch_on_tmpfs),
-    (torch, "save", as_python),
-    (Path, "write_text", as_python),
+# What writes, how often it succeeds, and how it fails then.
+WRITERS: list[tuple[Any, str, int, Callable[[], Exception]]] = [
+    (safetensors.torch, "save_file", 2, as_safetensors),
+    (torch, "save", 0, as_torch),
+    (torch, "save", 1, as_torch_at_the_end),
+    (torch, "save", 2, as_torch_on_tmpfs),
+    (Path, "write_text", 0, as_python),
 ]
 
 
-@pytest.mark.parametrize(("owner", "name", "error"), WRITERS, ids=[row[2].__name__ for row in WRITERS])
-@pytest.mark.parametrize("writes", [0, 1])
+@pytest.mark.parametrize(("owner", "name", "writes", "error"), WRITERS, ids=[row[3].__name__ for row in WRITERS])
 def test_a_full_disk_is_one_sentence_and_can_be_resumed(
     folder: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch,
-    owner: Any, name: str, error: Callable[[], Exception], writes: int,
+    owner: Any, name: str, writes: int, error: Callable[[], Exception],
 ) -> None:  # fmt: skip
-    write, left = getattr(owner, name), writes * 2
+    write, left = getattr(owner, name), writes
 
     def full(*given: Any, **keywords: Any) -> Any:
         nonlocal left
@@ -111,7 +110,7 @@ def test_a_full_disk_is_one_sentence_and_can_be_resumed(
 
 
 @pytest.mark.skipif(sys.platform != "linux" or os.getuid() != 0, reason="only root may mount a small disk")
-@pytest.mark.parametrize("kib", [20, 60, 100, 140])
+@pytest.mark.parametrize("kib", [60, 140])
 def test_a_disk_that_is_really_full(folder: Path, tmp_path: Path, capsys: Captured, kib: int) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -106,8 +106,7 @@ def test_the_lock_is_gone_with_a_killed_process(tmp_path: Path) -> None:
 # Nothing is left of what was refused ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize(("owner", "name"), [(ADDrop, "start"), (Session, "loss")])
+@pytest.mark.parametrize(("owner", "name", "overwrite"), [(ADDrop, "start", False), (Session, "loss", True)])
 def test_a_refused_command_leaves_nothing(
     folder: Path, run: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, overwrite: bool
 ) -> None:
