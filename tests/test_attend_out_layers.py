@@ -180,3 +180,29 @@ def test_a_period_is_completed_when_training_ends_early(best: bool, tmp_path: Pa
         zoo.assert_same(weights(trainer), saved)
     else:
         zoo.assert_same(weights(trainer), defender)
+
+
+class Defending(hf.TrainerCallback):
+    """Keeps the defender's weights when it last took a step of its own."""
+
+    def __init__(self) -> None:
+        self.trainer: Any = None
+        self.found: dict[str, Tensor] = {}
+
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        session = self.trainer.session
+        self.found = {name: p.detach().clone() for name, p in session.players.defender.model.named_parameters()}
+
+
+def test_the_defender_is_plain_fine_tuning_under_unequal_micro_batches(tmp_path: Path) -> None:
+    rows = zoo.rows("bert", [5, 7, 4, 6, 8, 3])
+    options: dict[str, Any] = {
+        "train_dataset": rows, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 3,
+    }  # fmt: skip
+    plain = trainer_of(tmp_path, None, model=zoo.build("bert", **DOUBLE), **options)
+    plain.train()
+    keep = Defending()
+    method = AttendOut(variant="pruning", dropout_step=9)
+    keep.trainer = trainer_of(tmp_path, method, model=zoo.build("bert", **DOUBLE), callbacks=[keep], **options)
+    keep.trainer.train()
+    zoo.assert_same(keep.found, dict(plain.model.named_parameters()), 1e-6)

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+import torch
 import zoo
 from test_trainer import trainer_of, weights
+from torch import Tensor
+from transformers import TrainerCallback
 
 import attendrop.extend
-from attendrop import AttendropError, Compose, Method, RDrop, regularize
+from attendrop import SCAL, AttendropError, Compose, HiddenCut, Method, RDrop, regularize
+from attendrop.extend import DECIDES_PASSES, ComputeLoss, Pass, Session, Setup
+from attendrop.methods import get_method, method_names
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -94,4 +103,81 @@ def test_a_package_brings_it_to_the_command_line(source: str, tmp_path: Path) ->
 def test_everything_that_is_offered_is_documented() -> None:
     for name in attendrop.extend.__all__:
         thing = getattr(attendrop.extend, name)
-        assert (thing.__doc__ or "").strip(), name
+        if not name.isupper() and name != "Batch":  # constants and a type
+            assert (thing.__doc__ or "").strip(), name
+
+
+def _imports(file: Path) -> set[tuple[str, str]]:
+    """Module and name of what a file imports from the library."""
+    nodes = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
+    return {(node.module, a.name) for node in nodes if (node.module or "").startswith("attendrop") for a in node.names}  # type: ignore[misc]
+
+
+def _files(module: str) -> list[Path]:
+    """The files of a method: its module, or those of its package."""
+    path = Path(str(sys.modules[module].__file__))
+    return sorted(path.parent.glob("*.py")) if path.name == "__init__.py" else [path]
+
+
+def test_everything_that_a_method_of_the_library_imports_is_offered() -> None:
+    """But for what is in the files of that method alone, and references."""
+    modules = {get_method(name).__module__ for name in method_names()} - {"attendrop.methods.base"}
+    modules = {module for module in modules if module.startswith("attendrop.")}
+    imported = {module: set().union(*map(_imports, _files(module))) for module in modules}
+    users = Counter(module for found in imported.values() for module in {module for module, _ in found})
+    missing = set()
+    for method, found in imported.items():
+        for module, name in found:
+            helper = module.startswith("attendrop.methods.") and module not in modules and users[module] == 1
+            if helper or module.startswith(method) or module == "attendrop.methods.papers":
+                continue
+            thing = getattr(importlib.import_module(module), name)
+            if getattr(attendrop.extend, name, None) is not thing or name not in attendrop.extend.__all__:
+                missing.add(f"{module}.{name}")
+    assert not missing
+
+
+@dataclass(frozen=True)
+class TwoPasses(Method):
+    """Takes passes of its own, and adds a mean of its own to their loss."""
+
+    name: ClassVar[str] = "two-passes"
+    summary: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    uses_attention: ClassVar[bool] = False
+    traits: ClassVar[Mapping[str, str]] = {DECIDES_PASSES: ""}
+
+    def start(self, setup: Setup) -> Session:
+        return _TwoPasses(self)
+
+
+class _TwoPasses(Session):
+    def loss(self, step: Pass, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
+        loss, outputs = compute_loss(step.batch)
+        return loss + 0.5 * compute_loss(step.batch)[0] + 3 * outputs.logits.square().mean(), outputs
+
+
+class Rows(TrainerCallback):
+    """Keeps the gradients of the first step."""
+
+    def __init__(self) -> None:
+        self.gradients: dict[str, Tensor] = {}
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        self.gradients = self.gradients or {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("method", [TwoPasses(), HiddenCut(), SCAL(contrast=0)], ids=lambda method: method.name)
+def test_terms_of_ones_own_are_weighted_by_accumulation(method: Method, tmp_path: Path) -> None:
+    """Micro-batches of 4 and of 2 rows give the gradient of the whole batch of 6."""
+    found = []
+    for size, parts in ((6, 1), (4, 2)):
+        keep = Rows()
+        rows = zoo.rows("bert", [5, 7, 4, 6, 8, 3])
+        trainer = trainer_of(
+            tmp_path, method, model=zoo.build("bert", dtype=torch.float64), train_dataset=rows, max_steps=1,
+            per_device_train_batch_size=size, gradient_accumulation_steps=parts, callbacks=[keep], max_grad_norm=0.0,
+        )  # fmt: skip
+        trainer.train()
+        found.append(keep.gradients)
+    zoo.assert_same(found[0], found[1], 1e-6)

@@ -226,7 +226,6 @@ class Regularization:
             source=self.method.source,
             epoch=epoch,
             progress=None if total is None else min(1.0, steps_taken / max(total, 1)),
-            share=self.share,
             micro_batches=self.averaged * processes.world_size / torch.as_tensor(self.share).clamp(min=1e-12),
             loss_scale=self.loss_scale,
             withholds_labels=self.withholds_labels,
@@ -235,7 +234,8 @@ class Regularization:
         )
         if self._attachment is not None:
             self._attachment.probe(step.inputs)
-        return self.session.loss(step, self._bound(compute_loss))
+        loss, outputs = self.session.loss(step, self._bound(compute_loss))
+        return loss * torch.as_tensor(self.share).to(loss), outputs
 
     def logs(self) -> dict[str, float]:
         """What happened since the last call.
@@ -306,7 +306,9 @@ class Regularization:
         def bound(batch: Batch, plan: Plan | None = None, model: nn.Module | None = None) -> tuple[Tensor, Any]:
             plan = None if plan is None else self._attached.bind(plan)
             loss, outputs = compute_loss(batch, plan) if model is None else compute_loss(batch, plan, model)
-            return loss, named_outputs(outputs, batch)
+            share = torch.as_tensor(self.share).to(loss)
+            # Sessions see means. Of a micro-batch without labels the loss is 0, and stays so.
+            return loss / share.where(share != 0, 1), named_outputs(outputs, batch)
 
         return bound
 

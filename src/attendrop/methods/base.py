@@ -33,6 +33,9 @@ Batch = Mapping[str, Any]
 class ComputeLoss(Protocol):
     """A pass and its loss: ``(loss, outputs)`` of a batch, with a plan for the attention if there is one.
 
+    The loss is a mean over the micro-batch. What a method makes of it is weighted afterwards, as accumulation and DDP
+    need it, together with what the method adds to it.
+
     ``model`` is the model to run where it is not the one that trains: a copy of it, without wrappers.
     """
 
@@ -116,8 +119,6 @@ class Pass:
         source: The method's name in logs.
         epoch: Number of the epoch, from 0, if it is known.
         progress: Share of the planned optimizer steps that were taken, in [0, 1]; None if it is not known how many.
-        share: The weight of a mean over this micro-batch in the loss of the step: under accumulation and DDP, what the
-            loss of the batch is multiplied by.
         micro_batches: How many micro-batches like this one the global batch holds, by the items that losses average
             over: a penalty that is a sum over this one, times this, is a sum over the global batch.
         loss_scale: The factor by which gradients are multiplied under float16, else 1.
@@ -134,7 +135,6 @@ class Pass:
     source: str
     epoch: int | None = None
     progress: float | None = None
-    share: float | Tensor = 1.0
     micro_batches: float | Tensor = 1.0
     loss_scale: float = 1.0
     withholds_labels: bool = False
@@ -329,7 +329,7 @@ class Session:
         return self.method.penalty(step, outputs)
 
     def loss(self, step: Pass, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
-        """Compute the training loss of one micro-batch, and the model's outputs.
+        """Compute the training loss of one micro-batch, a mean over it, and the model's outputs.
 
         A method that takes other passes than one overrides this, and has the trait ``DECIDES_PASSES``; ``compute_loss``
         then brings in what the other methods of a composition do. Of such methods a composition has one at most.
@@ -412,7 +412,7 @@ def run_pass(
     loss, outputs = compute_loss(batch, Combined(found) if len(found) > 1 else found[0] if found else None, model)
     for session, step in parts:
         penalty = session.penalty(step, outputs)
-        loss = loss if penalty is None else loss + step.share * penalty
+        loss = loss if penalty is None else loss + penalty
     return loss, outputs
 
 

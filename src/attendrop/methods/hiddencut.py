@@ -138,7 +138,7 @@ class _Session(Session):
         if method.eta:
             divergence = mean_spread(step.model, [outputs, *(outputs for _, outputs in views)], step.batch)
             step.note("divergence", divergence)
-            loss = loss + method.eta * step.share * divergence
+            loss = loss + method.eta * divergence
         return loss, outputs
 
 

@@ -119,7 +119,7 @@ class _Session(Session):
             labels = classes(step.model, outputs, step.batch)
             contrast = contrastive_loss(first, second, labels, method.temperature)
             step.note("contrast", contrast)
-            loss = loss + method.contrast * step.share * contrast
+            loss = loss + method.contrast * contrast
         return loss, outputs
 
 

@@ -22,9 +22,9 @@ Pair = tuple[nn.Parameter, nn.Parameter]
 class Defender:
     """The copy and its optimizer, which takes a step whenever that of the attacker takes one.
 
-    Its gradients are weighted as the attacker's are: what the training loop divides the attacker's loss by
-    (accumulation) is learnt from the gradient that reaches this loss. Learning rate and all other settings are the
-    attacker's at that step; gradients are clipped by their own norm.
+    The gradients of each micro-batch are weighted as the attacker's are: by what the training loop multiplies the
+    attacker's loss by (accumulation), which is learnt from the gradient that reaches this loss. Learning rate and all
+    other settings are the attacker's at that step; gradients are clipped by their own norm.
 
     Args:
         attacker: The model that trains, without wrappers.
@@ -56,7 +56,8 @@ class Defender:
         self.max_grad_norm = max_grad_norm
         self.processes = processes or Processes()
         self.before_step: Callable[[], None] = lambda: None
-        self._weight: Tensor | None = None
+        self._trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self._found: list[Tensor | None] = []
         self._loss_scale = 1.0
         self._hook = optimizer.register_step_pre_hook(lambda *_: self._step())
 
@@ -66,19 +67,19 @@ class Defender:
         return next(self.model.parameters()).device
 
     def backward(self, loss: Tensor, loss_scale: float) -> None:
-        """Add the gradients of one micro-batch."""
+        """Compute the gradients of one micro-batch; they count once their weight is known, see :meth:`follow`."""
         self._loss_scale = loss_scale
-        (loss * loss_scale).backward()  # type: ignore[no-untyped-call]
+        self._found = list(torch.autograd.grad(loss * loss_scale, self._trained, allow_unused=True))
 
     def follow(self, loss: Tensor) -> None:
-        """Weight the gradients as the loop weights this loss of the attacker."""
+        """Weight the gradients of the micro-batch as the loop will weight this loss of the attacker."""
+        found, self._found = self._found, []
         if loss.requires_grad:
-            loss.register_hook(self._keep_weight)  # type: ignore[no-untyped-call]
+            loss.register_hook(lambda weight: self._add(found, weight))  # type: ignore[no-untyped-call]
 
     def discard(self) -> None:
         """Let go of gradients, also those of a step that float16 made the attacker skip."""
-        self._weight = None
-        for _, parameter in self.pairs:
+        for parameter in self._trained:
             parameter.grad = None
 
     def take_from_attacker(self) -> None:
@@ -106,24 +107,30 @@ class Defender:
         self.optimizer.state.clear()
         self.discard()
 
-    def _keep_weight(self, gradient: Tensor) -> None:
-        self._weight = gradient.detach()
+    @torch.no_grad()
+    def _add(self, found: list[Tensor | None], weight: Tensor) -> None:
+        """Add up the gradients of a micro-batch, given the gradient that reached the attacker's loss.
+
+        That is the loop's own factor times the loss scale; the gradients carry the scale, too.
+        """
+        factor = weight.to(self.device) / self._loss_scale**2
+        for parameter in reversed(self._trained):
+            gradient = found.pop()  # which lets go of it, though the hook lives as long as the loss
+            if gradient is not None:
+                gradient = gradient * factor.to(gradient.dtype)
+                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
     def _step(self) -> None:
-        gradients = [parameter.grad for _, parameter in self.pairs if parameter.grad is not None]
-        if not gradients or self._weight is None:
+        gradients = [parameter.grad for parameter in self._trained if parameter.grad is not None]
+        if not gradients:
             return
-        # The loop's own factor is what reached the loss over the loss scale; the gradients carry the scale, too.
-        factor = float(self._weight) / self._loss_scale**2 / self.processes.world_size
         if self.processes.world_size > 1:
             for gradient in gradients:
-                gradient.copy_(self.processes.total(gradient))
-        if factor != 1:
-            torch._foreach_mul_(gradients, factor)
+                gradient.copy_(self.processes.total(gradient) / self.processes.world_size)
         finite = self._loss_scale == 1 or all(bool(gradient.isfinite().all()) for gradient in gradients)
         if finite:
             if self.max_grad_norm is not None:
-                clip_grad_norm_([parameter for _, parameter in self.pairs], self.max_grad_norm)
+                clip_grad_norm_(self._trained, self.max_grad_norm)
             for ours, theirs in zip(self.optimizer.param_groups, self.attacker_optimizer.param_groups, strict=True):
                 ours.update({name: value for name, value in theirs.items() if name != "params"})
             self.before_step()
