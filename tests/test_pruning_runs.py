@@ -101,6 +101,8 @@ def test_six_rows_at_chance_take_no_layer(folder: Path, tmp_path: Path, capsys: 
     assert cli.main(arguments(tmp_path, tmp_path / "out")) == 0
     out = capsys.readouterr().out
     assert "constant attention  0 of 2 layers" in out
+    for tried in (r"  0 layers +0\.\d{4}", r"  1 layer +0\.\d{4}  [+-]0\.\d{4}  \(-.* to \+.*\)", r"  2 layers +0\."):
+        assert re.search(rf"^{tried}", out, re.MULTILINE)
     assert re.search(r"not known +6 rows cannot tell whether \d layers? would cost more than the tolerance of 0: ", out)
     assert "What is not known: 6 rows" in (tmp_path / "out" / "README.md").read_text()
 

@@ -35,11 +35,12 @@ def _trials(pruned: Mapping[str, Any], metric: str) -> dict[str, str]:
     """What `auto` tried, and what the rows cannot tell."""
     if not pruned["scores"]:
         return {}
-    lines = {"tried": f"{metric} on {pruned['rows']} rows of {pruned['chosen_on']}; differences, 95 % intervals of all"}
+    rows = f"{metric} on {pruned['rows']} rows of {pruned['chosen_on']}"
+    lines = {"tried": f"{rows}; differences, 95 % intervals for all at once"}
     for count, score in pruned["scores"].items():
         found = pruned["differences"].get(count)
         change = "" if found is None else f"  {found['value']:+.4f}  ({interval({'difference': found})})"
-        lines[f"  {count} layers"] = f"{score:.4f}{change}"
+        lines[f"  {count} layer{'s' if count != '1' else ''}"] = f"{score:.4f}{change}"
     return lines | ({"not known": pruned["unknown"]} if pruned["unknown"] else {})
 
 
