@@ -57,7 +57,10 @@ class RDrop(Method):
     Source: Wu et al. (2021), https://arxiv.org/abs/2106.14448, Eq. 2 to 4, and the code of its GLUE runs, whose
     regression adds ``MSE(1, 2)`` to ``MSE1 + MSE2`` (BERT: ``alpha=1``) or ``0.8 MSE(1, 2)`` to half of that (RoBERTa:
     ``alpha=1.6``). Ours is half of the paper's loss, so that the learning rate means what it means in plain
-    fine-tuning. A model without dropout makes both passes equal, which is warned of.
+    fine-tuning. A model without dropout makes both passes equal, which is warned of. Which form serves better is not
+    decided; the default is the paper's. On 20 classes of Banking77 with 5 rows each (MiniLM, 10 epochs at 3e-4, B = 16,
+    seeds 0 to 2), the accuracy on 500 test rows was 0.850 ± 0.023 with the default, 0.849 ± 0.022 with that of the BERT
+    code (paired difference -0.001, 95 % t interval -0.016 to 0.014), and 0.827 ± 0.039 with plain fine-tuning.
     """
 
     name: ClassVar[str] = "r-drop"
