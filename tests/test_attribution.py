@@ -83,13 +83,6 @@ def test_regression_attributes_the_negative_loss_whatever_the_target() -> None:
             torch.testing.assert_close(found[site.key], expected, rtol=1e-8, atol=1e-10)
 
 
-def test_the_loss_scale_multiplies_the_gradient() -> None:
-    attachment, batch = prepared("bert")
-    one = attribution.gradient(attachment, batch, attachment.sites, "pseudo_label")
-    many = attribution.gradient(attachment, batch, attachment.sites, "pseudo_label", loss_scale=1024.0)
-    zoo.assert_same({key: value * 1024 for key, value in one.items()}, many, 1e-12)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_gradients_are_finite_and_close(dtype: torch.dtype) -> None:
     batch = zoo.batch_of("bert")

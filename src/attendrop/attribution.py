@@ -21,6 +21,7 @@ from torch.nn import functional
 from attendrop.attention import Attachment, Plan, evaluating, forked_rng
 from attendrop.errors import AttendropError
 from attendrop.gates import Gates
+from attendrop.gradients import NOT_FINITE, all_finite, finite_gradients, gradients_of, wide
 from attendrop.labels import aligned_labels
 from attendrop.scoring import Call, Edit
 from attendrop.sites import Site
@@ -99,7 +100,6 @@ def gradient(
     target: str,
     *,
     units: str = "attention",
-    loss_scale: float = 1.0,
     inputs: Batch | None = None,
 ) -> dict[str, Tensor]:
     """Gradient attribution ``dF/dA`` (Eq. 5 of Yang et al., 2022), of all sites in one backward pass.
@@ -110,20 +110,24 @@ def gradient(
         sites: Attention layers to attribute to.
         target: ``"pseudo_label"`` or ``"gold_label"``, see :func:`fix_target`.
         units: What is attributed to, see :class:`Record`.
-        loss_scale: ``F`` is multiplied by it, so that float16 gradients do not vanish.
         inputs: What to run the model on, if not all of ``batch``: a trainer that computes the loss itself withholds
             the labels.
+
+    Raises:
+        AttendropError: The gradients are not finite; see :func:`finite_gradients`.
     """
-    record = Record(sites, units)
-    with _isolated(attachment.model), torch.enable_grad():
-        outputs = attachment.forward(inputs or batch, record)
-        total = fix_target(attachment.model, outputs, batch, target)(outputs).sum() * loss_scale
-        return _gradients(total, record.keys, record.in_order())
+
+    def gradients(factor: float) -> dict[str, Tensor]:
+        record = Record(sites, units)
+        with _isolated(attachment.model), torch.enable_grad():
+            outputs = attachment.forward(inputs or batch, record)
+            score = fix_target(attachment.model, outputs, batch, target)(outputs)
+            return gradients_of(wide(score).sum() * factor, record.keys, record.in_order())
+
+    return finite_gradients(gradients)
 
 
-def head_importance(
-    attachment: Attachment, batch: Batch, sites: Sequence[Site], *, loss_scale: float = 1.0
-) -> dict[str, Tensor]:
+def head_importance(attachment: Attachment, batch: Batch, sites: Sequence[Site]) -> dict[str, Tensor]:
     """Importance ``|dL/dxi|`` of the heads of each sequence, ``(batch, heads)``, in one pass forward and one backward.
 
     ``xi`` is a gate of 1 on what a head puts out (Michel et al., 2019), ``L`` the loss that the model computes. That
@@ -133,26 +137,35 @@ def head_importance(
         attachment: The attached, probed model.
         batch: Its inputs, with labels.
         sites: Attention layers whose heads are asked for.
-        loss_scale: See :func:`gradient`.
 
     Raises:
-        AttendropError: The model returns no loss.
+        AttendropError: The model returns no loss; or the gradients are not finite, see :func:`finite_gradients`.
     """
-    plan = Gates(heads={site.key for site in sites})
-    with _isolated(attachment.model), torch.enable_grad():
-        loss: Tensor | None = getattr(attachment.forward(batch, plan), "loss", None)
-        if loss is None:
-            raise AttendropError("The importance of heads is that for the loss, and the batch has no 'labels'.")
-        found = _gradients(loss * loss_scale, list(plan.gates), list(plan.gates.values()))
-    return {key.partition("/")[2]: gradient.abs() for key, gradient in found.items()}
+
+    def gradients(factor: float) -> dict[str, Tensor]:
+        plan = Gates(heads={site.key for site in sites})
+        with _isolated(attachment.model), torch.enable_grad():
+            loss: Tensor | None = getattr(attachment.forward(batch, plan), "loss", None)
+            if loss is None:
+                raise AttendropError("The importance of heads is that for the loss, and the batch has no 'labels'.")
+            return gradients_of(wide(loss) * factor, list(plan.gates), list(plan.gates.values()))
+
+    return {key.partition("/")[2]: gradient.abs() for key, gradient in finite_gradients(gradients).items()}
 
 
 def attention(attachment: Attachment, inputs: Batch, sites: Sequence[Site]) -> dict[str, Tensor]:
-    """Attention attribution: ``A`` itself. Takes one pass forward and none backward."""
+    """Attention attribution: ``A`` itself. Takes one pass forward and none backward.
+
+    Raises:
+        AttendropError: The weights are not finite.
+    """
     record = Record(sites)
     with torch.no_grad(), forked_rng(attachment.model):
         attachment.forward(inputs, record)
-    return dict(zip(record.keys, record.in_order(), strict=True))
+    found = dict(zip(record.keys, record.in_order(), strict=True))
+    if not all_finite(found.values()):
+        raise AttendropError(NOT_FINITE)
+    return found
 
 
 def integrated_gradient(
@@ -165,7 +178,6 @@ def integrated_gradient(
     rule: str = "gauss_legendre",
     steps: int = 8,
     units: str = "attention",
-    loss_scale: float = 1.0,
     inputs: Batch | None = None,
 ) -> dict[str, Tensor]:
     """Integrated-gradient attribution ``A * integral of dF(alpha A)/dA``.
@@ -183,8 +195,10 @@ def integrated_gradient(
         rule: ``"gauss_legendre"``, or ``"riemann"`` (right end points, as in the papers).
         steps: Number of nodes on [0, 1].
         units: What is attributed to, see :class:`Record`.
-        loss_scale: See :func:`gradient`.
         inputs: See :func:`gradient`.
+
+    Raises:
+        AttendropError: The gradients are not finite; see :func:`finite_gradients`.
     """
     record = Record(sites, units)
     with _isolated(attachment.model), evaluating(attachment.model):
@@ -193,16 +207,22 @@ def integrated_gradient(
             score = fix_target(attachment.model, outputs, batch, target)
             recorded = dict(zip(record.keys, record.in_order(), strict=True))
         groups = [list(recorded)] if scope == "joint" else [[key] for key in recorded]
-        integral = {key: torch.zeros_like(a, dtype=_wide(a)) for key, a in recorded.items()}
-        for group in groups:
-            for alpha, share in nodes(rule, steps):
-                leaves = [(recorded[key] * alpha).requires_grad_() for key in group]
-                with torch.enable_grad():
-                    outputs = attachment.forward(inputs or batch, Replace(dict(zip(group, leaves, strict=True)), units))
-                    found = _gradients(score(outputs).sum() * loss_scale, group, leaves)
-                for key in group:
-                    integral[key] += share * found[key]
-    return {key: recorded[key] * integral[key] for key in recorded}
+
+        def integral(factor: float) -> dict[str, Tensor]:
+            total: dict[str, Tensor] = {}
+            for group in groups:
+                for alpha, share in nodes(rule, steps):
+                    leaves = [(recorded[key] * alpha).requires_grad_() for key in group]
+                    plan = Replace(dict(zip(group, leaves, strict=True)), units)
+                    with torch.enable_grad():
+                        scores = score(attachment.forward(inputs or batch, plan))
+                        found = gradients_of(wide(scores).sum() * factor, group, leaves)
+                    for key in group:
+                        total[key] = total.get(key, 0) + share * wide(found[key])
+            return total
+
+        integrals = finite_gradients(integral)
+    return {key: recorded[key] * integrals[key] for key in recorded}
 
 
 def nodes(rule: str, steps: int) -> list[tuple[float, float]]:
@@ -294,18 +314,6 @@ def _required(labels: Tensor | None, purpose: str, name: str = "labels") -> Tens
     if labels is None:
         raise AttendropError(f"The batch has no '{name}', which attribution needs here ({purpose}).")
     return labels
-
-
-def _gradients(total: Tensor, keys: Sequence[str], units: Sequence[Tensor]) -> dict[str, Tensor]:
-    found = torch.autograd.grad(total, list(units), allow_unused=True) if units else ()
-    return {
-        key: torch.zeros_like(unit) if grad is None else grad
-        for key, unit, grad in zip(keys, units, found, strict=True)
-    }
-
-
-def _wide(units: Tensor) -> torch.dtype:
-    return units.dtype if units.dtype == torch.float64 else torch.float32
 
 
 @contextmanager

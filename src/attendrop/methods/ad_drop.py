@@ -116,8 +116,7 @@ class ADDrop(Method):
         return _DropHigh(self, step, keys, attributions)
 
     def _attribute(self, step: Pass, sites: Sequence[Site]) -> dict[str, Tensor]:
-        options: dict[str, Any] = {"target": self.target, "units": self.units}
-        options |= {"loss_scale": step.loss_scale, "inputs": step.inputs}
+        options: dict[str, Any] = {"target": self.target, "units": self.units, "inputs": step.inputs}
         match self.attribution:
             case "gradient":
                 return attribution.gradient(step.attachment, step.batch, sites, **options)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attendrop.errors import AttendropError
+from attendrop.gradients import wide
 from attendrop.labels import aligned_labels
 from attendrop.methods.base import Batch
 
@@ -98,11 +99,6 @@ def divergences(model: nn.Module, outputs: Any, batch: Batch) -> list[tuple[str,
     found = predictions(model, outputs, batch, 2)
     kinds = [kind_of(model, each) for each in found]
     return [(kind, divergence(kind, each[0], each[1]).flatten()) for kind, each in zip(kinds, found, strict=True)]
-
-
-def wide(values: Tensor) -> Tensor:
-    """In float32, unless they are wider."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def mean(values: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ class HeadMask(Method):
         sites = self.chosen(step.attachment.sites)
         importance: dict[str, Tensor] = {}
         if self.by == "importance":
-            importance = attribution.head_importance(step.attachment, step.batch, sites, loss_scale=step.loss_scale)
+            importance = attribution.head_importance(step.attachment, step.batch, sites)
         return _MaskHeads(self, step, {site.key for site in sites}, importance)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attendrop.attention import Plan, forked_rng
 from attendrop.errors import AttendropError
+from attendrop.gradients import wide
 from attendrop.masks import real_rows, share, uniform
 from attendrop.methods.base import (
     ComputeLoss,
@@ -22,7 +23,7 @@ from attendrop.methods.base import (
     Setup,
 )
 from attendrop.methods.compatibility import DECIDES_PASSES
-from attendrop.methods.consistency import mean_spread, wide
+from attendrop.methods.consistency import mean_spread
 from attendrop.methods.options import LAYERS, choice, count, fraction, option, positive
 from attendrop.scoring import Call, Edit
 from attendrop.sites import Site, select_sites

@@ -13,9 +13,10 @@ from torch.nn import functional
 
 from attendrop.attention import Plan, forked_rng
 from attendrop.errors import AttendropError
+from attendrop.gradients import finite_gradients, gradients_of, wide
 from attendrop.methods.base import Batch, ComputeLoss, Facts, Method, Pass, Session, Setup
 from attendrop.methods.compatibility import DECIDES_PASSES
-from attendrop.methods.consistency import kind_of, wide
+from attendrop.methods.consistency import kind_of
 from attendrop.methods.options import LAYERS, choice, option, positive
 from attendrop.scoring import Call, Edit
 from attendrop.sites import Site
@@ -109,7 +110,7 @@ class _Session(Session):
             raise AttendropError(f"{type(step.model).__name__} ends in no projection.")
         if sites is None and not clean.units:
             raise AttendropError(f"{type(step.model).__name__} embeds no words; set where='attention'.")
-        copy = _Perturbed(clean.perturbations(wide(loss) * step.loss_scale, method.epsilon), clean.keys)
+        copy = _Perturbed(clean.perturbations(wide(loss), method.epsilon), clean.keys)
         with forked_rng(step.model):
             adversarial, _ = compute_loss(step.batch, copy)
         loss = loss + method.adversarial * adversarial
@@ -160,10 +161,11 @@ class _Perturbed(Plan):
         """``epsilon g / ||g||`` for each sequence, at valid keys alone; zero where there is no gradient."""
         if not self.units:  # all layers were skipped
             return {}
-        found = torch.autograd.grad(loss, list(self.units.values()), retain_graph=True, allow_unused=True)
+        keys, units = list(self.units), list(self.units.values())
+        found = finite_gradients(lambda factor: gradients_of(loss * factor, keys, units, keep_graph=True))
         perturbations = {}
-        for (key, unit), gradient in zip(self.units.items(), found, strict=True):
-            wanted = wide(torch.zeros_like(unit) if gradient is None else gradient).nan_to_num(0, 0, 0)
+        for key, wanted in found.items():
+            unit = self.units[key]
             valid = self._valid.get(key)
             wanted = wanted if valid is None else wanted * valid
             norm = wanted.flatten(1).norm(dim=1).view(-1, *[1] * (wanted.ndim - 1))
