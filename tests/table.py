@@ -109,6 +109,8 @@ UNFIT: dict[tuple[str, str], str] = {
     ("scal", "vit"): "embeds no words",
     ("supert", "albert"): "shares its layers",
 }
+# The first step that is not one of plain fine-tuning, by plan or by chance, where that is not the first.
+FIRST_STEP: dict[str, int] = {"supert": 2, "layerdrop": 2}
 
 
 def given(model: Any, batch: zoo.Batch) -> dict[str, Any]:

@@ -234,7 +234,7 @@ def gradient(cut: int, scale: float = 1.0, processes: Processes | None = None) -
         batch = zoo.collate(rows[start : start + cut])
         # As a trainer does, the loss of the data comes with its share, and the penalty is given its own.
         penalty = session.penalty
-        session.penalty = lambda step, outputs, penalty=penalty: penalty(step, outputs) / step.share
+        session.penalty = lambda step, outputs, penalty=penalty: penalty(step, outputs) / reg.share
         (reg.loss(batch) * cut / 4 * scale).backward()
         session.penalty = penalty
     session.optimizer.register_step_pre_hook(lambda *_: found.append(session.logits.grad.clone()))

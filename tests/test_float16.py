@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import zoo
-from test_trainer import trainer_of, weights
+from table import TABLE, given
+from test_trainer import trainer_of
 from torch import Tensor
-from torch.optim import Optimizer
 
-from attendrop import SCAL, ADDrop, AttendropError, HeadMask, Method, attribution, regularize
+from attendrop import (
+    SCAL,
+    ADDrop,
+    AttendOut,
+    AttendropError,
+    ConcreteDropout,
+    FineTune,
+    HeadMask,
+    Method,
+    attribution,
+    regularize,
+)
 from attendrop.attention import Attachment
 from attendrop.gradients import finite_gradients
 
@@ -34,30 +47,23 @@ def rows_of(task: str, count: int = 3) -> list[zoo.Batch]:
     return rows
 
 
-def loop(
-    model: Any,
-    method: Method,
-    batch: zoo.Batch,
-    *,
-    half: bool = True,
-    steps: int = 2,
-    rate: float = 1e-3,
-    scale: float = 2.0**16,
-    **given: Any,
-) -> dict[str, float]:
-    """Train as PyTorch's documentation of mixed precision does; gives the figures of the log."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-    scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=half)
-    with regularize(model, method, **given) as reg:
-        for _ in range(steps):
-            with torch.autocast(**HALF, enabled=half):
-                loss = reg.loss(batch)
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-            reg.step()
-        return reg.logs()
+@contextmanager
+def at_work(model: Any, method: Method, batch: zoo.Batch, scaler: torch.amp.GradScaler | None) -> Iterator[Any]:
+    """A regularised model, and all that some method needs."""
+    with regularize(model, method, scaler=scaler, **given(model, batch)) as reg:
+        yield reg
+
+
+def step(reg: Any, batches: list[zoo.Batch], scaler: torch.amp.GradScaler, weights: Sequence[float] = (1.0,)) -> None:
+    """Take an optimizer step as PyTorch's documentation of mixed precision does."""
+    for batch, weight in zip(batches, weights, strict=True):
+        with torch.autocast(**HALF, enabled=reg.model.dtype == torch.float32 and scaler.is_enabled()):
+            loss = reg.loss(batch) * weight
+        scaler.scale(loss).backward()
+    scaler.step(reg.setup.optimizer)
+    scaler.update()
+    reg.setup.optimizer.zero_grad()
+    reg.step()
 
 
 ATTRIBUTIONS: dict[str, Method] = {
@@ -70,21 +76,25 @@ ATTRIBUTIONS: dict[str, Method] = {
 @pytest.mark.parametrize("method", ATTRIBUTIONS.values(), ids=ATTRIBUTIONS)
 @pytest.mark.parametrize("task", ["bert", "questions", "gpt2"])
 def test_as_much_is_dropped_as_in_full_precision(task: str, method: Method) -> None:
-    batch = zoo.collate(rows_of(task))
-    found = [loop(model_of(task), method, batch, half=half) for half in (True, False)]
+    batch, found = zoo.collate(rows_of(task)), []
+    for half in (True, False):
+        scaler = torch.amp.GradScaler("cpu", enabled=half)
+        with at_work(model_of(task), method, batch, None) as reg:
+            step(reg, [batch], scaler)
+            found.append(reg.logs())
     assert found[0]["ad_drop/active"] == 1
     assert found[1]["ad_drop/dropped"] > 0.05
     for key, value in found[1].items():
         assert found[0][key] == pytest.approx(value, abs=0.03), key
 
 
-@pytest.mark.parametrize("method", ATTRIBUTIONS.values(), ids=ATTRIBUTIONS)
+@pytest.mark.parametrize("name", ["gradient", "integrated"])
 @pytest.mark.parametrize("task", ["bert", "questions"])
-def test_the_trainer_drops_as_much_as_in_full_precision(task: str, method: Method, tmp_path: Path) -> None:
+def test_the_trainer_drops_as_much_as_in_full_precision(task: str, name: str, tmp_path: Path) -> None:
     found = []
     for half in (True, False):
         options = {"train_dataset": rows_of(task, 6), "max_steps": 2, "learning_rate": 1e-4, "logging_steps": 2}
-        trainer = trainer_of(tmp_path, method, model=model_of(task), logging_strategy="steps", **options)
+        trainer = trainer_of(tmp_path, ATTRIBUTIONS[name], model=model_of(task), logging_strategy="steps", **options)
         if half:
             in_float16(trainer)
         trainer.train()
@@ -146,3 +156,105 @@ def test_attributions_that_are_not_finite_are_an_error(method: Method) -> None:
         model.bert.embeddings.LayerNorm.weight[0] = torch.inf
     with regularize(model, method) as reg, pytest.raises(AttendropError, match="not finite"):
         reg.loss(batch)
+
+
+# --- The loss scale
+
+
+@pytest.mark.parametrize("method", [m for m in TABLE.values() if m.needs_loss_scale], ids=lambda m: m.name)
+def test_a_loss_scale_that_nobody_told_of_is_refused(method: Method) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with (
+        at_work(model, method, batch, None) as reg,
+        pytest.raises(AttendropError, match=r"multiplied by 65536 .*regularize\(\.\.\., scaler=scaler\)"),
+    ):
+        step(reg, [batch], torch.amp.GradScaler("cpu"))
+
+
+@pytest.mark.parametrize("method", TABLE.values(), ids=TABLE)
+def test_a_loss_scale_changes_nothing(method: Method) -> None:
+    """Methods that do not say that they need to know it do not."""
+    batch, found = zoo.batch_of("bert"), []
+    for scale in (1.0, 2.0**16):
+        model = zoo.build("bert", dtype=torch.float64)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale > 1)
+        with at_work(model, method, batch, scaler if method.needs_loss_scale else None) as reg:
+            for _ in range(2):
+                step(reg, [batch], scaler)
+            found.append({name: value.clone() for name, value in model.state_dict().items()} | kept(reg))
+    zoo.assert_same(*found, 1e-9)
+
+
+def kept(reg: Any) -> dict[str, Tensor]:
+    """What trains beside the model."""
+    found = {}
+    for session in reg.session.parts:
+        if isinstance(session.method, AttendOut):
+            found |= {f"defender.{name}": value.clone() for name, value in defender_of(reg).state_dict().items()}
+        if isinstance(session.method, ConcreteDropout):
+            found["logits"] = session.logits.detach().clone()
+    return found
+
+
+def defender_of(reg: Any) -> Any:
+    return reg.session.players.defender.model
+
+
+def test_the_defender_trains_as_plain_fine_tuning_does() -> None:
+    """With a learning rate at which a factor in its gradients would tell."""
+    batch, found = zoo.batch_of("bert"), []
+    for method in (AttendOut(dropout_step=9), FineTune()):
+        model, scaler = zoo.build("bert"), torch.amp.GradScaler("cpu")
+        with at_work(model, method, batch, scaler) as reg:
+            for _ in range(3):
+                step(reg, [batch], scaler)
+            trained = model if isinstance(method, FineTune) else defender_of(reg)
+            found.append({name: value.clone() for name, value in trained.state_dict().items()})
+    zoo.assert_same(*found, 1e-4)
+    start = zoo.build("bert").state_dict()
+    assert (found[0]["classifier.weight"] - start["classifier.weight"]).abs().max() > 1e-2
+
+
+def test_micro_batches_of_different_weights_weigh_as_much_for_the_defender() -> None:
+    batches, found = [zoo.batch_of("bert", seed=seed) for seed in range(3)], []
+    for method in (AttendOut(dropout_step=9), FineTune()):
+        model, scaler = zoo.build("bert", dtype=torch.float64), torch.amp.GradScaler("cpu", init_scale=1024.0)
+        with at_work(model, method, batches[0], scaler) as reg:
+            for _ in range(2):
+                step(reg, batches, scaler, weights=(0.1, 0.7, 0.2))
+            trained = model if isinstance(method, FineTune) else defender_of(reg)
+            found.append({name: value.clone() for name, value in trained.state_dict().items()})
+    zoo.assert_same(*found, 1e-9)
+
+
+def test_losses_may_be_computed_before_any_of_them_goes_backward() -> None:
+    batches, found = [zoo.batch_of("bert", seed=seed) for seed in range(2)], []
+    for method in (AttendOut(dropout_step=9), FineTune()):
+        model = zoo.build("bert", dtype=torch.float64)
+        with at_work(model, method, batches[0], None) as reg:
+            losses = [reg.loss(batch) for batch in batches]
+            (0.3 * losses[0] + 0.7 * losses[1]).backward()
+            reg.setup.optimizer.step()
+            trained = model if isinstance(method, FineTune) else defender_of(reg)
+            found.append({name: value.clone() for name, value in trained.state_dict().items()})
+    zoo.assert_same(*found, 1e-9)
+
+
+@pytest.mark.parametrize("name", ["concrete-dropout", "attendout"])
+def test_steps_that_overflow_are_skipped_and_leave_nothing_behind(name: str) -> None:
+    """The scaler halves its scale until nothing overflows, and skips the steps up to then."""
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=100)
+    taken = []
+    with at_work(model, TABLE[name], batch, scaler) as reg:
+        for _ in range(14):
+            scale = scaler.get_scale()
+            step(reg, [batch], scaler)
+            taken.append(scaler.get_scale() == scale)
+            if not taken[-1]:
+                assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+            assert all(value.isfinite().all() for value in kept(reg).values())
+    assert not taken[0]
+    assert taken[-1]
+    assert not torch.equal(before["classifier.weight"], model.classifier.weight)

@@ -2,6 +2,8 @@
 
 import copy
 import inspect
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from attendrop import (
     ADDrop,
     AttendOut,
     AttendropError,
+    Compose,
     FineTune,
     HeadMask,
     HiddenCut,
@@ -45,6 +48,29 @@ def test_the_loop_of_the_docstring_trains() -> None:
     model.eval()
     with torch.no_grad():
         assert sum(float(model(**batch).loss) for batch in batches) / 3 < 0.5
+
+
+@pytest.mark.parametrize("method", [METHOD, ADDrop(), FineTune()], ids=["ad-drop", "cross-tuning", "finetune"])
+def test_training_in_evaluation_mode_is_an_error(method: Any) -> None:
+    """Models come from ``from_pretrained`` in it, and nothing would be regularised."""
+    model, batch = zoo.build("bert").eval(), zoo.batch_of("bert")
+    expected = model(**batch).loss
+    with regularize(model, method) as reg:
+        reg.set_epoch(1)
+        with pytest.raises(AttendropError, match=r"call model\.train\(\)"):
+            reg.loss(batch)
+        for off in (torch.no_grad(), torch.inference_mode()):
+            with off:
+                assert reg.loss(batch) == expected
+        assert reg.logs().get("ad_drop/active", 0) == 0
+        model.train()
+        reg.loss(batch).backward()
+
+
+@pytest.mark.parametrize("text", [Path("README.md"), Path("examples/own_loop.py"), inspect.getsource(regularize)])
+def test_the_loops_that_are_shown_train_in_training_mode(text: Any) -> None:
+    shown = (Path(__file__).parents[1] / text).read_text() if isinstance(text, Path) else text
+    assert -1 < shown.find("model.train()") < shown.find("reg.loss(batch)")
 
 
 def test_cross_tuning_alternates_and_says_so() -> None:
@@ -276,3 +302,67 @@ def test_a_model_told_to_return_tuples_is_supported() -> None:
         reg.begin_step(0)
         assert reg.loss(batch) == expected
         assert isinstance(model(**batch), tuple)
+
+
+@pytest.mark.parametrize(
+    ("method", "epochs", "warned"),
+    [
+        (ADDrop(), 1, ["ad-drop"]),
+        (ADDrop(), 2, []),
+        (METHOD, 1, []),
+        (FineTune(), 1, []),
+        (LayerDrop(p=1e-9), 1, ["layerdrop"]),
+        (RDrop(), 1, []),
+        (Compose(ADDrop(), RDrop()), 1, ["ad-drop"]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("logs", [False, True])
+def test_a_method_that_never_took_effect_is_warned_of_at_the_end(
+    method: Any, epochs: int, warned: list[str], logs: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with regularize(model, method) as reg:
+        for epoch in range(epochs):
+            reg.set_epoch(epoch)
+            reg.loss(batch).backward()
+            reg.step()
+            if logs:
+                reg.logs()
+        assert not caplog.messages
+    assert [message.split()[1] for message in caplog.messages] == warned
+    assert all("never took effect" in message for message in caplog.messages)
+    assert all("cross_tuning=False" in message for message in caplog.messages if "ad-drop" in message)
+
+
+def test_a_loop_that_does_not_ask_for_its_loss_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with regularize(model, METHOD) as reg:
+        model(**batch).loss.backward()
+        reg.step()
+    assert "Method ad-drop never took effect" in caplog.text
+
+
+def test_a_block_that_fails_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with pytest.raises(KeyboardInterrupt), regularize(model, ADDrop()) as reg:
+        reg.set_epoch(0)
+        reg.loss(batch)
+        raise KeyboardInterrupt
+    assert not caplog.messages
+
+
+def test_what_took_effect_before_a_restart_counts(caplog: pytest.LogCaptureFixture) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with regularize(model, ADDrop()) as reg:
+        reg.set_epoch(1)
+        reg.loss(batch).backward()
+        reg.step()
+        reg.logs()
+        state = json.loads(json.dumps(reg.state_dict()))
+    with regularize(model, ADDrop()) as reg:
+        reg.load_state_dict(state)
+        reg.set_epoch(2)
+        reg.loss(batch).backward()
+        reg.step()
+    assert not caplog.messages

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ import zoo
 from datasets import Dataset
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.data import IterableDataset
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 
-from attendrop import ADDrop, AttendropError, FineTune, RegularizedTrainer
+from attendrop import ADDrop, AttendropError, Compose, FineTune, RDrop, RegularizedTrainer
 from attendrop.checkpoints import is_complete, last_checkpoint
 from attendrop.methods import Method
 from attendrop.trainer import EpochSampler
@@ -45,7 +47,12 @@ class Rows(list[dict[str, Any]]):
 
 
 def trainer_of(
-    folder: Path, method: Method | None = ALWAYS, *, model: Any = None, **options: Any
+    folder: Path,
+    method: Method | None = ALWAYS,
+    *,
+    model: Any = None,
+    kind: type[RegularizedTrainer] = RegularizedTrainer,
+    **options: Any,
 ) -> RegularizedTrainer:
     """A trainer of a tiny BERT, two epochs of four steps; training arguments and trainer arguments may be mixed."""
     names = {*inspect.signature(Trainer.__init__).parameters, "reward_dataset"}
@@ -65,7 +72,7 @@ def trainer_of(
     args = TrainingArguments(output_dir=str(folder), **{**defaults, **options})
     given = {"train_dataset": examples(), "data_collator": zoo.collate} | given
     model = None if "model_init" in given else model if model is not None else zoo.build("bert", dropout=0.1)
-    return RegularizedTrainer(model=model, args=args, regularizer=method, **given)
+    return kind(model=model, args=args, regularizer=method, **given)
 
 
 def weights(trainer: Trainer) -> dict[str, Tensor]:
@@ -471,6 +478,45 @@ def test_an_epoch_that_a_callback_cuts_short_counts_as_one(tmp_path: Path) -> No
     assert history(trainer, "ad_drop/active") == [0, 0, 1, 1, 1, 1]
 
 
+# --- Methods that rest
+
+
+class Stream(IterableDataset[dict[str, Any]]):
+    """Rows without a length: so many batches of four, or without end."""
+
+    def __init__(self, batches: int | None = None) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return itertools.islice(itertools.cycle(examples()), None if self.batches is None else 4 * self.batches)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "expected"),
+    [
+        (CROSS, {"num_train_epochs": 1}, ["ad-drop would regularise none of the 1 epoch", "never took effect"]),
+        (CROSS, {"max_steps": 3}, ["ad-drop would regularise none of the 1 epoch", "never took effect"]),
+        (CROSS, {"max_steps": 3, "train_dataset": Stream()}, ["has no length", "never took effect"]),
+        (CROSS, {"max_steps": 3, "train_dataset": Stream(2)}, ["has no length"]),
+        (CROSS, {"max_steps": 5}, []),
+        (ALWAYS, {"num_train_epochs": 1}, []),
+        (Compose(CROSS, RDrop()), {"max_steps": 2}, ["ad-drop would regularise none", "ad-drop never took effect"]),
+    ],
+)
+def test_a_method_that_rests_throughout_is_warned_of_at_the_start_and_at_the_end(
+    method: Method | None,
+    options: dict[str, Any],
+    expected: list[str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    trainer = trainer_of(tmp_path, method, **options)
+    trainer.train()
+    found = [record.getMessage() for record in caplog.records if record.name.startswith("attendrop")]
+    assert len(found) == len(expected)
+    assert all(part in message for part, message in zip(expected, found, strict=True))
+
+
 # --- Resuming
 
 
@@ -561,6 +607,19 @@ def test_the_shares_of_a_logging_period_survive_a_checkpoint_within_it(tmp_path:
     whole.train()
     _, trainer = resumed(tmp_path / "cut", ALWAYS, 3, **EVERY_STEP)
     assert history(trainer, "ad_drop/dropped") == history(whole, "ad_drop/dropped")
+
+
+@pytest.mark.parametrize(("accumulation", "stop"), [(1, 2), (1, 3), (2, 3)])
+def test_a_stream_is_resumed_where_it_was(accumulation: int, stop: int, tmp_path: Path) -> None:
+    """In the epoch that it was in, which decides whether cross-tuning acts, and at the batch that was next."""
+    options = {"logging_strategy": "steps", "logging_steps": 1, "gradient_accumulation_steps": accumulation}
+    options |= {"train_dataset": Stream(2 * accumulation), "max_steps": 6, "save_strategy": "steps", "save_steps": stop}
+    whole = trainer_of(tmp_path / "whole", CROSS, **options | {"save_strategy": "no"})
+    whole.train()
+    assert history(whole, "ad_drop/active") == [0, 0, 1, 1, 0, 0]
+    found, trainer = resumed(tmp_path / "cut", CROSS, stop, **options)
+    assert history(trainer, "ad_drop/active") == history(whole, "ad_drop/active")
+    zoo.assert_same(found, weights(whole))
 
 
 def test_early_stopping_counts_on(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from attendrop import attribution
 from attendrop.attention import Attachment, Combined, Plan, evaluating, forked_rng
 from attendrop.errors import AttendropError
 from attendrop.gates import Gates
+from attendrop.gradients import finite_gradients, gradients_of, wide
 from attendrop.labels import aligned_labels
 from attendrop.masks import (
     DrawKey,
@@ -37,7 +38,7 @@ from attendrop.methods.compatibility import (
     SKIPS_BLOCKS,
     Rule,
 )
-from attendrop.methods.consistency import divergences, kind_of, mean, mean_spread, wide
+from attendrop.methods.consistency import divergences, kind_of, mean, mean_spread
 from attendrop.methods.drawing import Drawing, dropout
 from attendrop.methods.layerdrop import Skipping, draw_blocks
 from attendrop.methods.mixed import Mixing
@@ -113,8 +114,10 @@ __all__ = [
     "dropout",
     "embedding_weights",
     "evaluating",
+    "finite_gradients",
     "forked_rng",
     "fraction",
+    "gradients_of",
     "kind_of",
     "layer_parameters",
     "mean",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +19,11 @@ from attendrop.outputs import named_outputs
 from attendrop.rows import labelled_data, number_of_rows
 from attendrop.tally import Tally
 
+logger = logging.getLogger(__name__)
+
+# No loop weights the loss of a micro-batch by more than this; gradient scalers do, from their first step on.
+_LARGEST_WEIGHT = 100.0
+
 
 @contextmanager
 def regularize(
@@ -28,6 +34,7 @@ def regularize(
     total_steps: int | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     max_grad_norm: float | None = None,
+    scaler: torch.amp.GradScaler | None = None,
     reward_data: Any = None,
     train_data: Any = None,
     tokenizer: Any = None,
@@ -38,6 +45,7 @@ def regularize(
     what training did to its weights.
 
     Example:
+        >>> model.train()  # models come from ``from_pretrained`` in evaluation mode
         >>> with regularize(model, ADDrop(p=0.3, q=0.3)) as reg:
         ...     for epoch in range(4):
         ...         reg.set_epoch(epoch)
@@ -56,6 +64,7 @@ def regularize(
         optimizer: The model's optimizer. Methods that act on gradients need it, and AttendOut, which trains a second
             model with another like it.
         max_grad_norm: To which norm you clip the model's gradients, so that AttendOut clips its second model's alike.
+        scaler: The gradient scaler, if you train in float16 with one. Methods that read gradients themselves need it.
         reward_data: What AttendOut scores models on: a ``DataLoader`` over labelled rows that are not trained on, or a
             list of batches.
         train_data: The training rows, in the same forms, for methods that look at them beforehand (Child-Tuning-D).
@@ -79,6 +88,7 @@ def regularize(
         total_steps=total_steps,
         optimizer=optimizer,
         max_grad_norm=max_grad_norm,
+        scaler=scaler,
         reward_data=labelled_data("reward_data", reward_data, device),
         train_data=labelled_data("train_data", train_data, device),
         **tokens_of(tokenizer),
@@ -87,6 +97,7 @@ def regularize(
     try:
         yield regularization
         regularization.finish()
+        regularization.warn_of_idleness()
     finally:
         regularization.close()
 
@@ -102,11 +113,11 @@ class Regularization:
     Attributes:
         session: What the method keeps while it trains.
         steps_taken: Optimizer steps so far.
+        batches: Micro-batches so far in this epoch.
         loss_scale: The factor by which gradients are multiplied under float16.
         share: The weight of a mean over the micro-batch in the loss of the step.
         averaged: Micro-batches whose losses are averaged after :meth:`compute`; 1 where ``share`` stands for that.
-        withholds_labels: Whether the pass that trains does not hand the labels to the model, because the loss is
-            computed outside of it.
+        given: Names of the batch's columns that the pass that trains gives the model; None for all.
     """
 
     def __init__(self, setup: Setup, method: Method, run: nn.Module | None = None) -> None:
@@ -116,11 +127,14 @@ class Regularization:
         self.setup = setup
         self.epoch: int | None = None
         self.steps_taken = 0
+        self.batches = 0
         self.loss_scale = 1.0
         self.share: float | Tensor = 1.0
         self.averaged = 1
-        self.withholds_labels = False
+        self.given: Collection[str] | None = None
         self._sequences = 0
+        self._acted: set[str] = set()
+        self._scale_is_known = setup.scaler is not None or not method.needs_loss_scale
         self._tally = Tally()
         self._figures: dict[str, float] = {}
         self._attachment: Attachment | None = None
@@ -137,12 +151,19 @@ class Regularization:
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch begins, counted from 0. Methods that alternate, as cross-tuning does, need it."""
+        if epoch != self.epoch:  # a resumed run begins within one
+            self.batches = 0
         self.epoch = epoch
 
     def begin_step(self, steps_taken: int) -> None:
         """Say how many optimizer steps were taken before the micro-batches that follow (:meth:`step` counts them)."""
         self.steps_taken = steps_taken
         self._sequences = 0
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether a loss was computed since the last step."""
+        return self._sequences > 0
 
     def step(self) -> None:
         """Call after each ``optimizer.step()``."""
@@ -152,6 +173,19 @@ class Regularization:
     def finish(self) -> None:
         """Call after the last step: a method that works in periods completes the one that it is in."""
         self._figures |= self.session.named(self.session.finish())
+
+    def warn_of_idleness(self) -> None:
+        """Call after training: warns of each method that never acted, or of whose dropping nothing ever came."""
+        self._remember_acting()
+        if self.idle or self.setup.processes.rank or not (self.steps_taken or self.batches):
+            return
+        for session in self.session.parts:
+            if session.method.source not in self._acted:
+                logger.warning(
+                    "Method %s never took effect: the model was fine-tuned plainly. %s",
+                    session.method.name,
+                    session.method.rests,
+                )
 
     def figures(self) -> dict[str, float]:
         """What the method had to tell of single steps since the last call; :meth:`logs` has it, too."""
@@ -168,9 +202,11 @@ class Regularization:
             The loss, a scalar to call ``backward`` on.
 
         Raises:
-            AttendropError: The method alternates between epochs and :meth:`set_epoch` was not called.
+            AttendropError: The model is in evaluation mode, and gradients are on; or the method alternates between
+                epochs and :meth:`set_epoch` was not called.
         """
-        ((batch, _),), _ = self.replayed(batch)
+        if self.model.training:
+            ((batch, _),), _ = self.replayed(batch)
         return self.compute(batch, self._plain)[0]
 
     def replayed(
@@ -185,6 +221,7 @@ class Regularization:
             items: How many items the global batch holds, if that is known.
             calls: How many micro-batches the optimizer step has, if that is known.
         """
+        self.batches += 1
         replay = self.session.replay()
         if replay is None:
             return [(batch, items)], calls
@@ -198,6 +235,11 @@ class Regularization:
         extra = {name: batch[name] for name in self.method.columns if name in batch}
         batch = {name: value for name, value in batch.items() if name not in extra} if extra else batch
         if not self.model.training:
+            if torch.is_grad_enabled():
+                raise AttendropError(
+                    "The model is in evaluation mode, in which nothing is regularised: call model.train() before you "
+                    "train. To evaluate, switch gradients off: torch.no_grad()."
+                )
             return compute_loss(batch, None)
         replay = self.session.replay()
         if replay is None:
@@ -217,6 +259,8 @@ class Regularization:
         self._tally.begin([session.method.source for session in acting])
         if not acting:
             return compute_loss(batch, None)
+        if self.setup.scaler is not None:
+            self.loss_scale = self.setup.scaler.get_scale()
         total = self.setup.total_steps
         step = Pass(
             model=self.model,
@@ -228,14 +272,18 @@ class Regularization:
             progress=None if total is None else min(1.0, steps_taken / max(total, 1)),
             micro_batches=self.averaged * processes.world_size / torch.as_tensor(self.share).clamp(min=1e-12),
             loss_scale=self.loss_scale,
-            withholds_labels=self.withholds_labels,
+            given=self.given,
             extra=extra,
             attached=self._attachment,
         )
         if self._attachment is not None:
             self._attachment.probe(step.inputs)
         loss, outputs = self.session.loss(step, self._bound(compute_loss))
-        return loss * torch.as_tensor(self.share).to(loss), outputs
+        loss = loss * torch.as_tensor(self.share).to(loss)
+        if not self._scale_is_known and loss.requires_grad:
+            loss.register_hook(self._refuse_unknown_scale)  # type: ignore[no-untyped-call]
+            self._scale_is_known = True
+        return loss, outputs
 
     def logs(self) -> dict[str, float]:
         """What happened since the last call.
@@ -248,12 +296,20 @@ class Regularization:
             return {}
         sources = [session.method.source for session in self.session.parts]
         found = self._tally.summary(sources, self.setup.processes.total) | self.figures()
+        self._remember_acting()
         self._tally = Tally()
         return found
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint has to hold, but for what the method keeps, as plain values."""
-        return {"seed": self.setup.seed, "steps_taken": self.steps_taken, "tally": self._tally.state_dict()}
+        return {
+            "seed": self.setup.seed,
+            "steps_taken": self.steps_taken,
+            "epoch": self.epoch,
+            "batches": self.batches,
+            "acted": sorted(self._acted),
+            "tally": self._tally.state_dict(),
+        }
 
     def session_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """What the method keeps, tensors and plain values: the same in all processes, and of this one alone."""
@@ -265,6 +321,8 @@ class Regularization:
         """Go on from a :meth:`state_dict` and a :meth:`session_state`."""
         self.setup = dataclasses.replace(self.setup, seed=state["seed"])
         self.begin_step(state["steps_taken"])
+        self.epoch, self.batches = state["epoch"], state["batches"]
+        self._acted = set(state["acted"])
         self._tally = Tally(**state["tally"])
         self.session.load_state_dict(*session)
 
@@ -289,12 +347,27 @@ class Regularization:
         parameters = dict(self.model.named_parameters())
         self._hook = self.setup.optimizer.register_step_pre_hook(lambda *_: self.session.edit_gradients(parameters))
 
+    def _remember_acting(self) -> None:
+        sources = [session.method.source for session in self.session.parts]
+        self._acted |= {source for source in sources if self._tally.took_effect(source)}
+
+    def _refuse_unknown_scale(self, gradient: Tensor) -> None:
+        """Raise if the loss was scaled for float16, of which nobody told: called with the gradient of the loss."""
+        weight = float(gradient) / self.loss_scale
+        if abs(weight) > _LARGEST_WEIGHT:
+            raise AttendropError(
+                f"The loss was multiplied by {weight:g} before the backward pass. Method '{self.method.name}' reads "
+                "gradients, and must know by how much these are scaled: pass your gradient scaler, "
+                "regularize(..., scaler=scaler)."
+            )
+
     def _acting(self, epoch: int | None) -> list[Session]:
         """The sessions whose methods act in an epoch."""
         if epoch is None and self.method.needs_epoch():
+            alternating = next(part for part in self.method.parts if part.needs_epoch())
             raise AttendropError(
-                f"Method '{self.method.name}' alternates between epochs; call set_epoch(epoch), from 0, at the start "
-                "of each, or set cross_tuning=False."
+                f"Method '{alternating.name}' acts in some epochs: call set_epoch(epoch), from 0, at the start of "
+                f"each. {alternating.rests}"
             )
         return [session for session in self.session.parts if session.method.active(epoch or 0)]
 

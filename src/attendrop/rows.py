@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.utils.data import DataLoader, Subset
 
 from attendrop.errors import AttendropError
@@ -126,3 +127,21 @@ def number_of_rows(batch: Batch) -> int:
         if isinstance(value, Tensor) and value.ndim:
             return value.shape[0]
     raise AttendropError("The batch holds no tensors.")
+
+
+def with_columns(collate: Callable[[list[Any]], Any], columns: Sequence[str]) -> Callable[[list[Any]], Any]:
+    """A collator that also makes tensors of columns with numbers for each token, padded with -1."""
+    if not columns:
+        return collate
+
+    def collated(rows: list[Any]) -> Any:
+        present = [name for name in columns if name in rows[0]]
+        batch = dict(collate([{key: value for key, value in row.items() if key not in present} for row in rows]))
+        for name in present:
+            values = [torch.as_tensor(row[name]) for row in rows]
+            width = max(len(value) for value in values)
+            padded = [functional.pad(v, (0, width - len(v)) * v.ndim, value=-1) for v in values]
+            batch[name] = torch.stack(padded)
+        return batch
+
+    return collated

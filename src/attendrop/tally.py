@@ -46,6 +46,11 @@ class Tally:
         value = value.detach() if isinstance(value, Tensor) else torch.tensor(value)
         _add(self.notes, f"{source}/{name}", torch.stack([value.double(), torch.ones_like(value).double()]))
 
+    def took_effect(self, source: str) -> bool:
+        """Whether a source acted in a pass and, if it counts what it drops, dropped anything."""
+        counts = [pair for name, pair in self.counts.items() if name.partition("/")[0] == source]
+        return self.active.get(source, 0) > 0 and (not counts or any(pair[0] > 0 for pair in counts))
+
     def state_dict(self) -> dict[str, Any]:
         """Plain values to make it again of."""
         found: dict[str, Any] = {"passes": self.passes, "active": self.active}

@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
-import math
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import (
-    IntervalStrategy,
     Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
 )
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalPrediction, TrainOutput, rotate_checkpoints
 
-from attendrop.attention import PLAN_KEYWORD, Plan, evaluating, forked_rng
+from attendrop.attention import Plan, evaluating, forked_rng
+from attendrop.callbacks import Clock, warn_of_rest
 from attendrop.checkpoints import last_checkpoint, load_session, load_state, save_session, seal, unseal
 from attendrop.errors import AttendropError
 from attendrop.files import disk_errors
 from attendrop.methods.base import Batch, FineTune, LabelledData, Method, Processes, Session, Setup, tokens_of
+from attendrop.model_call import ModelCall, columns_given, shadowed
+from attendrop.outputs import named_outputs
 from attendrop.regularization import Regularization
-from attendrop.rows import LabelledRows, number_of_rows, set_aside
+from attendrop.rows import LabelledRows, number_of_rows, set_aside, with_columns
+from attendrop.sampler import EpochSampler
 
 
 class RegularizedTrainer(Trainer):
     """``transformers.Trainer`` with one more argument: what regularises training.
 
-    Every other argument, callback and training argument means what it means there. Four things differ:
+    Every other argument, callback and training argument means what it means there, and so does a subclass's own
+    ``compute_loss``, which must call the model once. Four things differ:
 
     - While it trains, the method's figures are logged beside the loss: see :meth:`Regularization.logs`.
     - The order of batches is a function of the data seed and the epoch alone, so that a run that was killed and
@@ -42,8 +42,9 @@ class RegularizedTrainer(Trainer):
       ``train_sampling_strategy="group_by_length"`` groups global batches of similar length and shuffles these.
     - Each checkpoint carries the method's state and a manifest. ``train(resume_from_checkpoint=True)`` takes the newest
       checkpoint that is complete, and starts over if there is none.
-    - Under gradient accumulation and DDP, heads that average over the micro-batch by themselves (classification) give
-      the gradient of the mean over the whole batch. The stock trainer multiplies it by the number of micro-batches.
+    - Under gradient accumulation and DDP, losses that are a mean over the micro-batch (those of classification heads,
+      and of any ``compute_loss`` or ``compute_loss_func`` that ignores ``num_items_in_batch``) give the gradient of the
+      mean over the whole batch. The stock trainer multiplies it by the number of micro-batches.
 
     Args:
         *args: As for ``transformers.Trainer``.
@@ -57,7 +58,8 @@ class RegularizedTrainer(Trainer):
 
     Raises:
         AttendropError: Several GPUs in one process (DataParallel), DeepSpeed or FSDP; reentrant activation
-            checkpointing; or, when training starts, a model that the method cannot act on.
+            checkpointing; or, when training starts, a model that the method cannot act on, or a ``compute_loss`` or
+            ``training_step`` of a subclass's that leaves it no call of the model to act on.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class RegularizedTrainer(Trainer):
         if self.regularizer.skips_parameters and self.accelerator.ddp_handler is not None:
             self.accelerator.ddp_handler.find_unused_parameters = True
         self._divide_rows()
-        self.add_callback(_Clock(self))
+        self.add_callback(Clock(self))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """Train, or go on from a checkpoint: a path, or True for the newest complete one (none: from the start).
@@ -100,57 +102,88 @@ class RegularizedTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """As in ``transformers.Trainer``; on the micro-batches of an earlier step where the method takes it again."""
+        """As in ``transformers.Trainer``; what ``compute_loss`` computes is computed with all passes of the method.
+
+        That may be the one of a subclass: whatever it does, it calls the model, and the method acts on that call. Where
+        the method takes an earlier step again, its micro-batches are those of that step.
+        """
         if self._regularization is None:
             return super().training_step(model, inputs, num_items_in_batch)
         calls: int = self.current_gradient_accumulation_steps
         parts, count = self._regularization.replayed(inputs, num_items_in_batch, calls)
         total = torch.zeros((), device=self.args.device)
         self.current_gradient_accumulation_steps = count or calls
-        for batch, items in parts:
-            total = total + super().training_step(model, dict(batch), items)
+        with shadowed(self, "compute_loss", partial(self._regularized_loss, self.compute_loss)):
+            for batch, items in parts:
+                total = total + super().training_step(model, dict(batch), items)
         self.current_gradient_accumulation_steps = calls
         return total
 
-    def compute_loss(
+    def _regularized_loss(
         self,
+        own: Callable[..., Any],
         model: nn.Module,
         inputs: dict[str, Any],
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """As in ``transformers.Trainer``; while training, with the passes that the method needs."""
-        if self._regularization is None or not model.training:
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        rescale = num_items_in_batch is not None and self._head_averages(inputs)
+        """The loss of a training step, of which ``own``, the trainer's ``compute_loss``, computes each pass."""
+        regularization = self._regularization
+        assert regularization is not None
+        self._look_at(own, model, inputs)
+        rescale = num_items_in_batch is not None and self._averages_alone(own, inputs)
 
-        def stock(batch: Batch, plan: Plan | None = None, other: nn.Module | None = None) -> tuple[Tensor, Any]:
-            given = dict(batch) if plan is None else {**batch, PLAN_KEYWORD: plan}
+        def one_pass(batch: Batch, plan: Plan | None = None, other: nn.Module | None = None) -> tuple[Tensor, Any]:
             # Of a batch whose rows a method repeats, each copy counts for its part.
             copies = number_of_rows(batch) // number_of_rows(inputs)
             items = None if num_items_in_batch is None else num_items_in_batch * copies
-            loss, outputs = self._stock_loss(other or model, given, None if rescale else items)
+            given = None if rescale else items
+            if other is None:
+                loss, outputs = self._loss_and_outputs(own, model, batch, plan, given)
+            else:
+                loss, outputs = self._loss_of_a_copy(own, other, batch, given)
             if rescale:
                 loss = loss * self._share(batch, items).to(loss.dtype)
             return loss, outputs
 
-        scaler = self.accelerator.scaler
-        counted = num_items_in_batch is not None and "labels" in inputs
-        self._regularization.share = self._share(inputs, num_items_in_batch).float() if counted else 1.0
-        self._regularization.averaged = 1 if counted else self.current_gradient_accumulation_steps
-        self._regularization.loss_scale = scaler.get_scale() if scaler is not None else 1.0
-        loss, outputs = self._regularization.compute(inputs, stock)
+        counted = num_items_in_batch is not None and "labels" in inputs and self.loss_is_scaled_for_ga is not False
+        regularization.share = self._share(inputs, num_items_in_batch).float() if counted else 1.0
+        regularization.averaged = 1 if counted else self.current_gradient_accumulation_steps
+        loss, outputs = regularization.compute(inputs, one_pass)
         return (loss, outputs) if return_outputs else loss
 
-    def _stock_loss(
-        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    def _loss_and_outputs(
+        self,
+        own: Callable[..., Any],
+        model: nn.Module,
+        inputs: Batch,
+        plan: Plan | None = None,
+        num_items_in_batch: Tensor | int | None = None,
     ) -> tuple[Tensor, Any]:
-        """The loss as ``transformers.Trainer`` computes it, also of a copy of the model, and the model's outputs."""
-        # The model that trains has mixed precision built in by accelerate; for it this changes nothing.
+        """The loss that ``own`` computes, and what the model returned to it."""
+        call = ModelCall(plan)
+        with call.watched(model):
+            loss = own(model, dict(inputs), num_items_in_batch=num_items_in_batch)
+        return loss, named_outputs(call.outputs, inputs)
+
+    def _loss_of_a_copy(
+        self,
+        own: Callable[..., Any],
+        model: nn.Module,
+        inputs: Batch,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> tuple[Tensor, Any]:
+        """As :meth:`_loss_and_outputs`, of a model in which accelerate did not build mixed precision."""
         with self.accelerator.autocast():
-            result: Any = super().compute_loss(model, inputs, True, num_items_in_batch)
-        loss, outputs = result
-        return loss, outputs
+            return self._loss_and_outputs(own, model, inputs, None, num_items_in_batch)
+
+    def _look_at(self, own: Callable[..., Any], model: nn.Module, inputs: dict[str, Any]) -> None:
+        """Find out, in the first step, what ``own`` gives the model."""
+        assert self._regularization is not None
+        if self._regularization.idle or self._regularization.given is not None:
+            return
+        with torch.no_grad(), forked_rng(model):
+            self._regularization.given = columns_given(lambda: own(model, self._known(inputs)), model)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As in ``transformers.Trainer``, with the method's figures beside the training loss."""
@@ -169,10 +202,12 @@ class RegularizedTrainer(Trainer):
         self._end()
         self._regularization = Regularization(self._setup(), self.regularizer)
         self.session = self._regularization.session
-        self._regularization.withholds_labels = self.label_smoother is not None or self.compute_loss_func is not None
         if self._resumed is not None:
             self._regularization.load_state_dict(*self._resumed)
             self._resume_loss(**self._resumed[0]["loss"])
+        if self.is_world_process_zero():
+            for method in self.regularizer.parts:
+                warn_of_rest(method, self.state.num_train_epochs)
 
     def _resume_loss(self, sum: float, since_step: int) -> None:
         """Let the loss that is logged next be the mean since it was last logged, also before training was resumed."""
@@ -180,15 +215,36 @@ class RegularizedTrainer(Trainer):
         self._total_loss_scalar -= sum  # the trainer's own mean is that of the steps after
         self._globalstep_last_logged = since_step
 
+    def _init_training_state(
+        self,
+        max_steps: int,
+        num_update_steps_per_epoch: int,
+        num_train_epochs: int,
+        resume_from_checkpoint: str | None,
+        trial: Any,
+    ) -> tuple[int, int]:
+        """Which epoch to begin with, and how many batches of it to skip.
+
+        Of data without a length the stock trainer counts all steps as those of the first epoch.
+        """
+        found: tuple[int, int] = super()._init_training_state(
+            max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
+        )
+        if self._resumed is None or num_train_epochs < sys.maxsize:
+            return found
+        state = self._resumed[0]
+        return state["epoch"], 0 if self.args.ignore_data_skip else state["batches"]
+
     def _setup(self) -> Setup:
         return Setup(
             model=self.accelerator.unwrap_model(self.model),
-            evaluate=lambda model, batch: self._stock_loss(model, dict(batch)),
+            evaluate=partial(self._loss_of_a_copy, self.compute_loss),
             seed=self.args.seed,
             processes=Processes(self.args.process_index, self.args.world_size, self._over_processes),
             total_steps=self.state.max_steps,
             optimizer=getattr(self.optimizer, "optimizer", self.optimizer),
             max_grad_norm=self.args.max_grad_norm or None,
+            scaler=self.accelerator.scaler,
             reward_data=self._labelled(self.reward_dataset) if self.regularizer.rewarded_on() is not None else None,
             train_data=self._labelled(self.train_dataset),
             metric=self._metric if self.compute_metrics is not None and self.args.metric_for_best_model else None,
@@ -235,6 +291,11 @@ class RegularizedTrainer(Trainer):
     def _after_step(self, is_last: bool) -> None:
         if self._regularization is None:
             return
+        if not (self._regularization.idle or self._regularization.was_asked):
+            raise AttendropError(
+                f"{type(self).__name__}.training_step took a step without compute_loss, so the method could not act; "
+                "have it call super().training_step."
+            )
         self._regularization.step()
         if is_last:
             self._regularization.finish()
@@ -251,13 +312,15 @@ class RegularizedTrainer(Trainer):
         assert self._regularization is not None
         figures = self._regularization.figures()
         if figures:
+            due = self.control.should_log  # which logging unsets, though the loss of the step is yet to be logged
             self.log(figures)
+            self.control.should_log = due
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """As in ``transformers.Trainer``, with the columns that the method reads."""
         self._set_signature_columns_if_needed()
         collate, known = self.data_collator, self._signature_columns
-        self.data_collator = _with_columns(collate, tuple(self.regularizer.columns))
+        self.data_collator = with_columns(collate, tuple(self.regularizer.columns))
         if known is not None:
             self._signature_columns = [*known, *self.regularizer.columns]
         try:
@@ -321,22 +384,28 @@ class RegularizedTrainer(Trainer):
         if self.args.should_save:
             seal(checkpoint, self.regularizer, self._regularization.state_dict() | {"loss": loss})
 
-    def _head_averages(self, inputs: Batch) -> bool:
+    def _averages_alone(self, own: Callable[..., Any], inputs: dict[str, Any]) -> bool:
         """Whether the loss is a mean over the micro-batch, though the trainer holds it for a sum over all that is due.
 
         Stock trainer and model disagree there: it passes ``num_items_in_batch``, which most heads but those of language
-        models ignore. Asked of the model itself, once, and only where it makes a difference.
+        models ignore, as do many a ``compute_loss`` and ``compute_loss_func``. Asked of the loss itself, once, and only
+        where it makes a difference and nobody says how it is.
         """
         if self.args.gradient_accumulation_steps == self.args.world_size == 1 or "labels" not in inputs:
             return False
-        if self.label_smoother is not None or self.compute_loss_func is not None or not self.model_accepts_loss_kwargs:
+        if self.loss_is_scaled_for_ga is not None:
             return False
         if self._averages is None:
             model = self.accelerator.unwrap_model(self.model)
             with torch.no_grad(), forked_rng(model), evaluating(model):
-                losses = [model(**inputs, num_items_in_batch=torch.tensor(count)).loss for count in (1, 2)]
-            self._averages = losses[0] is not None and torch.equal(losses[0], losses[1])
+                counts = (torch.tensor(count, device=self.args.device) for count in (1, 2))
+                losses = [own(model, self._known(inputs), num_items_in_batch=count) for count in counts]
+            self._averages = torch.equal(losses[0], losses[1])
         return self._averages
+
+    def _known(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """A copy of a batch without the columns that are for the method alone."""
+        return {name: value for name, value in inputs.items() if name not in self.regularizer.columns}
 
     def _share(self, batch: Batch, num_items_in_batch: Tensor | int | None) -> Tensor:
         """The weight of a micro-batch's mean: its labels over those of the step, times the processes averaged over."""
@@ -365,108 +434,3 @@ class RegularizedTrainer(Trainer):
                 "Reentrant activation checkpointing is not supported; set "
                 "activation_checkpointing_kwargs={'use_reentrant': False}."
             )
-
-
-def _with_columns(collate: Callable[[list[Any]], Any], columns: Sequence[str]) -> Callable[[list[Any]], Any]:
-    """A collator that also makes tensors of columns with numbers for each token, padded with -1."""
-    if not columns:
-        return collate
-
-    def collated(rows: list[Any]) -> Any:
-        present = [name for name in columns if name in rows[0]]
-        batch = dict(collate([{key: value for key, value in row.items() if key not in present} for row in rows]))
-        for name in present:
-            values = [torch.as_tensor(row[name]) for row in rows]
-            width = max(len(value) for value in values)
-            padded = [functional.pad(v, (0, width - len(v)) * v.ndim, value=-1) for v in values]
-            batch[name] = torch.stack(padded)
-        return batch
-
-    return collated
-
-
-class EpochSampler(Sampler[int]):
-    """Draws the order of the rows of an epoch from the seed and the number of the epoch alone.
-
-    Args:
-        size: Number of rows.
-        seed: Seed of the data order.
-        batch_size: Rows in a global batch.
-        lengths: Length of each row in tokens. If given, rows of similar length come together in a global batch: rows
-            are shuffled, sorted within groups of eight batches, and the batches are shuffled; a last, partial batch
-            stays last.
-
-    Attributes:
-        epoch: The epoch whose order is drawn next.
-    """
-
-    _BATCHES_IN_GROUP = 8
-
-    def __init__(self, size: int, seed: int, batch_size: int, lengths: Sequence[int] | None = None) -> None:
-        self.size = size
-        self.seed = seed
-        self.batch_size = batch_size
-        self.lengths = lengths
-        self.epoch = 0
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.epoch) % 2**63)
-        order = torch.randperm(self.size, generator=generator).tolist()
-        yield from order if self.lengths is None else self._grouped(order, self.lengths, generator)
-
-    def _grouped(self, order: list[int], lengths: Sequence[int], generator: torch.Generator) -> list[int]:
-        size = self.batch_size * self._BATCHES_IN_GROUP
-        whole = self.size // self.batch_size * self.batch_size
-        ordered: list[int] = []
-        for start in range(0, whole, size):
-            group = order[start : min(start + size, whole)]
-            ordered += sorted(group, key=lambda row: lengths[row], reverse=True)
-        batches = [ordered[start : start + self.batch_size] for start in range(0, whole, self.batch_size)]
-        shuffled = torch.randperm(len(batches), generator=generator).tolist()
-        return [row for number in shuffled for row in batches[number]] + order[whole:]
-
-
-class _Clock(TrainerCallback):
-    """Tells the trainer's regularisation and sampler the time: start, epoch, step, end."""
-
-    def __init__(self, trainer: RegularizedTrainer) -> None:
-        self.trainer = trainer
-        self.epoch = 0
-        self.save_is_due = False
-
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.epoch = math.floor(state.epoch or 0)
-        self.trainer._begin()
-
-    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self.trainer._sampler is not None:
-            self.trainer._sampler.epoch = self.epoch
-        if self.trainer._regularization is not None:
-            self.trainer._regularization.set_epoch(self.epoch)
-        self.epoch += 1
-
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self.trainer._regularization is not None:
-            self.trainer._regularization.begin_step(state.global_step)
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Tell the method; put off a checkpoint that falls on an epoch's last step until the epoch was evaluated.
-
-        The resumed run begins at the next epoch and would skip the evaluation, and the log.
-        """
-        self.trainer._after_step(state.global_step == state.max_steps)
-        ends_epoch = state.epoch is not None and float(state.epoch).is_integer()
-        more_to_come = IntervalStrategy.EPOCH in (args.eval_strategy, args.logging_strategy)
-        if control.should_save and ends_epoch and more_to_come:
-            control.should_save = False
-            self.save_is_due = True
-
-    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        control.should_save = control.should_save or self.save_is_due
-        self.save_is_due = False
-
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.trainer._end()

@@ -80,6 +80,7 @@ class ADDrop(Method):
 }"""
 
     facts: ClassVar[Facts] = Facts(acts_on=("scores",), forward="2", backward="1 + activations")
+    rests: ClassVar[str] = "With cross-tuning it acts in every second epoch; set cross_tuning=False for all."
 
     p: float = option(0.3, fraction())
     q: float = option(0.3, fraction(one=True))

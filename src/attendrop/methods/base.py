@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -82,6 +82,7 @@ class Setup:
         total_steps: How many optimizer steps are planned, if that is known.
         optimizer: The model's optimizer, if it is known.
         max_grad_norm: Gradients are clipped to this norm, if any.
+        scaler: The gradient scaler of float16 training, if there is one.
         reward_data: What models may be scored on, if anything.
         train_data: The training rows, if they are known.
         evaluate: The mean loss of a model on a batch, and its outputs.
@@ -99,6 +100,7 @@ class Setup:
     total_steps: int | None = None
     optimizer: torch.optim.Optimizer | None = None
     max_grad_norm: float | None = None
+    scaler: torch.amp.GradScaler | None = None
     reward_data: LabelledData | None = None
     train_data: LabelledData | None = None
     metric: Callable[[Any, Any], float] | None = None
@@ -122,7 +124,8 @@ class Pass:
         micro_batches: How many micro-batches like this one the global batch holds, by the items that losses average
             over: a penalty that is a sum over this one, times this, is a sum over the global batch.
         loss_scale: The factor by which gradients are multiplied under float16, else 1.
-        withholds_labels: Whether the model is not given the labels, since the loss is computed outside of it.
+        given: Names of the batch's columns that the pass that trains gives the model (a loss that is computed outside
+            of the model keeps the labels from it); None for all.
         extra: Columns of the batch that the method asked for and the model does not know; see :attr:`Method.columns`.
         attached: The model's attention sites, and passes of its own making; None for methods that say that they do not
             use attention.
@@ -137,7 +140,7 @@ class Pass:
     progress: float | None = None
     micro_batches: float | Tensor = 1.0
     loss_scale: float = 1.0
-    withholds_labels: bool = False
+    given: Collection[str] | None = None
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     attached: Attachment | None = None
 
@@ -149,8 +152,8 @@ class Pass:
 
     @property
     def inputs(self) -> Batch:
-        """What the pass that trains gives the model: ``batch``, without labels where the loss is computed outside."""
-        return {name: value for name, value in self.batch.items() if name != "labels" or not self.withholds_labels}
+        """What of ``batch`` the pass that trains gives the model."""
+        return {name: value for name, value in self.batch.items() if self.given is None or name in self.given}
 
     def report(self, site: str, dropped: Tensor, possible: Tensor) -> None:
         """Log the share of what was dropped at a site: how many, of how many that could have been."""
@@ -214,6 +217,8 @@ class Method:
         traits: What decides with which methods it cannot be combined (see :mod:`attendrop.methods.compatibility`), each
             with the options under which it has the trait; empty if always.
         rules: With which it cannot be combined for reasons of its own.
+        needs_loss_scale: Whether it reads gradients that the loss scale of float16 has multiplied.
+        rests: In which epochs it does not act, and how to make it act in all: a sentence for warnings.
     """
 
     name: ClassVar[str]
@@ -226,6 +231,8 @@ class Method:
     order: ClassVar[int] = 0
     traits: ClassVar[Mapping[str, str]] = {}
     rules: ClassVar[tuple[Rule, ...]] = ()
+    needs_loss_scale: ClassVar[bool] = False
+    rests: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -68,6 +68,11 @@ class Compose(Method):
         """Whether one of them does."""
         return any(part.skips_parameters for part in self.methods)
 
+    @property
+    def needs_loss_scale(self) -> bool:  # type: ignore[override]
+        """Whether one of them does."""
+        return any(part.needs_loss_scale for part in self.methods)
+
     def active(self, epoch: int) -> bool:
         return any(part.active(epoch) for part in self.methods)
 

@@ -75,6 +75,7 @@ class ConcreteDropout(Method):
   url       = {https://arxiv.org/abs/1705.07832}
 }"""
     facts: ClassVar[Facts] = Facts(acts_on=("weights", "loss"), state="a probability for each layer, and its optimizer")
+    needs_loss_scale: ClassVar[bool] = True
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule("concrete-dropout", SECOND_MODEL, "The probabilities belong to one model, and two are trained."),
@@ -149,7 +150,7 @@ class _Learning(Session):
         processes = self.setup.processes
         gradient = processes.total(self.logits.grad) / (processes.world_size * self.loss_scale)
         self.logits.grad.copy_(gradient)
-        if self.loss_scale == 1 or gradient.isfinite().all():
+        if gradient.isfinite().all():  # a step that float16 overflowed is not taken
             self.optimizer.step()
         self.optimizer.zero_grad()
         return {}

@@ -87,6 +87,7 @@ class SuperT(Method):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule("supert", "mixout", "mixout brings pre-trained values back, also of weights that are pruned."),
     )
+    needs_loss_scale: ClassVar[bool] = True
 
     share: float = option(0.1, fraction())
     search: float = option(0.3, fraction())

@@ -204,15 +204,8 @@ def _announce_epochs(method: Method, total: int) -> None:
     epochs = method.regularized_epochs(total)
     if epochs is None:
         logger.info("Method %s: nothing is regularised.", method.name)
-    elif epochs:
+    elif epochs:  # if there are none, the trainer warns
         logger.info("Method %s will regularise %s.", method.name, _listed(epochs, total))
-    else:
-        logger.warning(
-            "Method %s would regularise none of the %d epoch(s): with cross-tuning it acts in epochs 2, 4, 6, ... "
-            "Train for more epochs, or set cross_tuning=false.",
-            method.name,
-            total,
-        )
 
 
 def _epochs(config: RunConfig, parts: Parts) -> int:

@@ -103,6 +103,7 @@ class AttendOut(Method):
         SECOND_MODEL: "",
         SCORES_ROWS: "scored=reward_data",
     }
+    needs_loss_scale: ClassVar[bool] = True
 
     variant: str = option("dropout", choice(*VARIANTS))
     scored: str = option("", choice("", *SCORED))

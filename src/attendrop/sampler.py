@@ -1,0 +1,52 @@
+"""The order of the training rows: a function of the seed and the epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch.utils.data import Sampler
+
+
+class EpochSampler(Sampler[int]):
+    """Draws the order of the rows of an epoch from the seed and the number of the epoch alone.
+
+    Args:
+        size: Number of rows.
+        seed: Seed of the data order.
+        batch_size: Rows in a global batch.
+        lengths: Length of each row in tokens. If given, rows of similar length come together in a global batch: rows
+            are shuffled, sorted within groups of eight batches, and the batches are shuffled; a last, partial batch
+            stays last.
+
+    Attributes:
+        epoch: The epoch whose order is drawn next.
+    """
+
+    _BATCHES_IN_GROUP = 8
+
+    def __init__(self, size: int, seed: int, batch_size: int, lengths: Sequence[int] | None = None) -> None:
+        self.size = size
+        self.seed = seed
+        self.batch_size = batch_size
+        self.lengths = lengths
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.epoch) % 2**63)
+        order = torch.randperm(self.size, generator=generator).tolist()
+        yield from order if self.lengths is None else self._grouped(order, self.lengths, generator)
+
+    def _grouped(self, order: list[int], lengths: Sequence[int], generator: torch.Generator) -> list[int]:
+        size = self.batch_size * self._BATCHES_IN_GROUP
+        whole = self.size // self.batch_size * self.batch_size
+        ordered: list[int] = []
+        for start in range(0, whole, size):
+            group = order[start : min(start + size, whole)]
+            ordered += sorted(group, key=lambda row: lengths[row], reverse=True)
+        batches = [ordered[start : start + self.batch_size] for start in range(0, whole, self.batch_size)]
+        shuffled = torch.randperm(len(batches), generator=generator).tolist()
+        return [row for number in shuffled for row in batches[number]] + order[whole:]
