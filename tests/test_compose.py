@@ -175,6 +175,7 @@ def test_copies_of_a_row_are_dropped_from_apart() -> None:
     assert logs["ad_drop/dropped"] > 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("other", [Mixout(p=0.5), ChildTuning(), RDrop(), Vanilla(p=0.2)], ids=lambda m: m.name)
 @pytest.mark.parametrize("first", [ALWAYS, AttendOut(dropout_step=2)], ids=lambda m: m.name)
 def test_ad_drop_and_attendout_compose(first: Method, other: Method, tmp_path: Path) -> None:

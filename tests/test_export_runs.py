@@ -73,6 +73,7 @@ def test_a_folder_holds_all_that_a_program_needs(folder: Path, tmp_path: Path, c
     assert [line.split()[0] for line in found.stdout.splitlines()] == labels
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("format_", "run"), [("onnx", "run"), ("torch", "run"), ("torch", "light")])
 def test_a_file_and_its_tokenizer_beside_it(
     folder: Path, tmp_path: Path, capsys: Captured, format_: str, run: str

@@ -81,6 +81,7 @@ WRITERS: list[tuple[Any, str, int, Callable[[], Exception]]] = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("owner", "name", "writes", "error"), WRITERS, ids=[row[3].__name__ for row in WRITERS])
 def test_a_full_disk_is_one_sentence_and_can_be_resumed(
     folder: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch,
@@ -109,6 +110,7 @@ def test_a_full_disk_is_one_sentence_and_can_be_resumed(
     assert tiny.read_metrics(run)["steps"] == 6
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.skipif(sys.platform != "linux" or os.getuid() != 0, reason="only root may mount a small disk")
 @pytest.mark.parametrize("kib", [60, 140])
 def test_a_disk_that_is_really_full(folder: Path, tmp_path: Path, capsys: Captured, kib: int) -> None:

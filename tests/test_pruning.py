@@ -111,6 +111,7 @@ def near(found: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
 # The same answers -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("layers", [(), (0,), (1, 2), (0, 1, 2)], ids=str)
 @pytest.mark.parametrize("case", FAST)
@@ -653,6 +654,7 @@ assert session.get_modelmeta().custom_metadata_map["id2label"] == '{"0": "no", "
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", ["bert", "roberta-tokens", "distilbert"])
 def test_onnx_without_this_library(case: str, tmp_path: Path) -> None:
     import numpy as np
