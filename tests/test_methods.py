@@ -20,6 +20,7 @@ from attendrop import (
     AttendropError,
     FineTune,
     Method,
+    RDrop,
     methods,
     regularize,
 )
@@ -29,11 +30,12 @@ from attendrop.methods import build_method, get_method, method_names, register_m
 
 
 @cache
-def plain_step(name: str, backend: str) -> tuple[float, Tensor]:
-    """Loss and gradient of plain fine-tuning."""
+def plain_step(name: str, backend: str, copies: int = 1) -> tuple[float, Tensor]:
+    """Loss and gradient of plain fine-tuning, on so many copies of each row."""
     model = zoo.build(name, backend, dropout=0.1)
+    batch = {column: value.repeat_interleave(copies, 0) for column, value in zoo.batch_of(name).items()}
     torch.manual_seed(5)
-    loss = model(**zoo.batch_of(name)).loss
+    loss = model(**batch).loss
     loss.backward()
     return loss.item(), gradient_of(model)
 
@@ -73,7 +75,8 @@ def test_every_method_takes_effect_on_every_model_in_its_first_step(name: str, r
             needed["optimizer"].step()
             reg.step()
         logs = reg.logs()
-    plain_loss, plain_gradient = plain_step(name, backend)
+    copies = 2 if any(isinstance(part, RDrop) for part in method.parts) else 1
+    plain_loss, plain_gradient = plain_step(name, backend, copies)
     assert torch.isfinite(loss)
     assert all(torch.isfinite(gradient).all() for gradient in seen)
     far = abs(loss.item() - plain_loss) > 1e-3 * plain_loss

@@ -180,6 +180,7 @@ def test_the_model_is_given_no_labels_by_attribution_that_the_loss_keeps_from_it
     ("kind", "method", "message"),
     [
         (Twice, ALWAYS, "two calls of the model"),
+        (Twice, RDrop(), "two calls of the model"),
         (NotAtAll, ALWAYS, "without a call of the model"),
         (NotAtAll, RDrop(), "without a call of the model"),
         (OwnStep, ALWAYS, r"OwnStep\.training_step took a step without compute_loss"),

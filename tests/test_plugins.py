@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any, ClassVar, Optional
 
 import pytest
@@ -49,6 +50,7 @@ def install(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
 Clash = type("Clash", (Own,), {"name": "ad-drop"})
 Underscored = type("Underscored", (Own,), {"name": "ad_drop"})
 Nameless = type("Nameless", (Own,), {"name": "a+b"})
+Unexplained = type("Unexplained", (Method,), {"name": "unexplained", "paper": ""})
 
 
 @pytest.mark.usefixtures("_own_registry")
@@ -60,12 +62,18 @@ Nameless = type("Nameless", (Own,), {"name": "a+b"})
         (f"{__name__}:Clash", "named 'ad-drop' is registered already: ADDrop"),
         (f"{__name__}:Underscored", "named 'ad-drop' is registered already: ADDrop"),
         (f"{__name__}:Nameless", "cannot be named 'a+b'"),
-        (__name__, "AttributeError"),
+        (f"{__name__}:missing", "AttributeError"),
+        (__name__, "is no method"),
+        (f"{__name__}:install", "is no method"),
+        (f"{__name__}:Unexplained", "Unexplained has no summary"),
+        ("unlicensed:Method", "SystemExit: no license"),
     ],
 )
 def test_a_broken_package_is_left_out_with_a_warning(
-    value: str, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    value: str, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
+    (tmp_path / "unlicensed.py").write_text("raise SystemExit('no license')")
+    monkeypatch.syspath_prepend(tmp_path)
     install(monkeypatch, broken=value, own=f"{__name__}:Own")
     with caplog.at_level(logging.WARNING):
         names = method_names()

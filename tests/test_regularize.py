@@ -24,6 +24,7 @@ from attendrop import (
     Mixout,
     RDrop,
     Regularization,
+    UniDrop,
     regularize,
 )
 from attendrop.methods.base import Processes
@@ -229,6 +230,29 @@ def test_wrappers_are_refused_in_words(wrapper: Any, method: Any) -> None:
         regularize(model, method),
     ):
         pass
+
+
+class Around(torch.nn.Module):
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.backbone = model
+
+    def forward(self, **batch: Any) -> Any:
+        return self.backbone(**batch)
+
+
+@pytest.mark.parametrize("method", [METHOD, RDrop()], ids=lambda method: method.name)
+def test_a_wrapper_of_ones_own_is_refused_in_words(method: Any) -> None:
+    model = Around(zoo.build("bert"))
+    with pytest.raises(AttendropError, match=r"Around is a wrapper .* its \.backbone"), regularize(model, method):
+        pass
+
+
+def test_what_acts_without_being_counted_is_not_called_idle(caplog: pytest.LogCaptureFixture) -> None:
+    with regularize(zoo.build("bert"), UniDrop(structure=1e-5)) as reg:
+        reg.loss(zoo.batch_of("bert")).backward()
+        reg.step()
+    assert "never took effect" not in caplog.text
 
 
 @pytest.mark.parametrize("method", [METHOD, LayerDrop(p=0.5)], ids=lambda method: method.name)

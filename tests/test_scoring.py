@@ -8,6 +8,7 @@ import zoo
 from torch import Tensor
 from transformers import AttentionInterface
 
+from attendrop import ADDrop, regularize
 from attendrop.attention import Attachment, Plan
 from attendrop.scoring import Call, Edit
 from attendrop.sites import Site
@@ -74,6 +75,25 @@ def test_padding_is_hidden_by_any_hugely_negative_mask(hidden: str, dtype: torch
 def test_a_bias_hides_nothing() -> None:
     valid = look(torch.linspace(-30, 30, 36).view(1, 1, 6, 6), torch.float32).valid["encoder.0"]
     assert valid is None or bool(valid.all())
+
+
+@pytest.mark.parametrize("attribution", ["gradient", "integrated_gradient", "attention", "random"])
+def test_rows_of_minus_infinity_alone_do_no_harm(attribution: str) -> None:
+    """A mask of one's own hides padding from every row, and every key from rows of padding."""
+    method = ADDrop(attribution=attribution, cross_tuning=False)
+    batch = zoo.batch_of("bert")
+    real = batch["attention_mask"].bool()
+    seen = real[:, None, None, :] & real[:, None, :, None]
+    found = []
+    for hidden in (-torch.inf, torch.finfo(torch.float32).min):
+        model = zoo.build("bert", "sdpa")
+        mask = torch.zeros(seen.shape).masked_fill(~seen, hidden)
+        with regularize(model, method) as reg:
+            loss = reg.loss({**batch, "attention_mask": mask})
+            loss.backward()
+        assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+        found.append(loss.item())
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
 @pytest.mark.parametrize("number", [-1e4, -1e9, torch.finfo(torch.float32).min])

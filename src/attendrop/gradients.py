@@ -10,8 +10,8 @@ from torch import Tensor
 from attendrop.errors import AttendropError
 
 NOT_FINITE = (
-    "The attribution is not finite, so the model's own activations are not: training has diverged, or they are too "
-    "large for float16. Lower the learning rate, or train in bfloat16."
+    "The attribution is not finite: training has diverged, or the model's activations are too large for float16. Lower "
+    "the learning rate, or train in bfloat16."
 )
 
 # What is differentiated is multiplied by the first of these, so that float16 gradients do not vanish; where they

@@ -25,13 +25,15 @@ class ModelCall:
 
     Args:
         plan: What the call is to do to attention.
+        once: Whether there may be one call only, also without a plan.
 
     Attributes:
         outputs: What the model returned; of several calls, the first.
     """
 
-    def __init__(self, plan: Plan | None = None) -> None:
+    def __init__(self, plan: Plan | None = None, *, once: bool = False) -> None:
         self.plan = plan
+        self.once = once or plan is not None
         self.outputs: Any = None
         self._calls = 0
         self._with_gradients = torch.is_grad_enabled()
@@ -41,7 +43,7 @@ class ModelCall:
         """Wait for the call within the block.
 
         Raises:
-            AttendropError: There is a plan, and the model is not called, or more than once.
+            AttendropError: There is a plan, and the model is not called; or it is called more than once.
         """
         hooks = [
             model.register_forward_pre_hook(self._enter, with_kwargs=True, prepend=True),
@@ -59,13 +61,13 @@ class ModelCall:
         if torch.is_grad_enabled() is not self._with_gradients:
             return None
         self._calls += 1
+        if self.once and self._calls > 1:
+            raise AttendropError(
+                "The loss was computed of two calls of the model, but the method acts on one; compute it of one call, "
+                "on all rows."
+            )
         if self.plan is None:
             return None
-        if self._calls > 1:
-            raise AttendropError(
-                "The loss was computed of two calls of the model, but a method that changes attention acts on one; "
-                "compute it of one call, on all rows."
-            )
         return args, {**kwargs, PLAN_KEYWORD: self.plan}
 
     def _leave(self, model: nn.Module, args: Any, outputs: Any) -> None:

@@ -182,10 +182,20 @@ class Regularization:
         for session in self.session.parts:
             if session.method.source not in self._acted:
                 logger.warning(
-                    "Method %s never took effect: the model was fine-tuned plainly. %s",
-                    session.method.name,
-                    session.method.rests,
+                    "%s",
+                    f"Method {session.method.name} never took effect: the model was fine-tuned plainly. "
+                    f"{session.method.rests}".rstrip(),
                 )
+
+    @property
+    def reads_outputs(self) -> bool:
+        """Whether the loss of a step depends on what the model returned, so that it must be one call's."""
+        return any(
+            overrides(session, Session, "loss")
+            or overrides(session, Session, "penalty")
+            or overrides(session.method, Method, "penalty")
+            for session in self.session.parts
+        )
 
     def figures(self) -> dict[str, float]:
         """What the method had to tell of single steps since the last call; :meth:`logs` has it, too."""
@@ -348,8 +358,10 @@ class Regularization:
         self._hook = self.setup.optimizer.register_step_pre_hook(lambda *_: self.session.edit_gradients(parameters))
 
     def _remember_acting(self) -> None:
-        sources = [session.method.source for session in self.session.parts]
-        self._acted |= {source for source in sources if self._tally.took_effect(source)}
+        for method in (session.method for session in self.session.parts):
+            acted = self._tally.active.get(method.source, 0) > 0
+            if acted and (not method.counts_all or self._tally.took_effect(method.source)):
+                self._acted.add(method.source)
 
     def _refuse_unknown_scale(self, gradient: Tensor) -> None:
         """Raise if the loss was scaled for float16, of which nobody told: called with the gradient of the loss."""
@@ -392,10 +404,12 @@ class Regularization:
 
 
 def _refuse_wrapper(model: nn.Module) -> None:
-    if [name for name, _ in model.named_children()] in (["module"], ["_fsdp_wrapped_module"]):
+    children = dict(model.named_children())
+    around = not hasattr(model, "config") and any(hasattr(child, "config") for child in children.values())
+    if around or list(children) in (["module"], ["_fsdp_wrapped_module"]):
         raise AttendropError(
-            f"{type(model).__name__} is a wrapper around the model; pass the model itself, its .module, and take one "
-            "device. RegularizedTrainer trains on several (torchrun)."
+            f"{type(model).__name__} is a wrapper around the model; pass the model itself, its "
+            f".{next(iter(children))}, and take one device. RegularizedTrainer trains on several (torchrun)."
         )
 
 

@@ -152,9 +152,9 @@ class Scoring:
             output = output.expand(*output.shape[:2], self.shape[2], -1)
         else:
             output = self._fused(edit.drop)
-        if (weights is not None or edit.constant) and self.valid is not None and self.bias is None:
-            # To a row without any valid key (left padding under a causal mask) SDPA gives zeros.
-            output = output * any_last(self.valid)
+        if (weights is not None or edit.constant) and self.valid is not None:
+            # To a row that the mask leaves no key at all (left padding under a causal mask) SDPA gives zeros.
+            output = output.masked_fill(self._without_keys(self.valid), 0)
         output = output.transpose(1, 2).contiguous()
         return output if edit.output is None else edit.output(output), weights
 
@@ -193,7 +193,8 @@ class Scoring:
         if self.softcap is not None:
             scores = torch.tanh(scores / self.softcap) * self.softcap
         if bias is not None:
-            scores = scores + bias
+            # A row of minus infinity alone would be NaN.
+            scores = scores + bias.clamp(min=torch.finfo(bias.dtype).min)
         if valid is not None:
             # Adding takes a CPU less time than filling in, and none in the backward pass.
             zero = torch.zeros((), dtype=scores.dtype, device=scores.device)
@@ -213,6 +214,12 @@ class Scoring:
     def _hidden(self, valid: Tensor) -> Tensor:
         """Where to set minus infinity: not in a row without any valid key, where all of it would be NaN."""
         return ~valid if self.valid is None else ~valid & any_last(self.valid)
+
+    def _without_keys(self, valid: Tensor) -> Tensor:
+        """Rows without any key. A row of huge but finite negatives has keys: softmax of equal scores is uniform."""
+        if self.bias is None:
+            return ~any_last(valid)
+        return self.bias.amax(-1, keepdim=True) == -torch.inf
 
     def _masked(self, drop: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Query, valid keys and bias after ``drop``.

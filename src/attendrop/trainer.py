@@ -161,7 +161,8 @@ class RegularizedTrainer(Trainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> tuple[Tensor, Any]:
         """The loss that ``own`` computes, and what the model returned to it."""
-        call = ModelCall(plan)
+        assert self._regularization is not None
+        call = ModelCall(plan, once=self._regularization.reads_outputs)
         with call.watched(model):
             loss = own(model, dict(inputs), num_items_in_batch=num_items_in_batch)
         return loss, named_outputs(call.outputs, inputs)

@@ -77,9 +77,14 @@ def register_method(method: type[Method]) -> type[Method]:
     """Add a method under its ``name``; usable as a class decorator.
 
     Raises:
-        AttendropError: Another method has that name, but for ``-`` and ``_``; or it is no name: letters, digits, ``-``
-            and ``_``.
+        AttendropError: It is no method with a name, a summary and a paper; another method has that name, but for ``-``
+            and ``_``; or it is no name: letters, digits, ``-`` and ``_``.
     """
+    if not (isinstance(method, type) and issubclass(method, Method)):
+        raise AttendropError(f"{method!r} is no method; derive the class from attendrop.extend.Method.")
+    for needed in ("name", "summary", "paper"):
+        if not isinstance(getattr(method, needed, None), str):
+            raise AttendropError(f"{method.__name__} has no {needed}; give the class one, a text.")
     if not re.fullmatch(r"[\w-]+", method.name):
         raise AttendropError(f"A method cannot be named {method.name!r}; use letters, digits, '-' and '_'.")
     taken = next((known for known in _METHODS.values() if _spelling(known.name) == _spelling(method.name)), method)
@@ -126,7 +131,7 @@ def _load_plugins() -> None:
     for entry_point in entry_points(group="attendrop.methods"):
         try:
             register_method(entry_point.load())
-        except Exception as error:  # whatever a package does when it is imported, the other methods work
+        except (Exception, SystemExit) as error:  # whatever a package does when it is imported, the others work
             logger.warning(
                 "Method '%s' of another package is left out (entry point %s): %s: %s",
                 entry_point.name, entry_point.value, type(error).__name__, error,

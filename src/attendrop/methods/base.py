@@ -218,6 +218,7 @@ class Method:
             with the options under which it has the trait; empty if always.
         rules: With which it cannot be combined for reasons of its own.
         needs_loss_scale: Whether it reads gradients that the loss scale of float16 has multiplied.
+        counts_all: Whether what it reports as dropped is all that it does, so that zero means that it did nothing.
         rests: In which epochs it does not act, and how to make it act in all: a sentence for warnings.
     """
 
@@ -232,6 +233,7 @@ class Method:
     traits: ClassVar[Mapping[str, str]] = {}
     rules: ClassVar[tuple[Rule, ...]] = ()
     needs_loss_scale: ClassVar[bool] = False
+    counts_all: ClassVar[bool] = True
     rests: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
