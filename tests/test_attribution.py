@@ -192,6 +192,7 @@ def per_sequence(attachment: Attachment, batch: zoo.Batch, plan: Plan | None, ta
     return (likelihood * (batch["labels"] != -100)).sum(-1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rule", ["gauss_legendre", "riemann"])
 @pytest.mark.parametrize("scope", ["joint", "layerwise"])
 @pytest.mark.parametrize(("name", "task"), [("bert", "class"), ("llama-class", "class"), ("bart", "tokens")])

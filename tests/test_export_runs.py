@@ -91,7 +91,8 @@ def test_nothing_is_replaced_unasked(folder: Path, tmp_path: Path, capsys: Captu
         return cli.main(["export", f"{folder}/run", "--output", str(output), *more]), capsys.readouterr().err
 
     (tmp_path / "mine.onnx").write_text("mine")
-    assert exported(tmp_path / "mine.onnx") == (2, f"Error: '{tmp_path}/mine.onnx' exists; --overwrite replaces it.\n")
+    code, said = exported(tmp_path / "mine.onnx")
+    assert (code, f"'{tmp_path}/mine.onnx' exists; --overwrite replaces it" in said) == (2, True)
     (tmp_path / "config.json").write_text("mine")
     code, said = exported(tmp_path / "other.onnx")
     assert (code, "belongs to another model; name a file in a folder of its own" in said) == (2, True)
@@ -133,6 +134,16 @@ def test_where_no_data_are_known_nothing_is_made_up(folder: Path, tmp_path: Path
     out, err = capsys.readouterr()
     assert json.loads(out)["loss"] is None
     assert "What int8 costs was not measured: " in err
+
+
+@pytest.mark.usefixtures("stub")
+def test_what_a_run_is_made_of_is_never_replaced(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    link = tmp_path / "x.onnx"
+    link.symlink_to(folder / "run" / "model.safetensors")
+    before = (folder / "run" / "model.safetensors").read_bytes()
+    assert cli.main(["export", f"{folder}/run", "--output", str(link), "--overwrite"]) == 2
+    assert "which is read; name another" in capsys.readouterr().err
+    assert (folder / "run" / "model.safetensors").read_bytes() == before
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from transformers import TrainerCallback
 
 from attendrop import AttendropError, cli
 from attendrop.checkpoints import is_complete, last_checkpoint
+from attendrop.files import check_output
 from attendrop.runs.config import default_output_dir
 from attendrop.runs.infer import predict
 from attendrop.runs.lock import locked
@@ -235,3 +237,20 @@ def test_fields_may_be_long(tmp_path: Path) -> None:
     (tmp_path / "open.csv").write_text('text,label\na,b\n"' + "word " * 40_000)
     with pytest.raises(AttendropError, match=r"line 3: broken quoting \(unexpected end of data\)"):
         read_table(tmp_path / "open.csv")
+
+
+def test_a_pipe_is_no_place_for_predictions(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(AttendropError, match="no file but a device or a pipe"):
+        check_output(tmp_path / "pipe", [], overwrite=True)
+
+
+def test_a_full_disk_is_told_to_fit_the_command(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "x.csv")
+
+    monkeypatch.setattr("attendrop.runs.infer.predict", full)
+    assert cli.main(["predict", "run", "--predict-file", "a.csv", "--output", "x.csv"]) == 1
+    assert capsys.readouterr().err == (
+        "Error: No space left on device: x.csv. Free some space; then run the command again.\n"
+    )

@@ -22,6 +22,7 @@ from attendrop.methods.base import Session
 from attendrop.runs.folder import replace_run
 from attendrop.runs.infer import evaluate
 from attendrop.runs.lock import locked
+from attendrop.runs.seeds import train_seeds
 from attendrop.runs.source import Source
 from attendrop.runs.train import train
 
@@ -133,6 +134,30 @@ def test_files_of_others_are_named_and_left(folder: Path, run: Path) -> None:
     with pytest.raises(AttendropError, match=r"did not write there: data, notes.txt\. Move it away"):
         train(tiny.config(folder, str(run), **PLAIN), overwrite=True)
     assert content(run) == before
+
+
+def test_what_was_changed_or_added_since_is_named_and_left(folder: Path, run: Path) -> None:
+    with (run / "README.md").open("a") as card:
+        card.write("my notes")
+    checkpoint = next(run.glob("checkpoint-*"))
+    (checkpoint / "notes.txt").write_text("the only copy")
+    before = content(run)
+    with pytest.raises(AttendropError, match=rf"README.md \(changed since\), {checkpoint.name}/notes.txt\. Move"):
+        train(tiny.config(folder, str(run), **PLAIN), overwrite=True)
+    assert content(run) == before
+
+
+@pytest.mark.parametrize("more", [{}, {"resume": True}, {"overwrite": True}], ids=str)
+def test_a_summary_of_another_tool_is_left(folder: Path, tmp_path: Path, more: dict[str, bool]) -> None:
+    (tmp_path / "summary.json").write_text('{"mine": 1}')
+    with pytest.raises(AttendropError, match="not written by attendrop"):
+        train_seeds(tiny.config(folder, str(tmp_path), **PLAIN), [0, 1], **more)
+    assert content(tmp_path) == {"summary.json": b'{"mine": 1}'}
+
+
+def test_a_folder_of_several_seeds_is_held_throughout(folder: Path, tmp_path: Path) -> None:
+    with locked(tmp_path / "seeds"), pytest.raises(AttendropError, match="is in use by process"):
+        train_seeds(tiny.config(folder, str(tmp_path / "seeds"), **PLAIN), [0, 1])
 
 
 @pytest.mark.parametrize("name", ["run.json", "metrics.json"])

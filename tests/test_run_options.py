@@ -22,9 +22,11 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 from attendrop import cli
 from attendrop.errors import AttendropError
 from attendrop.runs.class_weights import balanced_loss
+from attendrop.runs.config import RunConfig
 from attendrop.runs.infer import evaluate
 from attendrop.runs.listing import list_runs
 from attendrop.runs.reporting import keep_in_folder
+from attendrop.runs.run_file import write_run_file
 from attendrop.runs.source import Source
 from attendrop.runs.train import train
 
@@ -226,6 +228,14 @@ def test_command_line_goes_over_the_file(folder: Path, tmp_path: Path) -> None:
     plain = ["--method", "finetune", "--epochs", "1", "--quiet", "--output-dir", f"{folder}/m"]
     assert cli.main(["train", "--config", str(file), *plain]) == 0
     assert tiny.read_metrics(folder / "m")["options"] == {}
+
+
+def test_config_file_says_where_the_data_of_a_task_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    monkeypatch.setenv("ATTENDROP_DATA", "data")
+    write_run_file(RunConfig(task="rte", model="minilm", output_dir="x"), tmp_path)
+    assert yaml.safe_load((tmp_path / "run.yaml").read_text())["data_dir"] == str(tmp_path / "data")
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,7 @@ def history(trainer: Trainer, key: str) -> list[float]:
 # --- The same weights
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("method", [None, FineTune(), ALWAYS, ADDrop()], ids=["none", "finetune", "always", "cross"])
 def test_the_same_run_gives_the_same_weights(method: Method | None, tmp_path: Path) -> None:
     zoo.assert_same(trained(tmp_path, method), trained(tmp_path, method))
@@ -159,6 +160,7 @@ def smooth_loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) ->
 CUTS = {"8x1": (8, 1), "2x4": (2, 4), "1x8": (1, 8)}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "options",
     [{}, {"label_smoothing_factor": 0.2}, {"compute_loss_func": smooth_loss}],

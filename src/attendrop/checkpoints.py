@@ -69,6 +69,15 @@ def is_complete(checkpoint: Path) -> bool:
         return False
 
 
+def strange_files(checkpoint: Path) -> list[str]:
+    """The files in a checkpoint that are not in its manifest; none where there is no manifest."""
+    try:
+        known = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [name for file in _files(checkpoint) if (name := str(file.relative_to(checkpoint))) not in known]
+
+
 def last_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
     """Find the newest complete checkpoint below a folder; incomplete ones are passed over with a warning.
 

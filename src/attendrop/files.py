@@ -77,6 +77,8 @@ def check_output(output: str | Path, inputs: Iterable[str | Path], *, overwrite:
         raise AttendropError(f"The output '{output}' is a folder; name a file.")
     if not os.path.lexists(output):
         return
+    if os.path.exists(output) and not os.path.isfile(output):
+        raise AttendropError(f"The output '{output}' is no file but a device or a pipe; name a file.")
     for name in inputs:
         if os.path.exists(output) and os.path.exists(name) and os.path.samefile(output, name):
             raise AttendropError(f"The output '{output}' is the file '{name}', which is read; name another.")

@@ -22,7 +22,7 @@ _NEEDED["sklearn"] = "scikit-learn"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; ``arguments`` default to those of the process. Returns the exit code."""
     if arguments is None:
-        signal.signal(signal.SIGINT, _interrupt)
+        signal.signal(signal.SIGINT, _leave)
     try:
         return _run(list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
@@ -58,18 +58,33 @@ def _run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        return _fail(_described(error), 1)
+        return _fail(_described(error, arguments), 1)
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":  # PyTorch's, which is not loaded for every command
             raise
         return _fail("the GPU's memory is full; lower --batch-size and raise --gradient-accumulation by as much.", 1)
 
 
-def _described(error: OSError) -> str:
+def _described(error: OSError, arguments: list[str]) -> str:
     from attendrop.files import DISK_FULL
 
     told = (error.strerror or str(error)) + (f": {error.filename}" if error.filename else "")
-    return f"{told}. Free some space; training goes on with --resume." if error.errno in DISK_FULL else told
+    if error.errno not in DISK_FULL:
+        return told
+    goes_on = "training goes on with --resume" if arguments[:1] == ["train"] else "then run the command again"
+    return f"{told}. Free some space; {goes_on}."
+
+
+def interruptible() -> None:
+    """From here on a first Ctrl-C ends the command in order: until now there was nothing to put in order."""
+    if signal.getsignal(signal.SIGINT) is _leave:
+        signal.signal(signal.SIGINT, _interrupt)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """End at once, for libraries that are interrupted while they load raise all sorts, or abort."""
+    os.write(2, b"Error: interrupted.\n")
+    os._exit(130)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

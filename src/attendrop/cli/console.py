@@ -22,6 +22,9 @@ def messages(*, quiet: bool) -> Iterator[Console]:
     import datasets
     import transformers
 
+    from attendrop.cli import interruptible
+
+    interruptible()
     console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=not is_main_process())
     root, handler = logging.getLogger("attendrop"), _Handler(console)
     level, show = root.level, warnings.showwarning

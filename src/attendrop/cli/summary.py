@@ -53,6 +53,7 @@ def seeds_summary(summary: Mapping[str, Any]) -> str:
         lines["selection"] = _moments(summary["metric"], summary["selection_score"])
     for part, scores in summary["all_scores"].items():
         lines |= {f"{part} {name.replace('_', ' ')}": _moments("", found) for name, found in scores.items()}
+    lines |= {f"{part} baseline": _baseline(found) for part, found in summary["baseline"].items()}
     lines["runs"] = ", ".join(summary["runs"])
     title = (
         f"{summary['model']} on {summary['task']} with {summary['method']}, mean ± std (n-1) of {summary['n']} seeds"

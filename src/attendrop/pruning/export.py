@@ -96,6 +96,8 @@ def export_onnx(
                 external_data=False,
                 verbose=False,
             )
+        except OSError:
+            raise
         except Exception as error:  # torch's exporter raises many kinds
             raise _failure(model, error) from error
         difference = _checked(partial, model, wrapped.names)
@@ -144,6 +146,8 @@ def export_torch(model: Any, path: str | Path, *, token_types: bool | None = Non
         with _quiet():
             program = torch.export.export(wrapped, inputs, dynamic_shapes=(shapes,))
             torch.export.save(program, path)
+    except OSError:
+        raise
     except Exception as error:  # as above
         raise _failure(model, error) from error
 

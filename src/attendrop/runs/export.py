@@ -13,13 +13,13 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
-from attendrop.files import share_permissions
+from attendrop.files import check_output, share_permissions
 from attendrop.pruning.comparison import Array, paired_difference
 from attendrop.pruning.export import QUANTIZATIONS, export_onnx, export_torch
 from attendrop.pruning.model import is_pruned, stock_config
 from attendrop.pruning.onnx_file import onnx_model
 from attendrop.runs.finished import FinishedRun, check_finished, load_finished_run
-from attendrop.runs.folder import read_run
+from attendrop.runs.folder import own_files, read_run
 from attendrop.runs.logits import predict_logits
 from attendrop.runs.models import load_model_and_tokenizer
 from attendrop.validation import check_choice
@@ -65,8 +65,11 @@ def export_run(
         check_choice("quantize", quantize, QUANTIZATIONS)
         if format != "onnx":
             raise AttendropError(f"quantize is for the format onnx, not for {format!r}.")
-    target = _target(output, FORMATS[format], overwrite=overwrite)
     check_finished(run_dir)
+    target = _target(output, FORMATS[format])
+    config = (read_run(Path(run_dir)) or {}).get("config", {})
+    inputs = [*own_files(Path(run_dir)), *filter(None, (config.get("train_file"), config.get("eval_file")))]
+    check_output(target, inputs, overwrite=overwrite)
     model, tokenizer = load_model_and_tokenizer(str(Path(run_dir).absolute()), None)
     found: dict[str, Any] = {"model": run_dir, "format": format, "output": str(target)}
     made = not target.parent.exists()
@@ -95,7 +98,7 @@ def export_run(
     return found | {"bytes": target.stat().st_size}
 
 
-def _target(output: str, name: str, *, overwrite: bool) -> Path:
+def _target(output: str, name: str) -> Path:
     """The file to write."""
     target = Path(output)
     if target.is_dir() or not target.suffix:
@@ -105,8 +108,6 @@ def _target(output: str, name: str, *, overwrite: bool) -> Path:
         writable = target.parent.absolute().is_dir()
     if not writable or target.is_dir() or target.parent.is_file():
         raise AttendropError(f"'{output}' cannot be written; name a file, or a new folder, in a folder that exists.")
-    if target.exists() and not overwrite:
-        raise AttendropError(f"'{target}' exists; --overwrite replaces it.")
     return target
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.files import disk_errors, share_permissions, write_json
+from attendrop.files import disk_errors, sha256, share_permissions, write_json
 from attendrop.runs.config import RunConfig
 from attendrop.runs.lock import LOCK, locked, refuse_if_locked
 
@@ -38,12 +38,12 @@ def is_main_process() -> bool:
 
 def read_run(folder: Path) -> dict[str, Any] | None:
     """What ``run.json`` says, or None if the folder holds no run; raises AttendropError if it is not a run's."""
-    return _read(folder / RUN, {"config": dict, "data_sha256": str})
+    return read_json(folder / RUN, {"config": dict, "data_sha256": str})
 
 
 def read_metrics(folder: Path) -> dict[str, Any] | None:
     """What ``metrics.json`` says, or None if no run ended here; raises AttendropError if it is not a run's."""
-    return _read(folder / METRICS, {"task": str, "method": str, "config": dict, "all_scores": dict})
+    return read_json(folder / METRICS, {"task": str, "method": str, "config": dict, "all_scores": dict})
 
 
 @contextmanager
@@ -111,7 +111,7 @@ def check_folder(folder: Path, config: RunConfig, *, resume: bool, overwrite: bo
 
 def own_files(folder: Path) -> list[Path]:
     """The files of a run, or of a model that no run has made."""
-    run = read_run(folder) or {"files": os.listdir(folder)}
+    run = read_run(folder) or {"files": dict.fromkeys(os.listdir(folder))}
     return [path for path in folder.iterdir() if path.is_file() and _is_own(path.name, run)]
 
 
@@ -136,7 +136,7 @@ def check_data(place: Path, data_sha256: str) -> None:
 def begin_run(place: Path, config: RunConfig, data_sha256: str) -> None:
     """Make a folder that of a run."""
     place.mkdir(parents=True, exist_ok=True)
-    write_json(place / RUN, {"config": _comparable(config), "data_sha256": data_sha256, "files": []})
+    write_json(place / RUN, {"config": _comparable(config), "data_sha256": data_sha256, "files": {}})
 
 
 @contextmanager
@@ -156,7 +156,7 @@ def results(place: Path) -> Iterator[Path]:
         run = read_run(place) or {}
         names = [path.name for path in partial.iterdir()]
         _refuse_foreign(place, run, names)
-        write_json(place / RUN, run | {"files": sorted(names)})
+        write_json(place / RUN, run | {"files": digests(partial)})
         _move(partial, place, last=(METRICS,))
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -209,8 +209,22 @@ def _is_own(name: str, run: Mapping[str, Any]) -> bool:
     return name in run.get("files", ()) or _OWN.fullmatch(name) is not None
 
 
+def digests(folder: Path) -> dict[str, str]:
+    """The SHA-256 of each file in a folder, by name: what ``run.json`` keeps of the files that a run wrote."""
+    return {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.is_file()}
+
+
 def _foreign(folder: Path, run: Mapping[str, Any]) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if not _is_own(path.name, run))
+    """What the run did not write, and what was changed since it did."""
+    from attendrop.checkpoints import strange_files
+
+    found = [path.name for path in folder.iterdir() if not _is_own(path.name, run)]
+    for name, digest in run.get("files", {}).items():
+        if (folder / name).is_file() and sha256(folder / name) != digest:
+            found.append(f"{name} (changed since)")
+    for checkpoint in folder.glob("checkpoint-*"):
+        found += [f"{checkpoint.name}/{name}" for name in strange_files(checkpoint)]
+    return sorted(found)
 
 
 def _refuse_foreign(folder: Path, run: Mapping[str, Any], names: list[str]) -> None:
@@ -246,7 +260,8 @@ def _flat(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name != "options"} | flat_options(options["options"])
 
 
-def _read(path: Path, needed: Mapping[str, type]) -> dict[str, Any] | None:
+def read_json(path: Path, needed: Mapping[str, type]) -> dict[str, Any] | None:
+    """A mapping that the library wrote, None if there is none; raises AttendropError if it lacks what is needed."""
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):

@@ -24,7 +24,7 @@ from attendrop.pruning.model import PrunedModel
 from attendrop.rows import to_device
 from attendrop.runs.class_weights import run_loss
 from attendrop.runs.finished import FinishedRun, load_finished_run
-from attendrop.runs.folder import METRICS, RUN, read_run
+from attendrop.runs.folder import METRICS, RUN, digests, read_run
 from attendrop.runs.logits import predict_logits
 from attendrop.runs.pruned_card import pruned_card
 from attendrop.runs.speed import measure_speed
@@ -313,9 +313,8 @@ def _save(run: FinishedRun, light: PrunedModel, found: dict[str, Any], folder: P
         "pruned": found | {"from": run.config.output_dir},
     }
     (folder / "README.md").write_text(pruned_card(metrics), encoding="utf-8")
-    files = sorted(path.name for path in folder.iterdir())
-    write_json(folder / RUN, (read_run(source) or {}) | {"files": files})
     write_json(folder / METRICS, metrics)
+    write_json(folder / RUN, (read_run(source) or {}) | {"files": digests(folder)})
     return metrics
 
 

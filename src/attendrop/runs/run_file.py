@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,8 @@ def read_run_file(path: str) -> dict[str, Any]:
 def write_run_file(config: RunConfig, folder: Path) -> None:
     """Write the options of a run, but for its folder, as ``run.yaml``; paths are made absolute."""
     options = {name: value for name, value in config.as_dict().items() if name != "output_dir" and value is not None}
+    if "task" in options and os.environ.get("ATTENDROP_DATA"):
+        options.setdefault("data_dir", os.environ["ATTENDROP_DATA"])
     options |= {name: str(Path(options[name]).absolute()) for name in _PATHS if _is_path(options.get(name))}
     head = "# Repeats this run: attendrop train --config run.yaml --output-dir FOLDER\n"
     write_text(folder / RUN_FILE, head + yaml.safe_dump(options, sort_keys=False, allow_unicode=True))

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import statistics
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from transformers import TrainerCallback
 from attendrop.errors import AttendropError
 from attendrop.files import write_json
 from attendrop.runs.config import RunConfig
-from attendrop.runs.folder import check_folder, is_main_process
+from attendrop.runs.folder import check_folder, is_main_process, read_json
+from attendrop.runs.lock import locked, refuse_if_locked
 from attendrop.runs.train import train
 
 SUMMARY = "summary.json"
@@ -50,6 +52,20 @@ def train_seeds(
     if len(set(seeds)) < len(seeds):
         raise AttendropError(f"seed {next(s for s in seeds if seeds.count(s) > 1)} is given twice.")
     folder = Path(config.output_dir)
+    refuse_if_locked(folder)
+    with locked(folder) if is_main_process() else nullcontext():
+        return _train_each(config, seeds, folder, resume=resume, overwrite=overwrite, callbacks=callbacks)
+
+
+def _train_each(
+    config: RunConfig,
+    seeds: Sequence[int],
+    folder: Path,
+    *,
+    resume: bool,
+    overwrite: bool,
+    callbacks: Sequence[TrainerCallback],
+) -> dict[str, Any]:
     configs = [dataclasses.replace(config, seed=seed, output_dir=str(folder / f"seed{seed}")) for seed in seeds]
     if is_main_process():
         _check_summary(folder, replaces=resume or overwrite)
@@ -80,8 +96,14 @@ def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
             part: {name: _moments([run["all_scores"][part][name] for run in runs]) for name in scores}
             for part, scores in first["all_scores"].items()
         },
+        "baseline": first["baseline"],
         "runs": [run["output_dir"] for run in runs],
     }
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """What ``summary.json`` says, None if there is none; raises AttendropError if it is not one of runs."""
+    return read_json(folder / SUMMARY, {"seeds": list, "runs": list, "all_scores": dict})
 
 
 def _moments(values: list[float]) -> dict[str, Any]:
@@ -90,7 +112,8 @@ def _moments(values: list[float]) -> dict[str, Any]:
 
 
 def _check_summary(folder: Path, *, replaces: bool) -> None:
-    if (folder / SUMMARY).exists() and not replaces:
+    found = read_summary(folder)
+    if found is not None and not replaces:
         raise AttendropError(
             f"'{folder}' holds a summary of runs already; --resume completes them, --overwrite replaces them."
         )
