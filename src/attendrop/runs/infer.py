@@ -209,7 +209,7 @@ class _Rows:
     def write_skipped(self, source: Source) -> None:
         if self.bad.skipped and source.skipped_file is not None:
             write_skipped(source.skipped_file, self.bad.skipped)
-            logger.warning("%d bad rows were left out; %s lists them.", len(self.bad.skipped), source.skipped_file)
+            logger.warning("Bad rows left out: %d; %s lists them.", len(self.bad.skipped), source.skipped_file)
 
 
 @dataclass(frozen=True)

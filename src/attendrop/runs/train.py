@@ -188,7 +188,7 @@ def _announce_data(report: dict[str, Any]) -> None:
     """Say what the data are, and what is odd about them."""
     logger.info("%s", report_table(report))
     if report["skipped"]:
-        logger.warning("%d bad rows were left out; the run's %s lists them.", report["skipped"], SKIPPED)
+        logger.warning("Bad rows left out: %d; the run's %s lists them.", report["skipped"], SKIPPED)
     for warning in report_warnings(report):
         logger.warning("%s", warning)
 
