@@ -15,6 +15,7 @@ import pytest
 import tiny
 
 from attendrop import cli
+from attendrop.cli.console import size
 from attendrop.files import sha256
 from attendrop.tasks import task_names
 
@@ -52,6 +53,21 @@ def train_arguments(folder: Path, output: str, *more: str) -> list[str]:
 
 
 Captured = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [(700, "1 KiB"), (59_000, "58 KiB"), (2**20, "1 MiB"), (90_852_000, "87 MiB"), (2**30, "1.0 GiB")],
+)
+def test_sizes_are_told_in_a_unit_that_fits(count: int, shown: str) -> None:
+    assert size(count) == shown
+
+
+def test_one_prediction_is_one_prediction(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "one.csv").write_text("sentence1,sentence2\nw1 w2,w3\n")
+    given = ("--predict-file", f"{tmp_path}/one.csv", "--output", f"{tmp_path}/answer.csv")
+    assert cli.main(["predict", f"{folder}/run", *given]) == 0
+    assert capsys.readouterr().out == f"Wrote 1 prediction to {tmp_path}/answer.csv.\n"
 
 
 def test_train_says_what_it_did(folder: Path, capsys: Captured) -> None:

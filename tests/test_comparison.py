@@ -53,6 +53,14 @@ def test_of_classes_it_is_that_of_bonett_and_price(rows: int, lost: int, won: in
     assert found.high - found.low == pytest.approx(2 * stats.t.ppf(0.975, rows - 1) * error, rel=0.15)
 
 
+@pytest.mark.parametrize("rows", [3, 4])
+def test_it_ends_where_no_difference_can_be(rows: int) -> None:
+    labels = np.zeros(rows, dtype=int)
+    same = Predictions(labels, np.eye(2)[labels], accuracy, 2, span=1.0)
+    found = paired_difference(same, same, 0.99)
+    assert (found.low, found.high) == (-1.0, 1.0)
+
+
 def test_of_correlations_it_is_paired() -> None:
     labels, error, change = numbers(400, 1.0, 1.0, 0.1)
     before, after = labels + error, labels + error + change

@@ -12,7 +12,7 @@ import sklearn.metrics as skm
 from datasets import Dataset
 
 from attendrop.errors import AttendropError
-from attendrop.tasks import Task, compute_scores, constant_scores, get_task, with_metric, write_predictions
+from attendrop.tasks import Task, compute_scores, constant_scores, get_task, score_span, with_metric, write_predictions
 
 OWN_CLASSES = Task(
     "files", "classification", ("text",), ("a", "b, c", "d"), "accuracy", "", ("f1_macro", "matthews_correlation")
@@ -172,3 +172,31 @@ def test_constant_scores_are_those_of_the_most_common_class_of_training() -> Non
     assert (answer, scores["accuracy"]) == (TWO_CLASSES.label_names[1], 0.25)
     answer, scores = constant_scores(OWN_NUMBERS, np.array([1.0, 2.0]), np.array([0.5, 2.5]))
     assert (answer, scores["pearson"], scores["mse"]) == (1.5, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("task", "right", "wrong", "metrics"),
+    [
+        (
+            TWO_CLASSES,
+            [[3, 0], [0, 3]],
+            [[0, 3], [3, 0]],
+            ["accuracy", "balanced_accuracy", "f1_macro", "f1", "recall"],
+        ),
+        (TWO_CLASSES, [[3, 0], [0, 3]], [[0, 3], [3, 0]], ["matthews_correlation", "cohen_kappa", "roc_auc"]),
+        (OWN_NUMBERS, [0, 1], [1, 0], ["pearson", "spearman"]),
+    ],
+)
+def test_the_span_of_a_metric_lies_between_its_best_and_worst_score(
+    task: Task, right: list[Any], wrong: list[Any], metrics: list[str]
+) -> None:
+    for metric in metrics:
+        best, worst = (
+            compute_scores(with_metric(task, metric), np.array(logits), np.array([0, 1]))[metric]
+            for logits in (right, wrong)
+        )
+        assert score_span(metric) == pytest.approx(best - worst)
+
+
+def test_errors_have_no_span() -> None:
+    assert score_span("r2") == score_span("neg_mean_squared_error") == math.inf

@@ -24,7 +24,8 @@ from torch.nn.functional import cross_entropy
 import attendrop
 from attendrop import AttendropError, PrunedModel, export_onnx, export_torch, load, prune
 from attendrop.attention import Attachment
-from attendrop.pruning.choose import Wanted, choose, importance, loss_score, parse_wanted
+from attendrop.pruning.choose import Trial, Wanted, choose, importance, loss_score, parse_wanted, what_is_unknown
+from attendrop.pruning.comparison import Difference
 from attendrop.pruning.masking import Constant, mask_layers, prunable_sites
 from attendrop.pruning.model import CONFIG, unpadded
 
@@ -458,6 +459,15 @@ def test_auto_takes_what_the_rows_vouch_for(
     assert len(light.layers) == expected
     said = " ".join(record.getMessage() for record in caplog.records)
     assert (f"{rows} rows cannot tell whether 3 layers would cost more than" in said) == (expected == 0)
+
+
+@pytest.mark.parametrize(("low", "suggested"), [(-0.0312, True), (-0.5, False), (-1.0, False)])
+def test_a_tolerance_is_suggested_only_if_it_is_sensible(low: float, suggested: bool) -> None:
+    trials = [Trial(0, 0.8, 40, Difference(0.0, 0.0, 0.0)), Trial(1, 0.8, 40, Difference(0.0, low, -low))]
+    said = what_is_unknown(trials, 0, 0.0)
+    assert said is not None
+    assert "40 rows cannot tell whether 1 layer would cost more than the tolerance of 0" in said
+    assert ("a tolerance of 0.0312 would accept it" in said) == ("would accept" in said) == suggested
 
 
 def test_a_loss_beyond_doubt_is_not_called_unknown(caplog: pytest.LogCaptureFixture) -> None:

@@ -107,6 +107,30 @@ def test_six_rows_at_chance_take_no_layer(folder: Path, tmp_path: Path, capsys: 
     assert "What is not known: 6 rows" in (tmp_path / "out" / "README.md").read_text()
 
 
+def test_without_a_pruned_layer_there_is_no_difference_and_no_speed(
+    folder: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    assert cli.main(arguments(folder, tmp_path / "out")) == 0
+    out, err = capsys.readouterr()
+    assert "constant attention  0 of 2 layers\n" in out
+    for pattern in (
+        r"selection score +accuracy \d\.\d{4}\n",
+        r"dev score +accuracy \d\.\d{4}\n",
+        r"parameters +4,610\n",
+        r"weights on disk +\d\d KiB",
+    ):
+        assert re.search(pattern, out), (pattern, out)
+    assert "speed" not in out + err
+    for end in re.findall(r"[+-]\d\.\d{4}", out):
+        assert abs(float(end)) <= 1
+    assert "would accept" not in out
+    found = tiny.read_metrics(tmp_path / "out")["pruned"]
+    assert found["speed"] is found["selection"]["difference"] is found["all_scores"]["dev"]["difference"] is None
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "No layer was pruned." in card
+    assert "times that of" not in card
+
+
 def test_each_pass_is_shown(folder: Path, tmp_path: Path) -> None:
     stream = io.StringIO()
     progress = TrainingProgress(Console(file=stream, force_terminal=True, width=120))

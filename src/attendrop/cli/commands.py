@@ -99,7 +99,7 @@ def predict(
             run, source, output, format=output_format, probabilities=probabilities, keep_columns=keep_columns,
             on_progress=progress,
         )  # fmt: skip
-    shown = f"Wrote {found['rows']} predictions to {output}."
+    shown = f"Wrote {found['rows']} prediction{'s' if found['rows'] != 1 else ''} to {output}."
     show(found, shown, quiet=quiet or output == STDIN, as_json=as_json)
 
 

@@ -65,4 +65,6 @@ def aligned(lines: Mapping[str, str]) -> str:
 
 def size(count: int) -> str:
     """Bytes, for people."""
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+    if count >= 2**30:
+        return f"{count / 2**30:.1f} GiB"
+    return f"{count / 2**20:.0f} MiB" if count >= 2**20 else f"{count / 2**10:.0f} KiB"

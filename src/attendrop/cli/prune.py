@@ -12,7 +12,7 @@ from attendrop.runs.pruned_card import interval
 def prune_summary(metrics: Mapping[str, Any]) -> str:
     """What was removed, by which ranking; scores, size and speed before and after."""
     pruned, metric = metrics["pruned"], metrics["metric"]
-    name, before_after = metric.replace("_", " "), "{before} -> {after}".format
+    name = metric.replace("_", " ")
     lines = {
         "constant attention": f"{len(pruned['layers'])} of {pruned['of']} layers" + _listed(pruned["layers"]),
         "ranked by": _ranking(pruned),
@@ -22,9 +22,10 @@ def prune_summary(metrics: Mapping[str, Any]) -> str:
         lines["recovered"] = f"fine-tuned for {pruned['recover_epochs']} more epoch(s)"
     sets = ({"selection": pruned["selection"]} if pruned["selection"] else {}) | pruned["all_scores"]
     lines |= {f"{part} score": f"{name} {_change(both, metric)}" for part, both in sets.items()}
-    lines["parameters"] = before_after(**{when: f"{count:,}" for when, count in pruned["parameters"].items()})
-    lines["weights on disk"] = before_after(**{when: size(count) for when, count in pruned["bytes"].items()})
-    lines["speed"] = _speed(pruned, metrics["device"])
+    lines["parameters"] = _before_after(*(f"{pruned['parameters'][when]:,}" for when in ("before", "after")))
+    lines["weights on disk"] = _before_after(*(size(pruned["bytes"][when]) for when in ("before", "after")))
+    if pruned["speed"]:
+        lines["speed"] = _speed(pruned, metrics["device"])
     if pruned["chosen_on"] == "dev":
         lines["protocol"] = "layers were chosen on dev, so the dev score flatters"
     lines["model"] = metrics["output_dir"]
@@ -76,8 +77,12 @@ def _ranking(pruned: Mapping[str, Any]) -> str:
 
 
 def _change(both: Mapping[str, Mapping[str, float]], metric: str) -> str:
-    scores = f"{both['before'][metric]:.4f} -> {both['after'][metric]:.4f}"
-    return f"{scores}  ({_interval_of(both)})"
+    before, after = (f"{both[when][metric]:.4f}" for when in ("before", "after"))
+    return f"{before} -> {after}  ({_interval_of(both)})" if both["difference"] else before
+
+
+def _before_after(before: str, after: str) -> str:
+    return before if before == after else f"{before} -> {after}"
 
 
 def _interval_of(both: Mapping[str, Any]) -> str:

@@ -27,6 +27,9 @@ Score = Callable[[PrunedModel], float | Sequence[float]]
 # The same, or the predictions that a score is made of.
 Judge = Callable[[PrunedModel], float | Sequence[float] | Predictions]
 
+# A tolerance is suggested only up to this fraction of the whole model's score.
+_SUGGESTED_TOLERANCE = 0.1
+
 logger = logging.getLogger(__name__)
 
 
@@ -214,9 +217,10 @@ def what_is_unknown(trials: Sequence[Trial], chosen: int, tolerance: float) -> s
     if not math.isfinite(found.low):
         return f"{said}: they are too few for an interval of the difference."
     allows = math.ceil(-found.low * 1e4) / 1e4
+    suggested = allows <= _SUGGESTED_TOLERANCE * abs(trials[0].score)
     return (
         f"{said}: the difference is {found.value:+.4f}, its {100 * CONFIDENCE:g} % interval {found.low:+.4f} to "
-        f"{found.high:+.4f}. More rows may tell; a tolerance of {allows:g} would accept it."
+        f"{found.high:+.4f}. More rows may tell{f'; a tolerance of {allows:g} would accept it' if suggested else ''}."
     )
 
 

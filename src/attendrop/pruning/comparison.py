@@ -27,12 +27,14 @@ class Predictions:
         values: Logits of classes, ``(rows, classes)``; or what else ``metric`` takes, such as numbers or losses.
         metric: From labels and values to a score; more is better.
         classes: How many classes there are; 0: the values are not logits of classes.
+        span: How far apart two scores can be, such as 1 for an accuracy.
     """
 
     labels: Array
     values: Array
     metric: Callable[[Array, Array], float]
     classes: int = 0
+    span: float = math.inf
 
     @property
     def score(self) -> float:
@@ -59,7 +61,7 @@ def paired_difference(before: Predictions, after: Predictions, confidence: float
 
     Both models are scored on the same resamples, so any metric will do. The interval is the difference plus and minus
     Student's t times the bootstrap's standard error (Efron and Tibshirani, 1993, chapter 12), widened by
-    ``sqrt(n / (n - 1))``, for the bootstrap's variance is too small by that.
+    ``sqrt(n / (n - 1))``, for the bootstrap's variance is too small by that. It ends where no difference can be.
 
     Of classes, two imagined rows join the sample, one that only ``before`` gets right and one that only ``after`` does
     (Bonett and Price, 2012): else a few rows on which the models agree would prove that they always agree.
@@ -85,7 +87,7 @@ def paired_difference(before: Predictions, after: Predictions, confidence: float
         found.append(before.metric(labels[drawn], second[drawn]) - before.metric(labels[drawn], first[drawn]))
     error = float(np.std(found)) * math.sqrt(rows / (rows - 1))
     half = student_t((1 + confidence) / 2, rows - 1) * error
-    return Difference(value, value - half, value + half)
+    return Difference(value, max(value - half, -before.span), min(value + half, before.span))
 
 
 def student_t(probability: float, freedom: int) -> float:

@@ -17,7 +17,7 @@ from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, divide, fingerprint, load_data
 from attendrop.runs.folder import read_metrics, read_run
 from attendrop.runs.models import load_model_and_tokenizer
-from attendrop.tasks import Task, compute_scores, encode
+from attendrop.tasks import Task, compute_scores, encode, score_span
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ class FinishedRun:
             logits,
             lambda labels, logits: compute_scores(decisive, logits, labels)[decisive.metric],
             len(self.task.label_names),
+            score_span(self.task.metric),
         )
 
 

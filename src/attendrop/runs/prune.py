@@ -77,7 +77,8 @@ def prune_run(
         ``of``, ``ranked_by``, ``harm`` of each layer, ``chosen_on`` with its ``rows``; with ``auto`` ``scores`` and
         ``differences`` by number of pruned layers, and in words what is ``unknown``; ``selection`` and ``all_scores``
         before and after with the ``difference``; ``parameters``, ``bytes``, ``speed``. A difference is its ``value``
-        with the ends, ``low`` and ``high``, of its 95 % interval.
+        with the ends, ``low`` and ``high``, of its 95 % interval. Without a pruned layer ``speed`` and the differences
+        of before and after are None: it is the same model.
 
     Raises:
         AttendropError: There is no finished run, its data changed, or the model cannot be pruned in this way.
@@ -120,8 +121,9 @@ def _pruned(
         "unknown": what_is_unknown(trials, len(light.layers), tolerance),
         "tolerance": tolerance,
         "recover_epochs": recover_epochs if light.layers else 0,
-        **_scores(run, before, after),
-        **_size_and_speed(work, light),
+        **_scores(run, before, after, changed=bool(light.layers)),
+        "parameters": {"before": _parameters(run.model), "after": _parameters(light)},
+        "speed": _speed(work, light) if light.layers else None,
     }
 
 
@@ -272,31 +274,34 @@ def _recover(
         return PrunedModel(trainer.accelerator.unwrap_model(trainer.model).eval())
 
 
-def _scores(run: FinishedRun, before: Mapping[str, Array], after: Mapping[str, Array]) -> dict[str, Any]:
-    """All scores before and after, and the difference of the metric that decides."""
+def _scores(
+    run: FinishedRun, before: Mapping[str, Array], after: Mapping[str, Array], *, changed: bool
+) -> dict[str, Any]:
+    """All scores before and after; if the model was changed, the difference of the metric that decides."""
     scores: dict[str, Any] = {}
     for name, rows in run.sets.items():
         labels = np.asarray(rows["labels"])
-        difference = paired_difference(run.predictions(name, before[name]), run.predictions(name, after[name]))
+        first, second = (run.predictions(name, logits[name]) for logits in (before, after))
         scores[name] = {
             "before": compute_scores(run.task, before[name], labels),
             "after": compute_scores(run.task, after[name], labels),
-            "difference": difference.as_dict(),
+            "difference": paired_difference(first, second).as_dict() if changed else None,
         }
     return {"selection": scores.pop("selection", None), "all_scores": scores}
 
 
-def _size_and_speed(work: _Work, light: PrunedModel) -> dict[str, Any]:
+def _parameters(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _speed(work: _Work, light: PrunedModel) -> dict[str, Any]:
+    """How many times faster the pruned model is."""
     whole, rows = work.run.model, work.run.sets[work.chosen_on]
     timed = rows.select(range(min(len(rows), _TIMED_BATCHES * _TIMED_ROWS))).remove_columns("labels")
     logger.info("Measuring the speed on %d rows of %s.", len(timed), work.chosen_on)
     batches = work.batches(timed, _TIMED_ROWS)
     speed = measure_speed(lambda batch: whole(**batch), lambda batch: light(**batch), batches)
-    counts = {"before": whole, "after": light}
-    return {
-        "parameters": {when: sum(p.numel() for p in model.parameters()) for when, model in counts.items()},
-        "speed": dataclasses.asdict(speed) | {"rows": len(timed), "batch_size": _TIMED_ROWS},
-    }
+    return dataclasses.asdict(speed) | {"rows": len(timed), "batch_size": _TIMED_ROWS}
 
 
 def _save(run: FinishedRun, light: PrunedModel, found: dict[str, Any], folder: Path, output_dir: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def pruned_card(metrics: Mapping[str, Any]) -> str:
     )
     title = f"{Path(metrics['model']).name}, {metrics['task']}"
     unknown = f"\n\nWhat is not known: {pruned['unknown']}" if pruned["unknown"] else ""
-    speed = pruned["speed"]
+    constant = f"Layers {json.dumps(pruned['layers'])} attend equally to all tokens."
     return f"""---
 library_name: attendrop
 pipeline_tag: text-classification
@@ -34,17 +34,14 @@ tags:
 
 # {title}, without attention in {len(pruned["layers"])} of {pruned["of"]} layers
 
-Layers {json.dumps(pruned["layers"])} attend equally to all tokens. Pruned from a model trained with
-`{metrics["method"]}`, by {pruned["ranked_by"]}, chosen on {pruned["rows"]} rows of `{pruned["chosen_on"]}`.{unknown}
+{constant if pruned["layers"] else "No layer was pruned."} The model was trained with `{metrics["method"]}`. Layers were
+ranked by {pruned["ranked_by"]}, and chosen on {pruned["rows"]} rows of `{pruned["chosen_on"]}`.{unknown}
 
 | | before | after | difference, 95 % interval |
 |---|---|---|---|
 {scores}
 | parameters | {pruned["parameters"]["before"]:,} | {pruned["parameters"]["after"]:,} | |
-
-Measured speed where it was pruned: {speed["median"]:.2f} times that of the whole model ({speed["low"]:.2f} to
-{speed["high"]:.2f} in {speed["rounds"]} rounds).
-
+{_speed(pruned["speed"])}
 ```python
 import attendrop
 from transformers import AutoTokenizer
@@ -55,7 +52,16 @@ tokenizer = AutoTokenizer.from_pretrained(folder)
 """
 
 
+def _speed(speed: Mapping[str, Any] | None) -> str:
+    if speed is None:
+        return ""
+    spread = f"({speed['low']:.2f} to {speed['high']:.2f} in {speed['rounds']} rounds)"
+    return f"\nMeasured speed where it was pruned: {speed['median']:.2f} times that of the whole model {spread}.\n"
+
+
 def interval(both: Mapping[str, Any]) -> str:
-    """The 95 % interval of a difference between two scores, in words."""
+    """The 95 % interval of a difference between two scores, in words; none if nothing was changed."""
+    if both["difference"] is None:
+        return ""
     low, high = both["difference"]["low"], both["difference"]["high"]
     return "too few rows to tell" if low is None else f"{low:+.4f} to {high:+.4f}"

@@ -15,7 +15,7 @@ from attendrop.tasks.files import load_files
 from attendrop.tasks.glue import GLUE, glue_files, load_glue
 from attendrop.tasks.grammar import GRAMMAR, load_grammar
 from attendrop.tasks.predictions import PredictionWriter, output_format, write_predictions
-from attendrop.tasks.scores import compute_scores, constant_scores, predicted_counts, with_metric
+from attendrop.tasks.scores import compute_scores, constant_scores, predicted_counts, score_span, with_metric
 from attendrop.tasks.splits import few_shot, hold_out, subset
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "load_task",
     "output_format",
     "predicted_counts",
+    "score_span",
     "subset",
     "task_files",
     "task_names",

@@ -1,5 +1,6 @@
 """The metrics of the tasks."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -77,6 +78,9 @@ _NUMBER_METRICS: dict[str, Callable[[Array, Array], float]] = {
     "neg_mean_absolute_error": lambda labels, predictions: -mean_absolute_error(labels, predictions),
 }
 _REPORTED_ONLY: dict[str, Callable[[Array, Array], float]] = {"mse": mean_squared_error}
+# From -1 to 1, and without a lower end; all others go from 0 to 1.
+_SIGNED = ("matthews_correlation", "cohen_kappa", "pearson", "spearman")
+_UNBOUNDED = ("r2", "neg_mean_squared_error", "neg_mean_absolute_error", "mse")
 _ALIASES = {
     "macro_f1": "f1_macro",
     "micro_f1": "f1_micro",
@@ -131,6 +135,13 @@ def compute_scores(task: Task, logits: Array, labels: Array) -> dict[str, float]
         else float(metrics[name](labels, predictions))
         for name in (task.metric, *task.other_metrics)
     }
+
+
+def score_span(metric: str) -> float:
+    """How far apart two scores of a metric can be."""
+    if metric in _UNBOUNDED:
+        return math.inf
+    return 2.0 if metric in _SIGNED else 1.0
 
 
 def predicted_counts(task: Task, logits: Array) -> dict[str, int]:
