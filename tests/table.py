@@ -100,6 +100,17 @@ TABLE: dict[str, Method] = {
     "attendout pruning": AttendOut(variant="pruning", granularity="head", dropout_step=2),
 }
 
+# The terms and the parts of methods that have several, each alone.
+TERMS: dict[str, Method] = {
+    "unidrop feature": UniDrop(feature=0.3, structure=0, token=0),
+    "unidrop layers": UniDrop(feature=0, structure=0.5, token=0),
+    "supert heads": SuperT(share=0.5, feed_forward=False),
+    "supert feed-forward": SuperT(share=0.5, heads=False),
+    "hiddencut loss": HiddenCut(alpha=0.3, eta=0),
+    "hiddencut divergence": HiddenCut(alpha=0.3, gamma=0),
+    "scal copies": SCAL(contrast=0),
+    "scal contrast": SCAL(adversarial=0),
+}
 # Rows of the table in which a term looks at a micro-batch as a whole, or at how far it is padded.
 BY_MICRO_BATCH: set[str] = {"scal"}
 # Pairs of a row and a model that are refused, with a part of the message.
@@ -107,10 +118,16 @@ UNFIT: dict[tuple[str, str], str] = {
     ("unidrop", "vit"): "no 'input_ids'",
     ("unidrop tokens", "vit"): "no 'input_ids'",
     ("scal", "vit"): "embeds no words",
+    ("scal copies", "vit"): "embeds no words",
+    ("scal contrast", "vit"): "embeds no words",
     ("supert", "albert"): "shares its layers",
+    ("supert heads", "albert"): "shares its layers",
+    ("supert feed-forward", "albert"): "shares its layers",
 }
 # The first step that is not one of plain fine-tuning, by plan or by chance, where that is not the first.
-FIRST_STEP: dict[str, int] = {"supert": 2, "layerdrop": 2}
+FIRST_STEP: dict[str, int] = dict.fromkeys(
+    ("supert", "supert heads", "supert feed-forward", "layerdrop", "unidrop layers"), 2
+)
 
 
 def given(model: Any, batch: zoo.Batch) -> dict[str, Any]:

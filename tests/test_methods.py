@@ -1,8 +1,7 @@
-"""The registry, the options and their messages, and the table of models and methods."""
+"""The registry, the options and their messages, and kinds of targets."""
 
 import dataclasses
 import json
-from functools import cache
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,8 +9,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import zoo
-from table import FIRST_STEP, TABLE, UNFIT, given
-from torch import Tensor
+from table import TABLE, given
 from transformers import AutoConfig
 
 import attendrop
@@ -20,75 +18,12 @@ from attendrop import (
     AttendropError,
     FineTune,
     Method,
-    RDrop,
     methods,
     regularize,
 )
 from attendrop.methods import build_method, get_method, method_names, register_method
 
 # --- Models x methods
-
-
-@cache
-def plain_step(name: str, backend: str, copies: int = 1) -> tuple[float, Tensor]:
-    """Loss and gradient of plain fine-tuning, on so many copies of each row."""
-    model = zoo.build(name, backend, dropout=0.1)
-    batch = {column: value.repeat_interleave(copies, 0) for column, value in zoo.batch_of(name).items()}
-    torch.manual_seed(5)
-    loss = model(**batch).loss
-    loss.backward()
-    return loss.item(), gradient_of(model)
-
-
-def gradient_of(model: torch.nn.Module) -> Tensor:
-    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in model.parameters()])
-
-
-# Each model with each method on one of the backends; on the other, slow.
-CELLS = [
-    pytest.param(name, row, backend, marks=() if (i + j + k) % 2 == 0 else pytest.mark.slow)
-    for i, name in enumerate(zoo.ZOO)
-    for j, row in enumerate(TABLE)
-    for k, backend in enumerate(("sdpa", "eager"))
-]
-
-
-@pytest.mark.parametrize(("name", "row", "backend"), CELLS)
-def test_every_method_takes_effect_on_every_model_in_its_first_step(name: str, row: str, backend: str) -> None:
-    """What the optimizer sees is not what plain fine-tuning shows it, on the same rows with the same random state."""
-    model, batch, method = zoo.build(name, backend, dropout=0.1), zoo.batch_of(name), TABLE[row]
-    needed = given(model, batch)
-    refused = UNFIT.get((row, name))
-    if refused is not None:
-        with pytest.raises(AttendropError, match=refused), regularize(model, method, **needed) as reg:
-            reg.loss(batch)
-        return
-    seen: list[Tensor] = []
-    needed["optimizer"].param_groups[0]["lr"] = 0.0
-    with regularize(model, method, **needed) as reg:
-        needed["optimizer"].register_step_pre_hook(lambda *_: seen.append(gradient_of(model)))
-        for _ in range(FIRST_STEP.get(row, 1)):
-            model.zero_grad()
-            torch.manual_seed(5)
-            loss = reg.loss(batch)
-            loss.backward()
-            needed["optimizer"].step()
-            reg.step()
-        logs = reg.logs()
-    copies = 2 if any(isinstance(part, RDrop) for part in method.parts) else 1
-    plain_loss, plain_gradient = plain_step(name, backend, copies)
-    assert torch.isfinite(loss)
-    assert all(torch.isfinite(gradient).all() for gradient in seen)
-    far = abs(loss.item() - plain_loss) > 1e-3 * plain_loss
-    far = far or bool((seen[-1] - plain_gradient).norm() > 1e-3 * plain_gradient.norm())
-    assert far == (row != "finetune")
-    if method.name == "finetune":
-        assert logs == {}
-    for part in method.parts if method.name != "finetune" else ():
-        assert logs[f"{part.source}/active"] == 1
-        dropped = logs.get(f"{part.source}/dropped")
-        assert dropped is None or 0 < dropped < 0.8 or ("layers" in part.facts.acts_on and 0 <= dropped <= 1)
-
 
 _IN_THE_PASS = [
     name
