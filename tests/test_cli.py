@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shutil
@@ -216,8 +217,8 @@ def test_interrupt_says_how_to_go_on(folder: Path, capsys: Captured, monkeypatch
 
 
 def test_without_the_extra(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    find = cli.importlib.util.find_spec
-    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None if name == "typer" else find(name))
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "typer" else find(name))
     assert cli.main(["methods"]) == 2
     assert "the command line needs typer; run `pip install attendrop[cli]`" in capsys.readouterr().err
 

@@ -54,6 +54,7 @@ def write_run(folder: Path, layers: int = 2, count: int = 20, **changed: Any) ->
     metrics = {"method": "attendout", "model": "org/some model", "task": "cola", "seed": 4, "all_scores": {}}
     metrics |= {"planned_steps": 10 * count, "dropout_steps": steps, "config": config, **changed}
     (folder / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
+    (folder / "run.json").write_text(json.dumps({"config": config, "data_sha256": "", "files": {}}), encoding="utf-8")
     return folder
 
 
@@ -229,7 +230,7 @@ def test_json_and_files_of_ones_own(tmp_path: Path, capsys: Captured) -> None:
     assert found["drop_probability"]["encoder.0"][-1] == pytest.approx(0.1)
     assert found["fit"]["rms"]["encoder.1"] == pytest.approx(0, abs=1e-5)
     assert json.loads(fit.read_text())["options"]["probabilities"] == found["fit"]["probabilities"]
-    assert sorted(path.name for path in run.iterdir()) == ["metrics.json"]
+    assert sorted(path.name for path in run.iterdir()) == ["metrics.json", "run.json"]
 
 
 def test_the_fit_keeps_to_the_layers_of_the_run(tmp_path: Path) -> None:
@@ -263,7 +264,7 @@ def test_mistakes_are_one_sentence(
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert message in err
-    assert sorted(path.name for path in run.iterdir()) == ["metrics.json"]
+    assert sorted(path.name for path in run.iterdir()) == ["metrics.json", "run.json"]
 
 
 def test_no_run(tmp_path: Path, capsys: Captured) -> None:

@@ -26,7 +26,7 @@ from attendrop.runs.config import RunConfig
 from attendrop.runs.infer import evaluate
 from attendrop.runs.listing import list_runs
 from attendrop.runs.reporting import keep_in_folder
-from attendrop.runs.run_file import write_run_file
+from attendrop.runs.run_file import run_file
 from attendrop.runs.source import Source
 from attendrop.runs.train import train
 
@@ -234,8 +234,8 @@ def test_config_file_says_where_the_data_of_a_task_were(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
     monkeypatch.setenv("ATTENDROP_DATA", "data")
-    write_run_file(RunConfig(task="rte", model="minilm", output_dir="x"), tmp_path)
-    assert yaml.safe_load((tmp_path / "run.yaml").read_text())["data_dir"] == str(tmp_path / "data")
+    text = run_file(RunConfig(task="rte", model="minilm", output_dir="x"))
+    assert yaml.safe_load(text)["data_dir"] == str(tmp_path / "data")
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,15 @@
 """Fine-tune pre-trained transformers on small data without overfitting, by regularising attention.
 
-Public names are loaded when they are first asked for, so that the command line answers quickly.
+Public names are loaded when they are first asked for, so that the command line answers quickly. Nothing is imported
+before: a Ctrl-C at the start of the command line is to find its handler installed.
 """
 
-from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
+TYPE_CHECKING = False  # that of typing would have to be loaded
 if TYPE_CHECKING:  # for type checkers and editors
+    from typing import Any
+
     from attendrop.errors import AttendropError as AttendropError
     from attendrop.methods import *  # noqa: F403 (their names stand in the registry alone)
     from attendrop.pruning import PrunedModel as PrunedModel
@@ -19,10 +21,7 @@ if TYPE_CHECKING:  # for type checkers and editors
     from attendrop.regularization import regularize as regularize
     from attendrop.trainer import RegularizedTrainer as RegularizedTrainer
 
-try:
-    __version__ = version("attendrop")
-except PackageNotFoundError:  # running from a source tree that was not installed
-    __version__ = "0.0.0"
+    __version__: str
 
 # Where the public names are that are no methods.
 _MODULES = {
@@ -41,6 +40,10 @@ _MODULES = {
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
+        from importlib import import_module
+
+        if name == "__version__":
+            return _version()
         if name in _MODULES:
             return getattr(import_module(f"attendrop.{_MODULES[name]}"), name)
         if name == "__all__" or name[0].isupper():  # every method is a class
@@ -53,3 +56,12 @@ if not TYPE_CHECKING:
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__getattr__("__all__")})
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("attendrop")
+    except PackageNotFoundError:  # running from a source tree that was not installed
+        return "0.0.0"

@@ -56,8 +56,9 @@ def load_session(checkpoint: Path, rank: int) -> tuple[dict[str, Any], dict[str,
 
 
 def unseal(checkpoint: Path) -> None:
-    """Mark a checkpoint as incomplete, before it is written again."""
-    (checkpoint / MANIFEST).unlink(missing_ok=True)
+    """Begin a checkpoint, perhaps again: until it is sealed, its manifest says that it is being written."""
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    write_json(checkpoint / MANIFEST, {"unfinished": True})
 
 
 def is_complete(checkpoint: Path) -> bool:
@@ -70,12 +71,16 @@ def is_complete(checkpoint: Path) -> bool:
 
 
 def strange_files(checkpoint: Path) -> list[str]:
-    """The files in a checkpoint that are not in its manifest; none where there is no manifest."""
+    """The files in a checkpoint that are not as in its manifest; none while it is being written."""
     try:
-        known = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError, TypeError):
+        manifest = dict(json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        manifest = {}
+    if "unfinished" in manifest:
         return []
-    return [name for file in _files(checkpoint) if (name := str(file.relative_to(checkpoint))) not in known]
+    known = manifest.get("files", {})
+    files = {str(file.relative_to(checkpoint)): file for file in _files(checkpoint)}
+    return [name for name, file in files.items() if known.get(name) != sha256(file)]
 
 
 def last_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:

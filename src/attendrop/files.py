@@ -27,7 +27,7 @@ def write_text(path: Path, content: str) -> None:
     """Write a text file in the same way."""
     partial = path.with_name(f".{path.name}.partial")
     with disk_errors(path):
-        partial.write_text(content, encoding="utf-8")
+        partial.write_text(content, encoding="utf-8", newline="\n")
     os.replace(partial, path)
 
 

@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
-import signal
 import sys
-from collections.abc import Sequence
-from types import FrameType
-from typing import Any
+
+from attendrop.cli import interrupts
+
+TYPE_CHECKING = False  # whatever is loaded here delays the handler of Ctrl-C
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
 
 # Module and package, where they have different names.
 _NEEDED = {name: name for name in ("typer", "rich", "datasets", "accelerate", "filelock", "scipy")}
@@ -21,19 +22,29 @@ _NEEDED["sklearn"] = "scikit-learn"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; ``arguments`` default to those of the process. Returns the exit code."""
-    if arguments is None:
-        signal.signal(signal.SIGINT, _leave)
+    if arguments is not None:
+        return _main(list(arguments))
+    interrupts.install()
+    code = _main(sys.argv[1:])
+    if code == interrupts.EXIT_CODE:
+        interrupts.end()
+    return code
+
+
+def _main(arguments: list[str]) -> int:
     try:
-        return _run(list(sys.argv[1:] if arguments is None else arguments))
+        return _run(arguments)
     except KeyboardInterrupt:
-        return _fail("interrupted.", 130)
+        return interrupts.tell()
     except Exception:
-        if signal.getsignal(signal.SIGINT) is _exit:  # modules that are interrupted while they load raise all sorts
-            return _fail("interrupted.", 130)
+        if interrupts.was_interrupted():  # libraries that are interrupted raise all sorts
+            return interrupts.tell()
         raise
 
 
 def _run(arguments: list[str]) -> int:
+    import importlib.util
+
     missing = [package for module, package in _NEEDED.items() if importlib.util.find_spec(module) is None]
     if missing:
         return _fail(f"the command line needs {', '.join(missing)}; run `pip install attendrop[cli]`.")
@@ -48,12 +59,14 @@ def _run(arguments: list[str]) -> int:
     usage_error: type[Any] = typer.BadParameter.__mro__[1]
     try:
         return app(arguments or ["--help"], standalone_mode=False, prog_name="attendrop") or 0
+    except interrupts.Interrupted as error:
+        return interrupts.tell(str(error))
     except AttendropError as error:
         return _fail(str(error))
     except usage_error as error:
         return _fail(error.format_message())
     except typer.Abort:
-        return _fail("interrupted.", 130)
+        return interrupts.tell()
     except BrokenPipeError:  # the reader of a pipe left; what is still buffered must not raise at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -75,29 +88,9 @@ def _described(error: OSError, arguments: list[str]) -> str:
     return f"{told}. Free some space; {goes_on}."
 
 
-def interruptible() -> None:
-    """From here on a first Ctrl-C ends the command in order: until now there was nothing to put in order."""
-    if signal.getsignal(signal.SIGINT) is _leave:
-        signal.signal(signal.SIGINT, _interrupt)
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    """End at once, for libraries that are interrupted while they load raise all sorts, or abort."""
-    os.write(2, b"Error: interrupted.\n")
-    os._exit(130)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Let the first Ctrl-C end what is going on in order, and the second one at once."""
-    signal.signal(signal.SIGINT, _exit)
-    raise KeyboardInterrupt
-
-
-def _exit(number: int, frame: FrameType | None) -> None:
-    os._exit(130)
-
-
 def _fail(message: str, code: int = 2) -> int:
+    if interrupts.was_interrupted():  # then this is what a library made of it
+        return interrupts.tell()
     print(f"Error: {message}", file=sys.stderr)
     return code
 

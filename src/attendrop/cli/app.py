@@ -12,7 +12,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from attendrop import __version__
 from attendrop.runs.folder import is_main_process
 
 app = typer.Typer(
@@ -34,6 +33,8 @@ RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finis
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from attendrop import __version__
+
         print(__version__)
         raise typer.Exit
 

@@ -227,12 +227,13 @@ def patterns(
     options: Annotated[
         str | None, typer.Option(help="Where to write the fit, JSON.", show_default="RUN/scheduler.json")
     ] = None,
+    overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Draw what AttendOut learnt to drop, and fit a schedule to it for the method scheduler."""
     from attendrop.cli.patterns import show_patterns
 
-    found, shown = show_patterns(run, fit, output, options)
+    found, shown = show_patterns(run, fit, output, options, overwrite=overwrite)
     show(found, shown, as_json=as_json)
 
 

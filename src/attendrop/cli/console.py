@@ -22,7 +22,7 @@ def messages(*, quiet: bool) -> Iterator[Console]:
     import datasets
     import transformers
 
-    from attendrop.cli import interruptible
+    from attendrop.cli.interrupts import interruptible
 
     interruptible()
     console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=not is_main_process())

@@ -12,13 +12,17 @@ import numpy as np
 
 from attendrop import patterns
 from attendrop.errors import AttendropError
+from attendrop.files import check_output
 from attendrop.patterns import Fit, Patterns
 from attendrop.runs.config import RunConfig
+from attendrop.runs.folder import add_files, hold_run_folders, own_files, was_added
 
 _ROWS = 12
 
 
-def show_patterns(run: str, pieces: int | None, output: str | None, options: str | None) -> tuple[dict[str, Any], str]:
+def show_patterns(
+    run: str, pieces: int | None, output: str | None, options: str | None, *, overwrite: bool = False
+) -> tuple[dict[str, Any], str]:
     """Draw a run's patterns, and fit a schedule to them if ``pieces`` says of how many.
 
     Args:
@@ -26,6 +30,8 @@ def show_patterns(run: str, pieces: int | None, output: str | None, options: str
         pieces: Of the fit, or None.
         output: The picture. None: ``patterns.png`` in the folder.
         options: The schedule. None: ``scheduler.json`` in the folder.
+        overwrite: Replace files that are there. What this wrote into the run's folder is replaced in any case, what the
+            run wrote never.
 
     Returns:
         What was found, as plain values and as text.
@@ -37,16 +43,20 @@ def show_patterns(run: str, pieces: int | None, output: str | None, options: str
         raise AttendropError("--options says where to write a fit; say with --fit how many pieces it is to have.")
     found = patterns.read(Path(run))
     fitted = None if pieces is None else patterns.fit(found, pieces)
-    picture = _writable(output or f"{run}/patterns.png")
-    schedule = _writable(options or f"{run}/scheduler.json")
-    patterns.draw(found, picture, fitted)
+    picture = _writable(run, output or f"{run}/patterns.png", overwrite=overwrite)
+    schedule = _writable(run, options or f"{run}/scheduler.json", overwrite=overwrite or fitted is None)
+    with hold_run_folders([picture]):
+        patterns.draw(found, picture, fitted)
+        add_files(Path(run), [picture])
     values: dict[str, Any] = {"run": run, "picture": str(picture), "dropout_steps": len(found.steps)}
     values |= {"drop_probability": _by_layer(found, found.probabilities), "steps": found.steps.astype(int).tolist()}
     values["period_shares"] = found.period_shares.tolist()
     text = [f"AttendOut: {found.run}", "", _table(found), "", f"Wrote {picture}."]
     if fitted is not None:
         method = patterns.scheduler(found, fitted)
-        patterns.write_options(schedule, method)
+        with hold_run_folders([schedule]):
+            patterns.write_options(schedule, method)
+            add_files(Path(run), [schedule])
         command = _command(found.config, schedule)
         rms = dict(zip(found.layers, fitted.rms.tolist(), strict=True))
         values["fit"] = {"file": str(schedule), "rms": rms, "command": command, **method.options()}
@@ -54,10 +64,11 @@ def show_patterns(run: str, pieces: int | None, output: str | None, options: str
     return values, "\n".join(text)
 
 
-def _writable(file: str) -> Path:
-    path = Path(file)
+def _writable(run: str, file: str, *, overwrite: bool) -> Path:
+    path, folder = Path(file), Path(run)
     if path.is_dir() or not path.parent.is_dir():
         raise AttendropError(f"'{file}' cannot be written; name a file in a folder that exists.")
+    check_output(path, own_files(folder), overwrite=overwrite or was_added(folder, path))
     return path
 
 

@@ -10,6 +10,7 @@ import typer
 
 from attendrop.cli.app import Columns, DataDir, Device, Json, LabelColumn, Quiet, app, show, split_columns
 from attendrop.cli.console import messages
+from attendrop.cli.interrupts import Interrupted
 from attendrop.cli.options import read_options
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig, default_output_dir, preset
@@ -111,13 +112,11 @@ def train(
             else:
                 found = train_seeds(run, seeds, resume=resume, overwrite=overwrite, callbacks=watching)
         except KeyboardInterrupt:
-            progress.close()
             instead = " instead of --overwrite" if overwrite else ""
-            console.print(
+            raise Interrupted(
                 f"Interrupted. The same command with --resume{instead} goes on from the last checkpoint in "
                 f"{run.output_dir}."
-            )
-            raise typer.Exit(130) from None
+            ) from None
         finally:
             progress.close()
     show(found, (run_summary if len(seeds) == 1 else seeds_summary)(found), quiet=quiet, as_json=as_json)

@@ -7,9 +7,9 @@ other's, and takes its place when it is complete.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,18 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.files import disk_errors, sha256, share_permissions, write_json
+from attendrop.files import disk_errors, sha256, share_permissions, write_json, write_text
 from attendrop.runs.config import RunConfig
 from attendrop.runs.lock import LOCK, locked, refuse_if_locked
+from attendrop.runs.ownership import NEW_RUN, RESULTS, RUN, delete_own, digests, foreign, refuse_foreign, remove
+from attendrop.runs.run_file import RUN_FILE, run_file
 
-RUN = "run.json"
 METRICS = "metrics.json"
-_NEW_RUN = ".new-run"
-_RESULTS = ".results.partial"
-# Beside what `run.json` lists: what other commands write by default, and what is there while a run trains.
-_OWN = re.compile(
-    r"run\.json|metrics\.json|patterns\.png|scheduler\.json|tensorboard|checkpoint-\d+|\.lock|\.new-run|\..*\.partial"
-)
 
 
 def is_main_process() -> bool:
@@ -66,12 +61,12 @@ def run_folder(config: RunConfig, *, resume: bool, overwrite: bool) -> Iterator[
             yield run_place(folder, resume=resume, overwrite=overwrite)
         finally:
             with suppress(OSError):  # not empty
-                (folder / _NEW_RUN).rmdir()
+                (folder / NEW_RUN).rmdir()
 
 
 def run_place(folder: Path, *, resume: bool, overwrite: bool) -> Path:
     """Where a run in this folder has its files until it is complete: there, or in a folder within."""
-    new = folder / _NEW_RUN
+    new = folder / NEW_RUN
     replaces = (overwrite and read_run(folder) is not None) or (resume and read_run(new) is not None)
     return new if replaces else folder
 
@@ -102,17 +97,33 @@ def check_folder(folder: Path, config: RunConfig, *, resume: bool, overwrite: bo
         raise AttendropError(
             f"The output folder '{folder}' holds a run already; --resume continues it, --overwrite replaces it."
         )
-    elif foreign := _foreign(folder, run):
+    elif strange := sorted(name for path in folder.iterdir() for name in foreign(path, run)):
         raise AttendropError(
-            f"The output folder '{folder}' holds, beside a run, what attendrop did not write there: "
-            f"{', '.join(foreign)}. Move it away, or name another folder."
+            f"The output folder '{folder}' holds, beside a run, what the run did not write there: "
+            f"{', '.join(strange)}. Move it away, or name another folder."
         )
 
 
 def own_files(folder: Path) -> list[Path]:
     """The files of a run, or of a model that no run has made."""
-    run = read_run(folder) or {"files": dict.fromkeys(os.listdir(folder))}
-    return [path for path in folder.iterdir() if path.is_file() and _is_own(path.name, run)]
+    run = read_run(folder)
+    names = os.listdir(folder) if run is None else [RUN, *run.get("files", {})]
+    return [folder / name for name in names if (folder / name).is_file()]
+
+
+def add_files(folder: Path, paths: Iterable[Path]) -> None:
+    """Record files that another command than `train` wrote into the folder of a run; those elsewhere do not count."""
+    run = read_run(folder)
+    added = {path.name: sha256(path) for path in paths if path.resolve().parent == folder.resolve()}
+    if run is not None and added:
+        write_json(folder / RUN, run | {"added": run.get("added", {}) | added})
+
+
+def was_added(folder: Path, path: Path) -> bool:
+    """Whether a file is one of :func:`add_files`, as it was written."""
+    run = read_run(folder) or {}
+    inside = path.resolve().parent == folder.resolve()
+    return inside and path.name in run.get("added", {}) and not foreign(path, run)
 
 
 @contextmanager
@@ -134,9 +145,13 @@ def check_data(place: Path, data_sha256: str) -> None:
 
 
 def begin_run(place: Path, config: RunConfig, data_sha256: str) -> None:
-    """Make a folder that of a run."""
+    """Make a folder that of a run, with a ``run.yaml`` that repeats it."""
+    refuse_foreign(place, {}, [RUN_FILE])
     place.mkdir(parents=True, exist_ok=True)
-    write_json(place / RUN, {"config": _comparable(config), "data_sha256": data_sha256, "files": {}})
+    repeats = run_file(config)
+    files = {RUN_FILE: hashlib.sha256(repeats.encode()).hexdigest()}
+    write_json(place / RUN, {"config": _comparable(config), "data_sha256": data_sha256, "files": files})
+    write_text(place / RUN_FILE, repeats)
 
 
 @contextmanager
@@ -146,7 +161,7 @@ def results(place: Path) -> Iterator[Path]:
     Raises:
         AttendropError: Files of others would be replaced.
     """
-    partial = place / _RESULTS
+    partial = place / RESULTS
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     try:
@@ -154,9 +169,11 @@ def results(place: Path) -> Iterator[Path]:
             yield partial
         share_permissions(partial)
         run = read_run(place) or {}
-        names = [path.name for path in partial.iterdir()]
-        _refuse_foreign(place, run, names)
-        write_json(place / RUN, run | {"files": digests(partial)})
+        found = digests(partial)
+        refuse_foreign(place, run, found)
+        for name in found:  # of results that came in part
+            (place / name).unlink(missing_ok=True)
+        write_json(place / RUN, run | {"files": run.get("files", {}) | found})
         _move(partial, place, last=(METRICS,))
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -164,7 +181,7 @@ def results(place: Path) -> Iterator[Path]:
 
 def clear_unfinished(place: Path) -> None:
     """Delete what is left of a run that was to replace another, and did not end."""
-    if place.name == _NEW_RUN:
+    if place.name == NEW_RUN:
         shutil.rmtree(place, ignore_errors=True)
 
 
@@ -174,66 +191,21 @@ def replace_run(folder: Path) -> None:
     Raises:
         AttendropError: Files of others would be replaced.
     """
-    new, old = folder / _NEW_RUN, read_run(folder)
+    new, old = folder / NEW_RUN, read_run(folder)
     if read_metrics(new) is None:
         return
     if read_run(new) is not None and old is not None:
-        _refuse_foreign(folder, old, [path.name for path in new.iterdir()])
-        _delete(folder, [name for name in os.listdir(folder) if _is_own(name, old)])
+        refuse_foreign(folder, old, os.listdir(new))
+        delete_own(folder, old, last=(RUN,))
     _move(new, folder, last=(RUN, METRICS))
-
-
-def _delete(folder: Path, names: list[str]) -> None:
-    """Delete a run: first what says that it is finished, last what says that it is one."""
-    for name in sorted(names, key=lambda name: (name == RUN, name != METRICS)):
-        if name not in (LOCK, _NEW_RUN):
-            _remove(folder / name)
 
 
 def _move(source: Path, target: Path, last: tuple[str, ...]) -> None:
     for name in sorted(os.listdir(source), key=lambda name: last.index(name) if name in last else -1):
         if (target / name).is_dir():
-            _remove(target / name)
+            remove(target / name)
         os.replace(source / name, target / name)
     source.rmdir()
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
-
-
-def _is_own(name: str, run: Mapping[str, Any]) -> bool:
-    return name in run.get("files", ()) or _OWN.fullmatch(name) is not None
-
-
-def digests(folder: Path) -> dict[str, str]:
-    """The SHA-256 of each file in a folder, by name: what ``run.json`` keeps of the files that a run wrote."""
-    return {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.is_file()}
-
-
-def _foreign(folder: Path, run: Mapping[str, Any]) -> list[str]:
-    """What the run did not write, and what was changed since it did."""
-    from attendrop.checkpoints import strange_files
-
-    found = [path.name for path in folder.iterdir() if not _is_own(path.name, run)]
-    for name, digest in run.get("files", {}).items():
-        if (folder / name).is_file() and sha256(folder / name) != digest:
-            found.append(f"{name} (changed since)")
-    for checkpoint in folder.glob("checkpoint-*"):
-        found += [f"{checkpoint.name}/{name}" for name in strange_files(checkpoint)]
-    return sorted(found)
-
-
-def _refuse_foreign(folder: Path, run: Mapping[str, Any], names: list[str]) -> None:
-    taken = [name for name in names if (folder / name).exists() and not _is_own(name, run)]
-    if taken:
-        raise AttendropError(
-            f"'{folder / taken[0]}' was not written by attendrop, and a result of the run has its name; move it away. "
-            "Then --resume completes the run."
-        )
 
 
 def _comparable(config: RunConfig) -> dict[str, Any]:

@@ -24,8 +24,9 @@ from attendrop.pruning.model import PrunedModel
 from attendrop.rows import to_device
 from attendrop.runs.class_weights import run_loss
 from attendrop.runs.finished import FinishedRun, load_finished_run
-from attendrop.runs.folder import METRICS, RUN, digests, read_run
+from attendrop.runs.folder import METRICS, read_run
 from attendrop.runs.logits import predict_logits
+from attendrop.runs.ownership import RUN, digests
 from attendrop.runs.pruned_card import pruned_card
 from attendrop.runs.speed import measure_speed
 from attendrop.runs.staging import new_folder
@@ -319,7 +320,7 @@ def _save(run: FinishedRun, light: PrunedModel, found: dict[str, Any], folder: P
     }
     (folder / "README.md").write_text(pruned_card(metrics), encoding="utf-8")
     write_json(folder / METRICS, metrics)
-    write_json(folder / RUN, (read_run(source) or {}) | {"files": digests(folder)})
+    write_json(folder / RUN, (read_run(source) or {}) | {"files": digests(folder), "added": {}})
     return metrics
 
 

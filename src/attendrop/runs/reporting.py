@@ -9,9 +9,7 @@ from transformers import Trainer
 from transformers.integrations.integration_utils import TensorBoardCallback
 
 from attendrop.errors import AttendropError
-
-# Where TensorBoard's files are in a run's folder.
-TENSORBOARD = "tensorboard"
+from attendrop.runs.ownership import TENSORBOARD
 
 # The package that each needs, or one that does as well.
 _PACKAGES = {"tensorboard": ("tensorboard", "tensorboardX")}

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from attendrop.errors import AttendropError
-from attendrop.files import write_text
 from attendrop.runs.config import RunConfig
 from attendrop.validation import suggestion
 
@@ -50,14 +49,16 @@ def read_run_file(path: str) -> dict[str, Any]:
     return {name: _converted(path, name, value) for name, value in options.items() if value is not None}
 
 
-def write_run_file(config: RunConfig, folder: Path) -> None:
-    """Write the options of a run, but for its folder, as ``run.yaml``; paths are made absolute."""
+def run_file(config: RunConfig, seeds: Sequence[int] = ()) -> str:
+    """The options of a run, or of one with each of several seeds, but for its folder; paths are made absolute."""
     options = {name: value for name, value in config.as_dict().items() if name != "output_dir" and value is not None}
+    if seeds:
+        options["seed"] = list(seeds)
     if "task" in options and os.environ.get("ATTENDROP_DATA"):
         options.setdefault("data_dir", os.environ["ATTENDROP_DATA"])
     options |= {name: str(Path(options[name]).absolute()) for name in _PATHS if _is_path(options.get(name))}
-    head = "# Repeats this run: attendrop train --config run.yaml --output-dir FOLDER\n"
-    write_text(folder / RUN_FILE, head + yaml.safe_dump(options, sort_keys=False, allow_unicode=True))
+    text: str = yaml.safe_dump(options, sort_keys=False, allow_unicode=True)
+    return f"# Repeats this run: attendrop train --config run.yaml --output-dir FOLDER\n{text}"
 
 
 def _is_path(value: str | None) -> bool:

@@ -1,8 +1,13 @@
-"""The same run with several seeds: a folder for each, and a summary of their scores."""
+"""The same run with several seeds: a folder for each, and a summary of their scores.
+
+``seeds.json`` is there from the first step on, and says what else was written beside the folders, with its SHA-256.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import logging
 import statistics
 from collections.abc import Sequence
@@ -13,12 +18,16 @@ from typing import Any
 from transformers import TrainerCallback
 
 from attendrop.errors import AttendropError
-from attendrop.files import write_json
+from attendrop.files import write_json, write_text
+from attendrop.runs.callbacks import AfterFirstStep
 from attendrop.runs.config import RunConfig
 from attendrop.runs.folder import check_folder, is_main_process, read_json
 from attendrop.runs.lock import locked, refuse_if_locked
+from attendrop.runs.ownership import refuse_foreign
+from attendrop.runs.run_file import RUN_FILE, run_file
 from attendrop.runs.train import train
 
+SEEDS = "seeds.json"
 SUMMARY = "summary.json"
 
 logger = logging.getLogger(__name__)
@@ -32,7 +41,9 @@ def train_seeds(
     overwrite: bool = False,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> dict[str, Any]:
-    """Train with each seed in the folder ``seedN`` of ``config.output_dir``, and leave ``summary.json`` there.
+    """Train with each seed in the folder ``seedN`` of ``config.output_dir``.
+
+    From the first step on ``run.yaml`` is there, which repeats all of them, and at the end ``summary.json``.
 
     Args:
         config: What to do; its seed does not matter.
@@ -73,12 +84,13 @@ def _train_each(
             exists = Path(each.output_dir).exists()
             check_folder(Path(each.output_dir), each, resume=resume and exists, overwrite=overwrite and exists)
     found = []
+    begin = [AfterFirstStep(lambda: _write(folder, RUN_FILE, run_file(config, seeds)))] if is_main_process() else []
     for number, each in enumerate(configs, start=1):
         logger.info("Run %d of %d: seed %d.", number, len(configs), each.seed)
-        found.append(train(each, resume=resume, overwrite=overwrite, callbacks=callbacks))
+        found.append(train(each, resume=resume, overwrite=overwrite, callbacks=[*begin, *callbacks]))
     summary = summarise(found)
     if is_main_process():
-        write_json(folder / SUMMARY, summary)
+        _write(folder, SUMMARY, json.dumps(summary, indent=2) + "\n")
     return summary
 
 
@@ -111,8 +123,23 @@ def _moments(values: list[float]) -> dict[str, Any]:
     return {"mean": statistics.fmean(values), "std": std, "values": values}
 
 
+def _write(folder: Path, name: str, content: str) -> None:
+    """Write a file beside the folders of the runs, and have it on record."""
+    files = _files(folder)
+    refuse_foreign(folder, {"files": files}, [name])
+    (folder / name).unlink(missing_ok=True)  # what is there is as it is on record, or not there, whenever this ends
+    write_json(folder / SEEDS, {"files": files | {name: hashlib.sha256(content.encode()).hexdigest()}})
+    write_text(folder / name, content)
+
+
+def _files(folder: Path) -> dict[str, str]:
+    files: dict[str, str] = (read_json(folder / SEEDS, {"files": dict}) or {"files": {}})["files"]
+    return files
+
+
 def _check_summary(folder: Path, *, replaces: bool) -> None:
     found = read_summary(folder)
+    refuse_foreign(folder, {"files": _files(folder)}, [RUN_FILE, SUMMARY])
     if found is not None and not replaces:
         raise AttendropError(
             f"'{folder}' holds a summary of runs already; --resume completes them, --overwrite replaces them."

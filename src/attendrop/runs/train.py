@@ -30,7 +30,7 @@ from transformers.trainer_utils import EvalPrediction
 from attendrop.attention import find_sites
 from attendrop.checkpoints import last_checkpoint
 from attendrop.errors import AttendropError
-from attendrop.files import write_json
+from attendrop.files import write_json, write_text
 from attendrop.methods import Method
 from attendrop.rows import to_device
 from attendrop.runs.callbacks import AfterFirstStep, LogEvery, Meter, SaveEvery
@@ -55,7 +55,7 @@ from attendrop.runs.folder import (
 from attendrop.runs.models import load_model_and_tokenizer
 from attendrop.runs.reporting import check_integration, keep_in_folder
 from attendrop.runs.results import SetScores, run_metrics, score_report
-from attendrop.runs.run_file import write_run_file
+from attendrop.runs.run_file import RUN_FILE, run_file
 from attendrop.tasks import Task, TaskData, compute_scores
 from attendrop.tasks.bad_rows import write_skipped
 from attendrop.trainer import RegularizedTrainer
@@ -133,7 +133,8 @@ def _train(config: RunConfig, place: Path, *, resume: bool, callbacks: Sequence[
     if trainer.is_world_process_zero():
         with results(place) as files:
             _save(trainer, tokenizer, metrics, files)
-            write_run_file(config, files)
+            if not (place / RUN_FILE).exists():  # a process died before it was written
+                write_text(files / RUN_FILE, run_file(config))
             if data.skipped:
                 write_skipped(files / SKIPPED, data.skipped)
         replace_run(Path(config.output_dir))

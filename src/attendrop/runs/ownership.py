@@ -1,0 +1,82 @@
+"""Which files in the folder of a run are the run's own: those on record, with their SHA-256, that nobody changed since.
+
+``run.json`` records what a run wrote (``files``) and what other commands added to it (``added``); each checkpoint has a
+manifest. TensorBoard's files grow while a run trains: they are the run's where it asked for them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from attendrop.errors import AttendropError
+from attendrop.files import sha256
+from attendrop.runs.lock import LOCK
+
+RUN = "run.json"
+NEW_RUN = ".new-run"
+RESULTS = ".results.partial"
+TENSORBOARD = "tensorboard"
+_DELETED = ".deleted"
+# What is there while a process writes.
+_SCRATCH = (LOCK, NEW_RUN, RESULTS, _DELETED, f".{RUN}.partial", ".run.yaml.partial")
+_CHECKPOINT = re.compile(r"checkpoint-\d+")
+_EVENTS = re.compile(r"events\.out\.tfevents\..+")
+
+Run = Mapping[str, Any]
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """The SHA-256 of each file in a folder, by name: what ``run.json`` keeps of the files that a run wrote."""
+    return {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+def foreign(path: Path, run: Run) -> list[str]:
+    """What of a file or folder in a run's folder is not the run's own, or was changed since the run wrote it."""
+    name = path.name
+    recorded = {**run.get("files", {}), **run.get("added", {})}
+    if name == RUN or name in _SCRATCH:
+        return []
+    if path.is_file() and name in recorded:
+        return [] if sha256(path) == recorded[name] else [f"{name} (changed since)"]
+    if path.is_dir() and _CHECKPOINT.fullmatch(name):
+        from attendrop.checkpoints import strange_files
+
+        return [f"{name}/{file}" for file in strange_files(path)]
+    if path.is_dir() and name == TENSORBOARD and run.get("config", {}).get("report_to") == TENSORBOARD:
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        return [f"{name}/{file.relative_to(path)}" for file in files if not _EVENTS.fullmatch(file.name)]
+    return [name]
+
+
+def refuse_foreign(folder: Path, run: Run, names: Iterable[str]) -> None:
+    """Raise AttendropError if files of these names are there and are not the run's own."""
+    for name in names:
+        if os.path.lexists(folder / name) and (found := foreign(folder / name, run)):
+            raise AttendropError(
+                f"'{folder / found[0]}' was not written by attendrop, and a result of the run has its name; move it "
+                "away. Then --resume completes the run."
+            )
+
+
+def delete_own(folder: Path, run: Run, *, last: tuple[str, ...]) -> None:
+    """Delete what is a run's own, but for what is there while a process writes."""
+    own = [path for path in folder.iterdir() if path.name not in (LOCK, NEW_RUN) and not foreign(path, run)]
+    for path in sorted(own, key=lambda path: last.index(path.name) if path.name in last else -1):
+        remove(path)
+
+
+def remove(path: Path) -> None:
+    """Delete a file, or a folder: at one moment, so that no part of it is left for a stranger's."""
+    if path.is_dir() and not path.is_symlink():
+        deleted = path.with_name(_DELETED)
+        if path != deleted:
+            shutil.rmtree(deleted, ignore_errors=True)
+            os.replace(path, deleted)
+        shutil.rmtree(deleted)
+    else:
+        path.unlink()
