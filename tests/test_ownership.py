@@ -125,7 +125,7 @@ def test_what_came_while_a_replacement_trained_is_left(folder: Path, run: Path) 
             with (run / "README.md").open("a") as card:
                 card.write("my notes")
 
-    with pytest.raises(AttendropError, match="README.md"):
+    with pytest.raises(AttendropError, match=r"README\.md"):
         train(tiny.config(folder, str(run), **PLAIN), overwrite=True, callbacks=[Writes()])
     assert (run / "patterns.png").read_text() == "the only copy"
     assert (run / "README.md").read_text().endswith("my notes")
