@@ -164,6 +164,19 @@ def test_a_picture_is_written(tmp_path: Path, layers: int, count: int, pieces: i
     assert len(colors) > 20 * layers
 
 
+@pytest.mark.parametrize("last", [1.0, 0.5])
+def test_a_partial_period_is_drawn_as_an_open_circle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: float
+) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: figures.append(figure))
+    patterns.draw(learnt([0.2, 0.4, 0.5], [0.5, 0.4, 0.3], shares=[1, 1, last]), tmp_path / "p.png")
+    (axes,) = figures[0].axes
+    circles = [line.get_xydata().tolist() for line in axes.lines if str(line.get_markerfacecolor()) == "white"]
+    assert [points for points in circles if points] == ([[[500.0, 0.3]]] if last < 1 else [])
+    assert ("partial period" in axes.get_legend_handles_labels()[1]) == (last < 1)
+
+
 def test_without_matplotlib(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert cli.main(["patterns", str(write_run(tmp_path / "run"))]) == 2

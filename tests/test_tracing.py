@@ -193,13 +193,16 @@ def test_a_model_that_has_changed_is_traced_anew(change: Any) -> None:
 
 def test_a_layer_that_is_replaced_within_the_block_is_regularised() -> None:
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    trained: list[bool] = []
     with regularize(model, LayerDrop(p=0.999)) as reg:
         reg.loss(batch)
         model.bert.encoder.layer[1] = copy.deepcopy(model.bert.encoder.layer[1])
+        model.bert.encoder.layer[1].attention.register_forward_hook(lambda layer, *_: trained.append(layer.training))
         reg.step()
         reg.logs()
         reg.loss(batch)
         assert reg.logs()["layerdrop/dropped"] == 1
+    assert trained == [False]  # it runs in the pass that traces it alone
 
 
 def test_batches_with_other_columns_are_traced_anew() -> None:
