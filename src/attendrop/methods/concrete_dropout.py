@@ -56,11 +56,27 @@ class ConcreteDropout(Method):
     ``W`` with each, and ``K`` counts them. An attention weight takes no row of ``W`` with it, so ``K`` and ``W`` are a
     choice: ``K`` is 1, such that the prior of a probability counts as one row of data; ``W`` is the weight of the
     layer's value projection. If ``K`` were the features (384 in MiniLM), the prior's gradient on 2,490 rows, -0.03 and
-    equal in all layers, would be a hundred times that of the data. On 160 rows of RTE, six epochs, one seed,
-    ``learning_rate=0.02``: with 384 all layers end at 0.27; with 1, at 0.12 (the last) to 0.22. A projection that
-    makes queries, keys and values at once is known where they come in this order, of the same width (GPT-2,
-    ModernBERT). Their ``W`` is ours over ``1 - p``, since what is kept is scaled up. The learning rate is ours:
-    fine-tuning takes few steps. The model's own dropout stays on; set it to 0 to have this one alone.
+    equal in all layers, would be a hundred times that of the data. A projection that makes queries, keys and values at
+    once is known where they come in this order, of the same width (GPT-2, ModernBERT). Their ``W`` is ours over
+    ``1 - p``, since what is kept is scaled up. The learning rate is ours: fine-tuning takes few steps. The model's own
+    dropout stays on; set it to 0 to have this one alone.
+
+    What layers learn on 160 rows of RTE (MiniLM, AdamW at 2e-4, 60 steps of 16), from 0.1 on:
+
+    =========================================  ====  ================  ==========================
+    gradients of the probabilities             seed  learning_rate     lowest to highest layer
+    =========================================  ====  ================  ==========================
+    of data and prior                          0     0.01, default     0.116 (the last) to 0.139
+    of data and prior                          1     0.01, default     0.106 (the last) to 0.146
+    of data and prior                          2     0.01, default     0.101 (the last) to 0.149
+    of data and prior                          0     0.02              0.116 (the last) to 0.216
+    of data and prior                          1     0.02              0.099 (the last) to 0.185
+    of data with shuffled labels, and prior    0     0.01, default     0.099 (the last) to 0.140
+    of the prior alone                         0     0.01, default     0.170 to 0.170
+    of data and prior, ``entropy_weight=384``  0     0.02              0.272 to 0.273
+    =========================================  ====  ================  ==========================
+
+    So it is the gradient of the loss that tells layers apart, and it does so for labels without meaning, too.
     """
 
     name: ClassVar[str] = "concrete-dropout"
