@@ -6,7 +6,8 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -110,21 +111,71 @@ def test_a_full_disk_is_one_sentence_and_can_be_resumed(
     assert tiny.read_metrics(run)["steps"] == 6
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.skipif(sys.platform != "linux" or os.getuid() != 0, reason="only root may mount a small disk")
-@pytest.mark.parametrize("kib", [60, 140])
-def test_a_disk_that_is_really_full(folder: Path, tmp_path: Path, capsys: Captured, kib: int) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", disk], check=False).returncode != 0:
+@contextmanager
+def small_disk(place: Path, kib: int) -> Iterator[Path]:
+    """A disk of so many KiB; the test is skipped where none can be mounted."""
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", place], check=False).returncode != 0:
         pytest.skip("mounting is not allowed here")
     try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)
+
+
+def enlarge(disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,size=20m", disk], check=True)
+
+
+needs_mount = pytest.mark.skipif(sys.platform != "linux" or os.getuid() != 0, reason="only root may mount a small disk")
+
+
+@pytest.mark.sampled(2)
+@needs_mount
+@pytest.mark.parametrize("kib", [60, 140])
+def test_a_disk_that_is_really_full(folder: Path, tmp_path: Path, capsys: Captured, kib: int) -> None:
+    with small_disk(tmp_path / "disk", kib) as disk:
         assert cli.main(arguments(folder, disk / "run")) == 1
         assert error_of(capsys).startswith("Error: No space left on device")
-        subprocess.run(["mount", "-o", "remount,size=20m", disk], check=True)
+        enlarge(disk)
         assert cli.main(arguments(folder, disk / "run", "--resume")) == 0
-    finally:
-        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Path:
+    """A finished run."""
+    assert cli.main(arguments(folder, folder / "run", "--max-steps", "1")) == 0
+    return folder / "run"
+
+
+PRUNE = ["prune", "--layers", "1,", "--device", "cpu", "--quiet", "--output-dir"]
+EXPORT = ["export", "--quiet", "--output"]
+AFTER_TRAINING = [
+    *((PRUNE, "light", kib) for kib in (8, 24, 40)),
+    *(([*EXPORT[:1], "--format", "torch", *EXPORT[1:]], "served", kib) for kib in (40, 100, 8)),
+    *((EXPORT, "served", kib) for kib in (8, 60, 100)),
+]
+
+
+@pytest.mark.sampled(5)
+@needs_mount
+@pytest.mark.parametrize(("command", "name", "kib"), AFTER_TRAINING)
+def test_a_full_disk_leaves_nothing_of_a_pruned_or_exported_model(
+    run: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch,
+    command: list[str], name: str, kib: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("attendrop.runs.speed.SECONDS", 0.01)
+    monkeypatch.setattr("attendrop.pruning.comparison.RESAMPLES", 20)
+    with small_disk(tmp_path / "disk", kib) as disk:
+        asked = [command[0], str(run), *command[1:], str(disk / name)]
+        capsys.readouterr()
+        assert cli.main(asked) == 1
+        said = error_of(capsys)
+        assert said.startswith("Error: No space left on device")
+        assert said.endswith("Free some space; then run the command again.")
+        assert list(disk.iterdir()) == []
+        enlarge(disk)
+        assert cli.main(asked) == 0
 
 
 # Ctrl-C ---------------------------------------------------------------------------------------------------------------

@@ -294,6 +294,16 @@ def test_seeds_that_cannot_be(folder: Path, capsys: Captured, seeds: str, messag
     assert not (folder / "no-seeds").exists()
 
 
+def test_names_of_runs_stand_whole_on_one_line_where_a_program_reads_them(
+    folder: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    run = tmp_path / "a-long-name" / ("of-many-words" * 10)
+    run.mkdir(parents=True)
+    (run / "run.json").write_text((folder / "run" / "run.json").read_text())
+    assert cli.main(["runs", str(tmp_path)]) == 0
+    assert f"{run} (unfinished)" in capsys.readouterr().out
+
+
 def test_runs_below_a_folder_are_listed(folder: Path, tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     for name in ("run.json", "metrics.json"):

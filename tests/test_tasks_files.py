@@ -1,5 +1,6 @@
 """One's own files: what is read from them, and what is said about each that is wrong."""
 
+import io
 import json
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 
 from attendrop.errors import AttendropError
 from attendrop.tasks import TaskData, load_files
-from attendrop.tasks.bad_rows import write_skipped
+from attendrop.tasks.bad_rows import BadRows, write_skipped
+from attendrop.tasks.files import stream_file
 from attendrop.tasks.tables import read_chunks, read_table
 
 GOOD = "text,label\ngood,yes\nbad,no\n"
@@ -150,9 +152,9 @@ BAD_FILES = [
     (
         "a.csv",
         "text;label\na;b\n",
-        "a.csv has no column 'text': its header is separated by semicolons, but .csv is read",
+        "a.csv has no column 'text': its header is separated by semicolons, but csv is read",
     ),
-    ("a.tsv", "text,label\na,b\n", "separated by commas, but .csv is read with commas and .tsv with tabs."),
+    ("a.tsv", "text,label\na,b\n", "separated by commas, but csv is read with commas and tsv with tabs."),
     ("a.csv", "text,text,label\na,b,c\n", "a.csv has more than one column 'text'"),
     ("a.csv", "text,label\na,yes\nb,no,no\n", "a.csv, line 3: 3 fields where the header has 2"),
     ("a.csv", 'text,label\n"a\nb",yes\nc\n', "a.csv, line 4: 1 fields where the header has 2"),
@@ -260,6 +262,23 @@ def test_bad_rows_are_left_out_and_listed_when_asked(
     write_skipped("skipped.jsonl", data.skipped)
     listed = [json.loads(line) for line in Path("skipped.jsonl").read_text().splitlines()]
     assert sorted(row["place"] for row in listed) == places and all(row["file"] == name for row in listed)
+
+
+def test_skipped_rows_are_listed_in_the_order_of_the_file(folder: Path) -> None:
+    name = write("a.csv", "text,label\ngood,yes\n ,no\na,b,c\nfine,\nfine,no\n ,no\nx,y,z\n")
+    write_skipped("skipped.jsonl", load_train(name, skip_bad_rows=True).skipped)
+    listed = [json.loads(line)["place"] for line in Path("skipped.jsonl").read_text().splitlines()]
+    assert listed == ["line 3", "line 4", "line 5", "line 7", "line 8"]
+
+
+@pytest.mark.parametrize("text", ["text;label\ngood;yes\n", "text;label\ngood, even;yes\n"])
+@pytest.mark.parametrize("file", ["a.csv", "-"])
+def test_semicolons_are_pointed_out(folder: Path, monkeypatch: pytest.MonkeyPatch, file: str, text: str) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    write("a.csv", text)
+    rows = stream_file(file, text_columns=["text"], label_names=["yes"], size=9, bad=BadRows(), format="csv")
+    with pytest.raises(AttendropError, match="its header is separated by semicolons, but csv is read with commas"):
+        list(rows)
 
 
 def test_skipped_rows_say_why_and_what(folder: Path) -> None:

@@ -31,9 +31,20 @@ def write_text(path: Path, content: str) -> None:
     os.replace(partial, path)
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a binary file in the same way; nothing is left of one that did not find room."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with disk_errors(path):
+            partial.write_bytes(content)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 @contextmanager
 def disk_errors(place: Path) -> Iterator[None]:
-    """Raise what PyTorch and safetensors make of a full disk as the OSError that it is, with the name of a place."""
+    """Raise what libraries make of a full disk as the OSError that it is, with the name of a place."""
     try:
         yield
     except OSError as error:
@@ -41,9 +52,18 @@ def disk_errors(place: Path) -> Iterator[None]:
             raise OSError(error.errno, error.strerror, str(place)) from error
         raise
     except Exception as error:  # safetensors' class has no other base
-        if any(part in str(error) for part in _TOLD_OF_FULL_DISK):
+        if _tells_of_full_disk(error):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place)) from error
         raise
+
+
+def _tells_of_full_disk(error: BaseException | None) -> bool:
+    """Whether an error, or what it was made of, is due to a full disk."""
+    if error is None:
+        return False
+    told = isinstance(error, OSError) and error.errno in DISK_FULL
+    told = told or any(part in str(error) for part in _TOLD_OF_FULL_DISK)
+    return told or _tells_of_full_disk(error.__cause__ or error.__context__)
 
 
 def sha256(path: Path) -> str:

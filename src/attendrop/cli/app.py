@@ -30,6 +30,9 @@ LabelColumn = Annotated[str | None, typer.Option(help="Column of one's own files
 Device = Annotated[str | None, typer.Option(help="auto or cpu.", show_default="auto")]
 RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
 
+# Columns of a table that is not shown on a terminal.
+_NO_LIMIT = 10_000
+
 
 def _version(wanted: bool) -> None:
     if wanted:
@@ -69,4 +72,7 @@ def show(found: Any, shown: str | Table, *, quiet: bool = False, as_json: bool =
     elif isinstance(shown, str) and not quiet:
         print(shown)
     elif not quiet:
-        Console(highlight=False).print(shown)
+        console = Console(highlight=False)
+        if not console.is_terminal:  # a program that reads it wants each name on one line
+            console.width = _NO_LIMIT
+        console.print(shown)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import io
 import logging
 import os
 import tempfile
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES
 
 from attendrop.errors import AttendropError
+from attendrop.files import disk_errors, write_bytes
 from attendrop.pruning.model import PrunedModel
 from attendrop.pruning.onnx_file import describe, onnx_model, quantize_int8
 from attendrop.pruning.packed import PackedEncoder
@@ -85,17 +87,18 @@ def export_onnx(
     with tempfile.TemporaryDirectory(dir=Path(path).absolute().parent, prefix=".onnx-") as folder, _quiet():
         partial = Path(folder) / "model.onnx"
         try:
-            torch.onnx.export(
-                wrapped,
-                inputs,
-                partial,
-                input_names=list(wrapped.names),
-                output_names=["logits"],
-                dynamic_shapes=(shapes,),
-                dynamo=True,
-                external_data=False,
-                verbose=False,
-            )
+            with disk_errors(Path(path)):
+                torch.onnx.export(
+                    wrapped,
+                    inputs,
+                    partial,
+                    input_names=list(wrapped.names),
+                    output_names=["logits"],
+                    dynamic_shapes=(shapes,),
+                    dynamo=True,
+                    external_data=False,
+                    verbose=False,
+                )
         except OSError:
             raise
         except Exception as error:  # torch's exporter raises many kinds
@@ -142,14 +145,14 @@ def _differences(path: Path, model: Any, names: Sequence[str]) -> list[tuple[flo
 def export_torch(model: Any, path: str | Path, *, token_types: bool | None = None) -> None:
     """Write a model as a ``torch.export`` program (``.pt2``): see :func:`export_onnx` for inputs and output."""
     wrapped, inputs, shapes = _prepared(model, token_types)
+    content = io.BytesIO()  # PyTorch's writer of files aborts the process where the disk is full
     try:
         with _quiet():
             program = torch.export.export(wrapped, inputs, dynamic_shapes=(shapes,))
-            torch.export.save(program, path)
-    except OSError:
-        raise
+            torch.export.save(program, content)
     except Exception as error:  # as above
         raise _failure(model, error) from error
+    write_bytes(Path(path), content.getvalue())
 
 
 def _prepared(model: Any, token_types: bool | None) -> tuple[_Logits, tuple[Tensor, ...], tuple[dict[int, Any], ...]]:

@@ -13,7 +13,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
-from attendrop.files import check_output, share_permissions
+from attendrop.files import check_output, disk_errors, share_permissions
 from attendrop.pruning.comparison import Array, paired_difference
 from attendrop.pruning.export import QUANTIZATIONS, export_onnx, export_torch
 from attendrop.pruning.model import is_pruned, stock_config
@@ -75,7 +75,7 @@ def export_run(
     made = not target.parent.exists()
     target.parent.mkdir(exist_ok=True)
     try:
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as partial:
+        with disk_errors(target), tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as partial:
             file = Path(partial) / target.name
             if target.parent.resolve() != Path(run_dir).resolve():
                 _add_tokenizer_and_config(Path(partial), model, tokenizer, target.parent, overwrite=overwrite)

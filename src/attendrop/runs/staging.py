@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from attendrop.errors import AttendropError
-from attendrop.files import share_permissions
+from attendrop.files import disk_errors, share_permissions
 from attendrop.runs.lock import locked
 
 
@@ -29,7 +29,8 @@ def new_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(staged, ignore_errors=True)
         staged.mkdir()
         try:
-            yield staged
+            with disk_errors(target):
+                yield staged
             share_permissions(staged)
             _check_new(target)
             if target.exists():

@@ -42,6 +42,8 @@ class BadRows:
 
 
 def write_skipped(path: str | Path, skipped: Sequence[SkippedRow]) -> None:
-    """Write rows that were left out as JSON lines: `file`, `place`, `reason`, `row`."""
-    lines = [json.dumps(asdict(row), ensure_ascii=False, default=str) + "\n" for row in skipped]
+    """Write rows that were left out as JSON lines, in the order of each file: `file`, `place`, `reason`, `row`."""
+    files = list(dict.fromkeys(row.file for row in skipped))
+    ordered = sorted(skipped, key=lambda row: (files.index(row.file), int(row.place.split()[-1])))
+    lines = [json.dumps(asdict(row), ensure_ascii=False, default=str) + "\n" for row in ordered]
     Path(path).write_text("".join(lines), encoding="utf-8", errors="backslashreplace", newline="")

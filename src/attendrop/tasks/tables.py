@@ -66,10 +66,8 @@ class Table:
         hint = did_you_mean(name, self.columns)
         if hint:
             return hint
-        for delimiter, word in ((";", "semicolons"), ("\t", "tabs"), (",", "commas")):
-            if len(self.columns) == 1 and delimiter in self.columns[0]:
-                return f": its header is separated by {word}, but .csv is read with commas and .tsv with tabs."
-        return f"; its columns are {', '.join(map(repr, self.columns))}."
+        separator = _separator_hint(self.columns)
+        return f": {separator}." if separator else f"; its columns are {', '.join(map(repr, self.columns))}."
 
 
 def read_table(path: str | Path, bad: BadRows | None = None) -> Table:
@@ -173,10 +171,8 @@ def _fitting(
         if len(values) == len(header):
             yield index, f"line {line}", values
         else:
-            problem = (
-                f"{len(values)} fields where the header has {len(header)}; a field that contains the separator must be "
-                "quoted"
-            )
+            hint = _separator_hint(header) or "a field that contains the separator must be quoted"
+            problem = f"{len(values)} fields where the header has {len(header)}; {hint}"
             bad.add(path, f"line {line}", problem, values)
         index += 1
 
@@ -261,6 +257,14 @@ def _read_parquet(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]
                 first += batch.num_rows
     except (pyarrow.ArrowException, OSError) as error:
         raise AttendropError(f"{path} is not a readable Parquet file ({str(error).splitlines()[0]}).") from None
+
+
+def _separator_hint(header: Sequence[str]) -> str | None:
+    """What is probably wrong with a header of one column, as the end of a sentence; None if nothing is."""
+    for delimiter, word in ((";", "semicolons"), ("\t", "tabs"), (",", "commas")):
+        if len(header) == 1 and delimiter in header[0]:
+            return f"its header is separated by {word}, but csv is read with commas and tsv with tabs"
+    return None
 
 
 def _check_columns(path: Path, columns: list[str]) -> None:
