@@ -146,6 +146,14 @@ def test_preset_and_explicit_options(folder: Path) -> None:
     assert (config["epochs"], config["batch_size"], config["protocol"]) == (1, 8, "honest")
 
 
+def test_each_method_of_a_combination_is_explained(capsys: Captured) -> None:
+    assert cli.main(["methods", "ad-drop+r-drop"]) == 0
+    out = capsys.readouterr().out
+    assert "ad-drop: " in out and "r-drop: " in out
+    assert cli.main(["methods", "scal+hiddencut"]) == 2
+    assert "cannot be combined" in capsys.readouterr().err
+
+
 def test_methods_and_tasks(capsys: Captured) -> None:
     assert cli.main(["methods", "--json"]) == 0
     plain, ad_drop, *_ = json.loads(capsys.readouterr().out)

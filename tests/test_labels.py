@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers as hf
 import zoo
+from test_trainer import examples, trainer_of
 from torch import Tensor, nn
 
 from attendrop import ADDrop, AttendropError, Method, RDrop, regularize
@@ -138,3 +141,16 @@ def test_labels_that_no_position_predicts_are_refused(name: str, method: Method)
         shapes = r"\(\d, 10, 40\) for labels of shape \(\d, 8\)"
     with regularize(model.train(), method) as reg, pytest.raises(AttendropError, match=shapes):
         reg.loss(batch)
+
+
+@pytest.mark.parametrize("name", ["llama", "bart-decoder"])
+def test_labels_are_smoothed_where_they_are_predicted_or_not_at_all(name: str, tmp_path: Path) -> None:
+    """The stock trainer smooths labels at positions that it chooses by the model's class."""
+    options = zoo.ZOO["bart"].options
+    model = zoo.build("llama") if name == "llama" else zoo.from_class("BartForCausalLM", options).train()
+    trainer = trainer_of(
+        tmp_path, None, model=model, train_dataset=examples("llama"), label_smoothing_factor=0.1, max_steps=1
+    )
+    refused = pytest.raises(AttendropError, match="smooth the labels of BartForCausalLM one position away")
+    with nullcontext() if name == "llama" else refused:
+        trainer.train()

@@ -77,6 +77,14 @@ class Twice(RegularizedTrainer):
         return model(**inputs).loss + model(**inputs).loss
 
 
+class FromEmbedded(RegularizedTrainer):
+    """Embeds the words itself, as mixup does."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):  # type: ignore[no-untyped-def]
+        embedded = model.get_input_embeddings()(inputs["input_ids"])
+        return model(inputs_embeds=embedded, attention_mask=inputs["attention_mask"], labels=inputs["labels"]).loss
+
+
 class NotAtAll(RegularizedTrainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):  # type: ignore[no-untyped-def]
         return next(model.parameters()).square().sum()
@@ -200,6 +208,7 @@ def test_the_model_is_given_no_labels_by_attribution_that_the_loss_keeps_from_it
         (Twice, RDrop(), "two calls of the model"),
         (NotAtAll, ALWAYS, "without a call of the model"),
         (NotAtAll, RDrop(), "without a call of the model"),
+        (FromEmbedded, ALWAYS, "gives the model 'inputs_embeds', which the batch does not hold"),
         (OwnStep, ALWAYS, r"OwnStep\.training_step took a step without compute_loss"),
     ],
 )
@@ -210,6 +219,13 @@ def test_what_leaves_no_call_to_act_on_is_refused_at_the_first_step(
     with pytest.raises(AttendropError, match=message):
         trainer.train()
     assert trainer.state.global_step <= 1
+
+
+@pytest.mark.parametrize("method", [RDrop(), Mixout()], ids=str)
+def test_a_method_without_passes_of_its_own_takes_embedded_words(method: Method, tmp_path: Path) -> None:
+    trainer = made(FromEmbedded, tmp_path, method)
+    trainer.train()
+    assert history(trainer, f"{method.source}/active") == [1]
 
 
 def test_plain_fine_tuning_takes_any_loss(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from attendrop import (
     ADDrop,
     AttendOut,
     AttendropError,
+    AutoDropout,
     Compose,
     FineTune,
     HeadMask,
@@ -390,3 +391,31 @@ def test_what_took_effect_before_a_restart_counts(caplog: pytest.LogCaptureFixtu
         reg.loss(batch).backward()
         reg.step()
     assert not caplog.messages
+
+
+@pytest.mark.parametrize("method", [AttendOut(dropout_step=2), AutoDropout(trials=1, search=0.6)], ids=str)
+def test_a_method_that_keeps_batches_refuses_one_with_a_graph(method: Any) -> None:
+    """Words that are embedded outside, as mixup does: the graph behind them is gone after the first backward pass."""
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    batch["inputs_embeds"] = model.get_input_embeddings()(batch.pop("input_ids"))
+    options = {"optimizer": torch.optim.SGD(model.parameters(), 0.1), "reward_data": [zoo.batch_of("bert")]}
+    with (
+        regularize(model, method, total_steps=4, **options) as reg,
+        pytest.raises(AttendropError, match="'inputs_embeds' requires a gradient"),
+    ):
+        reg.loss(batch)
+
+
+def test_a_shallow_copy_of_the_configuration_makes_a_stock_model(tmp_path: Path) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with regularize(model, METHOD) as reg:
+        reg.loss(batch)
+        copied = copy.copy(model.config)
+    other = type(model)(copied)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other.eval()(**batch).logits, model.eval()(**batch).logits)
+    other.save_pretrained(tmp_path)
+    assert "attendrop" not in (tmp_path / "config.json").read_text()
+    with regularize(other.train(), METHOD) as reg:
+        assert reg.loss(batch).isfinite()
+    assert copied._attn_implementation == "sdpa"

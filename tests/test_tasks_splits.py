@@ -14,7 +14,9 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from attendrop.errors import AttendropError
+from attendrop.runs.config import RunConfig
 from attendrop.tasks import Task, encode, few_shot, hold_out, subset
+from attendrop.tasks.encoding import DEFAULT_MAX_LENGTH, length_limit
 
 REGRESSION = Task("files", "regression", ("text",), (), "pearson", "numbers")
 
@@ -159,6 +161,13 @@ class TestEncode:
         data = Dataset.from_dict({"text": ["a " * 20], "label": [0]})
         with pytest.warns(UserWarning, match="the maximum length 99 was lowered to the model's 12 tokens"):
             assert encode(data, classes(2), tokenizer, 99)["length"][:] == [12]
+
+    def test_the_default_length_is_lowered_without_a_warning(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        """Nobody asked for it."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert length_limit(tokenizer, DEFAULT_MAX_LENGTH, pair=False) == 12
+        assert RunConfig.max_length == DEFAULT_MAX_LENGTH
 
     def test_no_room(self, tokenizer: PreTrainedTokenizerFast) -> None:
         with pytest.raises(AttendropError, match=r"a maximum length of 2 leaves no room .* adds 2 special tokens"):

@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def warn_of_rest(method: Method, epochs: int) -> None:
-    """Warn before training if a method will not act in any of so many epochs, or if nobody knows how many there are."""
+def warn_of_rest(method: Method, epochs: int) -> bool:
+    """Warn before training if a method will not act in any of so many epochs, or if nobody knows how many there are.
+
+    Returns:
+        Whether it was warned of, with what to do about it.
+    """
     if epochs == sys.maxsize:
         if method.needs_epoch():
             logger.warning(
@@ -27,8 +31,11 @@ def warn_of_rest(method: Method, epochs: int) -> None:
                 method.name,
                 method.rests,
             )
+            return True
     elif method.regularized_epochs(epochs) == []:
         logger.warning("Method %s would regularise none of the %d epoch(s). %s", method.name, epochs, method.rests)
+        return True
+    return False
 
 
 class Clock(TrainerCallback):

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from attendrop.attention import evaluating, forked_rng
 from attendrop.errors import AttendropError
@@ -63,6 +64,32 @@ def shifts_labels(model: nn.Module, batch: Mapping[str, Any]) -> bool:
             one, other = (_loss(model, {**batch, "labels": moved}) for moved in (first, none))
         _SHIFTS[model] = one is not None and other is not None and torch.allclose(one, other, equal_nan=True)
     return _SHIFTS[model]
+
+
+def refuse_misplaced_smoothing(model: nn.Module, logits: Tensor, batch: Mapping[str, Any]) -> None:
+    """Refuse label smoothing where ``transformers.Trainer`` compares labels with the predictions of other positions.
+
+    It computes the smoothed loss itself, and shifts labels by the name of the model's class.
+
+    Args:
+        model: The model, without wrappers such as DistributedDataParallel.
+        logits: What it returned.
+        batch: What the trainer was given, with ``labels``.
+
+    Raises:
+        AttendropError: The model's own loss is at other positions.
+    """
+    labels: Tensor | None = batch.get("labels")
+    if labels is None or labels.ndim < 2 or labels.shape != logits.shape[:-1]:
+        return
+    if model not in _SHIFTS and not (labels != IGNORED).any():
+        return
+    name = type(getattr(model, "get_base_model", lambda: model)()).__name__  # of PEFT, what it adapts
+    if shifts_labels(model, batch) != (name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
+        raise AttendropError(
+            f"label_smoothing_factor is above 0: transformers would smooth the labels of {name} one position away from "
+            "the predictions that the model's own loss compares them with. Set it to 0, or pass a compute_loss_func."
+        )
 
 
 def _loss(model: nn.Module, batch: Mapping[str, Any]) -> Tensor | None:

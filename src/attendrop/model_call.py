@@ -75,8 +75,8 @@ class ModelCall:
             self.outputs = outputs
 
 
-def columns_given(compute: Callable[[], Any], model: nn.Module) -> set[str]:
-    """The names of the arguments that a function gives the model. It is run up to the call of the model.
+def columns_given(compute: Callable[[], Any], model: nn.Module) -> dict[str, Any]:
+    """The arguments that a function gives the model, by name. It is run up to the call of the model.
 
     Raises:
         AttendropError: The function does not call the model.
@@ -84,13 +84,13 @@ def columns_given(compute: Callable[[], Any], model: nn.Module) -> set[str]:
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         unwrapped: Any = getattr(module, "module", module)  # of DistributedDataParallel
-        raise _Called({*list(inspect.signature(unwrapped.forward).parameters)[: len(args)], *kwargs})
+        raise _Called(dict(zip(inspect.signature(unwrapped.forward).parameters, args, strict=False)) | kwargs)
 
     hook = model.register_forward_pre_hook(enter, with_kwargs=True)
     try:
         compute()
     except _Called as call:
-        return call.names
+        return call.arguments
     finally:
         hook.remove()
     raise AttendropError(_NOT_CALLED)
@@ -111,9 +111,9 @@ def shadowed(thing: object, name: str, value: Any) -> Iterator[None]:
 class _Called(BaseException):
     """Ends a function at its call of the model. Nothing that catches errors catches it."""
 
-    def __init__(self, names: set[str]) -> None:
+    def __init__(self, arguments: dict[str, Any]) -> None:
         super().__init__()
-        self.names = names
+        self.arguments = arguments
 
 
 _NOT_CALLED = (

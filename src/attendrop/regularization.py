@@ -117,6 +117,7 @@ class Regularization:
         loss_scale: The factor by which gradients are multiplied under float16.
         share: The weight of a mean over the micro-batch in the loss of the step.
         averaged: Micro-batches whose losses are averaged after :meth:`compute`; 1 where ``share`` stands for that.
+        advised: Methods of which it was said before training in which epochs they act, and how to make them act in all.
         given: Names of the batch's columns that the pass that trains gives the model; None for all.
     """
 
@@ -132,6 +133,7 @@ class Regularization:
         self.share: float | Tensor = 1.0
         self.averaged = 1
         self.given: Collection[str] | None = None
+        self.advised: set[Method] = set()
         self._sequences = 0
         self._acted: set[str] = set()
         self._scale_is_known = setup.scaler is not None or not method.needs_loss_scale
@@ -180,12 +182,10 @@ class Regularization:
         if self.idle or self.setup.processes.rank or not (self.steps_taken or self.batches):
             return
         for session in self.session.parts:
-            if session.method.source not in self._acted:
-                logger.warning(
-                    "%s",
-                    f"Method {session.method.name} never took effect: the model was fine-tuned plainly. "
-                    f"{session.method.rests}".rstrip(),
-                )
+            method = session.method
+            if method.source not in self._acted:
+                advice = "" if method in self.advised else f" {method.rests}".rstrip()
+                logger.warning("Method %s never took effect: the model was fine-tuned plainly.%s", method.name, advice)
 
     @property
     def reads_outputs(self) -> bool:

@@ -15,6 +15,16 @@ from attendrop.errors import AttendropError
 from attendrop.methods.base import Batch, LabelledData, Processes
 
 
+def refuse_graph(batch: Batch) -> None:
+    """Raise AttendropError for a batch that cannot be kept: the graph behind it ends with the first backward pass."""
+    for name, value in batch.items():
+        if isinstance(value, Tensor) and value.requires_grad:
+            raise AttendropError(
+                f"The batch's {name!r} requires a gradient, but the method takes the batch again after its backward "
+                "pass; give the model what it is computed from (input_ids), or detach it."
+            )
+
+
 class LabelledRows:
     """Items made of the rows of a data set.
 

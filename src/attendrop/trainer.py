@@ -22,6 +22,7 @@ from attendrop.callbacks import Clock, warn_of_rest
 from attendrop.checkpoints import last_checkpoint, load_session, load_state, save_session, seal, unseal
 from attendrop.errors import AttendropError
 from attendrop.files import disk_errors
+from attendrop.labels import refuse_misplaced_smoothing
 from attendrop.methods.base import Batch, FineTune, LabelledData, Method, Processes, Session, Setup, tokens_of
 from attendrop.model_call import ModelCall, columns_given, shadowed
 from attendrop.outputs import named_outputs
@@ -165,7 +166,11 @@ class RegularizedTrainer(Trainer):
         call = ModelCall(plan, once=self._regularization.reads_outputs)
         with call.watched(model):
             loss = own(model, dict(inputs), num_items_in_batch=num_items_in_batch)
-        return loss, named_outputs(call.outputs, inputs)
+        outputs = named_outputs(call.outputs, inputs)
+        is_stock = getattr(own, "__func__", None) is Trainer.compute_loss and self.compute_loss_func is None
+        if is_stock and self.label_smoother is not None:
+            refuse_misplaced_smoothing(self.accelerator.unwrap_model(model), outputs.logits, inputs)
+        return loss, outputs
 
     def _loss_of_a_copy(
         self,
@@ -184,7 +189,14 @@ class RegularizedTrainer(Trainer):
         if self._regularization.idle or self._regularization.given is not None:
             return
         with torch.no_grad(), forked_rng(model):
-            self._regularization.given = columns_given(lambda: own(model, self._known(inputs)), model)
+            given = columns_given(lambda: own(model, self._known(inputs)), model)
+        made = sorted(name for name, value in given.items() if isinstance(value, Tensor) and name not in inputs)
+        if made and any(method.uses_attention for method in self.regularizer.parts):
+            raise AttendropError(
+                f"compute_loss gives the model {made[0]!r}, which the batch does not hold, so the method cannot run "
+                "the model itself; have the data collator put it into the batch."
+            )
+        self._regularization.given = set(given)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As in ``transformers.Trainer``, with the method's figures beside the training loss."""
@@ -207,8 +219,8 @@ class RegularizedTrainer(Trainer):
             self._regularization.load_state_dict(*self._resumed)
             self._resume_loss(**self._resumed[0]["loss"])
         if self.is_world_process_zero():
-            for method in self.regularizer.parts:
-                warn_of_rest(method, self.state.num_train_epochs)
+            parts, epochs = self.regularizer.parts, self.state.num_train_epochs
+            self._regularization.advised = {method for method in parts if warn_of_rest(method, epochs)}
 
     def _resume_loss(self, sum: float, since_step: int) -> None:
         """Let the loss that is logged next be the mean since it was last logged, also before training was resumed."""

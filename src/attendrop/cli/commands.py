@@ -126,15 +126,18 @@ def runs(
 
 @app.command()
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Explain this one: what it does, its options, its source.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Explain it, or each of a+b: options and source.")] = None,
     as_json: Json = False,
 ) -> None:
     """List the methods, which may be combined (ad-drop+r-drop), or explain one."""
     from attendrop.cli.explain import explanation
-    from attendrop.methods import get_method, method_names
+    from attendrop.methods import build_method, get_method, method_names
     from attendrop.methods.options import described
 
-    classes = [get_method(each) for each in ([name] if name is not None else method_names())]
+    names = method_names() if name is None else [part.strip() for part in name.split("+")]
+    classes = [get_method(each) for each in names]
+    if name is not None and len(classes) > 1:
+        build_method(name)  # says so if they cannot be combined
     found = [
         {"name": m.name, "summary": m.summary, "acts_on": list(m.facts.acts_on), "paper": m.paper}
         | {"options": described(m)}
@@ -144,7 +147,7 @@ def methods(
     for m in classes:
         authors, year, _ = m.paper.partition(")")  # the title stands in what explains a method
         table.add_row(m.name, m.summary, authors + year)
-    show(found, table if name is None else explanation(classes[0]), as_json=as_json)
+    show(found, table if name is None else "\n\n".join(map(explanation, classes)), as_json=as_json)
 
 
 @app.command()

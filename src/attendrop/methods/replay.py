@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from attendrop.errors import AttendropError
 from attendrop.isolation import random_state, set_random_state
 from attendrop.methods.base import Batch
-from attendrop.rows import to_device
+from attendrop.rows import refuse_graph, to_device
 
 
 class Replay:
@@ -54,6 +54,7 @@ class Replay:
         if steps_taken != self._step:
             self._step, self._calls, self._next = steps_taken, 0, 0
         if steps_taken < self.length:
+            refuse_graph(batch)
             self.steps = self.steps[: steps_taken + 1]
             if len(self.steps) <= steps_taken:
                 self.steps.append([])

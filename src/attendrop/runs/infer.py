@@ -31,7 +31,7 @@ from attendrop.tasks import (
     with_metric,
 )
 from attendrop.tasks.bad_rows import BadRows, write_skipped
-from attendrop.tasks.encoding import encode_columns, length_limit
+from attendrop.tasks.encoding import DEFAULT_MAX_LENGTH, encode_columns, length_limit
 from attendrop.tasks.files import files_task, stream_file
 from attendrop.tasks.tables import Table
 
@@ -158,7 +158,7 @@ class _Run:
     def logits(
         self, columns: dict[str, list[Any]], rows: _Rows, source: Source, on_progress: OnProgress | None
     ) -> np.ndarray[Any, np.dtype[Any]]:
-        wanted = source.max_length or self.options.get("max_length") or 128
+        wanted = source.max_length or self.options.get("max_length") or DEFAULT_MAX_LENGTH
         limit = length_limit(self.tokenizer, wanted, pair="text_pair" in columns)
         encoded = encode_columns(columns, rows.task, self.tokenizer, limit)
 

@@ -11,6 +11,9 @@ from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task
 from attendrop.tasks.columns import TokenColumn, align
 
+# Of a run that says nothing else, and of a model that no run has made.
+DEFAULT_MAX_LENGTH = 128
+
 
 def encode(
     dataset: Dataset,
@@ -22,7 +25,7 @@ def encode(
     """Tokenise the texts, without padding (batches are padded when they are put together).
 
     max_length: in tokens, special ones included; of two texts the longer is cut first. More than the tokenizer allows
-        is lowered to that, with a warning.
+        is lowered to that: see `length_limit`.
     token_columns: columns of the data set, as `load_files` leaves them, that are kept; they are cut as the texts are.
 
     The result has the tokenizer's outputs, "labels" (int or float, where there are labels) and "length" in tokens; the
@@ -38,7 +41,7 @@ def encode(
 
 
 def length_limit(tokenizer: PreTrainedTokenizerBase, max_length: int, *, pair: bool) -> int:
-    """`max_length`, lowered with a warning to what the tokenizer allows.
+    """`max_length`, lowered to what the tokenizer allows; with a warning, unless it is the default.
 
     Raises AttendropError if it leaves no room for a text, or for two of them with `pair`.
     """
@@ -49,7 +52,8 @@ def length_limit(tokenizer: PreTrainedTokenizerBase, max_length: int, *, pair: b
         )
     if max_length > tokenizer.model_max_length:
         limit = tokenizer.model_max_length
-        warnings.warn(f"the maximum length {max_length} was lowered to the model's {limit} tokens.", stacklevel=3)
+        if max_length != DEFAULT_MAX_LENGTH:
+            warnings.warn(f"the maximum length {max_length} was lowered to the model's {limit} tokens.", stacklevel=3)
         return limit
     return max_length
 

@@ -16,7 +16,7 @@ from attendrop.masks import DrawKey, draw
 from attendrop.methods.attend_out.attack import Attack, Micro, number_of
 from attendrop.methods.attend_out.players import Players
 from attendrop.methods.base import Batch, ComputeLoss, Pass, Session, Setup
-from attendrop.rows import number_of_rows, to_device
+from attendrop.rows import number_of_rows, refuse_graph, to_device
 
 if TYPE_CHECKING:
     from attendrop.methods.attend_out import AttendOut
@@ -44,6 +44,7 @@ class AttendOutSession(Session):
         self._resumed: Mapping[str, Any] | None = None
 
     def loss(self, step: Pass, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
+        refuse_graph(step.batch)
         players = self._players(step)
         defender = players.defender
         # The defender sees the dropout that plain fine-tuning would; then the attacker sees the same.
