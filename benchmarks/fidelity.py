@@ -20,10 +20,9 @@ from workloads import (
     why_no_real_data,
 )
 
-from attendrop import attribution
-from attendrop.attention import Attachment
+from attendrop.attention.adapter import ModelAdapter
+from attendrop.attribution.integrated import SCOPES, integrated_gradient_attribution
 
-SCOPES = ("joint", "layerwise")
 _ENOUGH = 0.95
 _RIEMANN_STEPS = 20
 _LESSONS = 30
@@ -42,10 +41,12 @@ def enough_nodes(setting: Setting) -> dict[str, list[Fidelity]]:
     """Find, for both scopes and each source of batches, the smallest number of nodes that ranks rows nearly alike."""
     found: dict[str, list[Fidelity]] = {scope: [] for scope in SCOPES}
     for case, model, batches in _cases(setting):
-        attachment = Attachment(model)
-        attachment.attach()
-        sites = attachment.probe(batches[0])
-        attribute = partial(attribution.integrated_gradient, attachment, sites=sites, target="pseudo_label")
+        adapter = ModelAdapter(model)
+        adapter.attach()
+        attention_layers = adapter.trace(batches[0])
+        attribute = partial(
+            integrated_gradient_attribution, adapter, attention_layers=attention_layers, target="pseudo_label"
+        )
         for scope in SCOPES:
             wanted = [attribute(batch, scope=scope, rule="riemann", steps=_RIEMANN_STEPS) for batch in batches]
             for steps in range(1, 3 if setting.quick else 13):
@@ -55,7 +56,7 @@ def enough_nodes(setting: Setting) -> dict[str, list[Fidelity]]:
                 if torch.cat(rows).mean() >= _ENOUGH:
                     break
             found[scope].append(Fidelity(case, steps, correlations))
-        attachment.detach()
+        adapter.detach()
     return found
 
 
@@ -88,8 +89,8 @@ def _compare(got: dict[str, Tensor], wanted: dict[str, Tensor], batch: Batch) ->
     """Rank correlation of each row with signal, over the keys that are not padding; all sites, heads and sequences."""
     found = []
     for sequence, length in enumerate(batch["attention_mask"].sum(-1).tolist()):
-        for site, expected in wanted.items():
-            x, y = (values[sequence, :, :length, :length].flatten(0, 1) for values in (got[site], expected))
+        for layer, expected in wanted.items():
+            x, y = (values[sequence, :, :length, :length].flatten(0, 1) for values in (got[layer], expected))
             signal = (y != y[:, :1]).any(-1)
             found.append(spearman(x[signal], y[signal]))
     return torch.cat(found)

@@ -13,7 +13,7 @@ from transformers import BertForSequenceClassification
 from workloads import Batch, Setting
 
 from attendrop import export_onnx, prune
-from attendrop.pruning.model import unpadded
+from attendrop.pruning.pruned_model import unpadded
 
 
 def contenders(model: BertForSequenceClassification) -> dict[str, Contender]:
@@ -38,8 +38,8 @@ def onnx_contenders(setting: Setting, model: BertForSequenceClassification) -> d
         for name, exported in models.items():
             path = Path(folder) / f"{name}.onnx"
             export_onnx(exported, path)
-            session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-            found[name] = _of_session(session)
+            method_state = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            found[name] = _of_session(method_state)
     return found
 
 
@@ -52,12 +52,12 @@ def _of(model: Callable[..., Any]) -> Contender:
     return contender
 
 
-def _of_session(session: Any) -> Contender:
+def _of_session(method_state: Any) -> Contender:
     @contextmanager
     def contender() -> Iterator[Step]:
         def step(batch: Batch) -> None:
             types = {"token_type_ids": torch.zeros_like(batch["input_ids"])}
-            session.run(None, {name: value.numpy() for name, value in (batch | types).items()})
+            method_state.run(None, {name: value.numpy() for name, value in (batch | types).items()})
 
         yield step
 

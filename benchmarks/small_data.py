@@ -17,7 +17,8 @@ from report import machine
 from scipy.stats import bootstrap
 from transformers.utils import logging as hf_logging
 
-from attendrop import ADDrop, patterns
+from attendrop import ADDrop
+from attendrop.reports import learned_patterns as patterns
 from attendrop.runs.config import RunConfig
 from attendrop.runs.train import train
 

@@ -15,8 +15,9 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
 from transformers.utils import logging
 
-from attendrop.tasks import encode, get_task, load_task
-from attendrop.trainer import EpochSampler
+from attendrop.tasks.registry import get_task, load_task
+from attendrop.tasks.tokenization import encode
+from attendrop.training.sampler import EpochSampler
 
 Batch = dict[str, Tensor]
 

@@ -5,10 +5,10 @@ import re
 import sys
 from pathlib import Path
 
-from attendrop.methods import get_method, method_names
 from attendrop.methods.base import Method
 from attendrop.methods.compatibility import ANY, Rule, rules_of
 from attendrop.methods.options import described
+from attendrop.methods.registry import get_method, method_names
 
 PAGE = Path(__file__).with_name("methods.md")
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results.json"
@@ -92,7 +92,7 @@ def _with(trait: str) -> str:
 
 
 def _row(method: type[Method], costs: dict[tuple[str, str], float]) -> str:
-    facts = method.facts
+    facts = method.info
     cells = [
         f"`{method.name}`", f"`{method.__name__}`", _paper(method), ", ".join(facts.acts_on) or "nothing",
         facts.forward, facts.backward, facts.state, facts.tasks, *_costs(method.name, costs),

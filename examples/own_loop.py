@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding
 
 from attendrop import ADDrop, regularize
-from attendrop.tasks import encode, load_task
+from attendrop.tasks.registry import load_task
+from attendrop.tasks.tokenization import encode
 
 MODEL = sys.argv[1] if len(sys.argv) > 1 else "bert-base-uncased"
 

@@ -11,7 +11,8 @@ import numpy as np
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding, TrainingArguments
 
 from attendrop import ADDrop, RegularizedTrainer
-from attendrop.tasks import encode, load_task
+from attendrop.tasks.registry import load_task
+from attendrop.tasks.tokenization import encode
 
 MODEL = sys.argv[1] if len(sys.argv) > 1 else "bert-base-uncased"
 OUTPUT_DIR = sys.argv[2] if len(sys.argv) > 2 else "runs/trainer-script"

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import tiny
+from helpers import tiny
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"

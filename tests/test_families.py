@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import families
 import pytest
-from family_check import row
+from helpers import families
+from helpers.family_check import row
 
-from attendrop.cli.doctor import examine
+from attendrop.cli.model_report import examine
 
 TABLE = json.loads((Path(__file__).parent.parent / "docs" / "models.json").read_text(encoding="utf-8"))
 ROWS = {found["family"]: found for found in TABLE["rows"]}

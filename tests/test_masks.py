@@ -3,19 +3,20 @@
 import itertools
 import math
 
-import oracles
 import pytest
 import torch
+from helpers import oracles
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from attendrop import masks
-from attendrop.masks import DrawKey, candidate_region, draw, draw_matrix, draw_rows, origins_of, real_rows, share
-from attendrop.scoring import Call
-from attendrop.sites import Site
+from attendrop.attention.edits import AttentionCall, origins_of, real_rows
+from attendrop.attention.layers import AttentionLayer
+from attendrop.masks import candidate_region, share
+from attendrop.sampling import SampleKey, sample_mask, sample_parameter_mask, sample_row_mask
 
-SITE = Site("layer", "encoder", 0)
+SITE = AttentionLayer("layer", "encoder", 0)
 CPU = torch.device("cpu")
 PINNED = [0, 1, 1, 0, 1, 1, 1, 0, 0, 1, 1, 0, 0, 1, 0, 0]
 
@@ -116,15 +117,15 @@ def test_low_with_p_just_below_one_still_spares_the_highest(padded: bool) -> Non
     assert candidate_region(attribution, valid, 1 - 1e-9, "low").mask.flatten()[:3].tolist() == [True, True, False]
 
 
-def keyed(seed: int = 0, step: int = 0, first: int = 0, rows: int = 2) -> DrawKey:
-    return DrawKey(seed, step, first, rows)
+def keyed(seed: int = 0, step: int = 0, first: int = 0, rows: int = 2) -> SampleKey:
+    return SampleKey(seed, step, first, rows)
 
 
 def sample(
     p: float, shape: tuple[int, int, int, int], *origins: tuple[int, int], name: str = "encoder.0", **key: int
 ) -> Tensor:
     starts = torch.tensor(origins or [(0, 0)] * shape[0])
-    return draw(p, keyed(**{"rows": shape[0], **key}), name, shape, starts, CPU)
+    return sample_mask(p, keyed(**{"rows": shape[0], **key}), name, shape, starts, CPU)
 
 
 @pytest.mark.parametrize("p", [0.001, 0.1, 0.3, 0.5, 0.9, 0.999])
@@ -155,7 +156,7 @@ def test_draws_are_the_same_on_every_device(shape: tuple[int, int, int, int], p:
     origins = torch.tensor([[0, 0], [2, 2], [0, 1]])[: shape[0]]
     bound = round(p * 65536) - 32768
     there = masks._lanes(seeds, shape, origins)
-    below = draw(p, keyed(rows=shape[0]), "encoder.0", shape, origins, torch.device("cpu"))
+    below = sample_mask(p, keyed(rows=shape[0]), "encoder.0", shape, origins, torch.device("cpu"))
     for i, place, lanes in masks._lanes_on_cpu(seeds, shape, origins):
         assert (there[i].numpy()[place] == lanes).all()
         assert (below[i].numpy()[place] == (lanes < bound)).all()
@@ -164,16 +165,16 @@ def test_draws_are_the_same_on_every_device(shape: tuple[int, int, int, int], p:
 @pytest.mark.parametrize("columns", [1, 6, 8, 385])
 def test_rows_of_a_matrix_are_drawn_alike_elsewhere_and_each_by_itself(columns: int) -> None:
     rows = torch.tensor([0, 3, 30521, 2**31 - 1])
-    mask = draw_rows(0.3, 1, 2, "words", rows, columns)
+    mask = sample_row_mask(0.3, 1, 2, "words", rows, columns)
     column = torch.arange(columns)
     lanes = masks._lane((rows[:, None] << 32) + (column >> 2), masks._signed(masks._hash("1/2/words")), column)
     assert (mask == (lanes < round(0.3 * 65536) - 32768)).all()
     for i, row in enumerate(rows):
-        assert (draw_rows(0.3, 1, 2, "words", row[None], columns)[0] == mask[i]).all()
+        assert (sample_row_mask(0.3, 1, 2, "words", row[None], columns)[0] == mask[i]).all()
 
 
 def test_rows_of_a_matrix_are_independent_draws() -> None:
-    first, second = (draw_rows(0.3, 1, step, "words", torch.arange(500), 400).float() for step in (0, 1))
+    first, second = (sample_row_mask(0.3, 1, step, "words", torch.arange(500), 400).float() for step in (0, 1))
     for mask in (first, second):
         # 200,000 draws: a standard error of 0.001; of a row's or a column's mean 0.023 and 0.02.
         assert float(mask.mean()) == pytest.approx(0.3, abs=0.005)
@@ -183,7 +184,7 @@ def test_rows_of_a_matrix_are_independent_draws() -> None:
 
 def test_a_large_parameter_is_drawn_in_pieces_that_differ() -> None:
     size = masks._CHUNK
-    mask = draw_matrix(0.25, 1, 2, "weight", (2, size + 50), torch.device("cpu")).flatten()
+    mask = sample_parameter_mask(0.25, 1, 2, "weight", (2, size + 50), torch.device("cpu")).flatten()
     pieces = mask[:size].float(), mask[size : 2 * size].float()
     for piece in pieces:
         assert float(piece.mean()) == pytest.approx(0.25, abs=0.01)
@@ -191,11 +192,11 @@ def test_a_large_parameter_is_drawn_in_pieces_that_differ() -> None:
     rest = mask[2 * size :]
     assert 0 < int(rest.sum()) < 60
     assert not (rest == mask[:100]).all()
-    assert (mask[:size] == draw_matrix(0.25, 1, 2, "weight", (size,), torch.device("cpu"))).all()
+    assert (mask[:size] == sample_parameter_mask(0.25, 1, 2, "weight", (size,), torch.device("cpu"))).all()
 
 
 def test_nothing_is_drawn_of_an_empty_parameter() -> None:
-    assert draw_matrix(0.25, 1, 2, "weight", (0, 4), torch.device("cpu")).shape == (0, 4)
+    assert sample_parameter_mask(0.25, 1, 2, "weight", (0, 4), torch.device("cpu")).shape == (0, 4)
 
 
 def test_draws_are_pinned() -> None:
@@ -241,8 +242,8 @@ def test_draws_leave_the_global_random_state_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def call_of(valid: Tensor | None, kind: str = "encoder", size: int = 5) -> Call:
-    return Call(Site("layer", kind, 0), (2, 1, size, size), valid, CPU)
+def call_of(valid: Tensor | None, kind: str = "encoder", size: int = 5) -> AttentionCall:
+    return AttentionCall(AttentionLayer("layer", kind, 0), (2, 1, size, size), valid, CPU)
 
 
 LENGTHS = torch.tensor([5, 3])[:, None, None, None]

@@ -6,16 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
 import torch
+from helpers import tiny
 from safetensors.torch import load_file
 
 from attendrop import ADDrop, regularize
 from attendrop.runs.config import RunConfig
-from attendrop.runs.infer import Source, evaluate
-from attendrop.runs.models import load_model_and_tokenizer
+from attendrop.runs.inference import evaluate
+from attendrop.runs.model_loading import load_model_and_tokenizer
+from attendrop.runs.model_source import Source
 from attendrop.runs.train import train
-from attendrop.tasks import get_task, load_task
+from attendrop.tasks.registry import get_task, load_task
 
 ROWS = {
     "rte": {"train": 2490, "dev": 277, "test": 3000},

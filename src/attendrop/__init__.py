@@ -11,30 +11,30 @@ if TYPE_CHECKING:  # for type checkers and editors
     from typing import Any
 
     from attendrop.errors import AttendropError as AttendropError
-    from attendrop.methods import *  # noqa: F403 (their names stand in the registry alone)
-    from attendrop.pruning import PrunedModel as PrunedModel
-    from attendrop.pruning import export_onnx as export_onnx
-    from attendrop.pruning import export_torch as export_torch
-    from attendrop.pruning import load as load
-    from attendrop.pruning import prune as prune
-    from attendrop.regularization import Regularization as Regularization
-    from attendrop.regularization import regularize as regularize
-    from attendrop.trainer import RegularizedTrainer as RegularizedTrainer
+    from attendrop.methods.registry import *  # noqa: F403 (their names stand in the registry alone)
+    from attendrop.pruning.export import export_onnx as export_onnx
+    from attendrop.pruning.export import export_torch as export_torch
+    from attendrop.pruning.pruned_model import PrunedModel as PrunedModel
+    from attendrop.pruning.pruned_model import load as load
+    from attendrop.pruning.selection import prune as prune
+    from attendrop.training.regularization import Regularization as Regularization
+    from attendrop.training.regularize import regularize as regularize
+    from attendrop.training.trainer import RegularizedTrainer as RegularizedTrainer
 
     __version__: str
 
 # Where the public names are that are no methods.
 _MODULES = {
     "AttendropError": "errors",
-    "PrunedModel": "pruning",
-    "Regularization": "regularization",
-    "RegularizedTrainer": "trainer",
-    "export_onnx": "pruning",
-    "export_torch": "pruning",
-    "load": "pruning",
-    "prune": "pruning",
-    "register_method": "methods",
-    "regularize": "regularization",
+    "PrunedModel": "pruning.pruned_model",
+    "Regularization": "training.regularization",
+    "RegularizedTrainer": "training.trainer",
+    "export_onnx": "pruning.export",
+    "export_torch": "pruning.export",
+    "load": "pruning.pruned_model",
+    "prune": "pruning.selection",
+    "register_method": "methods.registry",
+    "regularize": "training.regularize",
 }
 
 if not TYPE_CHECKING:
@@ -47,7 +47,7 @@ if not TYPE_CHECKING:
         if name in _MODULES:
             return getattr(import_module(f"attendrop.{_MODULES[name]}"), name)
         if name == "__all__" or name[0].isupper():  # every method is a class
-            methods = import_module("attendrop.methods")
+            methods = import_module("attendrop.methods.registry")
             if name == "__all__":
                 return sorted({*_MODULES, *methods.__all__})
             if name in methods.__all__:

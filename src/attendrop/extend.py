@@ -1,32 +1,37 @@
 """What methods of one's own are made of: all that the methods of the library are made of themselves.
 
 ``docs/own_method.md`` has a worked example, and says what is for what. A :class:`Method` holds options and says what
-one pass looks like; a :class:`Session` is a method at work that keeps something or takes passes of its own; a
+one pass looks like; a :class:`MethodState` is a method at work that keeps something or takes passes of its own; a
 :class:`Plan` is what one pass does to attention and around it.
 """
 
-from attendrop import attribution
-from attendrop.attention import Attachment, Combined, Plan, evaluating, forked_rng
+from attendrop.attention.adapter import ModelAdapter
+from attendrop.attention.blocks import Block, block_of
+from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit, origins_of, real_rows
+from attendrop.attention.isolation import evaluating, forked_rng
+from attendrop.attention.layers import AttentionLayer, checked_layers, select_layers, select_self_attention
+from attendrop.attention.plan import CombinedPlan, Plan
+from attendrop.attribution.attention_weights import attention_attribution
+from attendrop.attribution.finite_gradients import finite_gradients, gradients_of, wide
+from attendrop.attribution.gradient import gradient_attribution
+from attendrop.attribution.head_importance import Gates, head_importance
+from attendrop.attribution.integrated import integrated_gradient_attribution
+from attendrop.attribution.label_positions import aligned_labels
+from attendrop.attribution.targets import fix_target
+from attendrop.batches import Batch, number_of_rows, to_device
 from attendrop.errors import AttendropError
-from attendrop.gates import Gates
-from attendrop.gradients import finite_gradients, gradients_of, wide
-from attendrop.labels import aligned_labels
-from attendrop.masks import (
-    DrawKey,
-    Region,
-    candidate_region,
-    draw,
-    draw_matrix,
-    draw_rows,
-    origins_of,
-    pack,
-    real_rows,
-    share,
-    uniform,
-    unpack,
+from attendrop.masks import Region, candidate_region, pack, share, unpack
+from attendrop.methods.base import Method, MethodState
+from attendrop.methods.common.divergence import divergences, kind_of, mean, mean_spread
+from attendrop.methods.common.initial_state import InitialState
+from attendrop.methods.common.parameter_override import (
+    ParameterOverride,
+    embedding_weights,
+    layer_parameters,
+    projection_weights,
 )
-from attendrop.methods import Method, register_method
-from attendrop.methods.base import Batch, ComputeLoss, Facts, LabelledData, Pass, Processes, Session, Setup
+from attendrop.methods.common.random_mask import RandomMaskPlan, dropout
+from attendrop.methods.common.weight_mixing import WeightMixing
 from attendrop.methods.compatibility import (
     ANY,
     DECIDES_PASSES,
@@ -38,20 +43,15 @@ from attendrop.methods.compatibility import (
     SKIPS_BLOCKS,
     Rule,
 )
-from attendrop.methods.consistency import divergences, kind_of, mean, mean_spread
-from attendrop.methods.drawing import Drawing, dropout
-from attendrop.methods.layerdrop import Skipping, draw_blocks
-from attendrop.methods.mixed import Mixing
+from attendrop.methods.context import ComputeLoss, LabelledData, Processes, StepContext, TrainingContext
+from attendrop.methods.info import MethodInfo
+from attendrop.methods.layer_drop import Skipping, sample_blocks
 from attendrop.methods.options import LAYERS, SWITCH, Range, choice, count, fraction, option, positive
-from attendrop.methods.rewind import Start
+from attendrop.methods.registry import register_method
+from attendrop.methods.running_statistics import RunningStatistics
 from attendrop.methods.vanilla import Bernoulli
-from attendrop.parameters import Swapped, embedding_weights, layer_parameters, projection_weights
-from attendrop.rows import number_of_rows, to_device
-from attendrop.scoring import Call, Edit
-from attendrop.sites import Site, checked_layers, select_self_attention, select_sites
-from attendrop.structure import Block, BlockEdit, block_of
-from attendrop.tally import Tally
-from attendrop.validation import check_choice, check_count, check_positive, check_share, check_switch, suggestion
+from attendrop.sampling import SampleKey, sample_mask, sample_parameter_mask, sample_row_mask, uniform
+from attendrop.validation import check_choice, check_count, check_positive, check_probability, check_switch, suggestion
 
 __all__ = [
     "ANY",
@@ -64,60 +64,60 @@ __all__ = [
     "SECOND_MODEL",
     "SKIPS_BLOCKS",
     "SWITCH",
-    "Attachment",
     "AttendropError",
+    "AttentionCall",
+    "AttentionEdit",
+    "AttentionLayer",
     "Batch",
     "Bernoulli",
     "Block",
     "BlockEdit",
-    "Call",
-    "Combined",
+    "CombinedPlan",
     "ComputeLoss",
-    "DrawKey",
-    "Drawing",
-    "Edit",
-    "Facts",
     "Gates",
+    "InitialState",
     "LabelledData",
     "Method",
-    "Mixing",
-    "Pass",
+    "MethodInfo",
+    "MethodState",
+    "ModelAdapter",
+    "ParameterOverride",
     "Plan",
     "Processes",
+    "RandomMaskPlan",
     "Range",
     "Region",
     "Rule",
-    "Session",
-    "Setup",
-    "Site",
+    "RunningStatistics",
+    "SampleKey",
     "Skipping",
-    "Start",
-    "Swapped",
-    "Tally",
+    "StepContext",
+    "TrainingContext",
+    "WeightMixing",
     "aligned_labels",
-    "attribution",
+    "attention_attribution",
     "block_of",
     "candidate_region",
     "check_choice",
     "check_count",
     "check_positive",
-    "check_share",
+    "check_probability",
     "check_switch",
     "checked_layers",
     "choice",
     "count",
     "divergences",
-    "draw",
-    "draw_blocks",
-    "draw_matrix",
-    "draw_rows",
     "dropout",
     "embedding_weights",
     "evaluating",
     "finite_gradients",
+    "fix_target",
     "forked_rng",
     "fraction",
+    "gradient_attribution",
     "gradients_of",
+    "head_importance",
+    "integrated_gradient_attribution",
     "kind_of",
     "layer_parameters",
     "mean",
@@ -130,8 +130,12 @@ __all__ = [
     "projection_weights",
     "real_rows",
     "register_method",
+    "sample_blocks",
+    "sample_mask",
+    "sample_parameter_mask",
+    "sample_row_mask",
+    "select_layers",
     "select_self_attention",
-    "select_sites",
     "share",
     "suggestion",
     "to_device",

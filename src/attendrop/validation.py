@@ -14,7 +14,7 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         raise AttendropError(f"{name}={value!r} is not known.{suggestion(str(value), choices)}")
 
 
-def check_share(name: str, value: float, *, one_allowed: bool, zero_allowed: bool = False) -> None:
+def check_probability(name: str, value: float, *, one_allowed: bool, zero_allowed: bool = False) -> None:
     """Raise unless ``value`` is a probability above 0, or from 0, and below 1, or up to 1."""
     inside = isinstance(value, int | float) and not isinstance(value, bool)
     if not inside or not (0 < value < 1 or (one_allowed and value == 1) or (zero_allowed and value == 0)):

@@ -16,6 +16,19 @@ if TYPE_CHECKING:
     from typing import Any
 
 # Module and package, where they have different names.
+_COMMANDS = (  # in the order of the help
+    "train",
+    "evaluate",
+    "predict",
+    "runs",
+    "patterns",
+    "prune",
+    "export",
+    "methods",
+    "tasks",
+    "doctor",
+    "demo",
+)
 _NEEDED = {name: name for name in ("typer", "rich", "datasets", "accelerate", "filelock", "scipy")}
 _NEEDED["sklearn"] = "scikit-learn"
 
@@ -53,7 +66,7 @@ def _run(arguments: list[str]) -> int:
     from attendrop.cli.app import app
     from attendrop.errors import AttendropError
 
-    for module in ("train", "commands"):  # in the order of the help
+    for module in _COMMANDS:
         importlib.import_module(f"attendrop.cli.{module}")
     # click's UsageError, or that of the copy of click which newer versions of typer carry
     usage_error: type[Any] = typer.BadParameter.__mro__[1]
@@ -79,7 +92,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _described(error: OSError, arguments: list[str]) -> str:
-    from attendrop.files import DISK_FULL
+    from attendrop.output_files import DISK_FULL
 
     told = (error.strerror or str(error)) + (f": {error.filename}" if error.filename else "")
     if error.errno not in DISK_FULL:

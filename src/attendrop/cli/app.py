@@ -1,7 +1,4 @@
-"""The program, the options that several commands share, and how results are printed.
-
-Nothing here loads PyTorch: each command imports what it needs when it runs, so that help and mistakes are quick.
-"""
+"""All commands but `train`: evaluate, predict, runs, patterns, prune, export, methods, tasks, doctor, demo."""
 
 from __future__ import annotations
 
@@ -12,7 +9,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from attendrop.runs.folder import is_main_process
+from attendrop.runs.run_folder import is_main_process
+
+InputFormat = Annotated[str | None, typer.Option(help="Of stdin: csv, tsv or jsonl.", show_default="csv")]
+SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out unusable rows, and list them.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that exist; those that are read, never.")]
+SkippedFile = Annotated[str | None, typer.Option(help="Where bad rows are listed, JSON lines.")]
+
 
 app = typer.Typer(
     help="Fine-tune pre-trained transformers on small data without overfitting, by regularising attention.",
@@ -21,7 +24,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but warnings and errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else there.")]
 DataDir = Annotated[str | None, typer.Option(help="Folder of GLUE files. Default: $ATTENDROP_DATA, then the hub.")]
@@ -29,7 +31,6 @@ Columns = Annotated[str | None, typer.Option(help="Text column of one's own file
 LabelColumn = Annotated[str | None, typer.Option(help="Column of one's own files to learn.")]
 Device = Annotated[str | None, typer.Option(help="auto or cpu.", show_default="auto")]
 RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
-
 # Columns of a table that is not shown on a terminal.
 _NO_LIMIT = 10_000
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.text import Text
 
-from attendrop.runs.folder import is_main_process
+from attendrop.runs.run_folder import is_main_process
 
 
 @contextmanager

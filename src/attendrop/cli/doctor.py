@@ -1,112 +1,37 @@
-"""Is a model supported, and which attention layers does it have?"""
+"""`attendrop doctor`."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
-from typing import Any
+from typing import Annotated
 
-import torch
-import transformers
-from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.models.auto import modeling_auto
+import typer
 
-from attendrop.attention import attention_layers, dummy_batch, find_sites
-from attendrop.errors import AttendropError
-from attendrop.runs.models import load_config
-from attendrop.sites import Site
-
-# The heads that a model is looked at with, if its configuration names no class: the first that there is.
-_HEADS = (
-    *("SEQUENCE_CLASSIFICATION", "IMAGE_CLASSIFICATION", "AUDIO_CLASSIFICATION", "SEQ_TO_SEQ_CAUSAL_LM"),
-    *("SPEECH_SEQ_2_SEQ", "CAUSAL_LM", "CTC", "IMAGE_TEXT_TO_TEXT"),
-)
-# What building and running a model from its configuration alone may fail with.
-_FAILURES = (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, LookupError, ImportError)
+from attendrop.cli.app import Json, app, show
+from attendrop.cli.console import aligned, messages
 
 
-def examine(name: str) -> dict[str, Any]:
-    """Build a model from its configuration alone, without weights, and look for its attention layers.
+@app.command()
+def doctor(
+    model: Annotated[str, typer.Argument(help="minilm, a folder, or a hub id; weights are not loaded.")],
+    as_json: Json = False,
+) -> None:
+    """Say whether a model is supported, and which attention layers were found."""
+    from attendrop.cli.model_report import examine
 
-    Args:
-        name: A folder, a hub id or ``"minilm"``.
-
-    Returns:
-        ``model, architecture, supported, reason`` (None if supported), ``trainable`` (whether it has a head for
-        sequence classification), ``sites``: ``name, kind, index`` of each attention layer, and ``not_run``: the names
-        of layers that were not tried, since the example input (text alone, one image, a sound) does not reach them.
-
-    Raises:
-        AttendropError: There is no such model.
-    """
-    config = load_config(name)
-    sites: list[Site] = []
-    not_run, reason = [], None
-    try:
-        model, sites = _traced(config)
-        ran = {site.name.partition("#")[0] for site in sites}
-        not_run = [layer for layer in attention_layers(model) if layer not in ran]
-    except AttendropError as error:
-        reason = str(error)
-    return {
-        "model": name,
-        "architecture": config.model_type,
-        "supported": reason is None,
-        "reason": reason,
-        "trainable": type(config) in modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-        "sites": [dataclasses.asdict(site) for site in sites],
-        "not_run": not_run,
+    with messages(quiet=True):
+        found = examine(model)
+    lines = {
+        "model": f"{model} ({found['architecture']})",
+        "supported": "yes" if found["supported"] else f"no: {found['reason']}",
+        "to train": "`attendrop train` can"
+        if found["trainable"]
+        else "not by `attendrop train`: it has no classification head",
     }
-
-
-def _traced(config: PreTrainedConfig) -> tuple[PreTrainedModel, list[Site]]:
-    """The model, and its sites. Tensors on the meta device have no memory; models that look at values need others."""
-    failures: list[Exception] = []
-    for device in ("meta", "cpu"):
-        try:
-            with torch.device(device):
-                model = _class(config)(config)
-                batches = list(_batches(model))
-        except _FAILURES as error:
-            failures.append(error)
-            continue
-        for batch in batches:
-            try:
-                return model, find_sites(model, batch)
-            except AttendropError:
-                raise
-            except _FAILURES as error:
-                failures.append(error)
-    failure = str(failures[-1]).strip().partition("\n")[0]
-    raise AttendropError(f"It could not be built and run from its configuration ({failure}).")
-
-
-def _class(config: PreTrainedConfig) -> Any:
-    """The class that the configuration names, or one with a head, or the model without one."""
-    named = getattr(transformers, (config.architectures or [""])[0], None)
-    if named is not None:
-        return named
-    mappings = [getattr(modeling_auto, f"MODEL_FOR_{head}_MAPPING") for head in _HEADS]
-    for mapping in (*mappings, modeling_auto.MODEL_MAPPING):
-        if type(config) in mapping:
-            found = mapping[type(config)]
-            return found[0] if isinstance(found, tuple) else found
-    raise ValueError(f"transformers has no model for {type(config).__name__}")
-
-
-def _batches(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
-    """Made-up inputs, of which the model takes one."""
-    name, config = model.main_input_name, model.config
-    if name not in ("input_values", "input_features"):
-        yield dummy_batch(model)
-        return
-    own = getattr(config, "encoder_config", config)
-    sizes = ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim")
-    width = next((value for key in sizes if isinstance(value := getattr(own, key, None), int)), 80)
-    length = getattr(config, "max_source_positions", 0) or getattr(config, "max_length", 0) or 128
-    for shape in ((1, 16000), (1, length, width), (1, width, 2 * length), (1, width, length)):
-        batch = {name: torch.zeros(shape, dtype=model.dtype)}
-        if config.is_encoder_decoder:
-            batch["decoder_input_ids"] = torch.ones(1, 4, dtype=torch.long)
-        yield batch
+    for kind in dict.fromkeys(layer["kind"] for layer in found["sites"]):
+        names = [layer["name"] for layer in found["sites"] if layer["kind"] == kind]
+        lines[f"{kind} attention"] = f"{len(names)} layers: {names[0]} ... {names[-1]}"
+    if found["not_run"]:
+        names = found["not_run"]
+        lines["not tried"] = f"{len(names)} layers, which the made-up input does not reach: {names[0]} ... {names[-1]}"
+    show(found, aligned(lines), as_json=as_json)
+    raise typer.Exit(0 if found["supported"] else 2)

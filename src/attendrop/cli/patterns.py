@@ -1,126 +1,34 @@
-"""`attendrop patterns`: what AttendOut learnt, as a picture, a table and a schedule."""
+"""`attendrop patterns`."""
 
 from __future__ import annotations
 
-import dataclasses
-import shlex
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-import numpy as np
+import typer
 
-from attendrop import patterns
-from attendrop.errors import AttendropError
-from attendrop.files import check_output
-from attendrop.patterns import Fit, Patterns
-from attendrop.runs.config import RunConfig
-from attendrop.runs.folder import add_files, hold_run_folders, own_files, was_added
-
-_ROWS = 12
+from attendrop.cli.app import (
+    Json,
+    Overwrite,
+    app,
+    show,
+)
 
 
-def show_patterns(
-    run: str, pieces: int | None, output: str | None, options: str | None, *, overwrite: bool = False
-) -> tuple[dict[str, Any], str]:
-    """Draw a run's patterns, and fit a schedule to them if ``pieces`` says of how many.
+@app.command()
+def patterns(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run of method attendout.")],
+    fit: Annotated[
+        int | None, typer.Option(help="Fit a schedule of so many linear pieces.", show_default="none")
+    ] = None,
+    output: Annotated[str | None, typer.Option(help="The picture, PNG.", show_default="RUN/patterns.png")] = None,
+    options: Annotated[
+        str | None, typer.Option(help="Where to write the fit, JSON.", show_default="RUN/scheduler.json")
+    ] = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Draw what AttendOut learnt to drop, and fit a schedule to it for the method scheduler."""
+    from attendrop.cli.learned_patterns import show_patterns
 
-    Args:
-        run: Folder of a run.
-        pieces: Of the fit, or None.
-        output: The picture. None: ``patterns.png`` in the folder.
-        options: The schedule. None: ``scheduler.json`` in the folder.
-        overwrite: Replace files that are there. What this wrote into the run's folder is replaced in any case, what the
-            run wrote never.
-
-    Returns:
-        What was found, as plain values and as text.
-
-    Raises:
-        AttendropError: The run has no patterns, the fit is not possible, or a file cannot be written.
-    """
-    if options is not None and pieces is None:
-        raise AttendropError("--options says where to write a fit; say with --fit how many pieces it is to have.")
-    found = patterns.read(Path(run))
-    fitted = None if pieces is None else patterns.fit(found, pieces)
-    picture = _writable(run, output or f"{run}/patterns.png", overwrite=overwrite)
-    schedule = _writable(run, options or f"{run}/scheduler.json", overwrite=overwrite or fitted is None)
-    with hold_run_folders([picture]):
-        patterns.draw(found, picture, fitted)
-        add_files(Path(run), [picture])
-    values: dict[str, Any] = {"run": run, "picture": str(picture), "dropout_steps": len(found.steps)}
-    values |= {"drop_probability": _by_layer(found, found.probabilities), "steps": found.steps.astype(int).tolist()}
-    values["period_shares"] = found.period_shares.tolist()
-    text = [f"AttendOut: {found.run}", "", _table(found), "", f"Wrote {picture}."]
-    if fitted is not None:
-        method = patterns.scheduler(found, fitted)
-        with hold_run_folders([schedule]):
-            patterns.write_options(schedule, method)
-            add_files(Path(run), [schedule])
-        command = _command(found.config, schedule)
-        rms = dict(zip(found.layers, fitted.rms.tolist(), strict=True))
-        values["fit"] = {"file": str(schedule), "rms": rms, "command": command, **method.options()}
-        text += ["", *_reading(found, fitted), f"Wrote {schedule}. To train with it:", command]
-    return values, "\n".join(text)
-
-
-def _writable(run: str, file: str, *, overwrite: bool) -> Path:
-    path, folder = Path(file), Path(run)
-    if path.is_dir() or not path.parent.is_dir():
-        raise AttendropError(f"'{file}' cannot be written; name a file in a folder that exists.")
-    check_output(path, own_files(folder), overwrite=overwrite or was_added(folder, path))
-    return path
-
-
-def _by_layer(found: Patterns, values: Any) -> dict[str, list[float | None]]:
-    curves = [[None if np.isnan(value) else value for value in curve] for curve in values.T.tolist()]
-    return dict(zip(found.layers, curves, strict=True))
-
-
-def _table(found: Patterns) -> str:
-    """Some dropout steps, the first and the last among them: the probabilities by layer, the reward, the survivor."""
-    count = len(found.steps)
-    shown = np.unique(np.linspace(0, count - 1, min(count, _ROWS)).round().astype(int))
-    kinds = {layer.split(".")[0] for layer in found.layers}
-    names = [layer.split(".")[1] for layer in found.layers] if len(kinds) == 1 else found.layers
-    rows = [["step", *names, "reward", "kept"]]
-    for i in shown:
-        kept = "A" if found.attacker_survived[i] else "D"
-        cells = ["–" if np.isnan(p) else f"{p:.3f}" for p in found.probabilities[i]]
-        partial = "" if found.period_shares[i] == 1 else "*"
-        rows.append([f"{found.steps[i]:.0f}{partial}", *cells, f"{found.rewards[i]:+.3f}", kept])
-    survived = sum(found.attacker_survived)
-    lines = [
-        f"Mean probability of dropping, by layer of {' and '.join(sorted(kinds))} attention:",
-        *_aligned(rows),
-        f"{len(shown)} of {count} dropout steps. Kept: the attacker (A) or the defender (D); A {survived} times.",
-    ]
-    if (found.period_shares < 1).any():
-        lines.append("* a partial period, since training ended; it weighs less in a fit.")
-    return "\n".join(lines)
-
-
-def _reading(found: Patterns, fitted: Fit) -> list[str]:
-    rows = [["progress", *(f"{knot:.2f}" for knot in fitted.knots), "RMS error"]]
-    for layer, values, error in zip(found.layers, fitted.values.T, fitted.rms, strict=True):
-        rows.append([layer, *(f"{value:.3f}" for value in values), f"{error:.4f}"])
-    return [f"Least squares fit, linear pieces between {len(fitted.knots)} knots:", *_aligned(rows)]
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [" ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-
-
-def _command(config: Mapping[str, Any], schedule: Path) -> str:
-    """The training command of a run, with the schedule in place of its method."""
-    words = ["attendrop", "train"]
-    for field in dataclasses.fields(RunConfig):
-        value = config.get(field.name, field.default)
-        default = field.default_factory() if callable(field.default_factory) else field.default
-        if field.name in ("output_dir", "method", "options") or value in (default, [], ()):
-            continue
-        flag = f"--{field.name.replace('_', '-')}"
-        text = ",".join(value) if isinstance(value, list | tuple) else str(value)
-        words += [flag] if value is True else [flag, text]
-    return shlex.join([*words, "--method", "scheduler", "--options", str(schedule)])
+    found, shown = show_patterns(run, fit, output, options, overwrite=overwrite)
+    show(found, shown, as_json=as_json)

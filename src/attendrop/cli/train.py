@@ -11,9 +11,10 @@ import typer
 from attendrop.cli.app import Columns, DataDir, Device, Json, LabelColumn, Quiet, app, show, split_columns
 from attendrop.cli.console import messages
 from attendrop.cli.interrupts import Interrupted
-from attendrop.cli.options import read_options
+from attendrop.cli.option_files import read_options
 from attendrop.errors import AttendropError
-from attendrop.runs.config import RunConfig, default_output_dir, preset
+from attendrop.runs.config import RunConfig, default_output_dir
+from attendrop.runs.presets import preset
 from attendrop.runs.run_file import read_run_file
 
 
@@ -99,7 +100,7 @@ def train(
     run, seeds = _read_run(given)
 
     from attendrop.cli.progress import TrainingProgress
-    from attendrop.cli.summary import run_summary, seeds_summary
+    from attendrop.cli.training_summary import run_summary, seeds_summary
     from attendrop.runs.seeds import train_seeds
     from attendrop.runs.train import train as train_run
 

@@ -9,20 +9,22 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from attendrop import attribution
-from attendrop.attention import Plan
+from attendrop.attention.edits import AttentionCall, AttentionEdit, real_rows
+from attendrop.attention.layers import AttentionLayer
+from attendrop.attention.plan import Plan
+from attendrop.attribution.attention_weights import attention_attribution
+from attendrop.attribution.gradient import gradient_attribution
+from attendrop.attribution.integrated import RULES, SCOPES, integrated_gradient_attribution
 from attendrop.errors import AttendropError
-from attendrop.masks import candidate_region, real_rows
-from attendrop.methods.base import Facts, Method, Pass
-from attendrop.methods.drawing import Drawing
+from attendrop.masks import candidate_region
+from attendrop.methods.base import Method
+from attendrop.methods.common.random_mask import RandomMaskPlan
+from attendrop.methods.context import StepContext
+from attendrop.methods.info import MethodInfo
 from attendrop.methods.options import LAYERS, SWITCH, choice, count, fraction, option
-from attendrop.scoring import Call, Edit
-from attendrop.sites import Site
 
 ATTRIBUTIONS = ("gradient", "integrated_gradient", "attention", "random")
 TARGETS = ("pseudo_label", "gold_label")
-SCOPES, RULES = attribution.SCOPES, attribution.RULES
-
 # Where the paper drops in the first layer only (section 3.2), and in the encoder's self-attention (appendix A.2).
 _PAPER_LAYERS = dict.fromkeys(("sst2", "mnli", "qnli", "qqp", "stsb"), "first") | {"translation": "encoder"}
 
@@ -45,7 +47,7 @@ class ADDrop(Method):
         attribution: ``"gradient"`` (Eq. 5), ``"integrated_gradient"`` (Eq. 3), ``"attention"`` (the weights
             themselves), ``"random"`` (each valid position is a candidate with probability ``p``; no attribution pass).
         target: ``"pseudo_label"``, what the model predicts, or ``"gold_label"``. Regression always uses its gold value.
-        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.sites.select_sites`.
+        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
         direction: ``"high"``, or ``"low"`` as in the paper's prior experiment (Fig. 2).
         cross_tuning: Plain fine-tuning in epochs 0, 2, 4, ... and AD-DROP in 1, 3, 5, ... (Algorithm 1; counted from
             0).
@@ -79,7 +81,7 @@ class ADDrop(Method):
   url       = {https://arxiv.org/abs/2210.05883}
 }"""
 
-    facts: ClassVar[Facts] = Facts(acts_on=("scores",), forward="2", backward="1 + activations")
+    info: ClassVar[MethodInfo] = MethodInfo(acts_on=("scores",), forward="2", backward="1 + activations")
     rests: ClassVar[str] = "With cross-tuning it acts in every second epoch; set cross_tuning=False for all."
 
     p: float = option(0.3, fraction())
@@ -110,61 +112,61 @@ class ADDrop(Method):
     def needs_epoch(self) -> bool:
         return self.cross_tuning
 
-    def plan(self, step: Pass) -> Plan:
-        sites = self.chosen(step.attachment.sites)
-        attributions = self._attribute(step, sites)
-        keys = {site.key for site in sites} if self.attribution == "random" else set(attributions)
-        return _DropHigh(self, step, keys, attributions)
+    def plan(self, context: StepContext) -> Plan:
+        attention_layers = self.chosen(context.adapter.attention_layers)
+        attributions = self._attribute(context, attention_layers)
+        keys = {layer.key for layer in attention_layers} if self.attribution == "random" else set(attributions)
+        return _DropHigh(self, context, keys, attributions)
 
-    def _attribute(self, step: Pass, sites: Sequence[Site]) -> dict[str, Tensor]:
-        options: dict[str, Any] = {"target": self.target, "units": self.units, "inputs": step.inputs}
+    def _attribute(self, context: StepContext, attention_layers: Sequence[AttentionLayer]) -> dict[str, Tensor]:
+        options: dict[str, Any] = {"target": self.target, "units": self.units, "inputs": context.inputs}
         match self.attribution:
             case "gradient":
-                return attribution.gradient(step.attachment, step.batch, sites, **options)
+                return gradient_attribution(context.adapter, context.batch, attention_layers, **options)
             case "integrated_gradient":
                 options |= {"scope": self.scope, "rule": self.rule, "steps": self.steps}
-                return attribution.integrated_gradient(step.attachment, step.batch, sites, **options)
+                return integrated_gradient_attribution(context.adapter, context.batch, attention_layers, **options)
             case "attention":
-                return attribution.attention(step.attachment, step.inputs, sites)
+                return attention_attribution(context.adapter, context.inputs, attention_layers)
             case _:
                 return {}
 
 
-class _DropHigh(Drawing):
+class _DropHigh(RandomMaskPlan):
     """Drops candidates at the chosen sites."""
 
-    def __init__(self, method: ADDrop, step: Pass, keys: set[str], attributions: dict[str, Tensor]) -> None:
-        super().__init__(step, keys)
+    def __init__(self, method: ADDrop, context: StepContext, keys: set[str], attributions: dict[str, Tensor]) -> None:
+        super().__init__(context, keys)
         self.method = method
         self.attributions = attributions
 
-    def make(self, call: Call) -> Edit:
+    def make(self, call: AttentionCall) -> AttentionEdit:
         if self.method.units == "hidden":
-            return Edit(output=partial(self._drop_hidden, call, {}))
+            return AttentionEdit(output=partial(self._drop_hidden, call, {}))
         rows = real_rows(call)
         if self.method.attribution == "random":
-            drop = self.draw(self.method.p * self.method.q, call)
+            drop = self.sample(self.method.p * self.method.q, call)
             drop = drop if call.valid is None else drop & call.valid
         else:
-            found = self.attributions.pop(call.site.key)
+            found = self.attributions.pop(call.layer.key)
             region = candidate_region(found, call.valid, self.method.p, self.method.direction)
-            drop = region.mask & self.draw(self.method.q, call)
+            drop = region.mask & self.sample(self.method.q, call)
             rows = region.signal if rows is None else region.signal & rows
         self.report(call, drop, rows, call.valid)
-        return Edit(drop=drop)
+        return AttentionEdit(drop=drop)
 
-    def _drop_hidden(self, call: Call, memory: dict[str, Tensor], output: Tensor) -> Tensor:
+    def _drop_hidden(self, call: AttentionCall, memory: dict[str, Tensor], output: Tensor) -> Tensor:
         """Drop units of ``output``, ``(batch, query, heads, dim)``; a token's units form one row."""
         if "kept" not in memory:
             batch, queries, heads, dim = output.shape
             shape = (batch, 1, queries, heads * dim)
             rows = real_rows(call)
             if self.method.attribution == "random":
-                drop = self.draw_hidden(self.method.p * self.method.q, call, heads * dim)
+                drop = self.sample_hidden(self.method.p * self.method.q, call, heads * dim)
             else:
-                found = self.attributions.pop(call.site.key).reshape(shape)
+                found = self.attributions.pop(call.layer.key).reshape(shape)
                 region = candidate_region(found, None, self.method.p, self.method.direction)
-                drop = region.mask & self.draw_hidden(self.method.q, call, heads * dim)
+                drop = region.mask & self.sample_hidden(self.method.q, call, heads * dim)
                 rows = region.signal if rows is None else rows & region.signal
             drop = drop if rows is None else drop & rows
             self.report(call, drop, rows, None)

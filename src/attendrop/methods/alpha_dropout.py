@@ -9,12 +9,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from attendrop.attention import Plan
-from attendrop.masks import real_rows
-from attendrop.methods.base import Facts, Method, Pass
-from attendrop.methods.drawing import Drawing
+from attendrop.attention.edits import AttentionCall, AttentionEdit, real_rows
+from attendrop.attention.plan import Plan
+from attendrop.methods.base import Method
+from attendrop.methods.common.random_mask import RandomMaskPlan
+from attendrop.methods.context import StepContext
+from attendrop.methods.info import MethodInfo
 from attendrop.methods.options import LAYERS, fraction, option
-from attendrop.scoring import Call, Edit
 
 # -lambda * alpha, of the constants of the SELU: the limit of its value for large negative inputs.
 SATURATED = -1.0507009873554805 * 1.6732632423543772
@@ -34,7 +35,7 @@ class AlphaDropout(Method):
 
     Args:
         p: Probability that a unit is dropped, in (0, 1).
-        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.sites.select_sites`.
+        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
         AttendropError: An option is out of its range.
@@ -56,30 +57,30 @@ class AlphaDropout(Method):
   year      = {2017},
   url       = {https://arxiv.org/abs/1706.02515}
 }"""
-    facts: ClassVar[Facts] = Facts(acts_on=("heads",), units="hidden units")
+    info: ClassVar[MethodInfo] = MethodInfo(acts_on=("heads",), units="hidden units")
     order: ClassVar[int] = -1  # a head that is taken away puts out zeros, not a x + b of them
 
     p: float = option(0.1, fraction())
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
-    def plan(self, step: Pass) -> Plan:
-        return _Saturating(step, {site.key for site in self.chosen(step.attachment.sites)}, self.p)
+    def plan(self, context: StepContext) -> Plan:
+        return _Saturating(context, {layer.key for layer in self.chosen(context.adapter.attention_layers)}, self.p)
 
 
-class _Saturating(Drawing):
+class _Saturating(RandomMaskPlan):
     """Drops hidden units at the chosen sites."""
 
-    def __init__(self, step: Pass, keys: set[str], p: float) -> None:
-        super().__init__(step, keys)
+    def __init__(self, context: StepContext, keys: set[str], p: float) -> None:
+        super().__init__(context, keys)
         self.p = p
 
-    def make(self, call: Call) -> Edit:
-        return Edit(output=partial(self._drop, call, {}))
+    def make(self, call: AttentionCall) -> AttentionEdit:
+        return AttentionEdit(output=partial(self._drop, call, {}))
 
-    def _drop(self, call: Call, memory: dict[str, Tensor], output: Tensor) -> Tensor:
+    def _drop(self, call: AttentionCall, memory: dict[str, Tensor], output: Tensor) -> Tensor:
         """Act on ``output``, ``(batch, query, heads, dim)``; under activation checkpointing once more, and alike."""
         if "drop" not in memory:
-            drop = self.draw_hidden(self.p, call, output.shape[2] * output.shape[3])
+            drop = self.sample_hidden(self.p, call, output.shape[2] * output.shape[3])
             rows = real_rows(call)
             self.report(call, drop if rows is None else drop & rows, rows, None)
             memory["drop"] = drop.view(output.shape)

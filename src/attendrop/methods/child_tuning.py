@@ -10,19 +10,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from attendrop.attention import evaluating, forked_rng
+from attendrop.attention.isolation import evaluating, forked_rng
+from attendrop.batches import Batch
 from attendrop.errors import AttendropError
-from attendrop.masks import draw_matrix, draw_rows
-from attendrop.methods.base import (
-    Batch,
-    Facts,
-    Method,
-    Pass,
-    Session,
-    Setup,
-)
+from attendrop.methods.base import Method, MethodState
+from attendrop.methods.common.parameter_override import embedding_weights, layer_parameters
+from attendrop.methods.context import StepContext, TrainingContext
+from attendrop.methods.info import MethodInfo
 from attendrop.methods.options import choice, count, fraction, option, positive
-from attendrop.parameters import embedding_weights, layer_parameters
+from attendrop.sampling import sample_parameter_mask, sample_row_mask
 
 # Elements of a parameter up to which it is drawn together with others.
 _SMALL = 1 << 14
@@ -77,7 +73,7 @@ class ChildTuning(Method):
   year      = {2021},
   url       = {https://arxiv.org/abs/2109.05687}
 }"""
-    facts: ClassVar[Facts] = Facts(acts_on=("gradients",), state="D: a mask of the layers' parameters")
+    info: ClassVar[MethodInfo] = MethodInfo(acts_on=("gradients",), state="D: a mask of the layers' parameters")
     uses_attention: ClassVar[bool] = False
 
     variant: str = option("F", choice(*VARIANTS))
@@ -85,29 +81,29 @@ class ChildTuning(Method):
     fisher_batch_size: int = option(1, count())
     fisher_max_norm: float = option(0.0, positive(zero=True))
 
-    def start(self, setup: Setup) -> Session:
-        return _Free(self, setup) if self.variant == "F" else _Driven(self, setup)
+    def start(self, training: TrainingContext) -> MethodState:
+        return _Free(self, training) if self.variant == "F" else _Driven(self, training)
 
 
-class _Free(Session):
+class _Free(MethodState):
     """Draws a child network for each step."""
 
     method: ChildTuning
 
-    def __init__(self, method: ChildTuning, setup: Setup) -> None:
+    def __init__(self, method: ChildTuning, training: TrainingContext) -> None:
         super().__init__(method)
-        self.by_row = embedding_weights(setup.model)
+        self.by_row = embedding_weights(training.model)
         self._seed_and_step = (0, 0)
 
-    def batch(self, step: Pass) -> Batch:
-        self._seed_and_step = (step.key.seed, step.key.step)
-        return step.batch
+    def batch(self, context: StepContext) -> Batch:
+        self._seed_and_step = (context.key.seed, context.key.step)
+        return context.batch
 
     @torch.no_grad()
     def edit_gradients(self, parameters: Mapping[str, nn.Parameter]) -> None:
         p = self.method.p
         small = [name for name, parameter in parameters.items() if parameter.numel() <= _SMALL]
-        together = dict(zip(small, self._draw_together([parameters[name] for name in small]), strict=True))
+        together = dict(zip(small, self._sample_jointly([parameters[name] for name in small]), strict=True))
         for name, parameter in parameters.items():
             gradient = parameter.grad
             if gradient is None:
@@ -117,41 +113,43 @@ class _Free(Session):
             place = (*self._seed_and_step, f"child-tuning/{name}")
             if name in self.by_row and name not in together:  # most rows are zero, and stay so
                 rows = (gradient.amax(1) != 0).logical_or_(gradient.amin(1) != 0).nonzero().flatten()
-                kept = draw_rows(p, *place, rows, gradient.shape[1])
+                kept = sample_row_mask(p, *place, rows, gradient.shape[1])
                 gradient[rows] *= kept.to(gradient.dtype).mul_(1 / p)
             else:
-                drawn = name in together
-                kept = together[name] if drawn else draw_matrix(p, *place, gradient.shape, gradient.device)
+                sampled = name in together
+                kept = together[name] if sampled else sample_parameter_mask(p, *place, gradient.shape, gradient.device)
                 gradient.mul_(kept.to(gradient).mul_(1 / p))
 
-    def _draw_together(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    def _sample_jointly(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         """Masks of parameters that are too small for a draw each."""
         if not parameters:
             return []
         sizes = [parameter.numel() for parameter in parameters]
-        kept = draw_matrix(self.method.p, *self._seed_and_step, "child-tuning", (sum(sizes),), parameters[0].device)
+        kept = sample_parameter_mask(
+            self.method.p, *self._seed_and_step, "child-tuning", (sum(sizes),), parameters[0].device
+        )
         return [mask.view_as(parameter) for mask, parameter in zip(torch.split(kept, sizes), parameters, strict=True)]
 
 
-class _Driven(Session):
+class _Driven(MethodState):
     """Finds the child network when training begins."""
 
     method: ChildTuning
 
-    def __init__(self, method: ChildTuning, setup: Setup) -> None:
+    def __init__(self, method: ChildTuning, training: TrainingContext) -> None:
         super().__init__(method)
-        if setup.train_data is None:
+        if training.train_data is None:
             raise AttendropError(
                 "Child-Tuning-D measures the Fisher information on the training rows: pass train_data, or use "
                 "variant='F'."
             )
-        self.setup = setup
+        self.training = training
         self.masks: dict[str, Tensor] = {}
 
-    def batch(self, step: Pass) -> Batch:
+    def batch(self, context: StepContext) -> Batch:
         if not self.masks:
-            self.masks = largest(fisher_information(self.setup, self.method), self.method.p)
-        return step.batch
+            self.masks = largest(fisher_information(self.training, self.method), self.method.p)
+        return context.batch
 
     @torch.no_grad()
     def edit_gradients(self, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -164,22 +162,22 @@ class _Driven(Session):
         return {"masks": self.masks}
 
     def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        device = next(self.setup.model.parameters()).device
+        device = next(self.training.model.parameters()).device
         self.masks = {name: mask.to(device) for name, mask in state.get("masks", {}).items()}
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         return {"fisher_mask": self.masks} if self.masks else {}
 
 
-def fisher_information(setup: Setup, method: ChildTuning) -> dict[str, Tensor]:
+def fisher_information(training: TrainingContext, method: ChildTuning) -> dict[str, Tensor]:
     """The mean over batches of the training rows of the squared gradient of their loss, of each layer parameter.
 
     Args:
-        setup: The model and the rows. Each process takes its share of them.
+        training: The model and the rows. Each process takes its share of them.
         method: How many rows a batch has, and what gradients are clipped to.
     """
-    assert setup.train_data is not None
-    model = setup.model
+    assert training.train_data is not None
+    model = training.model
     names = set(layer_parameters(model))
     chosen = {name: p for name, p in model.named_parameters() if name in names and p.requires_grad}
     if not chosen:
@@ -187,9 +185,9 @@ def fisher_information(setup: Setup, method: ChildTuning) -> dict[str, Tensor]:
     sums = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in chosen.items()}
     count = 0
     with evaluating(model), forked_rng(model):
-        for batch in setup.train_data.in_order(method.fisher_batch_size, setup.processes):
+        for batch in training.train_data.in_order(method.fisher_batch_size, training.processes):
             with torch.enable_grad():
-                loss, _ = setup.evaluate(model, batch)
+                loss, _ = training.evaluate(model, batch)
                 gradients = torch.autograd.grad(loss, list(chosen.values()), allow_unused=True)
             for name, gradient in zip(chosen, gradients, strict=True):
                 if gradient is not None:
@@ -198,7 +196,7 @@ def fisher_information(setup: Setup, method: ChildTuning) -> dict[str, Tensor]:
                         gradient *= (method.fisher_max_norm / (gradient.norm() + 1e-6)).clamp(max=1)
                     sums[name].addcmul_(gradient, gradient)
             count += 1
-    total = setup.processes.total
+    total = training.processes.total
     batches = float(total(torch.tensor(float(count))))
     return {name: total(value) / batches for name, value in sums.items()}
 

@@ -15,6 +15,7 @@ from attendrop.errors import AttendropError
 if TYPE_CHECKING:
     from attendrop.methods.base import Method
 
+
 ANY = "any method"
 DECIDES_PASSES = "decides which passes a step takes"
 EXCHANGES_WEIGHTS = "puts other weights into the model between steps"

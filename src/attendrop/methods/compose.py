@@ -9,12 +9,14 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from attendrop.attention import Plan
+from attendrop.attention.layers import AttentionLayer
+from attendrop.attention.plan import Plan
+from attendrop.batches import Batch
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Batch, ComputeLoss, Method, Pass, Session, Setup, overrides, run_pass
+from attendrop.methods.base import Method, MethodState, overrides, run_pass
 from attendrop.methods.compatibility import refuse_conflicts
+from attendrop.methods.context import ComputeLoss, StepContext, TrainingContext
 from attendrop.methods.replay import Replay
-from attendrop.sites import Site
 
 
 @dataclass(frozen=True, init=False)
@@ -79,9 +81,9 @@ class Compose(Method):
     def needs_epoch(self) -> bool:
         return any(part.needs_epoch() for part in self.methods)
 
-    def chosen(self, sites: Sequence[Site]) -> Sequence[Site]:
-        found = {site for part in self.methods if part.uses_attention for site in part.chosen(sites)}
-        return [site for site in sites if site in found]
+    def chosen(self, attention_layers: Sequence[AttentionLayer]) -> Sequence[AttentionLayer]:
+        found = {layer for part in self.methods if part.uses_attention for layer in part.chosen(attention_layers)}
+        return [layer for layer in attention_layers if layer in found]
 
     def rewarded_on(self) -> str | None:
         return next((part.rewarded_on() for part in self.methods if part.rewarded_on() is not None), None)
@@ -89,115 +91,123 @@ class Compose(Method):
     def reward_share(self) -> float:
         return max(part.reward_share() for part in self.methods)
 
-    def start(self, setup: Setup) -> Session:
-        return Ensemble(self, setup)
+    def start(self, training: TrainingContext) -> MethodState:
+        return ComposedState(self, training)
 
     def options(self) -> dict[str, Any]:
         """Of each method its options, by its name."""
         return {part.name: part.options() for part in self.methods}
 
 
-class Ensemble(Session):
+class ComposedState(MethodState):
     """The sessions of several methods, as one."""
 
-    def __init__(self, method: Compose, setup: Setup) -> None:
+    def __init__(self, method: Compose, training: TrainingContext) -> None:
         super().__init__(method)
-        setup = dataclasses.replace(setup, accompany=self._accompany)
-        self.sessions = [part.start(setup) for part in method.parts]
-        self.in_order = sorted(self.sessions, key=lambda session: (session.method.order, session.method.name))
-        leading = [session for session in self.sessions if overrides(session, Session, "loss")]
+        training = dataclasses.replace(training, accompany=self._accompany)
+        self.method_states = [part.start(training) for part in method.parts]
+        self.in_order = sorted(
+            self.method_states, key=lambda method_state: (method_state.method.order, method_state.method.name)
+        )
+        leading = [method_state for method_state in self.method_states if overrides(method_state, MethodState, "loss")]
         if len(leading) > 1:
-            names = [session.method.name for session in leading]
+            names = [method_state.method.name for method_state in leading]
             raise AttendropError(
                 f"'{names[0]}' and '{names[1]}' cannot be combined. Both decide which passes a step takes, which they "
                 "should declare among their traits (DECIDES_PASSES)."
             )
 
     @property
-    def parts(self) -> Sequence[Session]:
-        return self.sessions
+    def parts(self) -> Sequence[MethodState]:
+        return self.method_states
 
-    def loss(self, step: Pass, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
-        acting: list[tuple[Session, Pass]] = []
-        leader: Session | None = None
-        batch = step.batch
-        for session in self.in_order:
-            if not session.method.active(step.epoch or 0):
+    def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
+        acting: list[tuple[MethodState, StepContext]] = []
+        leader: MethodState | None = None
+        batch = context.batch
+        for method_state in self.in_order:
+            if not method_state.method.active(context.epoch or 0):
                 continue
-            own = self._as_seen_by(session, step, batch)
-            batch = session.batch(own)
-            if overrides(session, Session, "loss"):
-                leader = session
+            own = self._as_seen_by(method_state, context, batch)
+            batch = method_state.batch(own)
+            if overrides(method_state, MethodState, "loss"):
+                leader = method_state
             else:
-                acting.append((session, own))
+                acting.append((method_state, own))
 
         def one_pass(batch: Batch, plan: Plan | None = None, model: nn.Module | None = None, /) -> tuple[Tensor, Any]:
             return run_pass(acting, compute_loss, batch, plan, model)
 
         if leader is None:
             return one_pass(batch)
-        return leader.loss(self._as_seen_by(leader, step, batch), one_pass)
+        return leader.loss(self._as_seen_by(leader, context, batch), one_pass)
 
     def edit_gradients(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        for session in self.in_order:
-            session.edit_gradients(parameters)
+        for method_state in self.in_order:
+            method_state.edit_gradients(parameters)
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
-        return self._figures({session: session.after_step(steps_taken) for session in self.sessions})
+        return self._metrics(
+            {method_state: method_state.after_step(steps_taken) for method_state in self.method_states}
+        )
 
     def replay(self) -> Replay | None:
-        return next((found for session in self.sessions if (found := session.replay()) is not None), None)
+        return next(
+            (found for method_state in self.method_states if (found := method_state.replay()) is not None), None
+        )
 
     def searching(self) -> bool:
-        return any(session.searching() for session in self.sessions)
+        return any(method_state.searching() for method_state in self.method_states)
 
     def finish(self) -> dict[str, float]:
-        return self._figures({session: session.finish() for session in self.sessions})
+        return self._metrics({method_state: method_state.finish() for method_state in self.method_states})
 
-    def named(self, figures: Mapping[str, float]) -> dict[str, float]:
-        return dict(figures)
+    def named(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        return dict(metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        return self._by_name({session: session.state_dict() for session in self.sessions})
+        return self._by_name({method_state: method_state.state_dict() for method_state in self.method_states})
 
     def own_state_dict(self) -> dict[str, Any]:
-        return self._by_name({session: session.own_state_dict() for session in self.sessions})
+        return self._by_name({method_state: method_state.own_state_dict() for method_state in self.method_states})
 
     def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        for session in self.sessions:
-            name = session.method.name
-            session.load_state_dict(state.get(name, {}), own.get(name, {}))
+        for method_state in self.method_states:
+            name = method_state.method.name
+            method_state.load_state_dict(state.get(name, {}), own.get(name, {}))
 
     def conclude(self, batches: Iterable[Batch]) -> dict[str, Any]:
-        kept = list(batches) if len(self.sessions) > 1 else batches
-        return {name: value for session in self.sessions for name, value in session.conclude(kept).items()}
+        kept = list(batches) if len(self.method_states) > 1 else batches
+        return {
+            name: value for method_state in self.method_states for name, value in method_state.conclude(kept).items()
+        }
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        return {name: value for session in self.sessions for name, value in session.tensors().items()}
+        return {name: value for method_state in self.method_states for name, value in method_state.tensors().items()}
 
     def close(self) -> None:
-        for session in self.sessions:
-            session.close()
+        for method_state in self.method_states:
+            method_state.close()
 
     def _accompany(self, model: nn.Module) -> Any:
         """Let all but the one that trains this model act on it, too."""
-        others = [session for session in self.in_order if not overrides(session, Session, "loss")]
-        for session in others:
-            session.accompany(model)
+        others = [method_state for method_state in self.in_order if not overrides(method_state, MethodState, "loss")]
+        for method_state in others:
+            method_state.accompany(model)
         parameters = dict(model.named_parameters())
 
         def before_step() -> None:
-            for session in others:
-                session.edit_gradients(parameters)
+            for method_state in others:
+                method_state.edit_gradients(parameters)
 
         return before_step
 
-    def _as_seen_by(self, session: Session, step: Pass, batch: Batch) -> Pass:
-        key = dataclasses.replace(step.key, salt=f"{session.method.name}/")
-        return dataclasses.replace(step, batch=batch, key=key, source=session.method.source)
+    def _as_seen_by(self, method_state: MethodState, context: StepContext, batch: Batch) -> StepContext:
+        key = dataclasses.replace(context.key, salt=f"{method_state.method.name}/")
+        return dataclasses.replace(context, batch=batch, key=key, source=method_state.method.source)
 
-    def _figures(self, found: Mapping[Session, Mapping[str, float]]) -> dict[str, float]:
-        return {name: value for session, own in found.items() for name, value in session.named(own).items()}
+    def _metrics(self, found: Mapping[MethodState, Mapping[str, float]]) -> dict[str, float]:
+        return {name: value for method_state, own in found.items() for name, value in method_state.named(own).items()}
 
-    def _by_name(self, found: Mapping[Session, dict[str, Any]]) -> dict[str, Any]:
-        return {session.method.name: state for session, state in found.items() if state}
+    def _by_name(self, found: Mapping[MethodState, dict[str, Any]]) -> dict[str, Any]:
+        return {method_state.method.name: state for method_state, state in found.items() if state}

@@ -11,14 +11,18 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 from transformers.pytorch_utils import Conv1D
 
-from attendrop.attention import Attachment, Plan
+from attendrop.attention.adapter import ModelAdapter
+from attendrop.attention.edits import AttentionCall, AttentionEdit
+from attendrop.attention.layers import AttentionLayer
+from attendrop.attention.plan import Plan
+from attendrop.batches import Batch
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup
+from attendrop.methods.base import Method, MethodState
+from attendrop.methods.common.random_mask import RandomMaskPlan
 from attendrop.methods.compatibility import EXCHANGES_WEIGHTS, SECOND_MODEL, SKIPS_BLOCKS, Rule
-from attendrop.methods.drawing import Drawing
+from attendrop.methods.context import StepContext, TrainingContext
+from attendrop.methods.info import MethodInfo
 from attendrop.methods.options import LAYERS, count, fraction, option, positive
-from attendrop.scoring import Call, Edit
-from attendrop.sites import Site
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class ConcreteDropout(Method):
             data must outweigh it for layers to come to differ.
         rows: ``N``. 0: the number of training rows, which must then be known.
         temperature: ``t``, above 0.
-        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.sites.select_sites`.
+        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
         AttendropError: An option is out of its range; or the number of training rows is not known; or, in training, a
@@ -90,7 +94,9 @@ class ConcreteDropout(Method):
   year      = {2017},
   url       = {https://arxiv.org/abs/1705.07832}
 }"""
-    facts: ClassVar[Facts] = Facts(acts_on=("weights", "loss"), state="a probability for each layer, and its optimizer")
+    info: ClassVar[MethodInfo] = MethodInfo(
+        acts_on=("weights", "loss"), state="a probability for each layer, and its optimizer"
+    )
     needs_loss_scale: ClassVar[bool] = True
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -116,19 +122,19 @@ class ConcreteDropout(Method):
     temperature: float = option(0.1, positive())
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
-    def start(self, setup: Setup) -> Session:
-        return _Learning(self, setup)
+    def start(self, training: TrainingContext) -> MethodState:
+        return _Learning(self, training)
 
 
-class _Learning(Session):
+class _Learning(MethodState):
     """Keeps the log-odds of the probabilities, and their optimizer. Both are made at the first pass."""
 
     method: ConcreteDropout
 
-    def __init__(self, method: ConcreteDropout, setup: Setup) -> None:
+    def __init__(self, method: ConcreteDropout, training: TrainingContext) -> None:
         super().__init__(method)
-        self.setup = setup
-        data: Any = setup.train_data
+        self.training = training
+        data: Any = training.train_data
         self.rows = method.rows or (len(data) if hasattr(data, "__len__") else 0)
         if not self.rows:
             raise AttendropError(
@@ -140,19 +146,19 @@ class _Learning(Session):
         self.loss_scale = 1.0
         self._projections: dict[str, tuple[nn.Module, bool]] = {}
 
-    def plan(self, step: Pass) -> Plan:
-        sites = self.method.chosen(step.attachment.sites)
+    def plan(self, context: StepContext) -> Plan:
+        attention_layers = self.method.chosen(context.adapter.attention_layers)
         if self.optimizer is None:
             logit = torch.logit(torch.tensor(self.method.p, dtype=torch.float64)).float()
-            self._begin([site.key for site in sites], logit.repeat(len(sites)))
+            self._begin([layer.key for layer in attention_layers], logit.repeat(len(attention_layers)))
         if not self._projections:
-            self._projections = value_projections(step.attachment, sites)
-        self.loss_scale = step.loss_scale
+            self._projections = value_projections(context.adapter, attention_layers)
+        self.loss_scale = context.loss_scale
         for key, p in zip(self.keys, self.logits.detach().sigmoid(), strict=True):
-            step.note(f"probability/{key}", p)
-        return _Relaxed(step, dict(zip(self.keys, self.logits, strict=True)), self.method.temperature)
+            context.note(f"probability/{key}", p)
+        return _Relaxed(context, dict(zip(self.keys, self.logits, strict=True)), self.method.temperature)
 
-    def penalty(self, step: Pass, outputs: Any) -> Tensor:
+    def penalty(self, context: StepContext, outputs: Any) -> Tensor:
         total = torch.zeros((), device=self.logits.device)
         for key, logit in zip(self.keys, self.logits, strict=True):
             weight = value_weight(*self._projections[key])
@@ -163,7 +169,7 @@ class _Learning(Session):
     def after_step(self, steps_taken: int) -> dict[str, float]:
         if self.optimizer is None or self.logits.grad is None:
             return {}
-        processes = self.setup.processes
+        processes = self.training.processes
         gradient = processes.total(self.logits.grad) / (processes.world_size * self.loss_scale)
         self.logits.grad.copy_(gradient)
         if gradient.isfinite().all():  # a step that float16 overflowed is not taken
@@ -186,34 +192,34 @@ class _Learning(Session):
 
     def _begin(self, keys: Sequence[str], logits: Tensor) -> torch.optim.Optimizer:
         self.keys = list(keys)
-        self.logits = nn.Parameter(logits.to(next(self.setup.model.parameters()).device, copy=True))
+        self.logits = nn.Parameter(logits.to(next(self.training.model.parameters()).device, copy=True))
         self.optimizer = torch.optim.Adam([self.logits], lr=self.method.learning_rate)
         return self.optimizer
 
 
-class _Relaxed(Drawing):
+class _Relaxed(RandomMaskPlan):
     """Multiplies the weights of each layer by relaxed draws of its probability.
 
     Args:
-        step: The micro-batch.
+        context: The micro-batch.
         logits: The log-odds, by the key of the layer.
         temperature: Of the relaxation.
     """
 
-    def __init__(self, step: Pass, logits: dict[str, Tensor], temperature: float) -> None:
-        super().__init__(step, logits.keys())
+    def __init__(self, context: StepContext, logits: dict[str, Tensor], temperature: float) -> None:
+        super().__init__(context, logits.keys())
         self.logits = logits
         self.temperature = temperature
 
-    def make(self, call: Call) -> Edit:
-        uniform, logit = self.uniform(call), self.logits[call.site.key]
+    def make(self, call: AttentionCall) -> AttentionEdit:
+        uniform, logit = self.uniform(call), self.logits[call.layer.key]
 
         def relaxed(weights: Tensor) -> Tensor:
             exact = uniform.to(torch.promote_types(weights.dtype, torch.float32))
             kept = torch.sigmoid(-(logit + torch.logit(exact)) / self.temperature)  # 1 - z
             return weights * (kept / torch.sigmoid(-logit)).to(weights.dtype)
 
-        return Edit(weights=relaxed)
+        return AttentionEdit(weights=relaxed)
 
 
 def entropy(logit: Tensor) -> Tensor:
@@ -221,20 +227,22 @@ def entropy(logit: Tensor) -> Tensor:
     return -(torch.sigmoid(logit) * logsigmoid(logit) + torch.sigmoid(-logit) * logsigmoid(-logit))
 
 
-def value_projections(attachment: Attachment, sites: Sequence[Site]) -> dict[str, tuple[nn.Module, bool]]:
+def value_projections(
+    adapter: ModelAdapter, attention_layers: Sequence[AttentionLayer]
+) -> dict[str, tuple[nn.Module, bool]]:
     """Of each site the module that makes its values, and whether that makes queries and keys, too."""
-    names = {module: name.rpartition(".")[2] for name, module in attachment.model.named_modules()}
-    inputs = {key: modules for block in attachment.blocks for key, modules in block.inputs.items()}
+    names = {module: name.rpartition(".")[2] for name, module in adapter.model.named_modules()}
+    inputs = {key: modules for block in adapter.blocks for key, modules in block.inputs.items()}
     found: dict[str, tuple[nn.Module, bool]] = {}
-    for site in sites:
-        modules = inputs.get(site.key, [])
+    for layer in attention_layers:
+        modules = inputs.get(layer.key, [])
         own = [module for module in modules if names[module].startswith("v")]
         fused = [module for module in modules if is_fused(module, names[module])]
         if len(own or fused) != 1:
             raise AttendropError(
-                f"The value projection of {site.name} is not to be found; choose other layers, or another method."
+                f"The value projection of {layer.name} is not to be found; choose other layers, or another method."
             )
-        found[site.key] = (own or fused)[0], not own
+        found[layer.key] = (own or fused)[0], not own
     return found
 
 

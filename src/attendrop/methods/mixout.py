@@ -9,11 +9,13 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Facts, Method, Pass, Session, Setup
+from attendrop.methods.base import Method, MethodState
+from attendrop.methods.common.parameter_override import projection_weights
+from attendrop.methods.common.weight_mixing import WeightMixing
 from attendrop.methods.compatibility import REPLACES_PARAMETERS
-from attendrop.methods.mixed import Mixing
+from attendrop.methods.context import StepContext, TrainingContext
+from attendrop.methods.info import MethodInfo
 from attendrop.methods.options import choice, fraction, option
-from attendrop.parameters import projection_weights
 
 
 @dataclass(frozen=True)
@@ -55,31 +57,31 @@ class Mixout(Method):
   year      = {2020},
   url       = {https://arxiv.org/abs/1909.11299}
 }"""
-    facts: ClassVar[Facts] = Facts(acts_on=("parameters",), state="the pre-trained weights")
+    info: ClassVar[MethodInfo] = MethodInfo(acts_on=("parameters",), state="the pre-trained weights")
     traits: ClassVar[Mapping[str, str]] = {REPLACES_PARAMETERS: ""}
     uses_attention: ClassVar[bool] = False
 
     p: float = option(0.7, fraction())
     unit: str = option("neuron", choice("neuron", "element"))
 
-    def start(self, setup: Setup) -> Session:
-        return _Mixout(self, setup)
+    def start(self, training: TrainingContext) -> MethodState:
+        return _Mixout(self, training)
 
 
-class _Mixout(Mixing):
+class _Mixout(WeightMixing):
     """Keeps the pre-trained weights."""
 
-    def __init__(self, method: Mixout, setup: Setup) -> None:
-        super().__init__(method, setup, method.p, by_neuron=method.unit == "neuron")
-        weights = dict(setup.model.named_parameters())
-        self.targets = {name: weights[name].detach().clone() for name in projection_weights(setup.model)}
+    def __init__(self, method: Mixout, training: TrainingContext) -> None:
+        super().__init__(method, training, method.p, by_neuron=method.unit == "neuron")
+        weights = dict(training.model.named_parameters())
+        self.targets = {name: weights[name].detach().clone() for name in projection_weights(training.model)}
         if not self.targets:
             raise AttendropError(
-                f"{type(setup.model).__name__} has no linear layers below its head that train, so there is nothing to "
+                f"{type(training.model).__name__} has no linear layers below its head that train, so there is nothing to "
                 "mix; unfreeze some."
             )
 
-    def choose(self, step: Pass) -> list[str]:
+    def choose(self, context: StepContext) -> list[str]:
         return list(self.targets)
 
     def state_dict(self) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from attendrop.attention.layers import checked_layers
 from attendrop.errors import AttendropError
-from attendrop.sites import checked_layers
-from attendrop.validation import check_choice, check_count, check_positive, check_share, check_switch
+from attendrop.validation import check_choice, check_count, check_positive, check_probability, check_switch
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def option(default: Any, allowed: Range) -> Any:
 def fraction(*, one: bool = False, zero: bool = False) -> Range:
     """A number between 0 and 1; whether it may be either of these."""
     text = f"{'at least' if zero else 'above'} 0 and {'at most' if one else 'below'} 1"
-    return _checked(text, lambda name, value: check_share(name, value, one_allowed=one, zero_allowed=zero))
+    return _checked(text, lambda name, value: check_probability(name, value, one_allowed=one, zero_allowed=zero))
 
 
 def positive(*, zero: bool = False) -> Range:

@@ -9,13 +9,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup
-from attendrop.methods.consistency import divergences, mean
+from attendrop.batches import Batch, number_of_rows
+from attendrop.methods.base import Method, MethodState
+from attendrop.methods.common.divergence import divergences, mean
+from attendrop.methods.context import StepContext, TrainingContext
+from attendrop.methods.info import MethodInfo
 from attendrop.methods.options import choice, option, positive
-from attendrop.rows import number_of_rows
 
 logger = logging.getLogger(__name__)
-
 REDUCTIONS = ("mean", "sum")
 
 
@@ -86,7 +87,7 @@ class RDrop(Method):
   year      = {2021},
   url       = {https://arxiv.org/abs/2106.14448}
 }"""
-    facts: ClassVar[Facts] = Facts(
+    info: ClassVar[MethodInfo] = MethodInfo(
         acts_on=("inputs", "loss"),
         forward="2 (in one batch)",
         backward="2 (in one batch)",
@@ -98,24 +99,24 @@ class RDrop(Method):
     alpha: float = option(1.0, positive())
     reduction: str = option("mean", choice(*REDUCTIONS))
 
-    def batch(self, step: Pass) -> Batch:
-        return repeat_rows(step.batch, 2)
+    def batch(self, context: StepContext) -> Batch:
+        return repeat_rows(context.batch, 2)
 
-    def penalty(self, step: Pass, outputs: Any) -> Tensor:
-        heads = divergences(step.model, outputs, step.batch)
-        step.note("divergence", torch.stack([mean(values) for _, values in heads]).mean())
-        return self.alpha / 2 * torch.stack([self._reduced(step, *head) for head in heads]).mean()
+    def penalty(self, context: StepContext, outputs: Any) -> Tensor:
+        heads = divergences(context.model, outputs, context.batch)
+        context.note("divergence", torch.stack([mean(values) for _, values in heads]).mean())
+        return self.alpha / 2 * torch.stack([self._reduced(context, *head) for head in heads]).mean()
 
-    def start(self, setup: Setup) -> Session:
+    def start(self, training: TrainingContext) -> MethodState:
         return _TwoPasses(self)
 
-    def _reduced(self, step: Pass, kind: str, values: Tensor) -> Tensor:
+    def _reduced(self, context: StepContext, kind: str, values: Tensor) -> Tensor:
         if self.reduction == "sum" and kind != "number":
-            return values.sum() * step.micro_batches
+            return values.sum() * context.micro_batches
         return mean(values)
 
 
-class _TwoPasses(Session):
+class _TwoPasses(MethodState):
     """Watches whether the passes differ."""
 
     def __init__(self, method: Method) -> None:
@@ -123,8 +124,8 @@ class _TwoPasses(Session):
         self._steps = 0
         self._largest = torch.zeros(())
 
-    def penalty(self, step: Pass, outputs: Any) -> Tensor | None:
-        penalty = super().penalty(step, outputs)
+    def penalty(self, context: StepContext, outputs: Any) -> Tensor | None:
+        penalty = super().penalty(context, outputs)
         assert penalty is not None
         self._largest = torch.maximum(self._largest.to(penalty.device), penalty.detach())
         return penalty

@@ -8,10 +8,9 @@ from typing import Any, TypeGuard
 
 from torch import Tensor, nn
 
+from attendrop.attention.isolation import random_state, set_random_state
+from attendrop.batches import Batch, refuse_graph, to_device
 from attendrop.errors import AttendropError
-from attendrop.isolation import random_state, set_random_state
-from attendrop.methods.base import Batch
-from attendrop.rows import refuse_graph, to_device
 
 
 class Replay:

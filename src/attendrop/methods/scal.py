@@ -11,15 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attendrop.attention import Plan, forked_rng
+from attendrop.attention.edits import AttentionCall, AttentionEdit
+from attendrop.attention.isolation import forked_rng
+from attendrop.attention.layers import AttentionLayer
+from attendrop.attention.plan import Plan
+from attendrop.attribution.finite_gradients import finite_gradients, gradients_of, wide
+from attendrop.batches import Batch
 from attendrop.errors import AttendropError
-from attendrop.gradients import finite_gradients, gradients_of, wide
-from attendrop.methods.base import Batch, ComputeLoss, Facts, Method, Pass, Session, Setup
+from attendrop.methods.base import Method, MethodState
+from attendrop.methods.common.divergence import kind_of
 from attendrop.methods.compatibility import DECIDES_PASSES
-from attendrop.methods.consistency import kind_of
+from attendrop.methods.context import ComputeLoss, StepContext, TrainingContext
+from attendrop.methods.info import MethodInfo
 from attendrop.methods.options import LAYERS, choice, option, positive
-from attendrop.scoring import Call, Edit
-from attendrop.sites import Site
 
 WHERE = ("embeddings", "attention")
 
@@ -51,7 +55,7 @@ class SCAL(Method):
         adversarial: Weight of the loss of the adversarial copies, 0 or more.
         contrast: Weight of the contrast, 0 or more; one of the two is above 0.
         temperature: ``t``, above 0.
-        layers: Which attention is perturbed: see :func:`attendrop.sites.select_sites`.
+        layers: Which attention is perturbed: see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
         AttendropError: An option is out of its range; or, in training, the model embeds no words (images: take
@@ -75,7 +79,7 @@ class SCAL(Method):
   year    = {2021},
   url     = {https://arxiv.org/abs/2111.13301}
 }"""
-    facts: ClassVar[Facts] = Facts(
+    info: ClassVar[MethodInfo] = MethodInfo(
         acts_on=("embeddings", "loss"),
         forward="2",
         backward="3, one without parameters",
@@ -95,31 +99,31 @@ class SCAL(Method):
         if self.adversarial == self.contrast == 0:
             raise AttendropError("adversarial=0 and contrast=0 leave plain fine-tuning; set one of them above 0.")
 
-    def start(self, setup: Setup) -> Session:
-        return _Session(self)
+    def start(self, training: TrainingContext) -> MethodState:
+        return _State(self)
 
 
-class _Session(Session):
-    def loss(self, step: Pass, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
+class _State(MethodState):
+    def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
         method = self.method
         assert isinstance(method, SCAL)
-        sites = method.chosen(step.attachment.sites) if method.where == "attention" else None
-        clean = _Perturbed({}, None if sites is None else {site.key for site in sites})
-        loss, outputs = compute_loss(step.batch, clean)
+        attention_layers = method.chosen(context.adapter.attention_layers) if method.where == "attention" else None
+        clean = _Perturbed({}, None if attention_layers is None else {layer.key for layer in attention_layers})
+        loss, outputs = compute_loss(context.batch, clean)
         if clean.read is None:
-            raise AttendropError(f"{type(step.model).__name__} ends in no projection.")
-        if sites is None and not clean.units:
-            raise AttendropError(f"{type(step.model).__name__} embeds no words; set where='attention'.")
+            raise AttendropError(f"{type(context.model).__name__} ends in no projection.")
+        if attention_layers is None and not clean.units:
+            raise AttendropError(f"{type(context.model).__name__} embeds no words; set where='attention'.")
         copy = _Perturbed(clean.perturbations(wide(loss), method.epsilon), clean.keys)
-        with forked_rng(step.model):
-            adversarial, _ = compute_loss(step.batch, copy)
+        with forked_rng(context.model):
+            adversarial, _ = compute_loss(context.batch, copy)
         loss = loss + method.adversarial * adversarial
         if method.contrast:
             assert copy.read is not None
-            first, second = (represent(step.model, read, step.batch) for read in (clean.read, copy.read))
-            labels = classes(step.model, outputs, step.batch)
+            first, second = (represent(context.model, read, context.batch) for read in (clean.read, copy.read))
+            labels = classes(context.model, outputs, context.batch)
             contrast = contrastive_loss(first, second, labels, method.temperature)
-            step.note("contrast", contrast)
+            context.note("contrast", contrast)
             loss = loss + method.contrast * contrast
         return loss, outputs
 
@@ -139,13 +143,13 @@ class _Perturbed(Plan):
         self.read: Tensor | None = None
         self._valid: dict[str, Tensor | None] = {}
 
-    def wants(self, site: Site) -> bool:
-        return self.keys is not None and site.key in self.keys
+    def wants(self, layer: AttentionLayer) -> bool:
+        return self.keys is not None and layer.key in self.keys
 
-    def edit(self, call: Call) -> Edit:
-        key = call.site.key
+    def edit(self, call: AttentionCall) -> AttentionEdit:
+        key = call.layer.key
         self._valid[key] = call.valid
-        return Edit(weights=partial(self._unit, key))
+        return AttentionEdit(weights=partial(self._unit, key))
 
     def embed(self, embedded: Tensor) -> Tensor:
         return embedded if self.keys is not None or "words" in self.units else self._unit("words", embedded)

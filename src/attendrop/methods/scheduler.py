@@ -9,13 +9,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from attendrop.attention import Plan
+from attendrop.attention.layers import AttentionLayer, select_self_attention
+from attendrop.attention.plan import Plan
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Facts, Method, Pass
+from attendrop.methods.base import Method
+from attendrop.methods.common.citations import WU_2021
+from attendrop.methods.context import StepContext
+from attendrop.methods.info import MethodInfo
 from attendrop.methods.options import LAYERS, Range, choice, option
-from attendrop.methods.papers import WU_2021
 from attendrop.methods.vanilla import Bernoulli
-from attendrop.sites import Site, select_self_attention
 
 HIGHEST = 0.95
 _START = 0.6
@@ -43,7 +45,7 @@ class Scheduler(Method):
         progress: The knots: shares of the planned optimizer steps, ascending from 0 to 1. Numbers, or ``"0,0.5,1"``.
         probabilities: The probability at each knot, in [0, 1]: one list for all layers, or one for each in order. Lists
             of numbers, or ``"0.6,0.5,0.4; 0.6,0.6,0.6"``. Drawn is with at most 0.95.
-        layers: Where to drop: see :func:`attendrop.sites.select_sites`; of these the encoder's self-attention, or if
+        layers: Where to drop: see :func:`attendrop.attention.layers.select_layers`; of these the encoder's self-attention, or if
             there is none the decoder's.
         shape: ``"own"``: what ``progress`` and ``probabilities`` say. Or a ready-made schedule in their place, from 0.6
             in all layers with a slope for each: ``"qnli"``, the first layer to 0.55, each further one 0.1 lower, to
@@ -63,7 +65,9 @@ class Scheduler(Method):
     summary: ClassVar[str] = "drops attention scores at random, by a schedule for each layer"
     paper: ClassVar[str] = "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need, section 7.2"
     bibtex: ClassVar[str] = WU_2021
-    facts: ClassVar[Facts] = Facts(acts_on=("scores",), tasks="all; encoder-decoder: the encoder's self-attention")
+    info: ClassVar[MethodInfo] = MethodInfo(
+        acts_on=("scores",), tasks="all; encoder-decoder: the encoder's self-attention"
+    )
 
     progress: str | Sequence[float] = option(
         (0.0, 1.0), Range("numbers that ascend from 0 to 1 (0,0.5,1)", lambda _, value: _knots(value))
@@ -96,9 +100,9 @@ class Scheduler(Method):
         knots, curves = _numbers("progress", self.progress), _curves(self.probabilities)
         return [min(HIGHEST, float(np.interp(progress, knots, curve))) for curve in curves]
 
-    def chosen(self, sites: Sequence[Site]) -> list[Site]:
+    def chosen(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
         """The attention sites to act on, of a model's; raises AttendropError if the lists do not fit them."""
-        chosen = select_self_attention(sites, self.layers)
+        chosen = select_self_attention(attention_layers, self.layers)
         if len(self.probabilities) not in (1, len(chosen)):
             raise AttendropError(
                 f"probabilities has {len(self.probabilities)} lists for {len(chosen)} layers of {chosen[0].kind} "
@@ -106,14 +110,14 @@ class Scheduler(Method):
             )
         return chosen
 
-    def plan(self, step: Pass) -> Plan:
-        sites, progress = self.chosen(step.attachment.sites), step.planned_progress()
+    def plan(self, context: StepContext) -> Plan:
+        attention_layers, progress = self.chosen(context.adapter.attention_layers), context.planned_progress()
         if self.shape != OWN:
-            found = [_START + (_ENDS[self.shape](layer) - _START) * progress for layer in range(len(sites))]
+            found = [_START + (_ENDS[self.shape](layer) - _START) * progress for layer in range(len(attention_layers))]
         else:
             found = self.probabilities_at(progress)
-            found = found if len(found) > 1 else found * len(sites)
-        return Bernoulli(step, {site.key: p for site, p in zip(sites, found, strict=True)})
+            found = found if len(found) > 1 else found * len(attention_layers)
+        return Bernoulli(context, {layer.key: p for layer, p in zip(attention_layers, found, strict=True)})
 
 
 def _curves(value: Any) -> tuple[tuple[float, ...], ...]:

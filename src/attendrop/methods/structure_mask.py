@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop.attention import Plan
+from attendrop.attention.edits import AttentionCall, AttentionEdit, real_rows
+from attendrop.attention.layers import AttentionLayer, select_self_attention
+from attendrop.attention.plan import Plan
 from attendrop.errors import AttendropError
-from attendrop.masks import real_rows
-from attendrop.methods.base import Facts, Method, Pass
-from attendrop.methods.drawing import Drawing
+from attendrop.methods.base import Method
+from attendrop.methods.common.random_mask import RandomMaskPlan
+from attendrop.methods.context import StepContext
+from attendrop.methods.info import MethodInfo
 from attendrop.methods.options import LAYERS, Range, choice, count, fraction, option
-from attendrop.scoring import Call, Edit
-from attendrop.sites import Site, select_self_attention
 
 STRUCTURES = ("window", "heads", "adjacency")
 RELATIONS = ("ancestors", "neighbours")
@@ -51,7 +52,7 @@ class StructureMask(Method):
             other file needs: lists in JSON lines and Parquet, cells such as ``"[-1, 2, 2, -1]"`` in CSV and TSV, with
             an entry for each token that the tokenizer makes of the row's texts, special tokens included. Where texts
             are cut to the maximum length it is cut alike, and a token whose head is gone has head -1.
-        layers: Where to drop: see :func:`attendrop.sites.select_sites`; of these the encoder's self-attention, or if
+        layers: Where to drop: see :func:`attendrop.attention.layers.select_layers`; of these the encoder's self-attention, or if
             there is none the decoder's.
 
     Raises:
@@ -77,7 +78,9 @@ class StructureMask(Method):
   year      = {2020},
   url       = {https://arxiv.org/abs/1908.05147}
 }"""
-    facts: ClassVar[Facts] = Facts(acts_on=("scores",), tasks="all; encoder-decoder: the encoder's self-attention")
+    info: ClassVar[MethodInfo] = MethodInfo(
+        acts_on=("scores",), tasks="all; encoder-decoder: the encoder's self-attention"
+    )
 
     p: float = option(0.5, fraction(one=True))
     structure: str = option("window", choice(*STRUCTURES))
@@ -91,17 +94,19 @@ class StructureMask(Method):
         kinds = {"heads": "positions", "adjacency": "matrix"}
         return {} if self.structure == "window" else {self.column: kinds[self.structure]}
 
-    def chosen(self, sites: Sequence[Site]) -> list[Site]:
+    def chosen(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
         """The attention sites to act on, of a model's."""
-        return select_self_attention(sites, self.layers)
+        return select_self_attention(attention_layers, self.layers)
 
-    def plan(self, step: Pass) -> Plan:
-        outside = None if self.structure == "window" else self._outside(step)
-        return _DropOutside(self, step, {site.key for site in self.chosen(step.attachment.sites)}, outside)
+    def plan(self, context: StepContext) -> Plan:
+        outside = None if self.structure == "window" else self._outside(context)
+        return _DropOutside(
+            self, context, {layer.key for layer in self.chosen(context.adapter.attention_layers)}, outside
+        )
 
-    def _outside(self, step: Pass) -> Tensor:
+    def _outside(self, context: StepContext) -> Tensor:
         """Which tokens are outside of the structure of which, ``(rows, n, n)``, positions counted from the first."""
-        found, dimensions = step.extra.get(self.column), 3 if self.structure == "adjacency" else 2
+        found, dimensions = context.extra.get(self.column), 3 if self.structure == "adjacency" else 2
         if found is None:
             raise AttendropError(
                 f"The batch has no column '{self.column}', which structure='{self.structure}' reads; add it to the "
@@ -141,29 +146,29 @@ def outside_of_tree(heads: Tensor, relation: str) -> Tensor:
     return ~(related | free[:, :, None] | free[:, None, :])
 
 
-class _DropOutside(Drawing):
+class _DropOutside(RandomMaskPlan):
     """Drops positions outside of a structure at the chosen sites.
 
     Args:
         method: The method.
-        step: The micro-batch.
+        context: The micro-batch.
         keys: Keys of the sites.
         outside: ``(rows, n, n)``, positions counted from a sequence's first token; None for the window.
     """
 
-    def __init__(self, method: StructureMask, step: Pass, keys: set[str], outside: Tensor | None) -> None:
-        super().__init__(step, keys)
+    def __init__(self, method: StructureMask, context: StepContext, keys: set[str], outside: Tensor | None) -> None:
+        super().__init__(context, keys)
         self.method = method
         self.outside = outside
         self._placed: Tensor | None = None
 
-    def make(self, call: Call) -> Edit:
-        drop = self.place(call) & self.draw(self.method.p, call)
+    def make(self, call: AttentionCall) -> AttentionEdit:
+        drop = self.place(call) & self.sample(self.method.p, call)
         drop = drop if call.valid is None else drop & call.valid
         self.report(call, drop, real_rows(call), call.valid)
-        return Edit(drop=drop)
+        return AttentionEdit(drop=drop)
 
-    def place(self, call: Call) -> Tensor:
+    def place(self, call: AttentionCall) -> Tensor:
         """Which positions are outside, ``(batch or 1, 1, n, n)``; all layers share the answer."""
         batch, _, queries, keys = call.shape
         if queries != keys:

@@ -10,19 +10,21 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from attendrop.attention import Attachment, Plan
+from attendrop.attention.adapter import ModelAdapter
+from attendrop.attention.plan import Plan
+from attendrop.attribution.head_importance import Gates
+from attendrop.batches import Batch, to_device
 from attendrop.errors import AttendropError
-from attendrop.gates import Gates
 from attendrop.masks import share as floor_share
-from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup
+from attendrop.methods.base import Method, MethodState
+from attendrop.methods.common.initial_state import InitialState
+from attendrop.methods.common.structured_pruning import Place, lowest, places, refuse_shared, wanted, zero
 from attendrop.methods.compatibility import EXCHANGES_WEIGHTS, Rule
+from attendrop.methods.context import StepContext, TrainingContext
+from attendrop.methods.info import MethodInfo
 from attendrop.methods.options import SWITCH, choice, fraction, option
-from attendrop.methods.rewind import Start
-from attendrop.methods.ticket import Place, lowest, places, refuse_shared, wanted, zero
-from attendrop.rows import to_device
 
 logger = logging.getLogger(__name__)
-
 ABSOLUTE = ("token", "row")
 
 
@@ -77,7 +79,7 @@ class SuperT(Method):
   year      = {2021},
   url       = {https://aclanthology.org/2021.acl-long.510}
 }"""
-    facts: ClassVar[Facts] = Facts(
+    info: ClassVar[MethodInfo] = MethodInfo(
         acts_on=("heads", "layers", "gradients"),
         state="the weights of the start",
         tasks="all; not models that share layers (ALBERT)",
@@ -100,19 +102,19 @@ class SuperT(Method):
         if not (self.heads or self.feed_forward):
             raise AttendropError("heads=False and feed_forward=False leave nothing to prune; set one of them.")
 
-    def start(self, setup: Setup) -> Session:
-        return _SuperT(self, setup)
+    def start(self, training: TrainingContext) -> MethodState:
+        return _SuperT(self, training)
 
 
-class _SuperT(Session):
+class _SuperT(MethodState):
     """Measures importances, then prunes, then keeps pruned what is."""
 
     method: SuperT
 
-    def __init__(self, method: SuperT, setup: Setup) -> None:
+    def __init__(self, method: SuperT, training: TrainingContext) -> None:
         super().__init__(method)
-        self.setup = setup
-        self.start = Start(method, setup)
+        self.training = training
+        self.start = InitialState(method, training)
         self.search_steps = int(floor_share(torch.tensor(self.start.steps), method.search))
         if self.search_steps < 1:
             raise AttendropError(
@@ -122,29 +124,29 @@ class _SuperT(Session):
         self.pruned: dict[str, list[int]] | None = None
         self.zeros: dict[str, Place] = {}
         self.loss_scale = 1.0
-        self._attachment: Attachment | None = None
+        self._adapter: ModelAdapter | None = None
         self._gates: list[Gates] = []
         self._checked = False
 
-    def plan(self, step: Pass) -> Plan | None:
+    def plan(self, context: StepContext) -> Plan | None:
         if self.pruned is not None:
             return None
-        if self._attachment is None:
-            refuse_shared(step.attachment)
-            self._attachment = step.attachment
-        self.loss_scale = step.loss_scale
+        if self._adapter is None:
+            refuse_shared(context.adapter)
+            self._adapter = context.adapter
+        self.loss_scale = context.loss_scale
         by_token = self.method.absolute == "token"
         self._gates.append(
-            Gates(step.key.rows, heads=self.method.heads, feed_forward=self.method.feed_forward, by_token=by_token)
+            Gates(context.key.rows, heads=self.method.heads, feed_forward=self.method.feed_forward, by_token=by_token)
         )
         return self._gates[-1]
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
-        if self.pruned is not None or self._attachment is None:
+        if self.pruned is not None or self._adapter is None:
             return {}
         self._add()
-        self._check_share(self._attachment)
-        return self._begin_anew(self._attachment) if steps_taken >= self.search_steps else {}
+        self._check_probability(self._adapter)
+        return self._begin_anew(self._adapter) if steps_taken >= self.search_steps else {}
 
     def searching(self) -> bool:
         return self.pruned is None
@@ -162,7 +164,7 @@ class _SuperT(Session):
 
     def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         self.start.load_state_dict(state["start"])
-        self.importance = to_device(state["importance"], next(self.setup.model.parameters()).device)
+        self.importance = to_device(state["importance"], next(self.training.model.parameters()).device)
         self.pruned, self.zeros = state["pruned"], state["zeros"]
 
     def conclude(self, batches: Iterable[Batch]) -> dict[str, Any]:
@@ -188,20 +190,20 @@ class _SuperT(Session):
         self._gates = []
         if not found:
             return
-        processes = self.setup.processes
+        processes = self.training.processes
         total = processes.total(torch.cat(list(found.values()))) / (self.loss_scale * processes.world_size)
         total = torch.where(total.isfinite().all(), total, 0.0)  # a step that float16 overflowed is not taken
         for key, value in zip(found, torch.split(total, [len(value) for value in found.values()]), strict=True):
             self.importance[key] = value + self.importance.get(key, 0)
 
-    def _check_share(self, attachment: Attachment) -> None:
+    def _check_probability(self, adapter: ModelAdapter) -> None:
         """Say what the share comes to, once all layers were seen (LayerDrop may leave some out).
 
         Raises:
             AttendropError: Nothing would be pruned.
         """
-        forwards = sum(block.feed_forward is not None for block in attachment.blocks)
-        known = len(attachment.sites) * self.method.heads + forwards * self.method.feed_forward
+        forwards = sum(block.feed_forward is not None for block in adapter.blocks)
+        known = len(adapter.attention_layers) * self.method.heads + forwards * self.method.feed_forward
         if self._checked or len(self.importance) < known:
             return
         self._checked = True
@@ -222,14 +224,14 @@ class _SuperT(Session):
                     "Of %d heads %d are pruned, for share=%s: one stays in each layer.", total, pruned, share
                 )
 
-    def _begin_anew(self, attachment: Attachment) -> dict[str, float]:
+    def _begin_anew(self, adapter: ModelAdapter) -> dict[str, float]:
         """Rewind, and prune."""
         self.start.rewind()
         self.start.forget()
         self.pruned = lowest(self.importance, self.method.share)
         heads = {key: len(values) for key, values in self.importance.items()}
-        self.zeros = places(attachment, self.pruned, heads)
-        parameters = dict(self.setup.model.named_parameters())
+        self.zeros = places(adapter, self.pruned, heads)
+        parameters = dict(self.training.model.named_parameters())
         with torch.no_grad():
             for name, place in self.zeros.items():
                 zero(parameters[name], place)

@@ -10,16 +10,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attendrop.attention import Plan
+from attendrop.attention.blocks import Block
+from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit
+from attendrop.attention.plan import Plan
+from attendrop.batches import Batch
 from attendrop.errors import AttendropError
-from attendrop.masks import draw
-from attendrop.methods.base import Batch, Facts, Method, Pass, Session, Setup
+from attendrop.methods.base import Method, MethodState
+from attendrop.methods.common.random_mask import RandomMaskPlan, dropout
 from attendrop.methods.compatibility import SKIPS_BLOCKS
-from attendrop.methods.drawing import Drawing, dropout
-from attendrop.methods.layerdrop import draw_blocks
+from attendrop.methods.context import StepContext, TrainingContext
+from attendrop.methods.info import MethodInfo
+from attendrop.methods.layer_drop import sample_blocks
 from attendrop.methods.options import Range, fraction, option
-from attendrop.scoring import Call, Edit
-from attendrop.structure import Block, BlockEdit
+from attendrop.sampling import sample_mask
 
 PLACES = (1, 2, 3, 4)
 
@@ -75,7 +78,7 @@ class UniDrop(Method):
   year      = {2021},
   url       = {https://arxiv.org/abs/2104.04946}
 }"""
-    facts: ClassVar[Facts] = Facts(
+    info: ClassVar[MethodInfo] = MethodInfo(
         acts_on=("weights", "hidden states", "layers", "inputs"),
         forward="1 - structure",
         backward="1 - structure",
@@ -113,16 +116,18 @@ class UniDrop(Method):
     def has(self, trait: str) -> bool:
         return self.structure > 0 if trait == SKIPS_BLOCKS else super().has(trait)
 
-    def plan(self, step: Pass) -> Plan | None:
+    def plan(self, context: StepContext) -> Plan | None:
         if not (self.places or self.structure):
             return None
-        if 2 in self.places and not any(block.feed_forward for block in step.attachment.blocks):
-            raise AttendropError(f"features={self.features!r}: {type(step.model).__name__} has no feed-forward for 2.")
-        skipped = draw_blocks(step, self.structure, "all") if self.structure else set()
-        return _Features(step, self.feature, self.places, skipped)
+        if 2 in self.places and not any(block.feed_forward for block in context.adapter.blocks):
+            raise AttendropError(
+                f"features={self.features!r}: {type(context.model).__name__} has no feed-forward for 2."
+            )
+        skipped = sample_blocks(context, self.structure, "all") if self.structure else set()
+        return _Features(context, self.feature, self.places, skipped)
 
-    def start(self, setup: Setup) -> Session:
-        return _Session(self, setup)
+    def start(self, training: TrainingContext) -> MethodState:
+        return _State(self, training)
 
 
 def _places(features: object) -> tuple[int, ...]:
@@ -137,26 +142,26 @@ def _places(features: object) -> tuple[int, ...]:
     return tuple(sorted({int(str(part)) for part in parts}))
 
 
-class _Session(Session):
+class _State(MethodState):
     """Drops tokens, and so has to know which are special."""
 
-    def __init__(self, method: UniDrop, setup: Setup) -> None:
+    def __init__(self, method: UniDrop, training: TrainingContext) -> None:
         super().__init__(method)
-        self.special = setup.special_tokens
+        self.special = training.special_tokens
 
-    def batch(self, step: Pass) -> Batch:
+    def batch(self, context: StepContext) -> Batch:
         assert isinstance(self.method, UniDrop)
         if not self.method.drops_tokens:
-            return step.batch
-        return drop_tokens(step, self.method.data, self.method.token, self.special)
+            return context.batch
+        return drop_tokens(context, self.method.data, self.method.token, self.special)
 
 
-def drop_tokens(step: Pass, whole: float, p: float, special: Sequence[int]) -> Batch:
+def drop_tokens(context: StepContext, whole: float, p: float, special: Sequence[int]) -> Batch:
     """Hide tokens of a batch from attention: with probability ``p`` each, but none of a sequence left ``whole``."""
-    ids = step.batch.get("input_ids")
+    ids = context.batch.get("input_ids")
     if ids is None:
-        raise AttendropError(f"The batch for {type(step.model).__name__} has no 'input_ids' to drop; set token=0.")
-    mask = step.batch.get("attention_mask")
+        raise AttendropError(f"The batch for {type(context.model).__name__} has no 'input_ids' to drop; set token=0.")
+    mask = context.batch.get("attention_mask")
     mask = torch.ones_like(ids) if mask is None else mask
     if mask.shape != ids.shape:
         raise AttendropError(f"'attention_mask' of shape {tuple(mask.shape)} is not one number a token; set token=0.")
@@ -166,33 +171,35 @@ def drop_tokens(step: Pass, whole: float, p: float, special: Sequence[int]) -> B
     kept |= torch.isin(ids, torch.tensor(special, dtype=ids.dtype, device=ids.device)).view_as(valid)
     rows, length = valid.shape
     origins = torch.stack([torch.zeros_like(number[:, 0]), valid.int().argmax(-1)], -1)
-    left = draw(whole, step.key, "whole", (rows, 1, 1, 1), torch.zeros_like(origins), ids.device).view(rows, 1)
-    drop = draw(p, step.key, "token", (rows, 1, 1, length), origins, ids.device).view_as(valid)
+    left = sample_mask(whole, context.key, "whole", (rows, 1, 1, 1), torch.zeros_like(origins), ids.device).view(
+        rows, 1
+    )
+    drop = sample_mask(p, context.key, "token", (rows, 1, 1, length), origins, ids.device).view_as(valid)
     drop = drop & ~left & valid & ~kept
-    step.note("tokens", drop.sum() / valid.sum())
-    return {**step.batch, "attention_mask": mask.masked_fill(drop.view_as(mask), 0)}
+    context.note("tokens", drop.sum() / valid.sum())
+    return {**context.batch, "attention_mask": mask.masked_fill(drop.view_as(mask), 0)}
 
 
-class _Features(Drawing):
+class _Features(RandomMaskPlan):
     """Drops features, and leaves out blocks.
 
     Args:
-        step: The micro-batch.
+        context: The micro-batch.
         p: Probability that a feature is dropped.
         places: Of :data:`PLACES`, those to act in.
         skipped: The blocks to leave out.
     """
 
-    def __init__(self, step: Pass, p: float, places: Sequence[int], skipped: set[str]) -> None:
+    def __init__(self, context: StepContext, p: float, places: Sequence[int], skipped: set[str]) -> None:
         # Where sequences begin is only known at attention, so every layer is asked.
-        super().__init__(step, {site.key for site in step.attachment.sites} if places else set())
+        super().__init__(context, {layer.key for layer in context.adapter.attention_layers} if places else set())
         self.p, self.places, self.skipped = p, places, skipped
         self._last: Tensor | None = None
 
-    def make(self, call: Call) -> Edit:
-        origins, key = self.origins(call), call.site.key
+    def make(self, call: AttentionCall) -> AttentionEdit:
+        origins, key = self.origins(call), call.layer.key
         queries, keys = _rows_from(origins[:, 0]), _rows_from(origins[:, 1])
-        if call.site.kind != "cross":
+        if call.layer.kind != "cross":
             self._last = queries
 
         def inputs(query: Tensor, key_: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -202,13 +209,13 @@ class _Features(Drawing):
                 self._drop(f"value/{key}", keys, value),
             )
 
-        return Edit(
+        return AttentionEdit(
             weights=partial(self._drop, f"weights/{key}", origins) if 1 in self.places else None,
             inputs=inputs if 3 in self.places else None,
         )
 
     def block(self, block: Block) -> BlockEdit | None:
-        if not block.sites:
+        if not block.attention_layers:
             return None
         if block.key in self.skipped:
             return BlockEdit(skip=True)
@@ -221,7 +228,7 @@ class _Features(Drawing):
         return self._drop_states("features", origins, features)
 
     def _activations(self, block: Block, activations: Tensor) -> Tensor:
-        origins = self._origins[block.sites[0].kind][1]
+        origins = self._origins[block.attention_layers[0].kind][1]
         return self._drop_states(f"activations/{block.key}", _rows_from(origins[:, 0]), activations)
 
     def _drop_states(self, name: str, origins: Tensor | None, states: Tensor) -> Tensor:
@@ -232,7 +239,7 @@ class _Features(Drawing):
         return self._drop(name, origins, rows).view_as(states)
 
     def _drop(self, name: str, origins: Tensor, values: Tensor) -> Tensor:
-        return dropout(values, self.p, self.step.key, name, origins)
+        return dropout(values, self.p, self.context.key, name, origins)
 
 
 def _rows_from(first: Tensor) -> Tensor:

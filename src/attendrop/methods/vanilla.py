@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attendrop.attention import Plan
-from attendrop.masks import real_rows
-from attendrop.methods.base import Facts, Method, Pass
+from attendrop.attention.edits import AttentionCall, AttentionEdit, real_rows
+from attendrop.attention.plan import Plan
+from attendrop.methods.base import Method
+from attendrop.methods.common.citations import WU_2021
+from attendrop.methods.common.random_mask import RandomMaskPlan
 from attendrop.methods.compatibility import REPLACES_DROPOUT
-from attendrop.methods.drawing import Drawing
+from attendrop.methods.context import StepContext
+from attendrop.methods.info import MethodInfo
 from attendrop.methods.options import LAYERS, choice, fraction, option
-from attendrop.methods.papers import WU_2021
-from attendrop.scoring import Call, Edit
 
 WHERE = ("scores", "weights")
 
@@ -33,7 +34,7 @@ class Vanilla(Method):
         p: Probability that a position is dropped, in (0, 1).
         where: ``"scores"``: of every valid position of every head, beside the model's own dropout. ``"weights"``: in
             place of the model's own attention dropout.
-        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.sites.select_sites`.
+        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
         AttendropError: An option is out of its range.
@@ -46,7 +47,7 @@ class Vanilla(Method):
     summary: ClassVar[str] = "drops attention scores, or weights, with one fixed probability"
     paper: ClassVar[str] = "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need, Table 3"
     bibtex: ClassVar[str] = WU_2021
-    facts: ClassVar[Facts] = Facts(acts_on=("scores", "weights"))
+    info: ClassVar[MethodInfo] = MethodInfo(acts_on=("scores", "weights"))
     traits: ClassVar[Mapping[str, str]] = {REPLACES_DROPOUT: "where=weights"}
 
     p: float = option(0.1, fraction())
@@ -56,39 +57,45 @@ class Vanilla(Method):
     def has(self, trait: str) -> bool:
         return self.where == "weights" if trait == REPLACES_DROPOUT else super().has(trait)
 
-    def plan(self, step: Pass) -> Plan:
-        keys = {site.key for site in self.chosen(step.attachment.sites)}
-        return Bernoulli(step, dict.fromkeys(keys, self.p)) if self.where == "scores" else _Weights(step, keys, self.p)
+    def plan(self, context: StepContext) -> Plan:
+        keys = {layer.key for layer in self.chosen(context.adapter.attention_layers)}
+        return (
+            Bernoulli(context, dict.fromkeys(keys, self.p))
+            if self.where == "scores"
+            else _Weights(context, keys, self.p)
+        )
 
 
-class Bernoulli(Drawing):
+class Bernoulli(RandomMaskPlan):
     """Drops each valid position of a layer's scores with the probability of that layer.
 
     Args:
-        step: The micro-batch.
+        context: The micro-batch.
         probabilities: By the key of the layer.
     """
 
-    def __init__(self, step: Pass, probabilities: dict[str, float]) -> None:
-        super().__init__(step, probabilities.keys())
+    def __init__(self, context: StepContext, probabilities: dict[str, float]) -> None:
+        super().__init__(context, probabilities.keys())
         self.probabilities = probabilities
 
-    def make(self, call: Call) -> Edit:
-        drop = self.draw(self.probabilities[call.site.key], call)
+    def make(self, call: AttentionCall) -> AttentionEdit:
+        drop = self.sample(self.probabilities[call.layer.key], call)
         drop = drop if call.valid is None else drop & call.valid
         self.report(call, drop, real_rows(call), call.valid)
-        return Edit(drop=drop)
+        return AttentionEdit(drop=drop)
 
 
-class _Weights(Drawing):
+class _Weights(RandomMaskPlan):
     """Dropout of weights, in place of the model's own."""
 
-    def __init__(self, step: Pass, keys: set[str], p: float) -> None:
-        super().__init__(step, keys)
+    def __init__(self, context: StepContext, keys: set[str], p: float) -> None:
+        super().__init__(context, keys)
         self.p = p
 
-    def make(self, call: Call) -> Edit:
-        drop = self.draw(self.p, call)
+    def make(self, call: AttentionCall) -> AttentionEdit:
+        drop = self.sample(self.p, call)
         self.report(call, drop if call.valid is None else drop & call.valid, real_rows(call), call.valid)
         scale = 1 / (1 - self.p)
-        return Edit(dropout=0.0, weights=lambda weights: weights * drop.logical_not().to(weights.dtype).mul_(scale))
+        return AttentionEdit(
+            dropout=0.0, weights=lambda weights: weights * drop.logical_not().to(weights.dtype).mul_(scale)
+        )

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
 CONFIDENCE = 0.95
 RESAMPLES = 200  # as many as a standard error needs: Efron and Tibshirani (1993), section 6.4
 
@@ -83,8 +82,8 @@ def paired_difference(before: Predictions, after: Predictions, confidence: float
     size, shares = round(weights.sum()), weights / weights.sum()
     found = []
     for _ in range(RESAMPLES):
-        drawn = generator.choice(len(labels), size, p=shares)
-        found.append(before.metric(labels[drawn], second[drawn]) - before.metric(labels[drawn], first[drawn]))
+        sampled = generator.choice(len(labels), size, p=shares)
+        found.append(before.metric(labels[sampled], second[sampled]) - before.metric(labels[sampled], first[sampled]))
     error = float(np.std(found)) * math.sqrt(rows / (rows - 1))
     half = student_t((1 + confidence) / 2, rows - 1) * error
     return Difference(value, max(value - half, -before.span), min(value + half, before.span))

@@ -18,17 +18,16 @@ from torch import Tensor, nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES
 
 from attendrop.errors import AttendropError
-from attendrop.files import disk_errors, write_bytes
-from attendrop.pruning.model import PrunedModel
+from attendrop.output_files import disk_errors, write_bytes
 from attendrop.pruning.onnx_file import describe, onnx_model, quantize_int8
-from attendrop.pruning.packed import PackedEncoder
+from attendrop.pruning.packed_encoder import PackedEncoder
+from attendrop.pruning.pruned_model import PrunedModel
 from attendrop.validation import check_choice
 
 QUANTIZATIONS = ("int8",)
 # How far the logits of an ONNX file may be from the model's, in parts of the largest (at least 1), in single precision
 # and in half: sums are taken in another order.
 TOLERANCE, TOLERANCE_HALF = 1e-4, 2e-2
-
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
-from attendrop.tasks import Task
+from attendrop.tasks.base import Task
 
 
 def balanced_loss(labels: Sequence[int], num_classes: int) -> Callable[..., Tensor]:

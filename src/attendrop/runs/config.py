@@ -13,15 +13,16 @@ from attendrop.errors import AttendropError
 from attendrop.validation import check_choice
 
 if TYPE_CHECKING:
-    from attendrop.methods import Method
+    from attendrop.methods.base import Method
+
 
 PROTOCOLS = ("honest", "paper")
 SCHEDULES = ("linear", "constant", "cosine")
-PRESETS = ("paper",)
+
+
 DEVICES = ("auto", "cpu")
 CLASS_WEIGHTS = ("balanced",)
 REPORT_TO = ("none", "tensorboard", "wandb", "trackio", "mlflow")
-
 _AT_LEAST = {
     "epochs": 1,
     "max_steps": 1,
@@ -54,7 +55,7 @@ class RunConfig:
             (``"auto"``, ``"class"``, ``"number"``). Without an ``eval_file`` nothing is reported but the selection.
             A column that the method reads is in the ``train_file``; other files need none.
         skip_bad_rows: Leave out rows of own files that cannot be used; the run's folder lists them.
-        metric: The score that decides, as :func:`attendrop.tasks.with_metric` names it; None: the task's own.
+        metric: The score that decides, as :func:`attendrop.tasks.metrics.with_metric` names it; None: the task's own.
         class_weights: ``"balanced"``: rare classes count as much as common ones in the loss; None: rows count alike.
         method: What regularises, with its ``options``.
         epochs, batch_size, gradient_accumulation, learning_rate, weight_decay, schedule, warmup: Of the optimisation.
@@ -183,7 +184,7 @@ class RunConfig:
 
     def build_method(self) -> Method:
         """The method with its options."""
-        from attendrop.methods import build_method  # loads PyTorch
+        from attendrop.methods.registry import build_method
 
         return build_method(self.method, self.options)
 
@@ -195,55 +196,6 @@ class RunConfig:
     def as_dict(self) -> dict[str, Any]:
         """All options as plain values, fit for JSON."""
         return asdict(self) | {"text_columns": list(self.text_columns), "options": dict(self.options)}
-
-
-# Of the paper's code (SST-2, and the three large sets, train for fewer epochs and stop sooner).
-_PAPER = {
-    "learning_rate": 2e-5,
-    "batch_size": 16,
-    "schedule": "constant",
-    "warmup": 0.0,
-    "weight_decay": 0.01,
-    "epochs": 50,
-    "patience": 5,
-    "protocol": "paper",
-}
-_PAPER_BY_TASK: dict[str, dict[str, Any]] = {
-    "cola": {"max_length": 47},
-    "rte": {"max_length": 128},
-    "mrpc": {"max_length": 100},
-    "stsb": {"max_length": 100},
-    "sst2": {"epochs": 20, "patience": 5},
-    **{task: {"epochs": 10, "patience": 3} for task in ("qnli", "mnli", "qqp")},
-}
-
-
-def preset(name: str, task: str | None, method: str) -> dict[str, Any]:
-    """The options of a preset, as keywords of :class:`RunConfig`.
-
-    Args:
-        name: ``"paper"``: the training of the AD-DROP paper and its code. Of the values that it searched (learning rate
-            1, 2, 3e-5; batch 16, 32, 64) these are the middle and the first; its tuned ``p`` and ``q`` are not public.
-            It selects on the development set. AttendOut's papers give no training but "optimal parameters" and length
-            256; with it the preset rewards on the development set, one sample at a time, as they do.
-        task: Decides length, epochs, patience and the layers that AD-DROP acts on.
-        method: The method's name.
-
-    Raises:
-        AttendropError: There is no such preset.
-    """
-    check_choice("preset", name, PRESETS)
-    from attendrop.methods import ADDrop, AttendOut  # loads PyTorch
-
-    training = {**_PAPER, **_PAPER_BY_TASK.get(task or "", {})}
-    names = [name.strip() for name in method.split("+")]
-    options: dict[str, dict[str, Any]] = {}
-    if AttendOut.name in names:
-        training["max_length"] = 256
-        options[AttendOut.name] = {"reward_data": "eval", "reward_batch_size": 1}
-    if ADDrop.name in names:
-        options[ADDrop.name] = {"layers": ADDrop.paper_layers(task or "")}
-    return training | {"options": options if len(names) > 1 else options.get(names[0], {})}
 
 
 def default_output_dir(task: str | None, train_file: str | None, method: str, seeds: Sequence[int]) -> str:

@@ -10,19 +10,15 @@ from dataclasses import dataclass, replace
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from attendrop.methods import Method
+from attendrop.methods.base import Method
 from attendrop.runs.config import RunConfig
-from attendrop.tasks import (
-    TaskData,
-    TokenColumn,
-    encode,
-    few_shot,
-    hold_out,
-    load_files,
-    load_task,
-    subset,
-    with_metric,
-)
+from attendrop.tasks.base import TaskData
+from attendrop.tasks.custom_files import load_files
+from attendrop.tasks.metrics import with_metric
+from attendrop.tasks.registry import load_task
+from attendrop.tasks.splits import few_shot, hold_out, subset
+from attendrop.tasks.token_columns import TokenColumn
+from attendrop.tasks.tokenization import encode
 
 
 @dataclass(frozen=True)

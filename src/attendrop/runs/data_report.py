@@ -11,11 +11,10 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from attendrop.runs.data import Parts
-from attendrop.tasks import Task, TaskData
+from attendrop.tasks.base import Task, TaskData
 
 # So many classes are listed one by one; of more, the smallest and the largest size is told.
 _LISTED_CLASSES = 12
-
 _Text = tuple[str, ...]
 
 

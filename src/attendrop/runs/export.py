@@ -13,20 +13,19 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
-from attendrop.files import check_output, disk_errors, share_permissions
+from attendrop.output_files import check_output, disk_errors, share_permissions
 from attendrop.pruning.comparison import Array, paired_difference
 from attendrop.pruning.export import QUANTIZATIONS, export_onnx, export_torch
-from attendrop.pruning.model import is_pruned, stock_config
 from attendrop.pruning.onnx_file import onnx_model
-from attendrop.runs.finished import FinishedRun, check_finished, load_finished_run
-from attendrop.runs.folder import own_files, read_run
-from attendrop.runs.logits import predict_logits
-from attendrop.runs.models import load_model_and_tokenizer
+from attendrop.pruning.serialization import is_pruned, stock_config
+from attendrop.runs.finished_run import FinishedRun, check_finished, load_finished_run
+from attendrop.runs.model_loading import load_model_and_tokenizer
+from attendrop.runs.prediction_passes import predict_logits
+from attendrop.runs.run_folder import own_files, read_run
 from attendrop.validation import check_choice
 
 # The format, and the name of its file in a folder.
 FORMATS = {"onnx": "model.onnx", "torch": "model.pt2"}
-
 logger = logging.getLogger(__name__)
 
 

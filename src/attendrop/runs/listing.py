@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.runs.folder import read_metrics, read_run
 from attendrop.runs.ownership import RUN
+from attendrop.runs.run_folder import read_metrics, read_run
 
 _COPIED = ("task", "model", "method", "seed", "metric", "selection_score", "score", "steps", "train_seconds")
 

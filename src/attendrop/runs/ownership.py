@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.files import sha256
+from attendrop.output_files import sha256
 from attendrop.runs.lock import LOCK
 
 RUN = "run.json"
@@ -26,7 +26,6 @@ _DELETED = ".deleted"
 _SCRATCH = (LOCK, NEW_RUN, RESULTS, _DELETED, f".{RUN}.partial", ".run.yaml.partial")
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
 _EVENTS = re.compile(r"events\.out\.tfevents\..+")
-
 Run = Mapping[str, Any]
 
 
@@ -44,7 +43,7 @@ def foreign(path: Path, run: Run) -> list[str]:
     if path.is_file() and name in recorded:
         return [] if sha256(path) == recorded[name] else [f"{name} (changed since)"]
     if path.is_dir() and _CHECKPOINT.fullmatch(name):
-        from attendrop.checkpoints import strange_files
+        from attendrop.training.checkpoints import strange_files
 
         return [f"{name}/{file}" for file in strange_files(path)]
     if path.is_dir() and name == TENSORBOARD and run.get("config", {}).get("report_to") == TENSORBOARD:

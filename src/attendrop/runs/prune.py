@@ -14,33 +14,32 @@ import torch
 from datasets import Dataset
 from transformers import DataCollatorWithPadding, TrainerCallback, TrainingArguments
 
+from attendrop.attention.layers import AttentionLayer
+from attendrop.batches import to_device
 from attendrop.errors import AttendropError
-from attendrop.files import write_json
-from attendrop.methods import AttendOut, FineTune
-from attendrop.pruning.choose import Trial, choose, importance, parse_wanted, prune, ranked, what_is_unknown
+from attendrop.methods.attend_out.method import AttendOut
+from attendrop.methods.finetune import FineTune
+from attendrop.output_files import write_json
 from attendrop.pruning.comparison import CONFIDENCE, Array, Predictions, paired_difference
-from attendrop.pruning.masking import mask_layers, prunable_sites
-from attendrop.pruning.model import PrunedModel
-from attendrop.rows import to_device
+from attendrop.pruning.constant_attention import mask_layers, prunable_layers
+from attendrop.pruning.pruned_model import PrunedModel
+from attendrop.pruning.selection import Trial, choose, importance, parse_wanted, prune, ranked, what_is_unknown
 from attendrop.runs.class_weights import run_loss
-from attendrop.runs.finished import FinishedRun, load_finished_run
-from attendrop.runs.folder import METRICS, read_run
-from attendrop.runs.logits import predict_logits
+from attendrop.runs.finished_run import FinishedRun, load_finished_run
 from attendrop.runs.ownership import RUN, digests
-from attendrop.runs.pruned_card import pruned_card
+from attendrop.runs.prediction_passes import predict_logits
+from attendrop.runs.pruned_model_card import pruned_card
+from attendrop.runs.run_folder import METRICS, read_run
 from attendrop.runs.speed import measure_speed
 from attendrop.runs.staging import new_folder
 from attendrop.runs.train import on_cpu, silence
-from attendrop.sites import Site
-from attendrop.tasks import compute_scores
-from attendrop.trainer import RegularizedTrainer
+from attendrop.tasks.metrics import compute_scores
+from attendrop.training.trainer import RegularizedTrainer
 
 # Speed is measured on so many batches of so many rows.
 _TIMED_BATCHES, _TIMED_ROWS = 8, 8
-
 # Told of each pass over rows: what it is for, how many are done, of how many at most.
 OnPass = Callable[[str, int, int], None]
-
 logger = logging.getLogger(__name__)
 
 
@@ -98,9 +97,9 @@ def _pruned(
 ) -> tuple[PrunedModel, dict[str, Any]]:
     """The pruned model, and what is to be told of it."""
     run = work.run
-    sites = prunable_sites(run.model)
-    pi = _pi(run.metrics, sites)
-    harm = work.importance(sites) if pi is None else pi
+    attention_layers = prunable_layers(run.model)
+    pi = _pi(run.metrics, attention_layers)
+    harm = work.importance(attention_layers) if pi is None else pi
     light, trials = _choose(work, layers, pi, harm, tolerance)
     whole = PrunedModel(mask_layers(run.model, []))
     before = {name: work.logits(whole, name) for name in run.sets}
@@ -137,7 +136,7 @@ class _Work:
         self.known: dict[tuple[tuple[int, ...], str], Array] = {}
         self._on_pass = on_pass
         # Each layer alone, each number of layers, and all sets before and after.
-        self._total = 2 * len(prunable_sites(run.model)) + 1 + 2 * len(run.sets)
+        self._total = 2 * len(prunable_layers(run.model)) + 1 + 2 * len(run.sets)
         self._done = 0
 
     def begin(self, what: str) -> None:
@@ -160,24 +159,27 @@ class _Work:
         """Predictions for one of the sets."""
         return self.run.predictions(name, self.logits(model, name))
 
-    def importance(self, sites: Sequence[Site]) -> dict[str, float]:
+    def importance(self, attention_layers: Sequence[AttentionLayer]) -> dict[str, float]:
         """Of each layer, the loss without it on the set that layers are chosen on."""
         rows = self.run.sets[self.chosen_on]
         logger.info(
-            "Ranking %d layers by the loss without each, on %d rows of %s.", len(sites), len(rows), self.chosen_on
+            "Ranking %d layers by the loss without each, on %d rows of %s.",
+            len(attention_layers),
+            len(rows),
+            self.chosen_on,
         )
         batches = self.batches(_by_length(rows), self.run.config.eval_batch_size)
-        losses = importance(self.run.model, self._reported(sites), batches)
-        return dict(zip([site.key for site in sites], losses, strict=True))
+        losses = importance(self.run.model, self._reported(attention_layers), batches)
+        return dict(zip([layer.key for layer in attention_layers], losses, strict=True))
 
     def batches(self, rows: Dataset, size: int) -> list[dict[str, Any]]:
         """Rows in batches, in their order, on the model's device."""
         return [to_device(batch, self.run.model.device) for batch in self.run.batches(rows, size)]
 
-    def _reported(self, sites: Iterable[Site]) -> Iterator[Site]:
-        for site in sites:
-            self.begin(f"loss without {site.key}")
-            yield site
+    def _reported(self, attention_layers: Iterable[AttentionLayer]) -> Iterator[AttentionLayer]:
+        for layer in attention_layers:
+            self.begin(f"loss without {layer.key}")
+            yield layer
 
 
 def _load(run_dir: str, data_dir: str | None, device: str) -> FinishedRun:
@@ -193,13 +195,13 @@ def _load(run_dir: str, data_dir: str | None, device: str) -> FinishedRun:
     return run
 
 
-def _pi(metrics: Mapping[str, Any], sites: Sequence[Site]) -> dict[str, float] | None:
+def _pi(metrics: Mapping[str, Any], attention_layers: Sequence[AttentionLayer]) -> dict[str, float] | None:
     """What the generator drops of each layer, where it was trained to prune; nothing of layers that it did not see."""
     options = metrics["options"].get(AttendOut.name, metrics["options"])
     if AttendOut.name not in metrics["method"].split("+") or options.get("variant") != "pruning":
         return None
     found = metrics.get("pruning", {}).get("pi")
-    return None if found is None else {site.key: found.get(site.key, 0.0) for site in sites}
+    return None if found is None else {layer.key: found.get(layer.key, 0.0) for layer in attention_layers}
 
 
 def _choose(
@@ -209,7 +211,7 @@ def _choose(
     wanted, model, name = parse_wanted(layers), work.run.model, work.chosen_on
     if wanted.layers is not None or wanted.threshold is not None:
         return prune(model, layers, pi=pi), []
-    order = _by_harm(harm) if pi is None else ranked(model, prunable_sites(model), pi=pi)
+    order = _by_harm(harm) if pi is None else ranked(model, prunable_layers(model), pi=pi)
     if wanted.count is not None:
         return prune(model, order[: _checked(wanted.count, len(order))]), []
     rows = len(work.run.sets[name])

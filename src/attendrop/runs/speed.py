@@ -12,7 +12,6 @@ import torch
 
 # What is measured together takes at least so long, in so many rounds of equal work.
 SECONDS, ROUNDS = 2.0, 5
-
 Run = Callable[[Mapping[str, Any]], Any]
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from attendrop.errors import AttendropError
-from attendrop.files import disk_errors, share_permissions
+from attendrop.output_files import disk_errors, share_permissions
 from attendrop.runs.lock import locked
 
 

@@ -27,20 +27,23 @@ from transformers import (
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import EvalPrediction
 
-from attendrop.attention import find_sites
-from attendrop.checkpoints import last_checkpoint
+from attendrop.attention.adapter import find_attention_layers
+from attendrop.batches import to_device
 from attendrop.errors import AttendropError
-from attendrop.files import write_json, write_text
-from attendrop.methods import Method
-from attendrop.rows import to_device
+from attendrop.methods.base import Method
+from attendrop.output_files import write_json, write_text
 from attendrop.runs.callbacks import AfterFirstStep, LogEvery, Meter, SaveEvery
-from attendrop.runs.card import model_card
 from attendrop.runs.class_weights import run_loss
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, divide, encode_parts, fingerprint, load_data
 from attendrop.runs.data_report import data_report, report_table, report_warnings
-from attendrop.runs.divergence import refuse_diverged
-from attendrop.runs.folder import (
+from attendrop.runs.diverged_training import refuse_diverged
+from attendrop.runs.experiment_tracking import check_integration, keep_in_folder
+from attendrop.runs.metrics import SetScores, run_metrics, score_report
+from attendrop.runs.model_card import model_card
+from attendrop.runs.model_loading import load_model_and_tokenizer
+from attendrop.runs.run_file import RUN_FILE, run_file
+from attendrop.runs.run_folder import (
     METRICS,
     begin_run,
     check_data,
@@ -52,16 +55,13 @@ from attendrop.runs.folder import (
     results,
     run_folder,
 )
-from attendrop.runs.models import load_model_and_tokenizer
-from attendrop.runs.reporting import check_integration, keep_in_folder
-from attendrop.runs.results import SetScores, run_metrics, score_report
-from attendrop.runs.run_file import RUN_FILE, run_file
-from attendrop.tasks import Task, TaskData, compute_scores
 from attendrop.tasks.bad_rows import write_skipped
-from attendrop.trainer import RegularizedTrainer
+from attendrop.tasks.base import Task, TaskData
+from attendrop.tasks.metrics import compute_scores
+from attendrop.training.checkpoints import last_checkpoint
+from attendrop.training.trainer import RegularizedTrainer
 
 SKIPPED = "skipped_rows.jsonl"
-
 logger = logging.getLogger(__name__)
 
 
@@ -148,7 +148,7 @@ def _save(
     """Write what a finished run leaves."""
     trainer.accelerator.unwrap_model(trainer.model).save_pretrained(files)
     tokenizer.save_pretrained(files)
-    for name, tensors in {} if trainer.session is None else trainer.session.tensors().items():
+    for name, tensors in {} if trainer.method_state is None else trainer.method_state.tensors().items():
         save_file(tensors, files / f"{name}.safetensors")
     (files / "README.md").write_text(model_card(metrics), encoding="utf-8")
     write_json(files / METRICS, metrics)
@@ -161,7 +161,7 @@ def _check_method(model: PreTrainedModel, method: Method) -> None:
     """Refuse, before training, a model that the method cannot act on, and layers that it does not have."""
     if not method.uses_attention:
         return
-    method.chosen(find_sites(model))
+    method.chosen(find_attention_layers(model))
 
 
 def _announce(config: RunConfig, method: Method, data: TaskData, parts: Parts) -> None:
@@ -335,8 +335,8 @@ def silence(trainer: Trainer) -> None:
 
 def _conclude(trainer: RegularizedTrainer, encoded: Parts) -> dict[str, Any]:
     """What the method has to tell of the finished run."""
-    if trainer.session is None:
+    if trainer.method_state is None:
         return {}
     rows = encoded.train if encoded.selection is None else encoded.selection
     batches = (to_device(batch, trainer.args.device) for batch in trainer.get_eval_dataloader(rows))
-    return trainer.session.conclude(batches)
+    return trainer.method_state.conclude(batches)

@@ -13,11 +13,10 @@ from datasets import Dataset
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task, TaskData, did_you_mean
-from attendrop.tasks.tables import decode
+from attendrop.tasks.table_files import decode
 
 HUB_NAME = "nyu-mll/glue"
 _BROKEN_SHARE = 0.001  # QQP, the one with broken rows, has about 20 in 360,000
-
 _FILES = {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}
 _MNLI_FILES = {
     "train": "train.tsv",
@@ -102,7 +101,7 @@ GLUE: dict[str, GlueSource] = {source.task.name: source for source in _SOURCES}
 
 
 def load_glue(source: GlueSource, data_dir: str | Path | None, splits: Sequence[str]) -> TaskData:
-    """Load splits of a GLUE task; `attendrop.tasks.load_task` says where they are looked for."""
+    """Load splits of a GLUE task; `attendrop.tasks.registry.load_task` says where they are looked for."""
     for split in splits:
         if split not in source.files:
             hint = did_you_mean(split, source.files) or f"; it has {', '.join(source.files)}."

@@ -33,14 +33,12 @@ GRAMMAR = Task(
     other_metrics=("matthews_correlation",),
 )
 _PAIRS = {"train": 500, "dev": 200, "ood": 200}
-
 # Nouns by the reflexive that goes with them, which tells number and gender at once.
 _MEN = ("king", "boy", "uncle", "prince", "father", "brother", "son", "actor")
 _WOMEN = ("queen", "girl", "aunt", "nun", "mother", "sister", "daughter", "widow")
 _NOUNS = {"himself": _MEN, "herself": _WOMEN, "themselves": tuple(noun + "s" for noun in _MEN + _WOMEN)}
 _REFLEXIVES = tuple(_NOUNS)
 _NUMBERS = ("himself", "herself", "themselves", "themselves")  # half of them plural, so that "are" is no sign
-
 _OPENINGS = ("", "", "in the morning, ", "last week, ", "of course, ", "at the door, ", "after the war, ", "today, ")
 _SHORT = ("P 1", "that V 1")  # P: a preposition, V: a verb, digits: the nouns between
 _LONG = ("P 1 P 2 P 3", "that 1 P 2 V", "that V 1 that V 2", "P 1 that 2 P 3 V")
@@ -51,7 +49,6 @@ _STATES = ("happy again", "very tired", "in the garden", "at home again", "too o
 _HURT = ("hurt", "praised", "defended", "blamed", "saved", "betrayed")
 _ENDS = ("again", "in the garden", "at the party", "for years", "in public", "without a word")
 _EVER = ("been here", "told the truth", "seen the sea", "lost a game", "read this book", "sung in public")
-
 Choice = TypeVar("Choice")
 
 

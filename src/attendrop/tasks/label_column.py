@@ -7,7 +7,7 @@ from typing import Any
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import did_you_mean
-from attendrop.tasks.tables import Table
+from attendrop.tasks.table_files import Table
 
 LABEL_TYPES = ("auto", "class", "number")
 _KINDS = ("whole", "decimal", "text")

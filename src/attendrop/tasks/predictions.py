@@ -16,8 +16,8 @@ from datasets import Dataset
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task
 from attendrop.tasks.glue import GLUE
-from attendrop.tasks.scores import Array, finite
-from attendrop.tasks.tables import Table
+from attendrop.tasks.metrics import Array, finite
+from attendrop.tasks.table_files import Table
 
 STDOUT = "-"
 FORMATS = ("csv", "tsv", "jsonl")

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from attendrop.attention.blocks import block_of
 from attendrop.errors import AttendropError
-from attendrop.structure import block_of
 
 GRANULARITIES = ("score", "head", "layer")
 

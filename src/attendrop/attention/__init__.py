@@ -1,0 +1,1 @@
+"""Attention layers of transformers models: finding them, and changing what they compute."""

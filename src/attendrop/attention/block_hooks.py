@@ -1,0 +1,138 @@
+"""How a plan reaches the blocks of a model, its embedding and its head: by hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attendrop.attention.blocks import ModelStructure, hidden_states
+from attendrop.attention.edits import BlockEdit
+from attendrop.attention.module_hooks import ModuleHooks
+from attendrop.attention.plan import PLAN_KEYWORD, Plan
+from attendrop.errors import AttendropError
+
+
+class BlockHooks:
+    """Hooks that hand a plan what is around attention, put on a model when the first such plan comes.
+
+    Blocks are handed the plan among their keywords, as attention is. Embedding and head are not, so the one that the
+    model was called with is remembered while it runs; under activation checkpointing neither runs again.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._hooks = ModuleHooks()
+        self._structure: ModelStructure | None = None
+        self._plan: Plan | None = None
+        self._edits: list[tuple[BlockEdit, torch.Size]] = []
+
+    def open(self, structure: ModelStructure) -> None:
+        """Put the hooks on, in place of those for another structure. Idempotent."""
+        if structure is self._structure:
+            return
+        self.close()
+        if any("forward" in module.__dict__ for module in structure.blocks):
+            raise AttendropError(f"The layers of {type(self.model).__name__} are wrapped already; unwrap them first.")
+        self._structure = structure
+
+        def enter(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+            self._plan = kwargs.get(PLAN_KEYWORD)
+
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
+            self._plan = None
+
+        def embedded(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            return output if self._plan is None else self._plan.embed(output)
+
+        def features(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            return args if self._plan is None else (self._plan.features(args[0]), *args[1:])
+
+        def activations(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            edit, shape = self._edits[-1] if self._edits else (BlockEdit(), torch.Size())
+            return args if edit.activations is None else (_by_token(edit.activations, args[0], shape), *args[1:])
+
+        def fed_forward(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            edit, shape = self._edits[-1] if self._edits else (BlockEdit(), torch.Size())
+            return output if edit.feed_forward is None else _by_token(edit.feed_forward, output, shape)
+
+        self._hooks.before(self.model, enter, with_kwargs=True)
+        self._hooks.after(self.model, leave, always_call=True)
+        if structure.embedding is not None:
+            self._hooks.after(structure.embedding, embedded)
+        if structure.head is not None:
+            self._hooks.before(structure.head, features)
+        for inner in {block.feed_forward for blocks in structure.blocks.values() for block in blocks}:
+            if inner is not None:
+                self._hooks.before(inner, activations)
+                self._hooks.after(inner, fed_forward)
+        for module in structure.blocks:
+            self._wrap(module)
+
+    def close(self) -> None:
+        """Take them away. Idempotent."""
+        self._hooks.close()
+        self._structure = None
+
+    def _wrap(self, module: nn.Module) -> None:
+        original = module.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            plan: Plan | None = kwargs.get(PLAN_KEYWORD)
+            block = None if plan is None else plan.locate_block(module)
+            edit = None if plan is None or block is None else plan.block(block)
+            if plan is None or block is None or edit is None:
+                return original(*args, **kwargs)
+            if edit.skip:
+                plan.passed_over(block)
+                return block.skipped(args, kwargs)
+            within = edit.activations is not None or edit.feed_forward is not None
+            shape = hidden_states(args, kwargs).shape[:2] if within else torch.Size()
+            with self._within(edit, shape), self._also_recomputed(module, edit, shape):
+                output = original(*args, **kwargs)
+            if edit.output is None:
+                return output
+            return edit.output(output) if block.bare else (edit.output(output[0]), *output[1:])
+
+        self._hooks.replace_forward(module, forward)
+
+    @contextmanager
+    def _within(self, edit: BlockEdit, shape: torch.Size) -> Iterator[None]:
+        self._edits.append((edit, shape))
+        try:
+            yield
+        finally:
+            self._edits.pop()
+
+    @contextmanager
+    def _also_recomputed(self, module: Any, edit: BlockEdit, shape: torch.Size) -> Iterator[None]:
+        """Have the edit in force where activation checkpointing, which begins within a block, runs it again."""
+        checkpoint = getattr(module, "_gradient_checkpointing_func", None)
+        if checkpoint is None or (edit.activations is None and edit.feed_forward is None):
+            yield
+            return
+
+        def checkpoint_within(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            return checkpoint(self._within(edit, shape)(function), *args, **kwargs)
+
+        module._gradient_checkpointing_func = checkpoint_within
+        try:
+            yield
+        finally:
+            module._gradient_checkpointing_func = checkpoint
+
+
+def _by_token(edit: Callable[[Tensor], Tensor], states: Tensor, shape: torch.Size) -> Tensor:
+    """Call ``edit`` with ``(batch, n, width)``, also where a model puts all tokens of the batch in one dimension."""
+    if states.shape[:-1] == shape:
+        return edit(states)
+    if states.shape[:-1].numel() != shape.numel():
+        raise AttendropError(
+            "The model's feed-forward takes some of the tokens at a time (in chunks, or each by an expert of its own), "
+            "so nothing can be changed there; where that is an option of the model, such as chunk_size_feed_forward, "
+            "switch it off."
+        )
+    return edit(states.reshape(*shape, -1)).view_as(states)

@@ -1,0 +1,194 @@
+"""What a model is made of around its attention, as one traced pass shows: blocks, projections, embeddings, the head."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from attendrop.attention.layers import AttentionLayer
+from attendrop.errors import AttendropError
+
+
+@dataclass(eq=False)
+class Block:
+    """One block of a model (attention, feed-forward and what is around them), as one forward pass meets it.
+
+    Attributes:
+        module: The module; of a model that shares its layers (ALBERT), that of several blocks.
+        attention_layers: The attention layers in it; none in a block whose attention is not to be found.
+        inputs: Of each site, by key, the modules that make queries, keys and values.
+        projections: Of each site, by key, the module that projects what the heads put out.
+        feed_forward: The last projection of the feed-forward: its input are the activations.
+        passes_on: Of what the module returns after its hidden states, where it came from: the number or the name of an
+            argument, or None for nothing. None instead of all of it: the block computes something else, too, and
+            cannot be skipped.
+        bare: Whether it returns its hidden states alone, not in a tuple.
+    """
+
+    module: nn.Module
+    attention_layers: list[AttentionLayer] = field(default_factory=list)
+    inputs: dict[str, list[nn.Module]] = field(default_factory=dict)
+    projections: dict[str, nn.Module] = field(default_factory=dict)
+    feed_forward: nn.Module | None = None
+    passes_on: tuple[int | str | None, ...] | None = None
+    bare: bool = True
+
+    @property
+    def key(self) -> str:
+        """That of its first attention layer, such as ``encoder.3``."""
+        return self.attention_layers[0].key
+
+    @property
+    def skippable(self) -> bool:
+        """Whether the block can be left out."""
+        return self.passes_on is not None
+
+    def skipped(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What the module returns if it does nothing to the hidden states."""
+        if self.passes_on is None:
+            raise AttendropError(
+                f"{type(self.module).__name__} {self.key} makes what others need; it cannot be skipped."
+            )
+        if self.bare:
+            return hidden_states(args, kwargs)
+        others = (None if at is None else args[at] if isinstance(at, int) else kwargs[at] for at in self.passes_on)
+        return (hidden_states(args, kwargs), *others)
+
+
+@dataclass
+class ModelStructure:
+    """What was found.
+
+    Attributes:
+        blocks: The blocks of each module, in the order of their calls.
+        embedding: The first of the model's input embeddings that looks ids up; None if none does.
+        head: The last projection that runs; its input are the features that the head reads.
+    """
+
+    blocks: dict[nn.Module, tuple[Block, ...]]
+    embedding: nn.Module | None
+    head: nn.Module | None
+
+
+class Tracer:
+    """Listens to one pass of a model.
+
+    Args:
+        model: The model.
+        attentions: Names of its attention modules.
+    """
+
+    def __init__(self, model: nn.Module, attentions: Sequence[str]) -> None:
+        self.blocks = {found for name in attentions if (found := block_of(model, name)) is not None}
+        self.model = model
+        self._events: list[tuple[str, nn.Module, Any]] = []
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Listen within the block."""
+        hooks: list[Any] = []
+        for module in self.model.modules():
+            if module in self.blocks:
+                hooks.append(module.register_forward_pre_hook(lambda m, *_: self._events.append(("block", m, None))))
+                hooks.append(module.register_forward_hook(self._left, with_kwargs=True))
+            elif isinstance(module, nn.Linear | Conv1D):
+                hooks.append(module.register_forward_pre_hook(lambda m, *_: self._events.append(("linear", m, None))))
+        hooks += [module.register_forward_pre_hook(self._embeds) for module in _input_embeddings(self.model)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def attended(self, module: nn.Module) -> None:
+        """Called when an attention module computes its attention."""
+        self._events.append(("attention", module, None))
+
+    def structure(self, attention_layers: Mapping[nn.Module, Sequence[AttentionLayer]]) -> ModelStructure:
+        """What the pass showed, given the sites of each attention module."""
+        blocks: dict[nn.Module, list[Block]] = {}
+        visits: Counter[nn.Module] = Counter()
+        block: Block | None = None
+        waiting: str | None = None
+        before: list[nn.Module] = []
+        embedding = head = None
+        for event, module, detail in self._events:
+            match event:
+                case "block":
+                    block, before = Block(module), []
+                    blocks.setdefault(module, []).append(block)
+                case "left" if block is not None:
+                    block.bare, block.passes_on = detail
+                    block = None
+                case "attention":
+                    layer = attention_layers[module][visits[module]]
+                    visits[module] += 1
+                    if block is not None:
+                        block.attention_layers.append(layer)
+                        block.inputs[layer.key], before = before, []
+                        waiting = layer.key
+                case "linear":
+                    head = module
+                    if block is not None and waiting is not None:
+                        block.projections[waiting] = module
+                        waiting = None
+                    elif block is not None:
+                        block.feed_forward = module
+                        before.append(module)
+                case "embed" if embedding is None:
+                    embedding = module
+        return ModelStructure({module: tuple(found) for module, found in blocks.items()}, embedding, head)
+
+    def _embeds(self, module: nn.Module, args: Any) -> None:
+        if args and not args[0].is_floating_point():
+            self._events.append(("embed", module, None))
+
+    def _left(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        self._events.append(("left", module, (not isinstance(output, tuple), _sources(args, kwargs, output))))
+
+
+def block_of(model: nn.Module, attention: str) -> nn.Module | None:
+    """The element of the model's list of layers that an attention module is in; None if it is in no list."""
+    path = attention.partition("#")[0].split(".")
+    for end in range(1, len(path)):
+        if isinstance(model.get_submodule(".".join(path[:end])), nn.ModuleList):
+            return model.get_submodule(".".join(path[: end + 1]))
+    return None
+
+
+def _input_embeddings(model: nn.Module) -> set[nn.Module]:
+    """What the transformers models that a model is or holds call their input embeddings."""
+    found = set()
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            with suppress(NotImplementedError, AttributeError):
+                found.add(module.get_input_embeddings())
+    return found - {None}  # of a model that embeds no words
+
+
+def hidden_states(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The hidden states among the arguments of a block."""
+    if not args and "hidden_states" not in kwargs:
+        raise AttendropError("A layer of the model is called in a way that is not known; it cannot be changed.")
+    return args[0] if args else kwargs["hidden_states"]
+
+
+def _sources(args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> tuple[int | str | None, ...] | None:
+    """See :attr:`Block.passes_on`."""
+    if not isinstance(output, tuple):
+        return ()
+    given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    sources: list[int | str | None] = []
+    for value in output[1:]:
+        place = None if value is None else next((at for at, argument in given if argument is value), ())
+        if place == ():
+            return None
+        sources.append(place)  # type: ignore[arg-type]
+    return tuple(sources)

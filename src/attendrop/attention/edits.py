@@ -1,0 +1,141 @@
+"""What is changed at one call of an attention layer, or at one block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from attendrop.attention.layers import AttentionLayer
+from attendrop.errors import AttendropError
+
+
+def origins_of(call: AttentionCall) -> Tensor:
+    """``(batch, 2)``: the first query and the first key of each sequence that are not padding.
+
+    In self-attention both are the first key that any query may attend to; in cross-attention the first query is 0.
+    """
+    batch = call.shape[0]
+    if call.valid is None:
+        return torch.zeros(batch, 2, dtype=torch.long, device=call.device)
+    first = call.valid.any(1).any(1).expand(batch, -1).int().argmax(-1)
+    return torch.stack([torch.zeros_like(first) if call.layer.kind == "cross" else first, first], -1)
+
+
+def real_rows(call: AttentionCall) -> Tensor | None:
+    """Which query positions hold tokens, ``(batch, 1, query, 1)``; None if all do or the mask does not tell.
+
+    A position of self-attention is padding if nothing may attend to it.
+    """
+    if call.valid is None or call.layer.kind == "cross" or call.shape[2] != call.shape[3]:
+        return None
+    return call.valid.any(-2, keepdim=True).transpose(-1, -2)
+
+
+@dataclass(frozen=True)
+class BlockEdit:
+    """What a plan changes at one block.
+
+    Attributes:
+        skip: The block is left out: its output is its input.
+        activations: Called with the activations of the feed-forward, ``(batch, n, inner width)``; what it returns is
+            used instead.
+        feed_forward: Called with what the feed-forward's last projection makes of them, ``(batch, n, width)``; what it
+            returns is used instead.
+        output: Called with the hidden states that leave the block, ``(batch, n, width)``; what it returns is used.
+    """
+
+    skip: bool = False
+    activations: Callable[[Tensor], Tensor] | None = None
+    feed_forward: Callable[[Tensor], Tensor] | None = None
+    output: Callable[[Tensor], Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """What a site knows when it asks its plan: shapes and valid keys.
+
+    Attributes:
+        layer: The site that asks.
+        shape: ``(batch, heads, query, key)``.
+        valid: Boolean, broadcastable to ``shape``, True where a key may be attended to; None means everywhere.
+        device: Device of the scores.
+    """
+
+    layer: AttentionLayer
+    shape: tuple[int, int, int, int]
+    valid: Tensor | None
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class AttentionEdit:
+    """What a plan changes at one site. ``replace`` goes with neither ``weights`` nor ``constant``.
+
+    Attributes:
+        drop: Boolean, broadcastable to ``(batch, heads, query, key)``; True sets the score to minus infinity. A row
+            whose valid keys are all dropped attends to all of them equally.
+        weights: Called with the weights that are about to multiply the values, after softmax and the model's own
+            dropout; what it returns is used instead.
+        replace: Used instead of the weights, which are then not computed; the model's own dropout does not act.
+        constant: Every row attends equally to its valid keys (Eq. 4 of the AttendOut paper), as if all were dropped;
+            queries and keys are not multiplied. The model's own dropout acts on the equal weights.
+        output: Called with the hidden units that the heads put out, ``(batch, query, heads, dim)``, before the output
+            projection; what it returns is used instead.
+        inputs: Called with queries, keys and values, each ``(batch, heads, n, dim)``; what it returns is used instead.
+        dropout: The probability with which weights are dropped in place of the model's own.
+    """
+
+    drop: Tensor | None = None
+    weights: Callable[[Tensor], Tensor] | None = None
+    replace: Tensor | None = None
+    constant: bool = False
+    output: Callable[[Tensor], Tensor] | None = None
+    inputs: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
+    dropout: float | None = None
+
+
+def chained(functions: Sequence[Callable[[Tensor], Tensor] | None]) -> Callable[[Tensor], Tensor] | None:
+    """One function that calls those that are there, one after the other; None if there are none."""
+    found = [function for function in functions if function is not None]
+    if len(found) < 2:
+        return found[0] if found else None
+
+    def call_all(tensor: Tensor) -> Tensor:
+        for function in found:
+            tensor = function(tensor)
+        return tensor
+
+    return call_all
+
+
+def merged(edits: Sequence[AttentionEdit]) -> AttentionEdit | None:
+    """One edit that does what several do; None if there are none.
+
+    Raises:
+        AttendropError: Two set the same thing.
+    """
+    if len(edits) < 2:
+        return edits[0] if edits else None
+    dropouts = [edit.dropout for edit in edits if edit.dropout is not None]
+    if len(dropouts) > 1 or any(edit.replace is not None for edit in edits):
+        raise AttendropError("Two methods both decide on the attention weights of one layer; use one of them.")
+    drops = [edit.drop for edit in edits if edit.drop is not None]
+    inputs = [edit.inputs for edit in edits if edit.inputs is not None]
+
+    def change(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        for function in inputs:
+            query, key, value = function(query, key, value)
+        return query, key, value
+
+    return AttentionEdit(
+        drop=reduce(torch.logical_or, drops) if drops else None,
+        weights=chained([edit.weights for edit in edits]),
+        constant=any(edit.constant for edit in edits),
+        output=chained([edit.output for edit in edits]),
+        inputs=change if inputs else None,
+        dropout=dropouts[0] if dropouts else None,
+    )

@@ -1,0 +1,143 @@
+"""What one forward pass does at each attention layer, and around it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from torch import Tensor, nn
+
+from attendrop.attention.blocks import Block, ModelStructure
+from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit, chained, merged
+from attendrop.attention.layers import AttentionLayer
+from attendrop.errors import AttendropError
+
+PLAN_KEYWORD = "attendrop_plan"
+_Place = TypeVar("_Place")
+
+
+class Plan:
+    """What one forward pass does at each attention site, and around it. One instance serves one forward pass.
+
+    Under activation checkpointing sites and blocks run again during the backward pass, so :meth:`edit` and
+    :meth:`block` must answer the same for the same one every time, and what they answer must act the same.
+    """
+
+    def __init__(self) -> None:
+        self._attention_layers: Mapping[nn.Module, Sequence[AttentionLayer]] = {}
+        self._structure = ModelStructure({}, None, None)
+        self._visits: Counter[nn.Module] = Counter()
+
+    def edit(self, call: AttentionCall) -> AttentionEdit | None:
+        """Return what to change at ``call.site``; None leaves it to the model's own attention function."""
+        return None
+
+    def wants(self, layer: AttentionLayer) -> bool:
+        """Whether :meth:`edit` needs to be asked at this site; a False answer saves the work of describing it."""
+        return type(self).edit is not Plan.edit
+
+    def block(self, block: Block) -> BlockEdit | None:
+        """Return what to change at a block; None: nothing. Only asked where a subclass overrides it."""
+        return None
+
+    def embed(self, embedded: Tensor) -> Tensor:
+        """Change the embedded words, ``(batch, n, width)``, before positions and normalisation."""
+        return embedded
+
+    def embeds(self) -> bool:
+        """Whether :meth:`embed` must be called, so that a model in which it cannot be is refused."""
+        return type(self).embed is not Plan.embed
+
+    def features(self, features: Tensor) -> Tensor:
+        """Change what the model's last projection reads: ``(batch, width)``, or ``(batch, n, width)``."""
+        return features
+
+    def reaches_beyond(self) -> bool:
+        """Whether the plan acts elsewhere than at attention."""
+        return any(getattr(type(self), name) is not getattr(Plan, name) for name in ("block", "embed", "features"))
+
+    def bind(self, attention_layers: Mapping[nn.Module, Sequence[AttentionLayer]], structure: ModelStructure) -> None:
+        """Take the model to act on: its attention modules with their sites, and what is around them."""
+        self._attention_layers, self._structure = attention_layers, structure
+
+    def locate(self, module: nn.Module) -> AttentionLayer | None:
+        """Return the site that ``module`` stands for in this call.
+
+        Raises:
+            AttendropError: The module is an attention layer that the pass that looked for them did not run.
+        """
+        if module not in self._attention_layers:
+            raise AttendropError(
+                f"A {type(module).__name__} ran that is none of the attention layers which an earlier pass over a "
+                "batch with the same columns has shown, so nothing could be dropped there."
+            )
+        return self._located(self._attention_layers, module)
+
+    def locate_block(self, module: nn.Module) -> Block | None:
+        """Return the block that ``module`` stands for in this call."""
+        return self._located(self._structure.blocks, module)
+
+    def passed_over(self, block: Block) -> None:
+        """Count attention layers that did not run, for modules that stand for several are told apart by counting."""
+        skipped = {layer.key for layer in block.attention_layers}
+        for module, attention_layers in self._attention_layers.items():
+            if len(attention_layers) > 1:
+                self._visits[module] += sum(layer.key in skipped for layer in attention_layers)
+
+    def _located(self, places: Mapping[nn.Module, Sequence[_Place]], module: nn.Module) -> _Place | None:
+        found = places.get(module)
+        if not found:
+            return None
+        if len(found) == 1:
+            return found[0]
+        visit = self._visits[module]
+        if visit >= len(found):
+            raise AttendropError(
+                f"A {type(module).__name__} was called more than {len(found)} times in one pass. Activation "
+                "checkpointing of a layer that the model shares is not supported; switch it off."
+            )
+        self._visits[module] += 1
+        return found[visit]
+
+
+class CombinedPlan(Plan):
+    """Several plans as one: what they drop adds up, and what they call is called in turn."""
+
+    def __init__(self, plans: Sequence[Plan]) -> None:
+        super().__init__()
+        self.plans = plans
+
+    def wants(self, layer: AttentionLayer) -> bool:
+        return any(plan.wants(layer) for plan in self.plans)
+
+    def edit(self, call: AttentionCall) -> AttentionEdit | None:
+        edits = [plan.edit(call) for plan in self.plans if plan.wants(call.layer)]
+        return merged([edit for edit in edits if edit is not None])
+
+    def block(self, block: Block) -> BlockEdit | None:
+        edits = [edit for plan in self.plans if (edit := plan.block(block)) is not None]
+        if not edits:
+            return None
+        return BlockEdit(
+            skip=any(edit.skip for edit in edits),
+            activations=chained([edit.activations for edit in edits]),
+            feed_forward=chained([edit.feed_forward for edit in edits]),
+            output=chained([edit.output for edit in edits]),
+        )
+
+    def embed(self, embedded: Tensor) -> Tensor:
+        for plan in self.plans:
+            embedded = plan.embed(embedded)
+        return embedded
+
+    def embeds(self) -> bool:
+        return any(plan.embeds() for plan in self.plans)
+
+    def features(self, features: Tensor) -> Tensor:
+        for plan in self.plans:
+            features = plan.features(features)
+        return features
+
+    def reaches_beyond(self) -> bool:
+        return any(plan.reaches_beyond() for plan in self.plans)

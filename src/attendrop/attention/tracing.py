@@ -1,0 +1,193 @@
+"""One pass through a model that shows which attention layers run, and what is around them."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from attendrop.attention.blocks import ModelStructure, Tracer, block_of
+from attendrop.attention.layers import AttentionLayer
+from attendrop.attention.plan import PLAN_KEYWORD, Plan
+from attendrop.errors import AttendropError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What the pass showed.
+
+    Attributes:
+        attention_layers: The sites of each attention module, in the order in which the modules first ran.
+        structure: What is around them.
+    """
+
+    attention_layers: Mapping[nn.Module, tuple[AttentionLayer, ...]]
+    structure: ModelStructure
+
+
+def trace(model: nn.Module, modules: Mapping[nn.Module, str], run: Callable[[Plan], Any]) -> Trace:
+    """Trace one pass of a model.
+
+    Args:
+        model: The model.
+        modules: The attention modules that call the attention interface, with their names.
+        run: Runs the model with a plan.
+
+    Raises:
+        AttendropError: The plan did not reach an attention layer in each of its calls, or other layers compute their
+            attention themselves.
+    """
+    tracer = Tracer(model, list(modules.values()))
+    following = _Following(tracer)
+    own = _OwnAttention(model, modules)
+    calls: Counter[nn.Module] = Counter()
+    hooks = [module.register_forward_pre_hook(lambda module, _: calls.update([module])) for module in modules]
+    try:
+        with tracer.listening(), own.listening():
+            run(following)
+    except TypeError as error:
+        if PLAN_KEYWORD not in str(error):
+            raise
+        raise _lost(model, "") from None
+    finally:
+        for hook in hooks:
+            hook.remove()
+    _refuse_lost(model, modules, calls, Counter(following.called))
+    own.refuse()
+    attention_layers = _numbered(following.called, modules)
+    return Trace(attention_layers, tracer.structure(attention_layers))
+
+
+class _Following(Plan):
+    """Records which attention modules a pass calls, in order."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+        self.called: list[nn.Module] = []
+
+    def locate(self, module: nn.Module) -> AttentionLayer:
+        self.called.append(module)
+        self.tracer.attended(module)
+        return AttentionLayer("", "", 0)
+
+    def wants(self, layer: AttentionLayer) -> bool:
+        """Have each call described, so that keywords that are not supported are found."""
+        return True
+
+
+class _OwnAttention(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Finds modules that compute attention themselves, and so do nothing of what a plan says.
+
+    These are modules, attention by their name or class, that run a softmax or a fused attention kernel and do not call
+    the attention interface.
+
+    Args:
+        model: The model.
+        modules: The modules that do call it.
+    """
+
+    def __init__(self, model: nn.Module, modules: Mapping[nn.Module, str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.model = model
+        self.names = {
+            module: name
+            for name, module in model.named_modules()
+            if module not in modules and re.search("att(entio)?n", f"{name.rpartition('.')[2]} {type(module)}".lower())
+        }
+        self.found: dict[nn.Module, str] = {}
+        self._running: list[nn.Module] = []
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Listen within the block."""
+        hooks: list[Any] = []
+        for module in self.model.modules():
+            if module in self.names or not type(module).__module__.startswith("torch.nn."):
+                hooks.append(module.register_forward_pre_hook(lambda module, _: self._running.append(module)))
+                hooks.append(module.register_forward_hook(lambda *_: self._left()))
+        try:
+            with self:
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def refuse(self) -> None:
+        """Raise if layers of the model do so, and warn of others, such as pooling heads."""
+        layers = [module for module, name in self.found.items() if block_of(self.model, name) is not None]
+        others = [module for module in self.found if module not in layers]
+        bypass = "not through transformers' AttentionInterface"
+        if layers:
+            raise AttendropError(
+                f"{type(self.model).__name__} is not supported: {self._listed(layers)}, {bypass}, "
+                "so nothing could be dropped there."
+            )
+        if others:
+            logger.warning("%s, %s: nothing is dropped there.", self._listed(others), bypass)
+
+    def _listed(self, modules: Sequence[nn.Module]) -> str:
+        first = f"{self.found[modules[0]]} ({type(modules[0]).__name__})"
+        if len(modules) == 1:
+            return f"{first} computes attention itself"
+        return f"{first} and {len(modules) - 1} more compute attention themselves"
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if re.search("(?<!log)_softmax|scaled_dot_product|multi_head", func.name()):
+            for module in self._running[-1:]:
+                if module in self.names:
+                    self.found[module] = self.names[module]
+        return func(*args, **(kwargs or {}))
+
+    def _left(self) -> None:
+        self._running.pop()
+
+
+def _refuse_lost(
+    model: nn.Module, modules: Mapping[nn.Module, str], calls: Counter[nn.Module], reached: Counter[nn.Module]
+) -> None:
+    """Raise if the plan did not come to every call of every attention module."""
+    lost = [module for module in calls if reached[module] < calls[module]]
+    if lost:
+        missed, of = calls[lost[0]] - reached[lost[0]], calls[lost[0]]
+        raise _lost(model, f" ({modules[lost[0]]}{f', in {missed} of its {of} calls' if of > 1 else ''})")
+    if not reached:
+        raise _lost(model, "")
+
+
+def _lost(model: nn.Module, where: str) -> AttendropError:
+    return AttendropError(
+        f"{type(model).__name__} is not supported: its forward pass does not hand keyword arguments on to its "
+        f"attention layers{where}, so nothing could be dropped there."
+    )
+
+
+def _numbered(called: list[nn.Module], modules: Mapping[nn.Module, str]) -> dict[nn.Module, tuple[AttentionLayer, ...]]:
+    """Give each call of an attention module its site: numbered within its kind, in the order of execution."""
+    per_kind: Counter[str] = Counter()
+    total = Counter(called)
+    attention_layers: dict[nn.Module, list[AttentionLayer]] = {module: [] for module in called}
+    for module in called:
+        name = modules[module]
+        kind = _kind(name, module)
+        suffix = f"#{len(attention_layers[module])}" if total[module] > 1 else ""
+        attention_layers[module].append(AttentionLayer(name + suffix, kind, per_kind[kind]))
+        per_kind[kind] += 1
+    return {module: tuple(found) for module, found in attention_layers.items()}
+
+
+def _kind(name: str, module: nn.Module) -> str:
+    path = f"{name}.{type(module).__name__}".lower()
+    if getattr(module, "is_cross_attention", False) or re.search(r"cross_?att|encoder_attn|encdecatt|enc_dec", path):
+        return "cross"
+    causal = getattr(module, "is_causal", False) or getattr(module, "is_decoder", False)
+    return "decoder" if causal or re.search(r"(^|\.)decoder\.", path) else "encoder"

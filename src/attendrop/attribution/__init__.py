@@ -1,0 +1,1 @@
+"""Attribution of a prediction to attention positions, hidden units or heads."""

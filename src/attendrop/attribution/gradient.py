@@ -1,0 +1,49 @@
+"""Gradient attribution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from attendrop.attention.adapter import ModelAdapter
+from attendrop.attention.layers import AttentionLayer
+from attendrop.attribution.finite_gradients import finite_gradients, gradients_of, wide
+from attendrop.attribution.recording import Record, _isolated
+from attendrop.attribution.targets import fix_target
+from attendrop.batches import Batch
+
+
+def gradient_attribution(
+    adapter: ModelAdapter,
+    batch: Batch,
+    attention_layers: Sequence[AttentionLayer],
+    target: str,
+    *,
+    units: str = "attention",
+    inputs: Batch | None = None,
+) -> dict[str, Tensor]:
+    """Gradient attribution ``dF/dA`` (Eq. 5 of Yang et al., 2022), of all sites in one backward pass.
+
+    Args:
+        adapter: The attached, probed model.
+        batch: Its inputs, with labels.
+        attention_layers: Attention layers to attribute to.
+        target: ``"pseudo_label"`` or ``"gold_label"``, see :func:`fix_target`.
+        units: What is attributed to, see :class:`Record`.
+        inputs: What to run the model on, if not all of ``batch``: a trainer that computes the loss itself withholds
+            the labels.
+
+    Raises:
+        AttendropError: The gradients are not finite; see :func:`finite_gradients`.
+    """
+
+    def gradients(factor: float) -> dict[str, Tensor]:
+        record = Record(attention_layers, units)
+        with _isolated(adapter.model), torch.enable_grad():
+            outputs = adapter.forward(inputs or batch, record)
+            score = fix_target(adapter.model, outputs, batch, target)(outputs)
+            return gradients_of(wide(score).sum() * factor, record.keys, record.in_order())
+
+    return finite_gradients(gradients)

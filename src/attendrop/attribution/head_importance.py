@@ -1,0 +1,110 @@
+"""Gates of one on heads and feed-forwards; their gradients as importance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import torch
+from torch import Tensor
+
+from attendrop.attention.adapter import ModelAdapter
+from attendrop.attention.blocks import Block
+from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit
+from attendrop.attention.layers import AttentionLayer
+from attendrop.attention.plan import Plan
+from attendrop.attribution.finite_gradients import finite_gradients, gradients_of, wide
+from attendrop.attribution.recording import _isolated
+from attendrop.batches import Batch
+from attendrop.errors import AttendropError
+
+
+class Gates(Plan):
+    """Multiplies what each head, and each feed-forward, puts out by a gate of one, for each row of the batch.
+
+    Args:
+        rows: Rows of the batch. If attention sees a multiple of it, a row has one gate for all that it stands for.
+            None: what attention sees has a gate for each.
+        heads: Whether heads have gates: of all sites, or of those with these keys.
+        feed_forward: Whether feed-forwards have gates.
+        by_token: Whether each token of a row has gates of its own.
+
+    Attributes:
+        gates: ``(rows, heads)`` by ``heads/SITE``, and ``(rows, 1)`` by ``feed_forward/BLOCK``: leaves of the graph.
+            By token: ``(rows, n, heads)`` and ``(rows, n, 1)``.
+    """
+
+    def __init__(
+        self,
+        rows: int | None = None,
+        *,
+        heads: bool | Collection[str] = True,
+        feed_forward: bool = False,
+        by_token: bool = False,
+    ) -> None:
+        super().__init__()
+        self.rows = rows
+        self.heads = heads
+        self.feed_forward = feed_forward
+        self.by_token = by_token
+        self.gates: dict[str, Tensor] = {}
+
+    def wants(self, layer: AttentionLayer) -> bool:
+        return self.heads if isinstance(self.heads, bool) else layer.key in self.heads
+
+    def edit(self, call: AttentionCall) -> AttentionEdit:
+        return AttentionEdit(output=self._gated(f"heads/{call.layer.key}", call.shape[1], (1,)))
+
+    def block(self, block: Block) -> BlockEdit | None:
+        if not self.feed_forward or not block.attention_layers or block.feed_forward is None:
+            return None
+        return BlockEdit(feed_forward=self._gated(f"feed_forward/{block.key}", 1, ()))
+
+    def sensitivity(self) -> dict[str, Tensor]:
+        """The sum over all gates of the absolute gradients, ``(heads,)`` or ``(1,)``; zero where none came back."""
+        return {
+            key: (torch.zeros_like(gate) if gate.grad is None else gate.grad).abs().flatten(0, -2).sum(0)
+            for key, gate in self.gates.items()
+        }
+
+    def _gated(self, key: str, units: int, width: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+        """Multiply ``(batch, n, units, ...)`` by a gate for each unit of each row, or of each token of it."""
+
+        def gated(output: Tensor) -> Tensor:
+            rows = output.shape[0] if self.rows is None or self.by_token else self.rows
+            if key not in self.gates:
+                dtype = torch.promote_types(output.dtype, torch.float32)
+                shape = (rows, output.shape[1], units) if self.by_token else (rows, units)
+                self.gates[key] = torch.ones(shape, dtype=dtype, device=output.device, requires_grad=True)
+            each = self.gates[key].repeat_interleave(output.shape[0] // rows, 0)
+            each = each if self.by_token else each[:, None]
+            return output * each.view(*each.shape, *width).to(output.dtype)
+
+        return gated
+
+
+def head_importance(
+    adapter: ModelAdapter, batch: Batch, attention_layers: Sequence[AttentionLayer]
+) -> dict[str, Tensor]:
+    """Importance ``|dL/dxi|`` of the heads of each sequence, ``(batch, heads)``, in one pass forward and one backward.
+
+    ``xi`` is a gate of 1 on what a head puts out (Michel et al., 2019), ``L`` the loss that the model computes. That
+    is a mean over the batch, so that values compare within a sequence alone.
+
+    Args:
+        adapter: The attached, probed model.
+        batch: Its inputs, with labels.
+        attention_layers: Attention layers whose heads are asked for.
+
+    Raises:
+        AttendropError: The model returns no loss; or the gradients are not finite, see :func:`finite_gradients`.
+    """
+
+    def gradients(factor: float) -> dict[str, Tensor]:
+        plan = Gates(heads={layer.key for layer in attention_layers})
+        with _isolated(adapter.model), torch.enable_grad():
+            loss: Tensor | None = getattr(adapter.forward(batch, plan), "loss", None)
+            if loss is None:
+                raise AttendropError("The importance of heads is that for the loss, and the batch has no 'labels'.")
+            return gradients_of(wide(loss) * factor, list(plan.gates), list(plan.gates.values()))
+
+    return {key.partition("/")[2]: gradient.abs() for key, gradient in finite_gradients(gradients).items()}

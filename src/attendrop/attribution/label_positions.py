@@ -1,0 +1,100 @@
+"""At which positions of its logits a model predicts its labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from attendrop.attention.isolation import evaluating, forked_rng
+from attendrop.attention.model_outputs import named_outputs
+from attendrop.errors import AttendropError
+
+IGNORED = -100
+# What was found of each model.
+_SHIFTS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+
+
+def aligned_labels(model: nn.Module, logits: Tensor, batch: Mapping[str, Any]) -> Tensor | None:
+    """Labels of tokens at the positions that predict them: causal language models predict the next token.
+
+    Args:
+        model: The model, without wrappers such as DistributedDataParallel.
+        logits: What it returned, ``(batch, n, classes)``.
+        batch: What it was given, with ``labels`` of shape ``(batch, n)``, -100 where there is none.
+
+    Returns:
+        Labels, ``(batch, n)``; None if the batch has none.
+
+    Raises:
+        AttendropError: There is not one label for each position.
+    """
+    labels: Tensor | None = batch.get("labels")
+    if labels is None:
+        return None
+    if labels.shape != logits.shape[:-1]:
+        raise AttendropError(
+            f"{type(model).__name__} returns logits of shape {tuple(logits.shape)} for labels of shape "
+            f"{tuple(labels.shape)}: which position predicts which label is not known (CTC, prompt tuning). Use a "
+            "method that does not look at predictions, such as 'vanilla', or ad-drop with attribution='attention'."
+        )
+    return functional.pad(labels[:, 1:], (0, 1), value=IGNORED) if shifts_labels(model, batch) else labels
+
+
+def shifts_labels(model: nn.Module, batch: Mapping[str, Any]) -> bool:
+    """Whether the model's loss compares each label with the prediction one position before it.
+
+    Asked of the loss, by two passes for each model: a label that stands in the first position alone counts in it, or
+    does not. A model that computes no loss does not shift.
+    """
+    if model not in _SHIFTS:
+        labels = batch["labels"]
+        given = labels[labels != IGNORED]
+        if not len(given):
+            return False
+        none = torch.full_like(labels, IGNORED)
+        first = none.index_fill(1, torch.zeros(1, dtype=torch.long, device=labels.device), given[0])
+        with torch.no_grad(), forked_rng(model), evaluating(model):
+            one, other = (_loss(model, {**batch, "labels": moved}) for moved in (first, none))
+        _SHIFTS[model] = one is not None and other is not None and torch.allclose(one, other, equal_nan=True)
+    return _SHIFTS[model]
+
+
+def refuse_misplaced_smoothing(model: nn.Module, logits: Tensor, batch: Mapping[str, Any]) -> None:
+    """Refuse label smoothing where ``transformers.Trainer`` compares labels with the predictions of other positions.
+
+    It computes the smoothed loss itself, and shifts labels by the name of the model's class.
+
+    Args:
+        model: The model, without wrappers such as DistributedDataParallel.
+        logits: What it returned.
+        batch: What the trainer was given, with ``labels``.
+
+    Raises:
+        AttendropError: The model's own loss is at other positions.
+    """
+    labels: Tensor | None = batch.get("labels")
+    if labels is None or labels.ndim < 2 or labels.shape != logits.shape[:-1]:
+        return
+    if model not in _SHIFTS and not (labels != IGNORED).any():
+        return
+    name = type(getattr(model, "get_base_model", lambda: model)()).__name__  # of PEFT, what it adapts
+    if shifts_labels(model, batch) != (name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
+        raise AttendropError(
+            f"label_smoothing_factor is above 0: transformers would smooth the labels of {name} one position away from "
+            "the predictions that the model's own loss compares them with. Set it to 0, or pass a compute_loss_func."
+        )
+
+
+def _loss(model: nn.Module, batch: Mapping[str, Any]) -> Tensor | None:
+    try:
+        return getattr(named_outputs(model(**batch), batch), "loss", None)
+    except TypeError as error:
+        if "labels" not in str(error):
+            raise
+        return None

@@ -1,0 +1,75 @@
+"""Recording attention weights or head outputs as nodes of the graph of a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from attendrop.attention.edits import AttentionCall, AttentionEdit
+from attendrop.attention.isolation import forked_rng
+from attendrop.attention.layers import AttentionLayer
+from attendrop.attention.plan import Plan
+
+
+class Record(Plan):
+    """Keeps the units of some sites, as nodes of the graph of the pass.
+
+    Args:
+        attention_layers: Where.
+        units: ``"attention"``: the weights ``A``; ``"hidden"``: what the heads put out, ``(batch, query, heads, dim)``.
+    """
+
+    def __init__(self, attention_layers: Sequence[AttentionLayer], units: str = "attention") -> None:
+        super().__init__()
+        self._wanted = [layer.key for layer in attention_layers]
+        self.units = units
+        self.recorded: dict[str, Tensor] = {}
+
+    @property
+    def keys(self) -> list[str]:
+        """The sites that ran, in the order in which they were asked for: a model may skip layers (LayerDrop)."""
+        return [key for key in self._wanted if key in self.recorded]
+
+    def wants(self, layer: AttentionLayer) -> bool:
+        return layer.key in self._wanted
+
+    def edit(self, call: AttentionCall) -> AttentionEdit:
+        keep = partial(self._keep, call.layer.key)
+        return AttentionEdit(weights=keep) if self.units == "attention" else AttentionEdit(output=keep)
+
+    def _keep(self, key: str, units: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and not units.requires_grad:
+            units = units.detach().requires_grad_()
+        self.recorded.setdefault(key, units)
+        return units
+
+    def in_order(self) -> list[Tensor]:
+        """What was recorded, in the order of :attr:`keys`; under gradients, fit to differentiate by.
+
+        Some models run some of their layers without gradients: nothing depends on what was recorded there.
+        """
+        found = [self.recorded[key] for key in self.keys]
+        if not torch.is_grad_enabled():
+            return found
+        return [units if units.requires_grad else units.detach().requires_grad_() for units in found]
+
+
+@contextmanager
+def _isolated(model: nn.Module) -> Iterator[None]:
+    """Run extra passes without a trace: parameters take no part in the graph, random states are put back.
+
+    Without parameters in it the graph begins at the lowest attributed layer and keeps fewer activations.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        with forked_rng(model):
+            yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)

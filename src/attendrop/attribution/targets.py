@@ -1,0 +1,100 @@
+"""What is attributed: the logit or probability that a prediction rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attendrop.attribution.label_positions import aligned_labels
+from attendrop.batches import Batch
+from attendrop.errors import AttendropError
+
+# From the outputs of a pass to what is attributed, one number for each sequence: shape (batch,).
+Target = Callable[[Any], Tensor]
+
+
+def fix_target(model: nn.Module, outputs: Any, batch: Batch, target: str) -> Target:
+    """Decide what is attributed, from the outputs of a pass, and return it as a function of the outputs of any pass.
+
+    ====================================  ==========================================================================
+    classification, multiple choice       the logit of the target class
+    several labels per text               log-likelihood of the target labels
+    regression                            the negative squared error on the gold value, whatever ``target``
+    token-level, sequence-to-sequence     log-likelihood of the target tokens at the positions that have a label
+    question answering (spans)            the logits of the target's first and last token
+    ====================================  ==========================================================================
+
+    Args:
+        model: The model, for its kind.
+        outputs: What it returned, with ``logits``.
+        batch: What it was given. Gold labels and regression need ``labels``.
+        target: ``"pseudo_label"``: what the model predicts in ``outputs`` (Eq. 4); ``"gold_label"``.
+
+    Raises:
+        AttendropError: Labels are needed and missing, or the outputs are of no known form.
+    """
+    if hasattr(outputs, "start_logits"):
+        return _span_target(outputs, batch, target)
+    logits: Tensor | None = getattr(outputs, "logits", None)
+    if logits is None or logits.ndim not in (2, 3):
+        form = "no logits" if logits is None else f"logits of shape {tuple(logits.shape)}"
+        raise AttendropError(
+            f"{type(model).__name__} returns {form}; attribution needs (batch, ...) or (batch, n, ...)."
+        )
+    labels = batch.get("labels")
+    problem = getattr(model.config, "problem_type", None)
+    if logits.ndim == 3:
+        return _token_target(logits, aligned_labels(model, logits, batch), batch, target)
+    if logits.shape[-1] == 1 or problem == "regression":
+        gold = _required(labels, "regression").reshape(logits.shape)
+        return lambda outputs: -(outputs.logits - gold.to(outputs.logits.dtype)).square().sum(-1)
+    if problem == "multi_label_classification":
+        chosen = _required(labels, "gold_label") if target == "gold_label" else (logits > 0)
+        sign = chosen.to(logits.dtype) * 2 - 1
+        return lambda outputs: functional.logsigmoid(sign * outputs.logits).sum(-1)
+    chosen = _required(labels, "gold_label") if target == "gold_label" else logits.detach().argmax(-1)
+    picked = chosen.reshape(-1, 1)
+    return lambda outputs: Tensor.squeeze(outputs.logits.gather(-1, picked), -1)
+
+
+def _span_target(outputs: Any, batch: Batch, target: str) -> Target:
+    if target == "gold_label":
+        first = _required(batch.get("start_positions"), "gold_label", "start_positions")
+        last = _required(batch.get("end_positions"), "gold_label", "end_positions")
+    else:
+        first, last = outputs.start_logits.argmax(-1), outputs.end_logits.argmax(-1)
+
+    def pick(logits: Tensor, position: Tensor) -> Tensor:
+        return logits.gather(-1, position.clamp(0, logits.shape[-1] - 1)[:, None]).squeeze(-1)
+
+    def score(outputs: Any) -> Tensor:
+        return pick(outputs.start_logits, first) + pick(outputs.end_logits, last)
+
+    return score
+
+
+def _token_target(logits: Tensor, labels: Tensor | None, batch: Batch, target: str) -> Target:
+    if labels is not None:
+        scored = labels != -100
+    elif batch.get("attention_mask") is not None and batch["attention_mask"].shape == logits.shape[:2]:
+        scored = batch["attention_mask"].bool()
+    else:
+        scored = torch.ones_like(logits[..., 0], dtype=torch.bool)
+    chosen = _required(labels, "gold_label") if target == "gold_label" else logits.detach().argmax(-1)
+    chosen = chosen.where(scored, 0)[..., None]
+
+    def score(outputs: Any) -> Tensor:
+        likelihood = functional.log_softmax(outputs.logits, dim=-1).gather(-1, chosen).squeeze(-1)
+        return torch.where(scored, likelihood, 0).sum(-1)
+
+    return score
+
+
+def _required(labels: Tensor | None, purpose: str, name: str = "labels") -> Tensor:
+    if labels is None:
+        raise AttendropError(f"The batch has no '{name}', which attribution needs here ({purpose}).")
+    return labels

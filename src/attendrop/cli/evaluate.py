@@ -1,0 +1,62 @@
+"""`attendrop evaluate`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from attendrop.cli.app import (
+    Columns,
+    DataDir,
+    Device,
+    InputFormat,
+    Json,
+    LabelColumn,
+    Overwrite,
+    Quiet,
+    RunFolder,
+    SkipBadRows,
+    SkippedFile,
+    app,
+    show,
+    split_columns,
+)
+from attendrop.cli.console import aligned, messages
+from attendrop.runs.model_source import Source
+
+
+@app.command()
+def evaluate(
+    run: RunFolder,
+    task: Annotated[str | None, typer.Option(help="Name of a task. Default: the run's own.")] = None,
+    split: Annotated[str | None, typer.Option(help="Of the task.", show_default="dev")] = None,
+    data_dir: DataDir = None,
+    eval_file: Annotated[str | None, typer.Option(help="One's own file instead of a task; - is stdin.")] = None,
+    text_columns: Columns = None,
+    label_column: LabelColumn = None,
+    input_format: InputFormat = None,
+    skip_bad_rows: SkipBadRows = False,
+    skipped_file: SkippedFile = None,
+    overwrite: Overwrite = False,
+    max_length: Annotated[int | None, typer.Option(show_default="as in training")] = None,
+    batch_size: Annotated[int, typer.Option()] = 64,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Score the model of a run on labelled data."""
+    source = Source(
+        task=task, data_dir=data_dir, split=split, file=eval_file, text_columns=split_columns(text_columns),
+        label_column=label_column, input_format=input_format, skip_bad_rows=skip_bad_rows, skipped_file=skipped_file,
+        overwrite=overwrite, max_length=max_length, batch_size=batch_size, device=device or "auto",
+    )  # fmt: skip
+
+    from attendrop.cli.progress import row_progress
+    from attendrop.runs.inference import evaluate as evaluate_run
+
+    with messages(quiet=quiet) as console, row_progress(console, quiet=quiet) as progress:
+        found = evaluate_run(run, source, progress)
+    lines = {"data": f"{found['task']}, {found['split']}: {found['rows']} rows ({found['source']})"}
+    lines |= {name.replace("_", " "): f"{value:.4f}" for name, value in found["all_scores"].items()}
+    show(found, aligned(lines), quiet=quiet, as_json=as_json)

@@ -1,0 +1,32 @@
+"""`attendrop export`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from attendrop.cli.app import DataDir, Json, Quiet, app, show
+from attendrop.cli.console import messages
+
+
+@app.command()
+def export(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run, or of a pruned model.")],
+    output: Annotated[str, typer.Option(help="The file, or a folder for model.onnx; its tokenizer comes beside it.")],
+    format_: Annotated[str, typer.Option("--format", help="onnx or torch (torch.export).")] = "onnx",
+    quantize: Annotated[
+        str | None, typer.Option(help="int8: a quarter of the size; what it costs in score is measured.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file, and what lies beside it.")] = False,
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Write a model for other programs; they need nothing of attendrop."""
+    from attendrop.cli.pruning_summary import export_summary
+    from attendrop.runs.export import export_run
+
+    with messages(quiet=True):
+        found = export_run(run, output, format=format_, quantize=quantize, overwrite=overwrite, data_dir=data_dir)
+    show(found, export_summary(found), quiet=quiet, as_json=as_json)

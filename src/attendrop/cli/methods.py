@@ -1,0 +1,36 @@
+"""`attendrop methods`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.table import Column, Table
+
+from attendrop.cli.app import Json, app, show
+
+
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Explain it, or each of a+b: options and source.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the methods, which may be combined (ad-drop+r-drop), or explain one."""
+    from attendrop.cli.method_help import explanation
+    from attendrop.methods.options import described
+    from attendrop.methods.registry import build_method, get_method, method_names
+
+    names = method_names() if name is None else [part.strip() for part in name.split("+")]
+    classes = [get_method(each) for each in names]
+    if name is not None and len(classes) > 1:
+        build_method(name)  # says so if they cannot be combined
+    found = [
+        {"name": m.name, "summary": m.summary, "acts_on": list(m.info.acts_on), "paper": m.paper}
+        | {"options": described(m)}
+        for m in classes
+    ]
+    table = Table(Column("method", no_wrap=True), "what it does", Column("source", no_wrap=True))
+    for m in classes:
+        authors, year, _ = m.paper.partition(")")  # the title stands in what explains a method
+        table.add_row(m.name, m.summary, authors + year)
+    show(found, table if name is None else "\n\n".join(map(explanation, classes)), as_json=as_json)

@@ -1,0 +1,72 @@
+"""`attendrop predict`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from attendrop.cli.app import (
+    Columns,
+    DataDir,
+    Device,
+    InputFormat,
+    Json,
+    Overwrite,
+    Quiet,
+    RunFolder,
+    SkipBadRows,
+    SkippedFile,
+    app,
+    show,
+    split_columns,
+)
+from attendrop.cli.console import messages
+from attendrop.errors import AttendropError
+from attendrop.runs.model_source import STDIN, Source
+
+
+@app.command()
+def predict(
+    run: RunFolder,
+    output: Annotated[str, typer.Option(help="A .tsv, .csv or .jsonl file; - is stdout.")],
+    task: Annotated[str | None, typer.Option(help="Name of a task. Default: the run's own.")] = None,
+    split: Annotated[str | None, typer.Option(help="Of the task.", show_default="test")] = None,
+    data_dir: DataDir = None,
+    predict_file: Annotated[str | None, typer.Option(help="One's own file instead of a task; - is stdin.")] = None,
+    text_columns: Columns = None,
+    input_format: InputFormat = None,
+    output_format: Annotated[
+        str | None, typer.Option(help="csv, tsv or jsonl.", show_default="by the extension; csv on stdout")
+    ] = None,
+    probabilities: Annotated[bool, typer.Option("--probabilities", help="Write those of all classes.")] = False,
+    keep_columns: Annotated[bool, typer.Option("--keep-columns", help="Write the columns of the file, too.")] = False,
+    skip_bad_rows: SkipBadRows = False,
+    skipped_file: SkippedFile = None,
+    overwrite: Overwrite = False,
+    max_length: Annotated[int | None, typer.Option(show_default="as in training")] = None,
+    batch_size: Annotated[int, typer.Option()] = 64,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Write a prediction for every row; for GLUE tasks in the format of a submission."""
+    source = Source(
+        task=task, data_dir=data_dir, split=split, file=predict_file, text_columns=split_columns(text_columns),
+        input_format=input_format, skip_bad_rows=skip_bad_rows,
+        skipped_file=skipped_file or (f"{output}.skipped.jsonl" if skip_bad_rows and output != STDIN else None),
+        overwrite=overwrite, max_length=max_length, batch_size=batch_size, device=device or "auto",
+    )  # fmt: skip
+    if as_json and output == STDIN:
+        raise AttendropError("--json and --output - both write on stdout; choose one.")
+
+    from attendrop.cli.progress import row_progress
+    from attendrop.runs.inference import predict as predict_rows
+
+    with messages(quiet=quiet) as console, row_progress(console, quiet=quiet) as progress:
+        found = predict_rows(
+            run, source, output, format=output_format, probabilities=probabilities, keep_columns=keep_columns,
+            on_progress=progress,
+        )  # fmt: skip
+    shown = f"Wrote {found['rows']} prediction{'s' if found['rows'] != 1 else ''} to {output}."
+    show(found, shown, quiet=quiet or output == STDIN, as_json=as_json)

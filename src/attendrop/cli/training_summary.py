@@ -1,0 +1,102 @@
+"""What a training run came to, in a few lines."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attendrop.cli.console import aligned, size
+from attendrop.methods.registry import get_method
+from attendrop.runs.model_card import scored_once
+
+
+def run_summary(metrics: Mapping[str, Any]) -> str:
+    """A run in a few lines: rows, what the method did, the scores, the protocol, and where the model is."""
+    data, metric = metrics["data"], metrics["metric"].replace("_", " ")
+    lines = {
+        "rows": ", ".join(f"{count} {part}" for part, count in data["rows"].items()),
+        "regularised": _acted(metrics),
+    }
+    if metrics["dropout_steps"]:
+        lines["generator"] = _generator(metrics["dropout_steps"])
+    lines["epoch kept"] = f"{metrics['best_epoch']} of {len(metrics['history'])}"
+    if data["selected_on"] is None:
+        lines["epoch kept"] += ", the last"
+    elif data["selected_on"] == "selection":
+        lines["selection score"] = f"{metric} {metrics['selection_score']:.4f}"
+    lines |= {f"{part} score": _scores(scores) for part, scores in metrics["all_scores"].items()}
+    lines |= {f"{part} baseline": _baseline(found) for part, found in metrics.get("baseline", {}).items()}
+    if not metrics["all_scores"]:
+        lines["score"] = "none: there is no eval-file"
+    lines["protocol"] = {
+        "dev": "paper: the epoch was chosen on the very set that is reported, so the dev score flatters",
+        "selection": "honest: the epoch was chosen on rows of the training data",
+        None: "honest: nothing was chosen",
+    }[data["selected_on"]]
+    if scored_once(metrics):
+        lines["protocol"] += "; dev was scored once, at the end"
+    if data["rewarded_on"] == "dev":
+        lines["rewarded on"] = "dev: it decided during training what was dropped, so the dev score flatters"
+    lines["cost"] = (
+        f"{metrics['steps']} steps, {metrics['train_seconds']:.0f} s, {size(metrics['peak_memory_bytes'])} at most"
+    )
+    lines["model"] = metrics["output_dir"]
+    title = f"{metrics['model']} on {metrics['task']} with {metrics['method']}, seed {metrics['seed']} (one seed)"
+    return f"{title}\n{aligned(lines)}"
+
+
+def seeds_summary(summary: Mapping[str, Any]) -> str:
+    """Runs that differ in their seed: mean and standard deviation of each score."""
+    lines = {"seeds": ", ".join(map(str, summary["seeds"]))}
+    if summary["selection_score"] is not None:
+        lines["selection"] = _moments(summary["metric"], summary["selection_score"])
+    for part, scores in summary["all_scores"].items():
+        lines |= {f"{part} {name.replace('_', ' ')}": _moments("", found) for name, found in scores.items()}
+    lines |= {f"{part} baseline": _baseline(found) for part, found in summary["baseline"].items()}
+    lines["runs"] = ", ".join(summary["runs"])
+    title = (
+        f"{summary['model']} on {summary['task']} with {summary['method']}, mean ± std (n-1) of {summary['n']} seeds"
+    )
+    return f"{title}\n{aligned(lines)}"
+
+
+def _moments(name: str, found: Mapping[str, Any]) -> str:
+    each = " ".join(f"{value:.4f}" for value in found["values"])
+    return f"{name.replace('_', ' ')} {found['mean']:.4f} ± {found['std']:.4f} ({each})".lstrip()
+
+
+def _baseline(found: Mapping[str, Any]) -> str:
+    """The scores of a model that always gives one answer."""
+    answer = f"{found['answer']:.3g}" if isinstance(found["answer"], float) else repr(found["answer"])
+    return f"{_scores(found['scores'])} (always {answer})"
+
+
+def _acted(metrics: Mapping[str, Any]) -> str:
+    epochs = [entry for entry in metrics["history"] if entry["regularized"]]
+    if not epochs:
+        return "no epoch"
+    numbers = ", ".join(str(entry["epoch"]) for entry in epochs)
+    dropped = ""
+    for method in dict.fromkeys(name for entry in epochs for name in entry["dropped"]):
+        shares = [entry["dropped"][method] for entry in epochs if method in entry["dropped"]]
+        dropped += f"; {dropped_share(method, statistics.fmean(shares))} there"
+    return f"epoch{'s' if len(epochs) > 1 else ''} {numbers} of {len(metrics['history'])}{dropped}"
+
+
+def dropped_share(method: str, share: float) -> str:
+    """The share of its units that a method dropped."""
+    return f"{100 * share:.1f} % of {get_method(method).info.units} dropped"
+
+
+def _generator(steps: Sequence[Mapping[str, Any]]) -> str:
+    """How often the attacker survived, and what the probability of dropping came to."""
+    survived = sum(step["attacker_survived"] for step in steps)
+    first, last = (statistics.fmean(steps[i]["drop_probability"].values()) for i in (0, -1))
+    return (
+        f"attacker survived {survived} of {len(steps)} periods; drop probability {first:.3f} at first, {last:.3f} last"
+    )
+
+
+def _scores(scores: Mapping[str, float]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in scores.items())

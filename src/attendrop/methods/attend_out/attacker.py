@@ -1,0 +1,225 @@
+"""The attacker's pass: what the generator drops from it, drawn layer by layer, and drawn again for the lesson."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from attendrop.attention.edits import AttentionCall, AttentionEdit, origins_of, real_rows
+from attendrop.attention.layers import AttentionLayer
+from attendrop.attention.plan import Plan
+from attendrop.batches import Batch, to_device
+from attendrop.masks import pack, unpack
+from attendrop.methods.context import StepContext
+from attendrop.sampling import SampleKey, sample_mask
+
+if TYPE_CHECKING:
+    from attendrop.methods.attend_out.networks import Players
+
+
+@dataclass
+class Micro:
+    """One micro-batch of a period, and what is needed to draw again what was dropped from it.
+
+    That is much less than the draws themselves: these depend on nothing but ``key`` and the generator, which does not
+    change within a period.
+
+    Attributes:
+        batch: The batch, with labels.
+        inputs: Which of its columns the model was given.
+        key: What fixes the draws.
+        sequences: How many sequences attention saw (more than rows where each row has several choices); 0 if nothing
+            was drawn, since all layers were skipped.
+        masks: The different masks of valid keys that layers had, packed; None for all keys.
+        layers: Of each self-attention layer that ran, in the order of execution, the number of its mask.
+    """
+
+    batch: dict[str, Any]
+    inputs: list[str]
+    key: SampleKey
+    sequences: int = 0
+    masks: list[tuple[Tensor, tuple[int, ...]] | None] = field(default_factory=list)
+    layers: dict[str, int] = field(default_factory=dict)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain values."""
+        return vars(self) | {"key": vars(self.key)}
+
+    @classmethod
+    def load(cls, state: Mapping[str, Any], device: torch.device) -> Micro:
+        """Make it again of a :meth:`state_dict`, on a device."""
+        masks = [None if mask is None else (mask[0].to(device), mask[1]) for mask in state["masks"]]
+        own = {"batch": to_device(state["batch"], device), "key": SampleKey(**state["key"]), "masks": masks}
+        return cls(**{**state, **own})
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the generator decided on one layer.
+
+    Attributes:
+        logits: The logits of dropping each unit: ``(batch, heads, n, n)``, or 1 for what a unit spans.
+        units: Which of these are units, valid keys in rows that hold tokens, broadcastable; None for all.
+        dropped: The units that are dropped.
+    """
+
+    logits: Tensor
+    units: Tensor | None
+    dropped: Tensor
+
+
+class Course:
+    """The generator's way along the layers of one pass of the model.
+
+    Args:
+        players: The generator, and where it acts.
+        inputs: What the model is given in that pass.
+    """
+
+    def __init__(self, players: Players, inputs: Batch) -> None:
+        self.players = players
+        self.draft = players.generator.begin(inputs)
+        self._known: tuple[Tensor | None, Tensor, Tensor | None] | None = None
+
+    def logits(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+        """The logits of dropping each unit of a layer, and which units there are (None: all)."""
+        _, positions = self._places(call)
+        found = self.players.logits(self.draft, call.layer.index, call.valid, positions)
+        return found, positions if self.players.by_score else None
+
+    def act(self, call: AttentionCall, key: SampleKey) -> Outcome:
+        """Decide by chance which units of a layer are dropped; the same key decides the same."""
+        logits, units = self.logits(call)
+        dropped = self._sample(logits.detach().sigmoid(), call, key)
+        return Outcome(logits, units, dropped if units is None else dropped & units)
+
+    def _sample(self, probabilities: Tensor, call: AttentionCall, key: SampleKey) -> Tensor:
+        batch, heads, queries, keys = probabilities.shape
+        origins, _ = self._places(call)
+        if not self.players.by_score:
+            origins = torch.zeros_like(origins)
+        return sample_mask(probabilities, key, call.layer.key, (batch, heads, queries, keys), origins, call.device)
+
+    def _places(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+        """The first token of each sequence, and which positions hold tokens that attend to tokens (None: all)."""
+        if self._known is None or self._known[0] is not call.valid:  # layers mostly share their mask
+            rows, valid = real_rows(call), call.valid
+            self._known = valid, origins_of(call), valid if valid is None or rows is None else valid & rows
+        return self._known[1], self._known[2]
+
+
+class Guided(Plan):
+    """A pass of the model along which the generator goes, layer by layer, seeing what each layer may attend to.
+
+    It goes along layers that are not chosen as well: its application number ``l`` belongs to layer ``l``.
+    """
+
+    def __init__(self, players: Players, inputs: Batch) -> None:
+        super().__init__()
+        self.players = players
+        self.inputs = inputs
+        self._course: Course | None = None
+
+    def wants(self, layer: AttentionLayer) -> bool:
+        return layer.key in self.players.layers
+
+    def course(self, call: AttentionCall) -> Course:
+        """The generator's way, which begins at the first layer that runs."""
+        if self._course is None:
+            self.players.notice_autocast(call.device)
+            with self.players.precision(call.device):
+                self._course = Course(self.players, self.inputs)
+        return self._course
+
+
+class Attack(Guided):
+    """The pass that trains the attacker: draws what is dropped, and notes how to draw it again.
+
+    Args:
+        players: The generator.
+        context: The pass.
+        micro: It is noted here.
+        count: Called with each layer's key, probabilities and units.
+    """
+
+    def __init__(
+        self, players: Players, context: StepContext, micro: Micro, count: Callable[[str, Tensor, Tensor | None], None]
+    ) -> None:
+        super().__init__(players, context.inputs)
+        self.context = context
+        self.micro = micro
+        self.count = count
+        self.dropped: dict[str, Tensor | None] = {}
+        self._masks: list[Tensor | None] = []
+
+    @torch.no_grad()
+    def edit(self, call: AttentionCall) -> AttentionEdit | None:
+        key = call.layer.key
+        if key not in self.dropped:  # under activation checkpointing it is asked twice
+            self.micro.layers[key] = self._mask_number(call.valid)
+            self.dropped[key] = self._act(call)
+        dropped = self.dropped[key]
+        if dropped is None:
+            return None
+        heads = dropped.shape[1]
+        return AttentionEdit(drop=dropped if heads == 1 else dropped.repeat_interleave(call.shape[1] // heads, 1))
+
+    def _act(self, call: AttentionCall) -> Tensor | None:
+        key, course = call.layer.key, self.course(call)
+        with self.players.precision(call.device):
+            if key not in self.players.chosen:
+                course.logits(call)
+                return None
+            outcome = course.act(call, self.micro.key)
+        dropped, units = outcome.dropped, outcome.units
+        self.micro.sequences = len(dropped)
+        self.count(key, outcome.logits.sigmoid(), units)
+        self.context.report(key, dropped.sum(), number_of(units, dropped).long())
+        return dropped
+
+    def _mask_number(self, valid: Tensor | None) -> int:
+        for number, known in enumerate(self._masks):
+            if known is valid or (known is not None and valid is not None and torch.equal(known, valid)):
+                return number
+        self._masks.append(valid)
+        self.micro.masks.append(None if valid is None else pack(valid))
+        return len(self._masks) - 1
+
+
+class Decide(Guided):
+    """A pass in which nothing is dropped: counts the units that the generator would drop, those above one half."""
+
+    def __init__(self, players: Players, inputs: Batch) -> None:
+        super().__init__(players, inputs)
+        self.counts: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def edit(self, call: AttentionCall) -> None:
+        logits, units = self.course(call).logits(call)
+        if call.layer.key in self.players.chosen:
+            dropped = logits > 0 if units is None else (logits > 0) & units
+            self.counts[call.layer.key] = torch.stack([dropped.sum().float(), number_of(units, dropped)])
+
+
+def replayed(players: Players, micro: Micro) -> Iterator[Outcome]:
+    """Let the generator act again as it did in a pass, with gradients, on each chosen layer that ran."""
+    course = Course(players, {name: micro.batch[name] for name in micro.inputs})
+    batch, length, _ = course.draft.hidden.shape
+    masks = [None if mask is None else unpack(*mask) for mask in micro.masks]
+    for key, number in micro.layers.items():
+        call = AttentionCall(players.layers[key], (batch, 1, length, length), masks[number], course.draft.hidden.device)
+        if key in players.chosen:
+            yield course.act(call, micro.key)
+        else:
+            course.logits(call)
+
+
+def number_of(units: Tensor | None, like: Tensor) -> Tensor:
+    """How many units there are, given which (None: all) and a tensor with one element for each."""
+    if units is None:
+        return torch.tensor(float(like.numel()), device=like.device)
+    return units.expand(like.shape).sum().float()

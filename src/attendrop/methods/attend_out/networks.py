@@ -1,0 +1,209 @@
+"""The networks beside the attacker: how the generator acts, and how it learns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from attendrop.attention.adapter import ModelAdapter
+from attendrop.attention.isolation import evaluating, forked_rng
+from attendrop.attention.layers import select_self_attention
+from attendrop.batches import Batch
+from attendrop.errors import AttendropError
+from attendrop.methods.attend_out.attacker import Decide, Micro, replayed
+from attendrop.methods.attend_out.defender import Defender
+from attendrop.methods.attend_out.generator import Draft, Generator
+from attendrop.methods.context import StepContext, TrainingContext
+
+if TYPE_CHECKING:
+    from attendrop.methods.attend_out.method import AttendOut
+
+
+class Players:
+    """The networks beside the attacker, and how the generator acts and learns.
+
+    Args:
+        method: The options.
+        training: The attacker and its optimizer.
+        context: The first pass, whose inputs show what runs before the first layer of attention.
+
+    Attributes:
+        attention_layers: The layers to drop in.
+        chosen: Their keys.
+        layers: All layers of self-attention up to the last of them, by key: those along which the generator goes.
+    """
+
+    def __init__(self, method: AttendOut, training: TrainingContext, context: StepContext) -> None:
+        self.method = method
+        self.attention_layers = method.chosen(context.adapter.attention_layers)
+        self.chosen = {layer.key for layer in self.attention_layers}
+        every = select_self_attention(context.adapter.attention_layers, "all")
+        self.layers = {
+            layer.key: layer for layer in every if layer.index <= max(chosen.index for chosen in self.attention_layers)
+        }
+        heads = _heads(training.model)
+        own_heads = heads if method.granularity == "head" and method.generator_heads == 1 else method.generator_heads
+        if heads % own_heads:
+            raise AttendropError(f"generator_heads={own_heads} does not divide the model's {heads} heads.")
+        with forked_rng(training.model):
+            self.generator = Generator(
+                training.model,
+                every[0].name,
+                context.inputs,
+                heads=own_heads,
+                feed_forward=method.generator_feed_forward,
+                init_drop_prob=method.init_drop_prob,
+                learn_bias=method.learn_bias,
+                seed=context.key.seed,
+            )
+        assert training.optimizer is not None
+        self.defender = Defender(
+            training.model,
+            training.optimizer,
+            max_grad_norm=training.max_grad_norm,
+            processes=training.processes,
+            device=_device(method.defender_device, training),
+        )
+        self.learned = [parameter for parameter in self.generator.parameters() if parameter.requires_grad]
+        rate = method.generator_learning_rate
+        self.optimizer = torch.optim.AdamW(self.learned, lr=rate, weight_decay=0.0)
+        lessons = -(-(training.total_steps or 1) // method.dropout_step)
+        linear = method.generator_schedule == "linear"
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda lesson: max(0.0, 1 - lesson / lessons) if linear else 1.0
+        )
+        self.autocast: torch.dtype | None = None
+        self.by_score = method.granularity == "score"
+
+    def notice_autocast(self, device: torch.device) -> None:
+        """Remember what precision the model runs in, at this moment."""
+        on = torch.is_autocast_enabled(device.type)
+        self.autocast = torch.get_autocast_dtype(device.type) if on else None
+
+    def precision(self, device: torch.device) -> AbstractContextManager[None]:
+        """That of the generator, the same when it acts and when it learns; float16 would lose gradients so small."""
+        half = self.autocast == torch.bfloat16
+        return torch.autocast(device.type, self.autocast if half else None, enabled=half)
+
+    def logits(self, draft: Draft, layer: int, valid: Tensor | None, units: Tensor | None) -> Tensor:
+        """The logits of dropping each unit of a layer: ``(batch, heads, n, n)``, or 1 for what a unit spans."""
+        found = draft.logits(layer, valid)
+        match self.method.granularity:
+            case "score":
+                return found
+            case "head":
+                return _mean(found, units, (2, 3))
+            case _:
+                return _mean(found, units, (1, 2, 3))
+
+    def teach(self, period: Sequence[Sequence[Micro]], advantages: Tensor, total: Callable[[Tensor], Tensor]) -> float:
+        """Take one step of policy gradient; returns the objective.
+
+        ``- sum over steps of the mean over sequences of advantage * mean over units of log P(action)``: Eq. 5 of the
+        dropout paper, Eq. 4 of the pruning paper. The mean is over the valid units of a sequence, in all layers.
+        """
+        device = next(self.generator.parameters()).device
+        counts = torch.tensor([sum(micro.sequences for micro in step) for step in period], device=device)
+        sequences: list[int] = total(counts).tolist()
+        objective = torch.zeros((), device=device)
+        for step, advantage, number in zip(period, advantages.tolist(), sequences, strict=True):
+            for micro in step:
+                if not micro.sequences:
+                    continue
+                lesson = -advantage * self.log_likelihood(micro).sum() / number
+                lesson.backward()
+                objective += lesson.detach()
+        for parameter in self.learned:
+            if parameter.grad is not None:
+                parameter.grad.copy_(total(parameter.grad))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.schedule.step()
+        return float(total(objective))
+
+    def log_likelihood(self, micro: Micro) -> Tensor:
+        """For each sequence the mean, over its units in all layers, of the log-probability of what happened to them.
+
+        Layers that were skipped have no part in it.
+        """
+        device = next(self.generator.parameters()).device
+        with self.precision(device):
+            outcomes = list(replayed(self, micro))
+        total = number = torch.zeros((), device=device)
+        for outcome in outcomes:
+            likelihood = functional.logsigmoid(torch.where(outcome.dropped, outcome.logits, -outcome.logits))
+            if outcome.units is not None:
+                likelihood = likelihood * outcome.units
+                number = number + outcome.units.expand(likelihood.shape).sum((1, 2, 3))
+            else:
+                number = number + likelihood[0].numel()
+            total = total + likelihood.sum((1, 2, 3))
+        return total / number.clamp(min=1)
+
+    def drop_shares(self, adapter: ModelAdapter, batches: Iterable[Batch]) -> dict[str, float]:
+        """Of each layer, the share of its units that the generator drops when it decides by probability above 1/2.
+
+        ``pi`` of the pruning paper.
+
+        Args:
+            adapter: The attached model.
+            batches: Calibration data, on the model's device.
+        """
+        counts: dict[str, Tensor] = {}
+        with torch.no_grad(), evaluating(adapter.model), forked_rng(adapter.model):
+            for batch in batches:
+                adapter.trace(batch)
+                decide = Decide(self, batch)
+                adapter.forward(batch, decide)
+                counts = {key: pair + counts.get(key, 0) for key, pair in decide.counts.items()}
+        return {key: (pair[0] / pair[1].clamp(min=1)).item() for key, pair in counts.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that has to be in a checkpoint."""
+        return {
+            "defender": self.defender.state_dict(),
+            "generator": self.generator.state_dict(),
+            "generator_optimizer": self.optimizer.state_dict(),
+            "generator_schedule": self.schedule.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a :meth:`state_dict`."""
+        self.defender.load_state_dict(state["defender"])
+        self.generator.load_state_dict(state["generator"])
+        self.optimizer.load_state_dict(state["generator_optimizer"])
+        self.schedule.load_state_dict(state["generator_schedule"])
+
+
+def _heads(model: torch.nn.Module) -> int:
+    config: Any = model.config
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return int(text.num_attention_heads)
+
+
+def _device(name: str, training: TrainingContext) -> torch.device | None:
+    if not name:
+        return None
+    number = training.processes.world_size + training.processes.rank
+    device = torch.device("cuda", number) if name == "next" else torch.device(name)
+    if device.type != "cpu":
+        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        count = torch.accelerator.device_count() if found is not None and found.type == device.type else 0
+        if (device.index or 0) >= count:
+            raise AttendropError(
+                f"defender_device={name!r}: there is no device {device}; this machine has {count} of type "
+                f"{device.type}. Leave the option empty to train both models on the same."
+            )
+    return device
+
+
+def _mean(values: Tensor, units: Tensor | None, dims: tuple[int, ...]) -> Tensor:
+    if units is None:
+        return values.mean(dims, keepdim=True)
+    units = units.expand(values.shape)
+    return (values * units).sum(dims, keepdim=True) / units.sum(dims, keepdim=True).clamp(min=1)

@@ -1,0 +1,256 @@
+"""One run of AttendOut: periods of steps, their rewards, the generator's lessons, and the coming together."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from attendrop.attention.adapter import ModelAdapter
+from attendrop.attention.isolation import evaluating, forked_rng
+from attendrop.batches import Batch, number_of_rows, refuse_graph, to_device
+from attendrop.errors import AttendropError
+from attendrop.methods.attend_out.attacker import Attack, Micro, number_of
+from attendrop.methods.attend_out.networks import Players
+from attendrop.methods.base import MethodState
+from attendrop.methods.context import ComputeLoss, StepContext, TrainingContext
+from attendrop.sampling import SampleKey, sample_mask
+
+if TYPE_CHECKING:
+    from attendrop.methods.attend_out.method import AttendOut
+
+
+_NOISE = 0.15
+
+
+class AttendOutState(MethodState):
+    """Algorithm 1 of both papers, for one model.
+
+    The networks are made when the first batch is there, which shows what runs before the first layer of attention.
+    """
+
+    method: AttendOut
+
+    def __init__(self, method: AttendOut, training: TrainingContext) -> None:
+        super().__init__(method)
+        _check(method, training)
+        self.training = training
+        self.baseline = 0.0
+        self.updates = 0
+        self.period: list[list[Micro]] = [[]]
+        self.probabilities: dict[str, Tensor] = {}
+        self.players: Players | None = None
+        self._resumed: Mapping[str, Any] | None = None
+
+    def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
+        refuse_graph(context.batch)
+        players = self._players(context)
+        defender = players.defender
+        # The defender sees the dropout that plain fine-tuning would; then the attacker sees the same.
+        with forked_rng(self.training.model):
+            if defender.device != next(self.training.model.parameters()).device:
+                _seed_device(defender.device, context.key)
+            batch = to_device(context.batch, defender.device)
+            defender.backward(compute_loss(batch, None, defender.model)[0], context.loss_scale)
+        micro = Micro(dict(context.batch), list(context.inputs), context.key)
+        loss, outputs = compute_loss(context.batch, Attack(players, context, micro, self._count))
+        defender.follow(loss)
+        self.period[-1].append(micro)
+        return loss, outputs
+
+    def after_step(self, steps_taken: int) -> dict[str, float]:
+        if self.players is None or not self.period[-1]:
+            return {}
+        self.players.defender.discard()
+        if len(self.period) == self.method.dropout_step:
+            return self._dropout_step(self.players)
+        self.period.append([])
+        return {}
+
+    def finish(self) -> dict[str, float]:
+        steps = [step for step in self.period if step]
+        if self.players is None or not steps:
+            return {}
+        self.period = steps
+        return self._dropout_step(self.players)
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.players is None:
+            return {}
+        return {"baseline": self.baseline, "updates": self.updates, **self.players.state_dict()}
+
+    def own_state_dict(self) -> dict[str, Any]:
+        steps = [[micro.state_dict() for micro in step] for step in self.period]
+        return {"period": steps, "probabilities": self.probabilities}
+
+    def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        if not state:
+            return
+        self.baseline, self.updates = state["baseline"], state["updates"]
+        device = next(self.training.model.parameters()).device
+        self.period = [[Micro.load(found, device) for found in step] for step in own["period"]]
+        self.probabilities = to_device(own["probabilities"], device)
+        self._resumed = state
+
+    def conclude(self, batches: Iterable[Batch]) -> dict[str, Any]:
+        """``pi``: of each layer the share of its units that the generator drops when it decides without chance."""
+        if self.players is None:
+            return {}
+        adapter = ModelAdapter(self.training.model)
+        adapter.attach()
+        try:
+            return {"pruning": {"pi": self.players.drop_shares(adapter, batches)}}
+        finally:
+            adapter.detach()
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        if self.players is None:
+            return {}
+        return {"generator": {name: value.detach() for name, value in self.players.generator.named_parameters()}}
+
+    def close(self) -> None:
+        if self.players is not None:
+            self.players.defender.close()
+
+    def _count(self, key: str, probabilities: Tensor, units: Tensor | None) -> None:
+        """Add up the probabilities of dropping in one layer, over its units."""
+        total = probabilities.sum() if units is None else (probabilities * units).sum()
+        pair = torch.stack([total, number_of(units, probabilities)])
+        self.probabilities[key] = self.probabilities.get(key, torch.zeros_like(pair)) + pair
+
+    def _players(self, context: StepContext) -> Players:
+        if self.players is None:
+            if self.method.scored == "noisy_train" and "input_ids" not in context.batch:
+                raise AttendropError(
+                    f"scored='noisy_train' masks tokens, and the batch for {type(context.model).__name__} has no "
+                    "'input_ids'; use scored='train' or 'reward_data'."
+                )
+            self.players = Players(self.method, self.training, context)
+            self.players.defender.before_step = self.training.accompany(self.players.defender.model)
+            if self._resumed is not None:
+                self.players.load_state_dict(self._resumed)
+        return self.players
+
+    def _dropout_step(self, players: Players) -> dict[str, float]:
+        """End a period: score both, reward and teach the generator, make the two one."""
+        seed = self.period[0][0].key.seed
+        chance = random.Random(f"{seed}/{self.updates}")
+        attacker, defender = self._scores(players, chance.getrandbits(62))
+        rewards = attacker - defender if self.method.reward == "difference" else (attacker - defender).sign()
+        paired = rewards if self.method.credit == "step" else rewards.mean().expand(len(rewards))
+        objective = players.teach(self.period, paired - self.baseline, self.training.processes.total)
+        metrics = {"reward": rewards.mean().item(), "baseline": self.baseline, "generator_loss": objective}
+        metrics["period_share"] = len(self.period) / self.method.dropout_step
+        decay = self.method.baseline_decay
+        self.baseline = decay * self.baseline + (1 - decay) * metrics["reward"]
+        survived = self._come_together(players, attacker.mean().item(), defender.mean().item(), chance.random())
+        metrics["attacker_survived"] = float(survived)
+        nothing = torch.zeros(2, device=next(self.training.model.parameters()).device)
+        for layer in players.attention_layers:
+            total, number = self.training.processes.total(self.probabilities.get(layer.key, nothing)).tolist()
+            if number:  # else the layer was skipped in the whole period
+                metrics[f"drop_probability/{layer.key}"] = total / number
+        self.updates += 1
+        self.probabilities = {}
+        self.period = [[]]
+        return metrics
+
+    def _come_together(self, players: Players, attacker: float, defender: float, chance: float) -> bool:
+        """Make both networks the survivor; returns whether that is the attacker."""
+        match self.method.together:
+            case "attacker":
+                survives = True
+            case "best":
+                survives = attacker >= defender
+            case _:
+                # The softmax of two numbers, in the form that does not overflow.
+                gap = torch.tensor((attacker - defender) / self.method.temperature, dtype=torch.float64)
+                survives = chance < torch.sigmoid(gap).item()
+        if survives:
+            players.defender.take_from_attacker()
+        else:
+            players.defender.give_to_attacker()
+        return survives
+
+    def _scores(self, players: Players, seed: int) -> tuple[Tensor, Tensor]:
+        """The scores of attacker and defender on each item of the period, ``(items,)`` in float64."""
+        items = self._items(seed)
+        processes = self.training.processes
+        sums = torch.zeros(3, len(items), dtype=torch.float64)
+        with torch.no_grad():
+            for row, network in enumerate((self.training.model, players.defender.model)):
+                device = next(network.parameters()).device
+                with evaluating(network), forked_rng(network):
+                    for number, batches in enumerate(items):
+                        for batch in batches:
+                            weight = number_of_rows(batch)
+                            sums[row, number] += weight * self._score(network, to_device(batch, device))
+                            sums[2, number] += weight / 2
+        attacker, defender, weights = processes.total(sums).cpu()
+        return attacker / weights, defender / weights
+
+    def _items(self, seed: int) -> list[list[Batch]]:
+        """What both are scored on: for each step of the period its batches, of which this process has a share."""
+        if self.method.scored == "train":
+            return [[micro.batch for micro in step] for step in self.period]
+        if self.method.scored == "noisy_train":
+            return [[self._noisy(micro) for micro in step] for step in self.period]
+        assert self.training.reward_data is not None
+        sampled = self.training.reward_data.sample(seed, len(self.period), self.method.reward_batch_size)
+        processes = self.training.processes
+        return [[item] if i % processes.world_size == processes.rank else [] for i, item in enumerate(sampled)]
+
+    def _score(self, network: torch.nn.Module, batch: Batch) -> float:
+        loss, outputs = self.training.evaluate(network, batch)
+        if self.method.score == "loss":
+            return -float(loss)
+        assert self.training.metric is not None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of metrics that are little defined on a few samples
+            return self.training.metric(outputs.logits.float().cpu().numpy(), batch["labels"].cpu().numpy())
+
+    def _noisy(self, micro: Micro) -> Batch:
+        tokens = micro.batch["input_ids"]
+        shape = (1, 1, tokens[..., 0].numel(), tokens.shape[-1])
+        key = SampleKey(micro.key.seed, micro.key.step, micro.key.first, 1)
+        origins = torch.zeros(1, 2, dtype=torch.long, device=tokens.device)
+        noise = sample_mask(_NOISE, key, "noise", shape, origins, tokens.device).view(tokens.shape)
+        for special in self.training.special_tokens:
+            noise &= tokens != special
+        assert self.training.mask_token is not None
+        return micro.batch | {"input_ids": tokens.masked_fill(noise, self.training.mask_token)}
+
+
+def _check(method: AttendOut, training: TrainingContext) -> None:
+    """Refuse a run that lacks something."""
+    if training.optimizer is None:
+        raise AttendropError(
+            "AttendOut trains a second model beside yours: pass your optimizer, regularize(..., optimizer=optimizer)."
+        )
+    if method.scored == "reward_data" and training.reward_data is None:
+        raise AttendropError(
+            "AttendOut scores its models on labelled rows that are not trained on: pass reward_data, or use "
+            "variant='pruning', which scores on the training batches."
+        )
+    if method.score == "metric" and training.metric is None:
+        raise AttendropError(
+            "score='metric' needs a trainer with compute_metrics and metric_for_best_model; use score='loss'."
+        )
+    if method.scored == "noisy_train" and training.mask_token is None:
+        raise AttendropError(
+            "scored='noisy_train' needs a tokenizer with a mask token: the trainer's processing_class, or tokenizer= "
+            "of regularize."
+        )
+    if method.generator_schedule == "linear" and training.total_steps is None:
+        raise AttendropError("generator_schedule='linear' needs to know the number of steps: pass total_steps.")
+
+
+def _seed_device(device: torch.device, key: SampleKey) -> None:
+    """Fix the dropout on a device whose random state no checkpoint holds."""
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(key.seeds("defender", key.rows)[0] % 2**63)

@@ -1,0 +1,73 @@
+"""Attn.LayerDrop: constant attention in layers chosen at random."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from attendrop.attention.edits import AttentionCall, AttentionEdit
+from attendrop.attention.layers import AttentionLayer
+from attendrop.attention.plan import Plan
+from attendrop.methods.base import Method
+from attendrop.methods.common.citations import WU_2021
+from attendrop.methods.context import StepContext
+from attendrop.methods.info import MethodInfo
+from attendrop.methods.options import LAYERS, fraction, option
+
+
+@dataclass(frozen=True)
+class AttentionLayerDrop(Method):
+    """LayerDrop for attention alone.
+
+    In each optimizer step each layer is chosen with probability ``p``. A chosen layer attends equally to all valid keys
+    (Eq. 4), for the whole global batch; its other parts stay.
+
+    Example:
+        >>> with regularize(model, AttentionLayerDrop(p=0.2)) as reg:
+        ...     reg.loss(batch).backward()
+
+    Args:
+        p: Probability that a layer is chosen, in (0, 1].
+        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
+
+    Raises:
+        AttendropError: An option is out of its range.
+
+    Source: Wu, Zhao, Zhang (2021), section 7.1, after Fan et al. (2020); 0.2 is theirs. That one draw serves the global
+    batch is ours (the paper does not say), and so is that the model's own attention dropout acts on the equal weights.
+    """
+
+    name: ClassVar[str] = "attention-layerdrop"
+    summary: ClassVar[str] = "makes the attention of layers chosen at random constant"
+    paper: ClassVar[str] = "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need, section 7.1"
+    bibtex: ClassVar[str] = WU_2021
+
+    info: ClassVar[MethodInfo] = MethodInfo(acts_on=("layers",), units="layers")
+    skips_parameters: ClassVar[bool] = True  # those of queries and keys
+
+    p: float = option(0.2, fraction(one=True))
+    layers: str | int | Sequence[int] = option("all", LAYERS)
+
+    def plan(self, context: StepContext) -> Plan:
+        attention_layers = self.chosen(context.adapter.attention_layers)
+        dropped = {layer.key for layer in attention_layers if context.key.chance(layer.key) < self.p}
+        for layer in attention_layers:
+            context.report(layer.key, torch.tensor(int(layer.key in dropped)), torch.tensor(1))
+        return _Constant(dropped)
+
+
+class _Constant(Plan):
+    """Constant attention at the sites that were drawn."""
+
+    def __init__(self, keys: set[str]) -> None:
+        super().__init__()
+        self.keys = keys
+
+    def wants(self, layer: AttentionLayer) -> bool:
+        return layer.key in self.keys
+
+    def edit(self, call: AttentionCall) -> AttentionEdit:
+        return AttentionEdit(constant=True)

@@ -1,0 +1,219 @@
+"""AutoDropout: a search for the pattern in which attention is dropped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from attendrop.attention.isolation import evaluating, forked_rng
+from attendrop.attention.plan import Plan
+from attendrop.batches import Batch, number_of_rows
+from attendrop.errors import AttendropError
+from attendrop.masks import share as floor_share
+from attendrop.methods.base import Method, MethodState
+from attendrop.methods.common.initial_state import InitialState
+from attendrop.methods.common.structured_patterns import Patterned, part_of, propose
+from attendrop.methods.compatibility import EXCHANGES_WEIGHTS, SCORES_ROWS
+from attendrop.methods.context import StepContext, TrainingContext
+from attendrop.methods.info import MethodInfo
+from attendrop.methods.options import LAYERS, choice, count, fraction, option
+from attendrop.methods.replay import Replay
+
+
+@dataclass(frozen=True)
+class AutoDropout(Method):
+    """Searches for a structured pattern of dropped attention scores, and trains with the best.
+
+    A pattern: of the keys, ``size`` in a row are dropped, the next ``stride`` are kept, and so on, from a place drawn
+    at random. A row of scores gets it with probability ``p``. Heads may share what is drawn (``share_heads``), and so
+    may the queries of a sequence (``share_rows``); ``part`` is the layers' lower half, upper half, or all of them.
+
+    The first ``search`` of the planned steps is divided into ``trials`` equal short trainings. Each has a pattern that
+    optuna proposes, and the same of all else: the weights and the optimizer state of the start, the micro-batches of
+    the first trial, all random draws, and learning rates that fall from their initial values linearly to zero, whatever
+    the schedule of the run. Its score is the mean loss on held-out rows. Then the best pattern trains, from the start,
+    for the rest of the steps, with the rest of the run's schedule.
+
+    Example:
+        >>> with regularize(model, AutoDropout(), optimizer=optimizer, reward_data=loader, total_steps=1000) as reg:
+        ...     reg.loss(batch).backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        ...     reg.step()  # at the end of a trial: score, begin anew
+
+    Args:
+        search: Of the planned steps, the share to search in, in (0, 1).
+        trials: How many patterns to try.
+        max_size: The greatest ``size``.
+        max_stride: The greatest ``stride``.
+        reward_data: ``"selection"``: the rows to score on are those that the best epoch is chosen on (a trainer's
+            ``eval_dataset``). ``"split"``: ``reward_fraction`` of the training rows, set aside for this alone.
+            ``"eval"``: the development set; results on it are then no longer honest.
+        reward_fraction: See ``reward_data``.
+        reward_batch_size: Rows that are scored together.
+        layers: Where patterns may be: see :func:`attendrop.attention.layers.select_layers`.
+
+    Raises:
+        AttendropError: An option is out of its range; optuna is not installed; the optimizer, the number of steps or
+            the rows to score on are not known; or there are fewer steps to search in than trials.
+
+    Source: Pham, Le (2021), https://arxiv.org/abs/2101.01761, whose patterns for Transformers have a size, a stride,
+    and what is shared. Deviations: one pattern serves all layers of ``part``, and acts on attention scores alone, where
+    theirs differ by layer and place; optuna's TPE proposes (half of the trials at random), where they train a
+    controller by policy gradient on full trainings; trials share one run with the training that counts. All defaults
+    are ours. A trial's micro-batches are kept in memory, and in checkpoints. Under float16 the loss scale goes on from
+    trial to trial. Evaluations during the search count neither for the best checkpoint nor for early stopping.
+    """
+
+    name: ClassVar[str] = "autodropout"
+    summary: ClassVar[str] = "searches for the pattern in which attention is dropped"
+    paper: ClassVar[str] = "Pham, Le (2021), AutoDropout: Learning Dropout Patterns to Regularize Deep Networks"
+    bibtex: ClassVar[str] = """@inproceedings{pham2021autodropout,
+  title     = {{AutoDropout}: Learning Dropout Patterns to Regularize Deep Networks},
+  author    = {Pham, Hieu and Le, Quoc},
+  booktitle = {AAAI Conference on Artificial Intelligence},
+  year      = {2021},
+  url       = {https://arxiv.org/abs/2101.01761}
+}"""
+    info: ClassVar[MethodInfo] = MethodInfo(
+        acts_on=("scores",), forward="1 + scoring", state="the weights of the start, a trial's batches"
+    )
+    traits: ClassVar[Mapping[str, str]] = {EXCHANGES_WEIGHTS: "", SCORES_ROWS: ""}
+
+    search: float = option(0.5, fraction())
+    trials: int = option(8, count())
+    max_size: int = option(8, count())
+    max_stride: int = option(8, count())
+    reward_data: str = option("selection", choice("selection", "split", "eval"))
+    reward_fraction: float = option(0.1, fraction())
+    reward_batch_size: int = option(32, count())
+    layers: str | int | Sequence[int] = option("all", LAYERS)
+
+    def rewarded_on(self) -> str | None:
+        return self.reward_data
+
+    def reward_share(self) -> float:
+        return self.reward_fraction
+
+    def start(self, training: TrainingContext) -> MethodState:
+        return _Search(self, training)
+
+
+class _Search(MethodState):
+    """Tries one pattern after the other, and then keeps the best."""
+
+    method: AutoDropout
+
+    def __init__(self, method: AutoDropout, training: TrainingContext) -> None:
+        super().__init__(method)
+        if training.reward_data is None:
+            raise AttendropError(
+                "AutoDropout scores patterns on labelled rows that are not trained on: pass reward_data."
+            )
+        self.training = training
+        self.start = InitialState(method, training)
+        searched = int(floor_share(torch.tensor(self.start.steps), method.search))
+        self.length = searched // method.trials
+        if not self.length:
+            raise AttendropError(
+                f"search={method.search} of {self.start.steps} steps is {searched}, fewer than trials={method.trials}. "
+                "Train longer, raise search, or try fewer."
+            )
+        self.seed = training.seed
+        self.recorded = Replay(self.length)
+        self.rates = [group.get("initial_lr", group["lr"]) for group in self.start.optimizer.param_groups]
+        self._hooks = [
+            self.start.optimizer.register_step_pre_hook(self._set_rates),
+            self.start.optimizer.register_step_post_hook(self._restore_rates),
+        ]
+        self._scheduled: list[Any] = []
+        self._context = 0
+        self.trials: list[dict[str, Any]] = []
+        self.pattern = self._next()
+
+    def plan(self, context: StepContext) -> Plan:
+        self._context = context.key.step
+        attention_layers = part_of(self.method.chosen(context.adapter.attention_layers), self.pattern["part"])
+        return Patterned(context, {layer.key for layer in attention_layers}, self.pattern)
+
+    def after_step(self, steps_taken: int) -> dict[str, float]:
+        if not self.searching():
+            return {}
+        self.recorded.check(steps_taken - 1)
+        if steps_taken < self.length * (len(self.trials) + 1):
+            return {}
+        value = self._score()
+        self.trials.append({"pattern": self.pattern, "value": value})
+        self.start.rewind()
+        self.pattern = self._next()
+        return {"trial": float(len(self.trials)), "trial_loss": value}
+
+    def replay(self) -> Replay | None:
+        return self.recorded if self.searching() else None
+
+    def searching(self) -> bool:
+        return len(self.trials) < self.method.trials
+
+    def state_dict(self) -> dict[str, Any]:
+        found = {"start": self.start.state_dict(), "trials": list(self.trials), "seed": self.seed}
+        return found | {"rates": self.rates}
+
+    def own_state_dict(self) -> dict[str, Any]:
+        return {"steps": self.recorded.steps} if self.searching() else {}
+
+    def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        self.start.load_state_dict(state["start"])
+        self.trials, self.seed, self.rates = list(state["trials"]), state["seed"], state["rates"]
+        self.recorded.steps = list(own.get("steps", []))
+        self.pattern = self._next()
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def conclude(self, batches: Iterable[Batch]) -> dict[str, Any]:
+        """The best pattern, and all that were tried, with the loss that each led to."""
+        return {"autodropout": {"best": self._best(), "trials": self.trials}} if self.trials else {}
+
+    def _best(self) -> dict[str, Any]:
+        return min(self.trials, key=lambda trial: float(trial["value"]))
+
+    def _next(self) -> dict[str, Any]:
+        """The pattern to train with next: one to try, or after the last of these the best."""
+        if self.searching():
+            space = {"size": self.method.max_size, "stride": self.method.max_stride}
+            return propose(space, self.seed, self.method.trials // 2, self.trials)
+        self.start.forget()
+        self.recorded.steps = []
+        found: dict[str, Any] = self._best()["pattern"]
+        return found
+
+    def _set_rates(self, *_: Any) -> None:
+        """Just before a step of the optimizer: the learning rates of the trial."""
+        if self.searching():
+            groups = self.start.optimizer.param_groups
+            self._scheduled = [group["lr"] for group in groups]
+            for group, rate in zip(groups, self.rates, strict=True):
+                group["lr"] = rate * (1 - self._context / self.length)
+
+    def _restore_rates(self, *_: Any) -> None:
+        """Just after it: those of the run's schedule, which may go on from them."""
+        for group, rate in zip(self.start.optimizer.param_groups, self._scheduled, strict=False):
+            group["lr"] = rate
+        self._scheduled = []
+
+    def _score(self) -> float:
+        """The mean loss on the held-out rows, over all processes; infinite if it is not a number."""
+        assert self.training.reward_data is not None
+        model, processes = self.training.model, self.training.processes
+        sums = torch.zeros(2, dtype=torch.float64)
+        with torch.no_grad(), evaluating(model), forked_rng(model):
+            for batch in self.training.reward_data.in_order(self.method.reward_batch_size, processes):
+                rows = number_of_rows(batch)
+                sums += torch.tensor([float(self.training.evaluate(model, batch)[0]) * rows, rows], dtype=torch.float64)
+        total, number = processes.total(sums).tolist()
+        return total / number if math.isfinite(total) else math.inf

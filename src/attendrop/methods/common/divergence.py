@@ -1,0 +1,110 @@
+"""Predictions of several passes over the same rows, and how far they are apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attendrop.attribution.finite_gradients import wide
+from attendrop.attribution.label_positions import aligned_labels
+from attendrop.batches import Batch
+from attendrop.errors import AttendropError
+
+KINDS = ("classes", "labels", "number")
+
+
+def predictions(model: nn.Module, outputs: Any, batch: Batch, copies: int = 1) -> list[Tensor]:
+    """The logits that a loss is computed of, at least in float32: ``(copies, items, outputs)`` for each head.
+
+    An item is a row, or at token level and in sequence-to-sequence models a token that has a label.
+
+    Args:
+        model: The model, for its kind.
+        outputs: What it returned.
+        batch: What it was given, with labels; rows with their copies side by side.
+        copies: How often each row is in the batch.
+
+    Raises:
+        AttendropError: The outputs hold no logits.
+    """
+    if hasattr(outputs, "start_logits"):
+        return [_by_copy(wide(logits), copies) for logits in (outputs.start_logits, outputs.end_logits)]
+    logits: Tensor | None = getattr(outputs, "logits", None)
+    if logits is None or logits.ndim not in (2, 3):
+        raise AttendropError(f"{type(model).__name__} returns no logits of shape (batch, ...) or (batch, n, ...).")
+    views = _by_copy(wide(logits), copies)
+    if logits.ndim == 2:
+        return [views]
+    labels = aligned_labels(model, logits, batch)
+    if labels is None:
+        raise AttendropError("Predictions for tokens can only be compared where there are labels; the batch has none.")
+    return [views[:, _by_copy(labels, copies)[0] != -100]]
+
+
+def kind_of(model: nn.Module, logits: Tensor) -> str:
+    """What logits stand for: one of several ``"classes"``, several ``"labels"`` at once, or a ``"number"``."""
+    problem = getattr(getattr(model, "config", None), "problem_type", None)
+    if problem == "multi_label_classification":
+        return "labels"
+    return "number" if problem == "regression" or logits.shape[-1] == 1 else "classes"
+
+
+def divergence(kind: str, one: Tensor, other: Tensor) -> Tensor:
+    """How far two sets of predictions ``(..., outputs)`` are apart, ``(...)``; symmetric, and zero if they are equal.
+
+    Of classes: ``(KL(P || Q) + KL(Q || P)) / 2``; of labels, the same of each label's Bernoulli distribution, summed;
+    of numbers: the squared difference, summed.
+    """
+    match kind:
+        case "classes":
+            first, second = functional.log_softmax(one, -1), functional.log_softmax(other, -1)
+            return ((first.exp() - second.exp()) * (first - second)).sum(-1) / 2
+        case "labels":
+            return ((one.sigmoid() - other.sigmoid()) * (one - other)).sum(-1) / 2
+        case _:
+            return (one - other).square().sum(-1)
+
+
+def spread(kind: str, views: Tensor) -> Tensor:
+    """How far predictions ``(views, ..., outputs)`` are from their mean over the views, ``(...)``.
+
+    Of classes: the mean of ``KL(P_i || mean P)``, which of two views is the Jensen-Shannon divergence; of labels, the
+    same of each label's Bernoulli distribution, summed; of numbers: the mean squared distance, summed.
+    """
+    match kind:
+        case "classes":
+            logs = functional.log_softmax(views, -1)
+            middle = logs.logsumexp(0) - math.log(len(views))
+            return (logs.exp() * (logs - middle)).sum(-1).mean(0)
+        case "labels":
+            return spread("classes", torch.stack([views, torch.zeros_like(views)], -1)).sum(-1)
+        case _:
+            return (views - views.mean(0)).square().sum(-1).mean(0)
+
+
+def mean_spread(model: nn.Module, outputs: Sequence[Any], batch: Batch) -> Tensor:
+    """The mean :func:`spread` of what several passes over ``batch`` put out, over rows or tokens."""
+    found = zip(*(predictions(model, each, batch) for each in outputs), strict=True)
+    heads = [torch.cat(head) for head in found]
+    return torch.stack([mean(spread(kind_of(model, views), views)) for views in heads]).mean()
+
+
+def divergences(model: nn.Module, outputs: Any, batch: Batch) -> list[tuple[str, Tensor]]:
+    """Of each head its kind, and the :func:`divergence` of both copies of each row, side by side in ``batch``."""
+    found = predictions(model, outputs, batch, 2)
+    kinds = [kind_of(model, each) for each in found]
+    return [(kind, divergence(kind, each[0], each[1]).flatten()) for kind, each in zip(kinds, found, strict=True)]
+
+
+def mean(values: Tensor) -> Tensor:
+    """The mean; zero of nothing."""
+    return values.sum() / max(values.numel(), 1)
+
+
+def _by_copy(values: Tensor, copies: int) -> Tensor:
+    return values.reshape(-1, copies, *values.shape[1:]).transpose(0, 1)

@@ -1,0 +1,66 @@
+"""The model as it was when training began, for methods that begin anew."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attendrop.errors import AttendropError
+from attendrop.methods.base import Method
+from attendrop.methods.context import TrainingContext
+
+
+class InitialState:
+    """Remembers the weights of a model, on the CPU, and the state of its optimizer, and brings both back to them.
+
+    Args:
+        method: The method, for messages.
+        training: The model and its optimizer.
+
+    Raises:
+        AttendropError: The optimizer, or the number of planned steps, is not known.
+    """
+
+    def __init__(self, method: Method, training: TrainingContext) -> None:
+        if training.optimizer is None or training.total_steps is None:
+            missing = "optimizer" if training.optimizer is None else "total_steps"
+            raise AttendropError(
+                f"Method '{method.name}' trains in several parts, each from the weights of the start: pass {missing}, "
+                f"regularize(..., {missing}={missing})."
+            )
+        self.model = training.model
+        self.optimizer: torch.optim.Optimizer = training.optimizer
+        self.steps: int = training.total_steps
+        self.weights: dict[str, Tensor] = {
+            name: value.detach().to("cpu", copy=True) for name, value in self._tensors().items()
+        }
+        self.optimizer_state: dict[int, Any] = copy.deepcopy(self.optimizer.state_dict()["state"])
+
+    @torch.no_grad()
+    def rewind(self) -> None:
+        """Give the model the weights of the start, and its optimizer its state. Learning rates stay where they are."""
+        for name, value in self._tensors().items():
+            value.copy_(self.weights[name])
+        self.optimizer.state.clear()
+        if self.optimizer_state:
+            groups = self.optimizer.state_dict()["param_groups"]
+            self.optimizer.load_state_dict({"state": self.optimizer_state, "param_groups": groups})
+
+    def forget(self) -> None:
+        """Let go of both: the last part has begun."""
+        self.weights, self.optimizer_state = {}, {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The weights, and the state of the optimizer."""
+        return {"weights": dict(self.weights), "optimizer": self.optimizer_state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take those of an interrupted run."""
+        self.weights, self.optimizer_state = dict(state["weights"]), dict(state["optimizer"])
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return dict(self.model.named_parameters()) | dict(self.model.named_buffers())

@@ -1,0 +1,90 @@
+"""Weights that the passes of training see otherwise than they are, and which parameters belong to what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from attendrop.attention.module_hooks import ModuleHooks
+
+
+class ParameterOverride:
+    """Puts a function of a weight in its place while its module runs in training mode.
+
+    The parameter itself stays where it is, under its name: checkpoints, optimizer and DDP see nothing else. Gradients
+    reach it through the function.
+
+    Args:
+        model: The model.
+        names: Of the parameters.
+        function: From a parameter's name and the parameter to what is used instead. Under activation checkpointing it
+            is called again in the backward pass, and must then give the same.
+    """
+
+    def __init__(self, model: nn.Module, names: list[str], function: Callable[[str, nn.Parameter], Tensor]) -> None:
+        self._hooks = ModuleHooks()
+        for name in names:
+            path, _, own = name.rpartition(".")
+            self._swap(model.get_submodule(path), name, own, function)
+
+    def close(self) -> None:
+        """Take the hooks away. Idempotent."""
+        self._hooks.close()
+
+    def _swap(self, module: nn.Module, name: str, own: str, function: Callable[[str, nn.Parameter], Tensor]) -> None:
+        def enter(module: nn.Module, args: Any) -> None:
+            parameter = module._parameters[own]
+            if module.training and parameter is not None:
+                # What an object holds itself is found before its parameters are.
+                module.__dict__[own] = function(name, parameter)
+
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
+            module.__dict__.pop(own, None)
+
+        self._hooks.before(module, enter)
+        self._hooks.after(module, leave, always_call=True)
+
+
+def projection_weights(model: nn.Module) -> list[str]:
+    """The names of the weights of linear layers that train, but for those of the head, which is not pre-trained."""
+    known = {name for name, _ in model.named_parameters()}  # one that several modules share has one name
+    found = [f"{name}.weight" for name, module in _below_the_head(model) if _trains(module)]
+    return [name for name in found if name in known]
+
+
+def layer_parameters(model: nn.Module) -> list[str]:
+    """The names of the parameters of the model's layers: neither embeddings nor head.
+
+    Of a model that keeps its layers in no list, all parameters but those of the head.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    lists = [f"{name}." for name, module in _below_the_head(model) if isinstance(module, nn.ModuleList)]
+    found = [name for name in names if any(name.startswith(prefix) for prefix in lists)]
+    return found or [name for name in names if any(name.startswith(f"{own}.") for own, _ in _below_the_head(model))]
+
+
+def embedding_weights(model: nn.Module) -> set[str]:
+    """The names of the weights that are looked up by row, so that few rows have a gradient."""
+    found = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    # A weight that is shared with an output projection has a gradient in every row.
+    dense = {module.weight for module in model.modules() if isinstance(module, nn.Linear)}
+    return {name for name, parameter in model.named_parameters() if parameter in found - dense}
+
+
+def _trains(module: nn.Module) -> bool:
+    weight = module._parameters.get("weight")
+    return isinstance(module, nn.Linear | Conv1D) and weight is not None and weight.requires_grad
+
+
+def _below_the_head(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules of the pre-trained part, by their names in the whole model."""
+    base = getattr(model, "base_model", model)
+    prefix = next((f"{name}." if name else "" for name, module in model.named_modules() if module is base), "")
+    output: Any = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None  # type: ignore[no-untyped-call]
+    for name, module in base.named_modules():
+        if name and module is not output:
+            yield f"{prefix}{name}", module

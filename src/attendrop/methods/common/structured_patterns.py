@@ -1,0 +1,96 @@
+"""Structured patterns of dropped attention scores, and proposals of which to try."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from attendrop.attention.edits import AttentionCall, AttentionEdit, real_rows
+from attendrop.attention.layers import AttentionLayer
+from attendrop.errors import AttendropError
+from attendrop.methods.common.random_mask import RandomMaskPlan
+from attendrop.methods.context import StepContext
+from attendrop.sampling import sample_mask, uniform
+
+PARTS = ("all", "lower", "upper")
+
+
+class Patterned(RandomMaskPlan):
+    """Drops scores in a pattern.
+
+    Args:
+        context: The micro-batch.
+        keys: Keys of the sites to act on.
+        pattern: As :func:`propose` gives it.
+    """
+
+    def __init__(self, context: StepContext, keys: set[str], pattern: Mapping[str, Any]) -> None:
+        super().__init__(context, keys)
+        self.pattern = pattern
+
+    def make(self, call: AttentionCall) -> AttentionEdit:
+        pattern, key, layer = self.pattern, self.context.key, call.layer.key
+        batch, heads, queries, length = call.shape
+        shape = (batch, 1 if pattern["share_heads"] else heads, 1 if pattern["share_rows"] else queries, 1)
+        origins = self.origins(call)
+        top = origins * torch.tensor([0 if pattern["share_rows"] else 1, 0], device=call.device)
+        chosen = sample_mask(pattern["p"], key, f"{layer}/chosen", shape, top, call.device)
+        period = pattern["size"] + pattern["stride"]
+        begin = (uniform(key, f"{layer}/begin", shape, top, call.device) * period).long()
+        column = torch.arange(length, device=call.device) - origins[:, 1].view(-1, 1, 1, 1)
+        drop = chosen & ((column - begin) % period < pattern["size"])
+        drop = (drop if call.valid is None else drop & call.valid).expand(call.shape)
+        self.report(call, drop, real_rows(call), call.valid)
+        return AttentionEdit(drop=drop)
+
+
+def part_of(attention_layers: Sequence[AttentionLayer], part: str) -> list[AttentionLayer]:
+    """The lower or upper half of the layers of each kind, or all; the one in the middle is in both halves."""
+    found = []
+    for layer in attention_layers:
+        kind = [other for other in attention_layers if other.kind == layer.kind]
+        place = kind.index(layer)
+        half = -(-len(kind) // 2)
+        if part == "all" or (place < half if part == "lower" else place >= len(kind) - half):
+            found.append(layer)
+    return found
+
+
+def propose(space: Mapping[str, Any], seed: int, at_random: int, trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The pattern to try next, a function of the seed and of the trials so far.
+
+    Args:
+        space: The greatest ``size`` and ``stride``, by these names.
+        seed: Of the search.
+        at_random: How many trials are drawn at random, before the outcomes of earlier ones guide the search.
+        trials: Those so far, each with its ``pattern`` and the ``value`` that it led to; less is better.
+
+    Raises:
+        AttendropError: optuna is not installed.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise AttendropError("AutoDropout searches with optuna; run `pip install attendrop[search]`.") from None
+    choices = optuna.distributions
+    distributions: dict[str, Any] = {
+        **{name: choices.IntDistribution(1, greatest) for name, greatest in space.items()},
+        "p": choices.FloatDistribution(0.1, 1.0),
+        **{name: choices.CategoricalDistribution((False, True)) for name in ("share_heads", "share_rows")},
+        "part": choices.CategoricalDistribution(PARTS),
+    }
+    # One sampler for each trial: a run that is resumed needs no random state of one that went before.
+    own_seed = (seed * 1_000_003 + len(trials)) % 2**32
+    sampler = optuna.samplers.TPESampler(seed=own_seed, n_startup_trials=at_random)
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        study = optuna.create_study(sampler=sampler)
+        for trial in trials:
+            params, value = dict(trial["pattern"]), trial["value"]
+            study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=value))
+        return dict(study.ask(distributions).params)
+    finally:
+        optuna.logging.set_verbosity(verbosity)

@@ -1,0 +1,97 @@
+"""Which heads and feed-forwards rank lowest, and where a model's weights have to be zero for it to lack them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from attendrop.attention.adapter import ModelAdapter
+from attendrop.errors import AttendropError
+from attendrop.masks import share as floor_share
+
+# A dimension of a parameter, and the indices in it; None for the whole parameter.
+Place = tuple[int, list[int]] | None
+
+
+def lowest(importance: Mapping[str, Tensor], share: float) -> dict[str, list[int]]:
+    """Choose what to prune: of each layer the numbers of heads, and ``[0]`` or nothing for a feed-forward.
+
+    Heads are ranked by their importance over the norm of those of their layer, feed-forwards by themselves. The head of
+    greatest importance of each layer is never chosen.
+
+    Args:
+        importance: By ``heads/SITE``, ``(heads,)``, and by ``feed_forward/BLOCK``, ``(1,)``.
+        share: Of the heads, and of the feed-forwards, rounded down.
+    """
+    found: dict[str, list[int]] = {key: [] for key in importance}
+    for kind in ("heads", "feed_forward"):
+        ranked = []
+        for key, values in importance.items():
+            if key.startswith(kind):
+                values = values.double().cpu()
+                scale = values.norm().clamp(min=1e-20) if kind == "heads" else torch.ones(())
+                kept = int(values.argmax()) if kind == "heads" else None
+                ranked += [(v, key, number) for number, v in enumerate((values / scale).tolist()) if number != kept]
+        ranked.sort(key=lambda item: item[0])
+        for _, key, number in ranked[: wanted(importance, kind, share)]:
+            found[key] = sorted([*found[key], number])
+    return found
+
+
+def wanted(importance: Mapping[str, Tensor], kind: str, share: float) -> int:
+    """How many heads, or feed-forwards, a share of all of them is."""
+    total = sum(len(values) for key, values in importance.items() if key.startswith(kind))
+    return int(floor_share(torch.tensor(total), share))
+
+
+def places(adapter: ModelAdapter, pruned: Mapping[str, list[int]], heads: Mapping[str, int]) -> dict[str, Place]:
+    """Of each parameter, by name, what is zero in a model without what was pruned.
+
+    Args:
+        adapter: The model, probed.
+        pruned: As :func:`lowest` gives it.
+        heads: How many heads a site has, by ``heads/SITE``.
+    """
+    names = {parameter: name for name, parameter in adapter.model.named_parameters()}
+    found: dict[str, Place] = {}
+    for block in adapter.blocks:
+        for key, module in block.projections.items():
+            numbers = pruned.get(f"heads/{key}")
+            if numbers:
+                dim, weight = _inputs(module)
+                width = weight.shape[dim] // heads[f"heads/{key}"]
+                found[names[weight]] = dim, [number * width + unit for number in numbers for unit in range(width)]
+        if pruned.get(f"feed_forward/{block.key}") and block.feed_forward is not None:
+            found |= {names[parameter]: None for parameter in block.feed_forward.parameters()}
+    return found
+
+
+def zero(tensor: Tensor, place: Place) -> None:
+    """Set what is at a place to zero."""
+    if place is None:
+        tensor.zero_()
+    else:
+        tensor.index_fill_(place[0], torch.tensor(place[1], device=tensor.device), 0)
+
+
+def refuse_shared(adapter: ModelAdapter) -> None:
+    """Raise if a projection is that of several layers, or of none that is known."""
+    modules = [module for block in adapter.blocks for module in block.projections.values()]
+    modules += [block.feed_forward for block in adapter.blocks if block.feed_forward is not None]
+    name = type(adapter.model).__name__
+    if len(set(modules)) < len(modules):
+        raise AttendropError(f"{name} shares its layers, so no head of one can be pruned without that of the others.")
+    if {key for block in adapter.blocks for key in block.projections} != {
+        layer.key for layer in adapter.attention_layers
+    }:
+        raise AttendropError(f"{name} has attention without an output projection that could be pruned.")
+
+
+def _inputs(module: nn.Module) -> tuple[int, nn.Parameter]:
+    """The weight of a projection, and which of its dimensions are the inputs."""
+    weight = module.weight
+    assert isinstance(weight, nn.Parameter)
+    return (0 if isinstance(module, Conv1D) else 1), weight

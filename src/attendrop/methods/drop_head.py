@@ -1,0 +1,89 @@
+"""DropHead: whole attention heads dropped at random, by a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from attendrop.attention.edits import AttentionCall, AttentionEdit
+from attendrop.attention.plan import Plan
+from attendrop.methods.base import Method
+from attendrop.methods.common.random_mask import RandomMaskPlan
+from attendrop.methods.context import StepContext
+from attendrop.methods.info import MethodInfo
+from attendrop.methods.options import LAYERS, choice, fraction, option
+
+SCHEDULES = ("v", "constant")
+
+
+@dataclass(frozen=True)
+class DropHead(Method):
+    """Drops attention heads.
+
+    Each head of each layer is dropped with probability ``p``, for each sequence by itself: what it puts out is zero
+    before the output projection. What the others put out is multiplied by ``heads / kept heads``. Where all heads of a
+    layer are dropped, attention adds nothing to that sequence.
+
+    Example:
+        >>> with regularize(model, DropHead(), total_steps=1000) as reg:
+        ...     reg.loss(batch).backward()
+
+    Args:
+        p_start: The probability at the start of training, in (0, 1).
+        p_end: The probability at its end, in (0, 1).
+        turn: The share of the planned optimizer steps at which the probability is 0, in (0, 1).
+        schedule: ``"v"``: linear from ``p_start`` to 0 at ``turn``, and from there to ``p_end``. ``"constant"``:
+            ``p_start`` throughout; the others have no meaning.
+        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
+
+    Raises:
+        AttendropError: An option is out of its range; or, in training, the schedule is ``"v"`` and it is not known how
+            many optimizer steps are planned.
+
+    Source: Zhou et al. (2020), https://arxiv.org/abs/2004.13342, section 3. The valley of their V lies where the
+    learning rate's warm-up ends: ``turn`` is this library's default warm-up, of 0.1; set it to yours. That 0.2 is the
+    default, and that a layer may lose all its heads, is ours.
+    """
+
+    name: ClassVar[str] = "drophead"
+    summary: ClassVar[str] = "drops whole attention heads at random, by a V-shaped schedule"
+    paper: ClassVar[str] = "Zhou et al. (2020), Scheduled DropHead: A Regularization Method for Transformer Models"
+    bibtex: ClassVar[str] = """@inproceedings{zhou2020drophead,
+  title     = {Scheduled {DropHead}: A Regularization Method for Transformer Models},
+  author    = {Zhou, Wangchunshu and Ge, Tao and Wei, Furu and Zhou, Ming and Xu, Ke},
+  booktitle = {Findings of the Association for Computational Linguistics: EMNLP 2020},
+  pages     = {1971--1980},
+  year      = {2020},
+  url       = {https://arxiv.org/abs/2004.13342}
+}"""
+    info: ClassVar[MethodInfo] = MethodInfo(acts_on=("heads",), units="heads")
+
+    p_start: float = option(0.2, fraction())
+    p_end: float = option(0.2, fraction())
+    turn: float = option(0.1, fraction())
+    schedule: str = option("v", choice(*SCHEDULES))
+    layers: str | int | Sequence[int] = option("all", LAYERS)
+
+    def probability_at(self, progress: float) -> float:
+        """The probability of the schedule ``"v"`` at a ``progress`` in [0, 1]."""
+        if progress < self.turn:
+            return self.p_start * (1 - progress / self.turn)
+        return self.p_end * (progress - self.turn) / (1 - self.turn)
+
+    def plan(self, context: StepContext) -> Plan:
+        p = self.p_start if self.schedule == "constant" else self.probability_at(context.planned_progress())
+        return _DropHeads(context, {layer.key for layer in self.chosen(context.adapter.attention_layers)}, p)
+
+
+class _DropHeads(RandomMaskPlan):
+    """Drops each head with probability ``p``, and scales the others up."""
+
+    def __init__(self, context: StepContext, keys: set[str], p: float) -> None:
+        super().__init__(context, keys)
+        self.p = p
+
+    def make(self, call: AttentionCall) -> AttentionEdit:
+        drop = self.sample_heads(self.p, call)
+        kept = (~drop).sum(1, keepdim=True).double()
+        return self.without_heads(call, drop, call.shape[1] / kept.clamp(min=1))

@@ -1,0 +1,227 @@
+"""HiddenCut: spans of hidden states are cut, and the predictions of both views must agree."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from attendrop.attention.blocks import Block
+from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit, real_rows
+from attendrop.attention.isolation import forked_rng
+from attendrop.attention.layers import AttentionLayer, select_layers
+from attendrop.attention.plan import Plan
+from attendrop.attribution.finite_gradients import wide
+from attendrop.errors import AttendropError
+from attendrop.masks import share
+from attendrop.methods.base import Method, MethodState
+from attendrop.methods.common.divergence import mean_spread
+from attendrop.methods.compatibility import DECIDES_PASSES
+from attendrop.methods.context import ComputeLoss, StepContext, TrainingContext
+from attendrop.methods.info import MethodInfo
+from attendrop.methods.options import LAYERS, choice, count, fraction, option, positive
+from attendrop.sampling import uniform
+
+BY = ("attention", "random")
+WHERE = ("block", "feed_forward")
+
+
+@dataclass(frozen=True)
+class HiddenCut(Method):
+    """Cuts contiguous spans out of the hidden states, layer by layer.
+
+    The batch runs once as it is, and then ``views`` times with a span cut out of each layer: of a sequence with ``n``
+    tokens ``max(1, floor(alpha n))`` neighbours, at most up to its end, become zero. The loss is that of the first
+    pass, plus ``gamma`` times the mean loss of the cut views, plus ``eta`` times the mean Kullback-Leibler divergence
+    of the predictions of all passes from their mean (for two passes, Jensen-Shannon).
+
+    Where a span starts is drawn evenly, by ``by="attention"`` from the ``max(1, floor(candidates n))`` tokens that got
+    most attention in that layer in the first pass, over all heads and tokens; by ``"random"`` from all starts that
+    leave room for the span. Each layer, sequence and view draws for itself.
+
+    Example:
+        >>> with regularize(model, HiddenCut(alpha=0.1, eta=1.0)) as reg:
+        ...     reg.loss(batch).backward()
+
+    Args:
+        alpha: Length of a span as a share of the sequence, in (0, 1].
+        by: ``"attention"`` or ``"random"``.
+        candidates: Share of the tokens that a span may start at, by attention; in (0, 1].
+        gamma: Weight of the loss of the cut views, 0 or more.
+        eta: Weight of the divergence, 0 or more; one of the two is above 0.
+        views: How many cut views a batch has, 1 or more.
+        where: ``"feed_forward"``: the activations within a block's feed-forward are cut, so that all it adds there is
+            its last bias, and the residual connection keeps the rest. ``"block"``: the hidden states that leave it are.
+        layers: Blocks by their attention: see :func:`attendrop.attention.layers.select_layers`.
+
+    Raises:
+        AttendropError: An option is out of its range; or, in training, no block is to be cut, or there are no logits.
+
+    Source: Chen et al. (2021), https://aclanthology.org/2021.acl-long.338, section 3. The authors' code has 0.1, 0.4,
+    1, 1 and one view; it sets what the feed-forward puts out to zero, before the residual connection, which
+    ``"feed_forward"`` does but for the last bias. ``"block"`` is stronger: all that a layer knew of these tokens is
+    gone, also where a span takes in the first token, which a classifier reads. Three more things differ from the code.
+    It ranks tokens by the attention of the pass that it cuts, before dropout, and counts that from padding; here it is
+    that of the first pass, after dropout, from tokens that are no padding. It leaves out the dropout that follows the
+    feed-forward where it cuts; here the model's own dropout acts in all passes, each with its own draws. Its divergence
+    is ``KL(mean || P)``; here it is ``KL(P || mean)``, as in the paper. Where predictions are numbers, the squared
+    distance from their mean takes the place of the divergence; where they are several labels, each label's Bernoulli
+    distribution counts; where they are tokens, the mean is over those with a label. Of an encoder-decoder model the
+    encoder alone is cut.
+    """
+
+    name: ClassVar[str] = "hiddencut"
+    summary: ClassVar[str] = "cuts spans out of hidden states, and makes the predictions agree"
+    paper: ClassVar[str] = "Chen et al. (2021), HiddenCut: Simple Data Augmentation for Natural Language Understanding"
+    bibtex: ClassVar[str] = """@inproceedings{chen2021hiddencut,
+  title     = {{HiddenCut}: Simple Data Augmentation for Natural Language Understanding with Better Generalizability},
+  author    = {Chen, Jiaao and Shen, Dinghan and Chen, Weizhu and Yang, Diyi},
+  booktitle = {Proceedings of the 59th Annual Meeting of the Association for Computational Linguistics},
+  year      = {2021},
+  url       = {https://aclanthology.org/2021.acl-long.338}
+}"""
+    info: ClassVar[MethodInfo] = MethodInfo(
+        acts_on=("hidden states", "loss"),
+        forward="1 + views",
+        backward="1 + views",
+        tasks="all; encoder-decoder: the encoder",
+        units="tokens",
+    )
+    traits: ClassVar[Mapping[str, str]] = {DECIDES_PASSES: ""}
+
+    alpha: float = option(0.1, fraction(one=True))
+    by: str = option("attention", choice(*BY))
+    candidates: float = option(0.4, fraction(one=True))
+    gamma: float = option(1.0, positive(zero=True))
+    eta: float = option(1.0, positive(zero=True))
+    views: int = option(1, count())
+    where: str = option("feed_forward", choice(*WHERE))
+    layers: str | int | Sequence[int] = option("all", LAYERS)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gamma == self.eta == 0:
+            raise AttendropError("gamma=0 and eta=0 leave plain fine-tuning; set one of them above 0.")
+
+    def keys(self, context: StepContext) -> set[str]:
+        """The blocks to cut in."""
+        attention_layers = context.adapter.attention_layers
+        kind = "encoder" if any(layer.kind == "encoder" for layer in attention_layers) else "decoder"
+        chosen = {layer.key for layer in select_layers(attention_layers, self.layers) if layer.kind == kind}
+        keys = {block.key for block in context.adapter.blocks if block.key in chosen}
+        if not keys:
+            raise AttendropError(f"layers={self.layers!r}: none of these layers is a block of the {kind}.")
+        return keys
+
+    def start(self, training: TrainingContext) -> MethodState:
+        return _State(self)
+
+
+class _State(MethodState):
+    def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
+        method = self.method
+        assert isinstance(method, HiddenCut)
+        keys = method.keys(context)
+        record = _Received(keys) if method.by == "attention" else None
+        loss, outputs = compute_loss(context.batch, record)
+        received = None if record is None else record.received
+        with forked_rng(context.model):
+            cuts = [Cut(context, method, keys, received, view) for view in range(method.views)]
+            views = [compute_loss(context.batch, cut) for cut in cuts]
+        loss = loss + method.gamma * torch.stack([loss for loss, _ in views]).mean()
+        if method.eta:
+            divergence = mean_spread(context.model, [outputs, *(outputs for _, outputs in views)], context.batch)
+            context.note("divergence", divergence)
+            loss = loss + method.eta * divergence
+        return loss, outputs
+
+
+class _Received(Plan):
+    """Keeps how much attention each token gets, ``(batch, n)``, of some layers."""
+
+    def __init__(self, keys: Collection[str]) -> None:
+        super().__init__()
+        self.keys = keys
+        self.received: dict[str, Tensor] = {}
+
+    def wants(self, layer: AttentionLayer) -> bool:
+        return layer.key in self.keys
+
+    def edit(self, call: AttentionCall) -> AttentionEdit:
+        return AttentionEdit(weights=partial(self._keep, call.layer.key, real_rows(call)))
+
+    def _keep(self, key: str, rows: Tensor | None, weights: Tensor) -> Tensor:
+        if key not in self.received:
+            given = wide(weights.detach())
+            self.received[key] = (given if rows is None else given * rows).sum((1, 2))
+        return weights
+
+
+class Cut(Plan):
+    """Cuts one span out of each layer.
+
+    Args:
+        context: The micro-batch.
+        method: How.
+        keys: Blocks to cut in.
+        received: How much attention each of their tokens got, if that decides where a span starts.
+        view: Number of the view.
+    """
+
+    def __init__(
+        self,
+        context: StepContext,
+        method: HiddenCut,
+        keys: Collection[str],
+        received: Mapping[str, Tensor] | None,
+        view: int,
+    ) -> None:
+        super().__init__()
+        self.context, self.method, self.keys, self.received, self.view = context, method, keys, received, view
+        self.spans: dict[str, Tensor] = {}
+        self._valid: dict[str, Tensor] = {}
+
+    def wants(self, layer: AttentionLayer) -> bool:
+        return layer.key in self.keys
+
+    def edit(self, call: AttentionCall) -> None:
+        """Attention is left as it is, and tells which positions hold tokens."""
+        shape = (call.shape[0], call.shape[3])
+        valid = torch.ones(1, dtype=torch.bool, device=call.device) if call.valid is None else call.valid.any(1).any(1)
+        self._valid[call.layer.key] = valid.expand(shape)
+
+    def block(self, block: Block) -> BlockEdit | None:
+        if not block.attention_layers or block.key not in self.keys:
+            return None
+        if self.received is not None and block.key not in self.received:
+            return None  # the model skipped it in the pass that tells where attention goes
+        cut = partial(self._cut, block.key)
+        return BlockEdit(output=cut) if self.method.where == "block" else BlockEdit(activations=cut)
+
+    def _cut(self, key: str, states: Tensor) -> Tensor:
+        if key not in self.spans:
+            self.spans[key] = self._sample(key)
+        return states.masked_fill(self.spans[key][..., None], 0)
+
+    def _sample(self, key: str) -> Tensor:
+        """Draw the span of each sequence, ``(batch, n)``; positions are counted over what is no padding."""
+        valid = self._valid[key]
+        count, number = valid.sum(-1, keepdim=True), valid.cumsum(-1) - 1
+        length = share(count, self.method.alpha).clamp(min=1)
+        origins = torch.zeros(len(valid), 2, dtype=torch.long, device=valid.device)
+        sampled = uniform(self.context.key, f"{self.view}/{key}", (len(valid), 1, 1, 1), origins, valid.device).view(
+            -1, 1
+        )
+        if self.received is None:
+            start = (sampled * (count - length + 1)).long()
+        else:
+            order = self.received[key].masked_fill(~valid, -1).argsort(stable=True, descending=True)
+            among = share(count, self.method.candidates).clamp(min=1)
+            start = number.gather(-1, order.gather(-1, (sampled * among).long()))
+        span = valid & (number >= start) & (number < start + length)
+        self.context.report(key, span.sum(), valid.sum())
+        return span

@@ -1,0 +1,97 @@
+"""LayerDrop: whole blocks left out at random."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from attendrop.attention.blocks import Block
+from attendrop.attention.edits import BlockEdit
+from attendrop.attention.layers import select_layers
+from attendrop.attention.plan import Plan
+from attendrop.errors import AttendropError
+from attendrop.methods.base import Method
+from attendrop.methods.compatibility import SKIPS_BLOCKS
+from attendrop.methods.context import StepContext
+from attendrop.methods.info import MethodInfo
+from attendrop.methods.options import LAYERS, fraction, option
+
+
+@dataclass(frozen=True)
+class LayerDrop(Method):
+    """Leaves out blocks, attention and feed-forward together.
+
+    In each optimizer step each block is left out with probability ``p``, for the whole global batch; what it would
+    have changed passes by it. Nothing is rescaled. A block that is left out is not computed.
+
+    Example:
+        >>> with regularize(model, LayerDrop(p=0.2)) as reg:
+        ...     reg.loss(batch).backward()
+
+    Args:
+        p: Probability that a block is left out, in (0, 1].
+        layers: Blocks by their attention: see :func:`attendrop.attention.layers.select_layers`.
+
+    Raises:
+        AttendropError: An option is out of its range; or, in training, no block can be left out.
+
+    Source: Fan, Grave, Joulin (2020), https://arxiv.org/abs/1909.11556, section 3.1; 0.2 is their recommendation. That
+    one draw serves the global batch is ours, so that processes agree; theirs is one for each forward pass. A block that
+    computes something which later blocks need (T5's first: the position bias) always stays.
+    """
+
+    name: ClassVar[str] = "layerdrop"
+    summary: ClassVar[str] = "leaves out whole blocks at random"
+    paper: ClassVar[str] = "Fan, Grave, Joulin (2020), Reducing Transformer Depth on Demand with Structured Dropout"
+    bibtex: ClassVar[str] = """@inproceedings{fan2020layerdrop,
+  title     = {Reducing Transformer Depth on Demand with Structured Dropout},
+  author    = {Fan, Angela and Grave, Edouard and Joulin, Armand},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2020},
+  url       = {https://arxiv.org/abs/1909.11556}
+}"""
+    info: ClassVar[MethodInfo] = MethodInfo(
+        acts_on=("layers",),
+        forward="1 - p",
+        backward="1 - p",
+        tasks="all; T5: not its first block",
+        units="blocks",
+    )
+    traits: ClassVar[Mapping[str, str]] = {SKIPS_BLOCKS: ""}
+    skips_parameters: ClassVar[bool] = True
+
+    p: float = option(0.2, fraction(one=True))
+    layers: str | int | Sequence[int] = option("all", LAYERS)
+
+    def plan(self, context: StepContext) -> Plan:
+        return Skipping(sample_blocks(context, self.p, self.layers))
+
+
+class Skipping(Plan):
+    """Leaves out blocks.
+
+    Args:
+        keys: Which.
+    """
+
+    def __init__(self, keys: set[str]) -> None:
+        super().__init__()
+        self.keys = keys
+
+    def block(self, block: Block) -> BlockEdit | None:
+        return BlockEdit(skip=True) if block.attention_layers and block.key in self.keys else None
+
+
+def sample_blocks(context: StepContext, p: float, layers: str | int | Sequence[int]) -> set[str]:
+    """Draw the blocks to leave out, each with probability ``p``, the same in all processes; and report them."""
+    chosen = {layer.key for layer in select_layers(context.adapter.attention_layers, layers)}
+    blocks = [block for block in context.adapter.blocks if block.skippable and block.key in chosen]
+    if not blocks:
+        raise AttendropError(f"layers={layers!r}: none of these layers can be left out.")
+    dropped = {block.key for block in blocks if context.key.chance(f"layer/{block.key}") < p}
+    for block in blocks:
+        context.report(block.key, torch.tensor(int(block.key in dropped)), torch.tensor(1))
+    return dropped

@@ -1,0 +1,208 @@
+"""The methods, by name.
+
+Packages of third parties add theirs with :func:`register_method`, or by an entry point of the group
+``attendrop.methods.registry`` that names the class.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from attendrop.errors import AttendropError
+from attendrop.methods.ad_drop import ADDrop
+from attendrop.methods.alpha_dropout import AlphaDropout
+from attendrop.methods.attend_out.method import AttendOut
+from attendrop.methods.attention_layer_drop import AttentionLayerDrop
+from attendrop.methods.auto_dropout import AutoDropout
+from attendrop.methods.base import Method
+from attendrop.methods.child_tuning import ChildTuning
+from attendrop.methods.compose import Compose
+from attendrop.methods.concrete_dropout import ConcreteDropout
+from attendrop.methods.drop_block import DropBlock
+from attendrop.methods.drop_connect import DropConnect
+from attendrop.methods.drop_head import DropHead
+from attendrop.methods.finetune import FineTune
+from attendrop.methods.head_mask import HeadMask
+from attendrop.methods.hidden_cut import HiddenCut
+from attendrop.methods.layer_drop import LayerDrop
+from attendrop.methods.mixout import Mixout
+from attendrop.methods.options import read_option
+from attendrop.methods.r_drop import RDrop
+from attendrop.methods.scal import SCAL
+from attendrop.methods.scheduler import Scheduler
+from attendrop.methods.structure_mask import StructureMask
+from attendrop.methods.supert import SuperT
+from attendrop.methods.unidrop import UniDrop
+from attendrop.methods.vanilla import Vanilla
+from attendrop.validation import suggestion
+
+__all__ = [
+    "SCAL",
+    "ADDrop",
+    "AlphaDropout",
+    "AttendOut",
+    "AttentionLayerDrop",
+    "AutoDropout",
+    "ChildTuning",
+    "Compose",
+    "ConcreteDropout",
+    "DropBlock",
+    "DropConnect",
+    "DropHead",
+    "FineTune",
+    "HeadMask",
+    "HiddenCut",
+    "LayerDrop",
+    "Method",
+    "Mixout",
+    "RDrop",
+    "Scheduler",
+    "StructureMask",
+    "SuperT",
+    "UniDrop",
+    "Vanilla",
+    "register_method",
+]
+logger = logging.getLogger(__name__)
+_METHODS: dict[str, type[Method]] = {}
+
+
+def register_method(method: type[Method]) -> type[Method]:
+    """Add a method under its ``name``; usable as a class decorator.
+
+    Raises:
+        AttendropError: It is no method with a name, a summary and a paper; another method has that name, but for ``-``
+            and ``_``; or it is no name: letters, digits, ``-`` and ``_``.
+    """
+    if not (isinstance(method, type) and issubclass(method, Method)):
+        raise AttendropError(f"{method!r} is no method; derive the class from attendrop.extend.Method.")
+    for needed in ("name", "summary", "paper"):
+        if not isinstance(getattr(method, needed, None), str):
+            raise AttendropError(f"{method.__name__} has no {needed}; give the class one, a text.")
+    if not re.fullmatch(r"[\w-]+", method.name):
+        raise AttendropError(f"A method cannot be named {method.name!r}; use letters, digits, '-' and '_'.")
+    taken = next((known for known in _METHODS.values() if _spelling(known.name) == _spelling(method.name)), method)
+    if taken is not method:
+        raise AttendropError(f"A method named '{taken.name}' is registered already: {taken.__name__}.")
+    _METHODS[method.name] = method
+    return method
+
+
+def _spelling(name: str) -> str:
+    """A name as it is in logs and before options, where ``-`` and ``_`` are the same."""
+    return name.replace("-", "_")
+
+
+for _method in (
+    FineTune,
+    ADDrop,
+    AttendOut,
+    Vanilla,
+    Scheduler,
+    DropBlock,
+    StructureMask,
+    AutoDropout,
+    ConcreteDropout,
+    DropHead,
+    HeadMask,
+    AlphaDropout,
+    LayerDrop,
+    AttentionLayerDrop,
+    HiddenCut,
+    UniDrop,
+    SCAL,
+    Mixout,
+    DropConnect,
+    ChildTuning,
+    SuperT,
+    RDrop,
+):
+    register_method(_method)
+
+
+@cache
+def _load_plugins() -> None:
+    for entry_point in entry_points(group="attendrop.methods.registry"):
+        try:
+            register_method(entry_point.load())
+        except (Exception, SystemExit) as error:  # whatever a package does when it is imported, the others work
+            logger.warning(
+                "Method '%s' of another package is left out (entry point %s): %s: %s",
+                entry_point.name, entry_point.value, type(error).__name__, error,
+            )  # fmt: skip
+
+
+def method_names() -> list[str]:
+    """The names of all methods, the baseline first."""
+    _load_plugins()
+    return list(_METHODS)
+
+
+def get_method(name: str) -> type[Method]:
+    """Look a method's class up by name.
+
+    Raises:
+        AttendropError: There is no such method; the nearest name is given.
+    """
+    names = tuple(method_names())
+    if name not in names:
+        raise AttendropError(f"There is no method '{name}'.{suggestion(name, names)}")
+    return _METHODS[name]
+
+
+def build_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
+    """Make a method from its name and options, which may be given as text, as on the command line.
+
+    Args:
+        name: A method's name, or several joined by ``+``.
+        options: By name. Of several methods ``{"ad-drop.p": 0.3}``, or ``{"ad-drop": {"p": 0.3}}``.
+
+    Raises:
+        AttendropError: Unknown name or option (the nearest is given), a value that is not of the option's type or out
+            of its range, or methods that cannot be combined.
+    """
+    if "+" not in name:
+        return _build(name, options or {})
+    names = [part.strip() for part in name.split("+")]
+    sorted_out: dict[str, dict[str, Any]] = {get_method(part).name: {} for part in names}
+    spelled = {_spelling(part): part for part in sorted_out}
+    for option, value in (options or {}).items():
+        method, dot, own = option.partition(".")
+        method = spelled.get(_spelling(method), "")
+        if not method or (not dot and not isinstance(value, Mapping)):
+            raise AttendropError(
+                f"Option '{option}' is of none of the methods {name}; write METHOD.OPTION=VALUE, such as "
+                f"{names[0]}.{option.rpartition('.')[2]}."
+            )
+        sorted_out[method] |= {own: value} if dot else value
+    return Compose(*(_build(part, sorted_out[part]) for part in names))
+
+
+def flat_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's options on one level, those of several as ``METHOD.OPTION``."""
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        found |= (
+            {f"{name}.{own}": inner for own, inner in value.items()} if isinstance(value, Mapping) else {name: value}
+        )
+    return found
+
+
+def _build(name: str, options: Mapping[str, Any]) -> Method:
+    method = get_method(name)
+    fields = {field.name: field for field in dataclasses.fields(method)}
+    values = {}
+    for option, value in options.items():
+        option = option.replace("-", "_")
+        if not fields:
+            raise AttendropError(f"Method '{name}' has no options, so '{option}' cannot be set.")
+        if option not in fields:
+            raise AttendropError(f"Method '{name}' has no option '{option}'.{suggestion(option, tuple(fields))}")
+        values[option] = read_option(method, option, value)
+    return method(**values)

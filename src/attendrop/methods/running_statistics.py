@@ -1,0 +1,100 @@
+"""What happened while a method was at work, counted for the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class RunningStatistics:
+    """Counts of passes and of dropped units, and sums of figures; kept on their device, so that none waits for it.
+
+    Args:
+        passes: Passes so far.
+        active: Of each source, passes in which it acted.
+        counts: Of each ``source/site``, units dropped, and units that could have been.
+        notes: Of each ``source/name``, the sum of what was noted, and how often.
+    """
+
+    def __init__(
+        self,
+        passes: int = 0,
+        active: Mapping[str, int] | None = None,
+        counts: Mapping[str, Sequence[float]] | None = None,
+        notes: Mapping[str, Sequence[float]] | None = None,
+    ) -> None:
+        self.passes = passes
+        self.active = dict(active or {})
+        self.counts = {name: torch.tensor(pair) for name, pair in (counts or {}).items()}
+        self.notes = {name: torch.tensor(pair, dtype=torch.float64) for name, pair in (notes or {}).items()}
+
+    def begin(self, acting: Sequence[str]) -> None:
+        """Count a pass, in which these sources act."""
+        self.passes += 1
+        for source in acting:
+            self.active[source] = self.active.get(source, 0) + 1
+
+    def count(self, source: str, layer: str, dropped: Tensor, possible: Tensor) -> None:
+        """Add up units."""
+        _add(self.counts, f"{source}/{layer}", torch.stack([dropped, possible]))
+
+    def note(self, source: str, name: str, value: Tensor | float) -> None:
+        """Add up a figure."""
+        value = value.detach() if isinstance(value, Tensor) else torch.tensor(value)
+        _add(self.notes, f"{source}/{name}", torch.stack([value.double(), torch.ones_like(value).double()]))
+
+    def took_effect(self, source: str) -> bool:
+        """Whether a source acted in a pass and, if it counts what it drops, dropped anything."""
+        counts = [pair for name, pair in self.counts.items() if name.partition("/")[0] == source]
+        return self.active.get(source, 0) > 0 and (not counts or any(pair[0] > 0 for pair in counts))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values to make it again of."""
+        found: dict[str, Any] = {"passes": self.passes, "active": self.active}
+        for name in ("counts", "notes"):
+            found[name] = {key: pair.tolist() for key, pair in getattr(self, name).items()}
+        return found
+
+    def summary(self, sources: Sequence[str], total: Callable[[Tensor], Tensor]) -> dict[str, float]:
+        """What there is to log of these sources, over all processes.
+
+        ``SOURCE/active``: the share of passes in which it acted; ``SOURCE/dropped`` and ``SOURCE/dropped/SITE``, if it
+        dropped anything; ``SOURCE/NAME``: the means of figures.
+        """
+        keys = [(self.counts, key) for key in sorted(self.counts, key=_place)]
+        keys += [(self.notes, key) for key in sorted(self.notes)]
+        pairs = [torch.tensor([self.active.get(source, 0), self.passes]) for source in sources]
+        pairs += [sums[key].cpu() for sums, key in keys]
+        summed = total(torch.stack([pair.double() for pair in pairs])).tolist() if pairs else []
+        found = {}
+        for source, pair in zip(sources, summed, strict=False):
+            found[f"{source}/active"] = _ratio(pair)
+            own = [
+                (sums, key.partition("/")[2], pair)
+                for (sums, key), pair in zip(keys, summed[len(sources) :], strict=True)
+                if key.partition("/")[0] == source
+            ]
+            dropped = {layer: pair for sums, layer, pair in own if sums is self.counts}
+            if dropped:
+                found[f"{source}/dropped"] = _ratio([sum(pair[i] for pair in dropped.values()) for i in (0, 1)])
+                found |= {f"{source}/dropped/{layer}": _ratio(pair) for layer, pair in dropped.items()}
+            found |= {f"{source}/{name}": _ratio(pair) for sums, name, pair in own if sums is self.notes}
+        return found
+
+
+def _add(sums: dict[str, Tensor], name: str, pair: Tensor) -> None:
+    sums[name] = pair + sums[name].to(pair.device) if name in sums else pair
+
+
+def _ratio(pair: Sequence[float]) -> float:
+    return pair[0] / max(pair[1], 1)
+
+
+def _place(name: str) -> tuple[str, str, int]:
+    """Sites in order: by source, kind and number."""
+    source, _, layer = name.partition("/")
+    kind, _, number = layer.partition(".")
+    return source, kind, int(number or 0)

@@ -1,0 +1,134 @@
+"""Constant attention in a stock model: with scores of zero, softmax gives every valid key the same weight, exactly."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from attendrop.attention.adapter import ModelAdapter, find_attention_layers
+from attendrop.attention.edits import AttentionCall, AttentionEdit
+from attendrop.attention.example_inputs import example_inputs
+from attendrop.attention.isolation import evaluating
+from attendrop.attention.layers import AttentionLayer, select_self_attention
+from attendrop.attention.plan import Plan
+from attendrop.errors import AttendropError
+
+# What families call the projections to queries and keys; and those to queries, keys and values at once, in thirds.
+_SEPARATE = (("query", "key"), ("q_lin", "k_lin"), ("q_proj", "k_proj"), ("q", "k"))
+_FUSED = ("c_attn", "Wqkv", "qkv")
+
+
+class Constant(Plan):
+    """Constant attention at some sites."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        super().__init__()
+        self.keys = set(keys)
+
+    def wants(self, layer: AttentionLayer) -> bool:
+        return layer.key in self.keys
+
+    def edit(self, call: AttentionCall) -> AttentionEdit:
+        return AttentionEdit(constant=True)
+
+
+def prunable_layers(model: Any) -> list[AttentionLayer]:
+    """The attention layers that can be pruned: the encoder's self-attention, or that of a decoder-only model.
+
+    Raises:
+        AttendropError: The model is not supported, or its layers share their weights.
+    """
+    attention_layers = select_self_attention(find_attention_layers(model), "all")
+    if any("#" in layer.name for layer in attention_layers):
+        raise AttendropError(f"The layers of {type(model).__name__} share their weights; they cannot be pruned singly.")
+    return attention_layers
+
+
+def mask_layers(model: Any, layers: Collection[int]) -> Any:
+    """Copy a model, with constant attention in some layers.
+
+    The copy is a model of the same class, which transformers runs, trains and saves as any other. Queries and keys of
+    these layers are zero, and stay so in training: while both are, the gradients of both vanish.
+
+    Args:
+        model: A transformers model; left as it was.
+        layers: Numbers of the layers, from 0.
+
+    Raises:
+        AttendropError: The model's attention does not become constant in this way (position biases, such as T5's; an
+            image model's biases show when it runs), or there is no such layer.
+    """
+    attention_layers = prunable_layers(model)
+    _check_numbers(layers, len(attention_layers))
+    masked = copy.deepcopy(model)
+    for number in layers:
+        module = masked.get_submodule(attention_layers[number].name)
+        if hasattr(module, "has_relative_attention_bias") or hasattr(module, "relative_attention_bias"):
+            raise AttendropError(
+                f"{type(module).__name__} adds position biases to its scores, so its attention cannot be made constant."
+            )
+        for parameter, rows in _score_parameters(module):
+            with torch.no_grad():
+                parameter[rows] = 0
+            if rows == (slice(None),):
+                parameter.requires_grad_(False)
+    _check_constant(masked, [attention_layers[number].key for number in layers])
+    return masked
+
+
+def masked_layers(model: Any) -> list[int]:
+    """The layers whose queries and keys are zero."""
+    found = []
+    for number, layer in enumerate(prunable_layers(model)):
+        parameters = _score_parameters(model.get_submodule(layer.name))
+        if all(not parameter.detach()[rows].any() for parameter, rows in parameters):
+            found.append(number)
+    return found
+
+
+def _check_numbers(layers: Collection[int], count: int) -> None:
+    wrong = [number for number in layers if not 0 <= number < count]
+    if wrong:
+        raise AttendropError(f"layers: the model has no layer {wrong[0]}; layers are 0 to {count - 1}.")
+
+
+def _score_parameters(module: nn.Module) -> list[tuple[nn.Parameter, tuple[slice, ...]]]:
+    """The parameters that make queries and keys, each with the part of it that does."""
+    for pair in _SEPARATE:
+        if all(isinstance(getattr(module, name, None), nn.Linear) for name in pair):
+            return [(p, (slice(None),)) for name in pair for p in module.get_submodule(name).parameters()]
+    for name in _FUSED:
+        projection: Any = getattr(module, name, None)
+        if isinstance(getattr(projection, "weight", None), nn.Parameter):
+            # A linear layer has its outputs in the rows of its weight, GPT-2's Conv1D in the columns.
+            axis = 0 if isinstance(projection, nn.Linear) else 1
+            part = slice(0, projection.weight.shape[axis] // 3 * 2)
+            rows = (part,) if axis == 0 else (slice(None), part)
+            return [(p, rows if p.ndim == 2 else (part,)) for p in projection.parameters()]
+    raise AttendropError(
+        f"{type(module).__name__} has no projections to queries and keys that are known here; it cannot be pruned."
+    )
+
+
+def _check_constant(masked: Any, keys: Collection[str]) -> None:
+    """Compare with attention that is constant by decree: some models add to their scores what is not zero."""
+    if not keys:
+        return
+    adapter, batch = ModelAdapter(masked), example_inputs(masked)
+    adapter.trace(batch)
+    adapter.attach()
+    try:
+        with torch.no_grad(), evaluating(masked):
+            found, expected = (adapter.forward(batch, plan)[0].float() for plan in (None, Constant(keys)))
+    finally:
+        adapter.detach()
+    tolerance = 1e-3 if masked.dtype in (torch.float32, torch.float64) else 0.1
+    if (found - expected).norm() > tolerance * expected.norm():
+        raise AttendropError(
+            f"{type(masked).__name__} adds something to the scores of its attention, so zero queries do not make it "
+            "constant; it cannot be pruned."
+        )

@@ -1,0 +1,227 @@
+"""Encoders without work on padding, and with layers whose attention is one vector per sequence.
+
+Tokens lie one after another, ``(tokens, hidden)``; only real attention sees them as a padded batch. In a layer with
+constant attention the output of all heads is ``mean_valid(X) W_V W_O + b_V W_O + b_O``, the same for every token of a
+sequence: the two matrices are folded into one, and applied once per sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionMaskInterface
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+
+from attendrop.errors import AttendropError
+
+# A model with a packed encoder hands its mask on as it came, (batch, length); see AttentionMaskInterface.
+IMPLEMENTATION = "attendrop_packed"
+# On a CPU, so many tokens at a time go through the feed-forward part: what lies between its layers stays in the cache,
+# and in memory that the process holds already.
+_CHUNK = 512
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The modules of one encoder layer (normalised after each half), whatever its family calls them.
+
+    Attributes:
+        query, key, value: None in a layer with constant attention.
+        output: The output projection; in a layer with constant attention ``W_V W_O`` and what belongs to it.
+        norm, up, activation, down, last_norm: What follows.
+    """
+
+    query: nn.Linear | None
+    key: nn.Linear | None
+    value: nn.Linear | None
+    output: nn.Linear
+    norm: nn.LayerNorm
+    up: nn.Linear
+    activation: Callable[[Tensor], Tensor]
+    down: nn.Linear
+    last_norm: nn.LayerNorm
+
+    @classmethod
+    def of(cls, layer: nn.Module, names: Sequence[str]) -> Parts:
+        """Pick the parts of ``layer`` by their names, in the order of the attributes; a missing one is None."""
+        return cls(*(attrgetter(name)(layer) for name in names))
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """What follows attention: the residual, the norm, the feed-forward part; ``(..., hidden)``."""
+        x = self.norm(x + attended)
+        return self.last_norm(x + self.down(self.activation(self.up(x))))  # type: ignore[no-any-return]
+
+
+class PackedEncoder(nn.Module):
+    """Runs the layers of an encoder on the real tokens alone. It stands where the model's own encoder stood.
+
+    Args:
+        layer: The layers, of which those with constant attention have no query, key and value any more.
+        names: See :meth:`Parts.of`.
+        heads: Of the attention.
+        first_only: The model reads nothing but the first token; the last layer then computes no other.
+        pools_first: The model reads the first token besides all real ones; it is computed even where it is padding.
+    """
+
+    def __init__(
+        self, layer: nn.ModuleList, names: Sequence[str], heads: int, *, first_only: bool, pools_first: bool = False
+    ) -> None:
+        super().__init__()
+        self.layer = layer
+        self.heads = heads
+        self.first_only = first_only
+        self.keep_first = first_only or pools_first
+        self.padded = False  # export sets it: packed tensors have sizes that depend on values
+        self._parts = [Parts.of(module, names) for module in layer]
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any) -> Any:
+        """Encode ``(batch, length, hidden)``, with a mask ``(batch, length)``, True on real tokens.
+
+        Returns:
+            An output whose ``last_hidden_state`` is ``(batch, length, hidden)``, zero on padding (but for a first
+            column that is read), or with ``first_only`` ``(batch, 1, hidden)``.
+
+        Raises:
+            AttendropError: The mask has another shape.
+        """
+        batch = hidden_states.shape[:2]
+        if attention_mask is not None and attention_mask.shape != batch:
+            raise AttendropError(
+                f"A pruned model takes an attention_mask of shape {tuple(batch)}, (batch, length), not "
+                f"{tuple(attention_mask.shape)}; its to_stock() takes others."
+            )
+        layout = (Padded if self.padded else Packed)(hidden_states, attention_mask, keep_first=self.keep_first)
+        x = layout.pack(hidden_states)
+        for parts in self._parts[:-1] if self.first_only else self._parts:
+            x = self._layer(parts, x, layout)
+        last = self._first_of_last_layer(self._parts[-1], x, layout)[:, None] if self.first_only else layout.unpack(x)
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=last)
+
+    def _layer(self, parts: Parts, x: Tensor, layout: Padded) -> Tensor:
+        if parts.query is None or parts.key is None or parts.value is None:
+            vector = parts.output(layout.mean(x))
+            return layout.in_chunks(x, lambda chunk: parts.finish(x[chunk], layout.spread(vector, chunk)))
+        query, key, value = (layout.unpack(part(x)) for part in (parts.query, parts.key, parts.value))
+        attended = layout.pack(self._attend(query, key, value, layout.mask))
+        return layout.in_chunks(x, lambda chunk: parts.finish(x[chunk], parts.output(attended[chunk])))
+
+    def _first_of_last_layer(self, parts: Parts, x: Tensor, layout: Padded) -> Tensor:
+        """The last layer's output for the first token of each sequence, ``(batch, hidden)``."""
+        first = layout.first(x)
+        if parts.query is None or parts.key is None or parts.value is None:
+            return parts.finish(first, parts.output(layout.mean(x)))
+        key, value = (layout.unpack(part(x)) for part in (parts.key, parts.value))
+        attended = self._attend(parts.query(first)[:, None], key, value, layout.mask)
+        return parts.finish(first, parts.output(attended[:, 0]))
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention of padded tensors ``(batch, length, hidden)``."""
+        q, k, v = (x.view(*x.shape[:2], self.heads, -1).transpose(1, 2) for x in (query, key, value))
+        mask = None if mask is None else mask[:, None, None]
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
+
+
+class Padded:
+    """Tokens as they come: ``(batch, length, hidden)``, with padding.
+
+    Args:
+        hidden_states: ``(batch, length, hidden)``, for shape, dtype and device.
+        mask: ``(batch, length)``, True on real tokens; None: everywhere.
+        keep_first: Whether each sequence's first column is needed, even if it is padding.
+    """
+
+    def __init__(self, hidden_states: Tensor, mask: Tensor | None, *, keep_first: bool) -> None:
+        self.batch, self.length = hidden_states.shape[:2]
+        self.mask = None if mask is None else mask.bool()
+        shares = hidden_states.new_ones(self.batch, self.length) if self.mask is None else self.mask
+        shares = shares / shares.sum(1, keepdim=True, dtype=torch.float32).clamp(min=1)
+        self._shares = shares.to(hidden_states.dtype)  # of a token in the mean over its sequence
+
+    def pack(self, x: Tensor) -> Tensor:
+        """From ``(batch, length, hidden)`` to this layout."""
+        return x
+
+    def unpack(self, x: Tensor) -> Tensor:
+        """From this layout to ``(batch, length, hidden)``."""
+        return x
+
+    def mean(self, x: Tensor) -> Tensor:
+        """Mean over the real tokens of each sequence, ``(batch, hidden)``."""
+        return (self._shares[:, None] @ x)[:, 0]
+
+    def first(self, x: Tensor) -> Tensor:
+        """The first token of each sequence, ``(batch, hidden)``."""
+        return x[:, 0]
+
+    def spread(self, vectors: Tensor, chunk: slice) -> Tensor:
+        """Give each token of ``chunk`` the vector of its sequence; ``vectors`` is ``(batch, hidden)``."""
+        return vectors[:, None]
+
+    def in_chunks(self, x: Tensor, function: Callable[[slice], Tensor]) -> Tensor:
+        """Compute a layer's output from its input ``x``, which may be overwritten, chunk by chunk."""
+        return function(slice(None))
+
+
+class Packed(Padded):
+    """Real tokens, one after another: ``(tokens, hidden)``."""
+
+    def __init__(self, hidden_states: Tensor, mask: Tensor | None, *, keep_first: bool) -> None:
+        super().__init__(hidden_states, mask, keep_first=keep_first)
+        device = hidden_states.device
+        kept = torch.ones(self.batch, self.length, dtype=torch.bool, device=device) if mask is None else self.mask
+        assert kept is not None
+        if keep_first and mask is not None:
+            kept = kept.clone()
+            kept[:, 0] = True  # read by the head, even where padding on the left makes it no key
+        self._places = kept.flatten().nonzero()[:, 0]  # the one time that a GPU is waited for
+        self._tokens = len(self._places)
+        self._full = self._tokens == self.batch * self.length
+        counts = kept.sum(1)
+        self._starts = counts.cumsum(0) - counts
+        self._sequence = self._places // self.length
+        self._shares = self._shares.flatten()[self._places]
+        self._indices = torch.arange(self._tokens, device=device)
+        self._chunk = _CHUNK if device.type == "cpu" else self._tokens
+        if self._full and not keep_first:
+            self.mask = None
+
+    def pack(self, x: Tensor) -> Tensor:
+        x = x.flatten(0, 1)
+        return x.clone() if self._full else x[self._places]
+
+    def unpack(self, x: Tensor) -> Tensor:
+        if not self._full:
+            padded = x.new_zeros(self.batch * self.length, x.shape[-1])
+            x = padded.index_copy_(0, self._places, x)
+        return x.view(self.batch, self.length, x.shape[-1])
+
+    def mean(self, x: Tensor) -> Tensor:
+        # The quickest sum over unequal stretches; in half precision it counts in single.
+        return functional.embedding_bag(self._indices, x, self._starts, mode="sum", per_sample_weights=self._shares)
+
+    def first(self, x: Tensor) -> Tensor:
+        return x[self._starts]
+
+    def spread(self, vectors: Tensor, chunk: slice) -> Tensor:
+        return vectors[self._sequence[chunk]]
+
+    def in_chunks(self, x: Tensor, function: Callable[[slice], Tensor]) -> Tensor:
+        if self._tokens <= self._chunk:
+            return function(slice(None))
+        for start in range(0, self._tokens, self._chunk):
+            chunk = slice(start, start + self._chunk)
+            x[chunk] = function(chunk)
+        return x
+
+
+def _mask_as_it_came(*_: Any, attention_mask: Tensor | None = None, **__: Any) -> Tensor | None:
+    return attention_mask
+
+
+AttentionMaskInterface.register(IMPLEMENTATION, _mask_as_it_came)

@@ -1,0 +1,211 @@
+"""A model some of whose layers attend to nothing in particular: made, saved and loaded."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+from collections.abc import Collection
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from attendrop.errors import AttendropError
+from attendrop.pruning.constant_attention import mask_layers, masked_layers, prunable_layers
+from attendrop.pruning.families import _READ_FIRST, _family, _layers, _layers_path, has_fast_form
+from attendrop.pruning.packed_encoder import IMPLEMENTATION, PackedEncoder
+from attendrop.pruning.serialization import (
+    _WEIGHTS,
+    CONFIG,
+    _class,
+    _load_weights,
+    _read,
+    _unshared,
+    is_pruned,
+    stock_config,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class PrunedModel(nn.Module):
+    """A model with constant attention in some layers, for inference. Made by :func:`prune`, loaded by :func:`load`.
+
+    It takes what the model took, and returns what it returned. Of the families in ``FAMILIES`` it is fast: pruned
+    layers keep one matrix, applied to one vector for each sequence; padding is not computed; of the last layer only the
+    first token, where the head reads no other. Of others it runs in the plain form, as fast as before.
+
+    Args:
+        masked: A model with zero queries in the pruned layers, as :func:`mask_layers` makes it; left as it was.
+
+    Attributes:
+        model: The model of transformers within.
+        layers: The pruned layers, from 0.
+        of: How many layers there are.
+        fast: Whether it has the fast form.
+    """
+
+    def __init__(self, masked: Any) -> None:
+        super().__init__()
+        self.layers = tuple(masked_layers(masked))
+        self.of = len(prunable_layers(masked))
+        self.fast = has_fast_form(masked)
+        self.model: Any = copy.deepcopy(masked)
+        if self.fast:
+            _fold(self.model, self.layers)
+            _pack(self.model)
+        self.eval()
+
+    @property
+    def config(self) -> Any:
+        """The configuration of the model within."""
+        return self.model.config
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model on its usual inputs.
+
+        Raises:
+            AttendropError: Attention weights or hidden states are asked for, which the fast form does not have.
+        """
+        for name in ("output_attentions", "output_hidden_states"):
+            if self.fast and kwargs.get(name, getattr(self.config, name, False)):
+                raise AttendropError(f"A pruned model has nothing to give for {name}; its to_stock() has.")
+        return self.model(*args, **kwargs)
+
+    def train(self, mode: bool = True) -> PrunedModel:
+        """Raise AttendropError for ``mode=True``: a pruned model does not train."""
+        if mode:
+            raise AttendropError("A pruned model does not train; train its to_stock(), and prune that.")
+        super().train(False)
+        return self
+
+    def to_stock(self) -> Any:
+        """A model of transformers that computes the same, with zero queries in the pruned layers.
+
+        It trains (the queries are frozen), and can be saved for use without this library. Where two matrices were
+        folded into one, it has that one and an identity.
+        """
+        if not self.fast:
+            return copy.deepcopy(self.model)
+        stock = type(self.model)(stock_config(self.model.config)).to(self.model.dtype).to(self.model.device)
+        found = self.model.state_dict()
+        names = _family(self.model).names
+        for number in self.layers:
+            prefix = f"{_layers_path(self.model)}.{number}."
+            for kind in ("weight", "bias"):
+                folded = found.pop(f"{prefix}{names[3]}.{kind}")
+                size = len(folded)
+                zero, one = torch.zeros_like(folded), torch.eye(size).to(folded)
+                for query_or_key in names[:2]:
+                    found[f"{prefix}{query_or_key}.{kind}"] = zero
+                found[f"{prefix}{names[2]}.{kind}"] = folded if kind == "weight" else zero
+                found[f"{prefix}{names[3]}.{kind}"] = one if kind == "weight" else folded
+        stock.load_state_dict(found)
+        return mask_layers(stock, self.layers).eval()
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Save to a folder that :func:`load` reads. The queries and keys of pruned layers are not in it.
+
+        transformers alone refuses to load the folder of a fast model, for it would miss what is not there. A model
+        without a fast form is saved as any other.
+
+        Raises:
+            AttendropError: The folder holds another model.
+        """
+        if not self.fast:
+            self.model.save_pretrained(folder)
+            return
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / "config.json").exists():
+            raise AttendropError(f"The folder '{folder}' holds another model; name an empty or a new one.")
+        config = {
+            "architecture": type(self.model).__name__,
+            "pruned_layers": list(self.layers),
+            "stock": json.loads(stock_config(self.model.config).to_json_string(use_diff=True)),
+        }
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        tensors = {name: value.contiguous() for name, value in self.model.state_dict().items()}
+        save_file(_unshared(tensors), folder / _WEIGHTS, metadata={"format": "pt"})
+
+
+def load(folder: str | Path) -> Any:
+    """Load a model that was pruned and saved; a folder of an ordinary model gives that model.
+
+    Args:
+        folder: A folder, as :meth:`PrunedModel.save_pretrained` and ``attendrop prune`` leave it.
+
+    Returns:
+        A :class:`PrunedModel`, in evaluation mode, on the CPU; or a model of transformers, in evaluation mode.
+
+    Raises:
+        AttendropError: The folder holds no model, or one that is not whole.
+    """
+    folder = Path(folder)
+    if not is_pruned(folder):
+        architectures = _read(folder / "config.json").get("architectures") or [None]
+        return _class(folder, architectures[0]).from_pretrained(folder, use_safetensors=True).eval()
+    config = _read(folder / CONFIG)
+    cls = _class(folder, config.get("architecture"))
+    model = cls(cls.config_class.from_dict(config["stock"]))
+    pruned = PrunedModel.__new__(PrunedModel)
+    nn.Module.__init__(pruned)
+    pruned.layers, pruned.of, pruned.fast = tuple(config["pruned_layers"]), len(_layers(model)), True
+    for number in pruned.layers:
+        _drop_attention(model, number)
+    _load_weights(model, folder)
+    _pack(model)
+    pruned.model = model
+    return pruned.eval()
+
+
+def warn_if_slow(light: PrunedModel) -> None:
+    """Say so if a pruned model is no faster."""
+    if not light.fast:
+        logger.warning(
+            "%s has no fast form here: its pruned layers attend equally to all tokens, and take as long as before.",
+            type(light.model).__name__,
+        )
+
+
+def unpadded(model: Any) -> PrunedModel:
+    """A model of which nothing is pruned, in the form that computes no padding."""
+    if not has_fast_form(model):
+        raise AttendropError(f"{type(model).__name__} has no form without padding here.")
+    return PrunedModel(model)
+
+
+def _fold(model: Any, layers: Collection[int]) -> None:
+    """Replace four matrices of each pruned layer by one: ``W_V W_O``, computed in float64."""
+    names = _family(model).names
+    for number in layers:
+        layer = _layers(model)[number]
+        value, output = (attrgetter(name)(layer) for name in names[2:4])
+        weight = output.weight.detach().double() @ value.weight.detach().double()
+        bias = output.weight.detach().double() @ value.bias.detach().double() + output.bias.detach().double()
+        _drop_attention(model, number)
+        output.weight = nn.Parameter(weight.to(output.weight.dtype))
+        output.bias = nn.Parameter(bias.to(output.bias.dtype))
+
+
+def _drop_attention(model: Any, number: int) -> None:
+    """Take queries, keys and values away from a layer."""
+    for name in _family(model).names[:3]:
+        parent, _, attribute = name.rpartition(".")
+        setattr(_layers(model)[number].get_submodule(parent), attribute, None)
+
+
+def _pack(model: Any) -> None:
+    """Put the encoder that computes no padding in place of the model's own."""
+    family, base = _family(model), model.base_model
+    first_only = type(model).__name__.endswith(_READ_FIRST)
+    pools_first = getattr(base, "pooler", None) is not None
+    heads = model.config.num_attention_heads
+    encoder = PackedEncoder(_layers(model), family.names, heads, first_only=first_only, pools_first=pools_first)
+    setattr(base, family.encoder, encoder)
+    model.config._attn_implementation_internal = IMPLEMENTATION
+    model.requires_grad_(False)

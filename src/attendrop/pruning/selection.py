@@ -1,0 +1,293 @@
+"""Which layers lose their attention, and how many."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from attendrop.attention.adapter import ModelAdapter
+from attendrop.attention.isolation import evaluating
+from attendrop.attention.layers import AttentionLayer
+from attendrop.attention.plan import Plan
+from attendrop.batches import Batch, number_of_rows
+from attendrop.errors import AttendropError
+from attendrop.pruning.comparison import CONFIDENCE, Difference, Predictions, paired_difference
+from attendrop.pruning.constant_attention import Constant, mask_layers, prunable_layers
+from attendrop.pruning.pruned_model import PrunedModel, warn_if_slow
+from attendrop.training.regularization import loss_and_outputs
+
+# How well a model does, more is better: one number, or one for each row, of which the score is the mean.
+Score = Callable[[PrunedModel], float | Sequence[float]]
+# The same, or the predictions that a score is made of.
+Judge = Callable[[PrunedModel], float | Sequence[float] | Predictions]
+# A tolerance is suggested only up to this fraction of the whole model's score.
+_SUGGESTED_TOLERANCE = 0.1
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a user asked for: exactly one is not None, or all are, which means ``auto``.
+
+    Attributes:
+        count: So many layers.
+        layers: These layers.
+        threshold: Layers of which the generator drops at least this share.
+    """
+
+    count: int | None = None
+    layers: tuple[int, ...] | None = None
+    threshold: float | None = None
+
+
+def prune(
+    model: Any,
+    layers: str | int | Sequence[int] = "auto",
+    *,
+    batches: Sequence[Batch] | None = None,
+    score: Score | None = None,
+    pi: Mapping[str, float] | Sequence[float] | None = None,
+    tolerance: float = 0.0,
+) -> PrunedModel:
+    """Make the attention of some layers constant, for good, and the model faster.
+
+    Example:
+        >>> light = prune(model, layers="auto", batches=batches)
+        >>> light.layers
+        (4, 5)
+        >>> logits = light(**inputs).logits
+
+    Args:
+        model: A fine-tuned transformers model; left as it was.
+        layers: ``"auto"``: of all numbers of layers the largest with which the score is no worse than that of the whole
+            model by more than ``tolerance``, even at the lower end of the interval of the difference (95 % confidence
+            for all numbers of layers together): few rows take few layers, and a warning says what they cannot tell. A
+            number, or ``"4"``: so many. A list, ``"0,3,5"`` or ``"4,"``: these.
+            ``">=0.8"``: those with a ``pi`` of at least 0.8.
+        batches: Labelled batches that were not trained on, on the model's device: what layers are ranked by, if not by
+            ``pi``, and scored on, if not by ``score``.
+        score: How well a model does, more is better: a score for each of the same rows, or a single number, of which
+            there is no interval, so that it is taken at its word. Default: minus the loss on each row of ``batches``.
+        pi: Of each layer the share of its units that AttendOut's generator drops, in order or by keys such as
+            ``"encoder.0"``. Layers then go in this order, highest first. Default: by importance, the loss on
+            ``batches`` with this one layer's attention constant, lowest first.
+        tolerance: See ``layers``; in units of the score.
+
+    Raises:
+        AttendropError: The model or the selection of layers is not supported, or what is needed for it is not given.
+    """
+    wanted = parse_wanted(layers)
+    if isinstance(model, PrunedModel):
+        raise AttendropError("The model is pruned already; prune what its to_stock() gives.")
+    attention_layers = prunable_layers(model)
+    if wanted.layers is not None:
+        return _made(model, wanted.layers)
+    if wanted.threshold is not None:
+        shares = _shares(pi, attention_layers)
+        return _made(model, [number for number, share in enumerate(shares) if share >= wanted.threshold])
+    if wanted.count is not None and wanted.count > len(attention_layers):
+        raise AttendropError(f"layers={wanted.count}: the model has only {len(attention_layers)} layers of attention.")
+    order = ranked(model, attention_layers, batches=batches, pi=pi)
+    if wanted.count is not None:
+        return _made(model, order[: wanted.count])
+    if score is None:
+        score = loss_score(_needed(batches, "layers='auto'"))
+    light, trials = choose(model, order, score, tolerance)
+    undecided = what_is_unknown(trials, len(light.layers), tolerance)
+    if undecided is not None:
+        logger.warning(undecided)
+    return light
+
+
+def parse_wanted(layers: str | int | Sequence[int]) -> Wanted:
+    """Read a selection of layers to prune; raises AttendropError if it is malformed."""
+    problem = AttendropError(
+        f"layers={layers!r} is not understood. Give 'auto', a count such as 4, a list such as '0,3,5' ('4,' for one), "
+        "or a threshold such as '>=0.8'."
+    )
+    if isinstance(layers, int):
+        if isinstance(layers, bool) or layers < 0:
+            raise problem
+        return Wanted(count=layers)
+    if not isinstance(layers, Iterable):
+        raise problem
+    if not isinstance(layers, str):
+        numbers = list(layers)
+        if any(isinstance(number, bool) or not isinstance(number, int) or number < 0 for number in numbers):
+            raise problem
+        return Wanted(layers=tuple(sorted(set(numbers))))
+    text = layers.replace(" ", "")
+    if text == "auto":
+        return Wanted()
+    if re.fullmatch(r"\d+", text):
+        return Wanted(count=int(text))
+    if re.fullmatch(r"\[?\d+(,\d+)*,?\]?", text):
+        return Wanted(layers=tuple(sorted({int(number) for number in re.findall(r"\d+", text)})))
+    threshold = re.fullmatch(r">=(\d*\.?\d+)", text)
+    if threshold is None or not 0 <= float(threshold[1]) <= 1:
+        raise problem
+    return Wanted(threshold=float(threshold[1]))
+
+
+def ranked(
+    model: Any,
+    attention_layers: Sequence[AttentionLayer],
+    *,
+    batches: Sequence[Batch] | None = None,
+    pi: Mapping[str, float] | Sequence[float] | None = None,
+) -> list[int]:
+    """The layers in the order in which they go: see :func:`prune`."""
+    harm = (
+        [-share for share in _shares(pi, attention_layers)]
+        if pi is not None
+        else importance(model, attention_layers, batches)
+    )
+    return sorted(range(len(attention_layers)), key=lambda number: (harm[number], -number))
+
+
+def importance(model: Any, attention_layers: Iterable[AttentionLayer], batches: Sequence[Batch] | None) -> list[float]:
+    """Of each layer, the mean loss of the model with this layer's attention constant."""
+    batches = _needed(batches, "the importance of layers")
+    adapter = ModelAdapter(model)
+    adapter.attach()
+    try:
+        adapter.trace(batches[0])
+        return [_mean_loss(adapter, batches, Constant([layer.key])) for layer in attention_layers]
+    finally:
+        adapter.detach()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A number of pruned layers that was tried.
+
+    Attributes:
+        count: How many layers.
+        score: With these layers pruned.
+        rows: How many rows the score was taken on; 0: not known.
+        difference: To the score of the whole model.
+    """
+
+    count: int
+    score: float
+    rows: int
+    difference: Difference
+
+
+def choose(model: Any, order: Sequence[int], judge: Judge, tolerance: float = 0.0) -> tuple[PrunedModel, list[Trial]]:
+    """Prune more and more layers; keep the most that surely cost no more than ``tolerance``: see :func:`prune`.
+
+    Returns:
+        The model, and what was tried, from no layer to all.
+    """
+    if not tolerance >= 0:
+        raise AttendropError(f"tolerance={tolerance} must be at least 0.")
+    confidence = 1 - (1 - CONFIDENCE) / max(1, len(order))  # Bonferroni: of all intervals together
+    best = PrunedModel(mask_layers(model, []))
+    before = _judged(judge, best)
+    trials = [Trial(0, before.score, len(before.labels), Difference(0.0, 0.0, 0.0))]
+    for count in range(1, len(order) + 1):
+        candidate = PrunedModel(mask_layers(model, order[:count]))
+        after = _judged(judge, candidate)
+        if len(after.labels) != len(before.labels):
+            raise AttendropError(
+                f"score gave {len(after.labels)} rows with {count} layers pruned and {len(before.labels)} with none; "
+                "it must give one number for each of the same rows."
+            )
+        difference = paired_difference(before, after, confidence)
+        trials.append(Trial(count, after.score, len(after.labels), difference))
+        if difference.low >= -tolerance:
+            best = candidate
+    warn_if_slow(best)
+    return best, trials
+
+
+def what_is_unknown(trials: Sequence[Trial], chosen: int, tolerance: float) -> str | None:
+    """Say what the rows cannot tell: whether more than ``chosen`` layers would cost more than ``tolerance``."""
+    undecided = [trial for trial in trials[chosen + 1 :] if trial.difference.low < -tolerance <= trial.difference.high]
+    if not undecided:
+        return None
+    nearest = max(undecided, key=lambda trial: (trial.difference.low, trial.count))
+    found, layers = nearest.difference, f"{nearest.count} layer{'s' if nearest.count > 1 else ''}"
+    said = f"{nearest.rows} rows cannot tell whether {layers} would cost more than the tolerance of {tolerance:g}"
+    if not math.isfinite(found.low):
+        return f"{said}: they are too few for an interval of the difference."
+    allows = math.ceil(-found.low * 1e4) / 1e4
+    suggested = allows <= _SUGGESTED_TOLERANCE * abs(trials[0].score)
+    return (
+        f"{said}: the difference is {found.value:+.4f}, its {100 * CONFIDENCE:g} % interval {found.low:+.4f} to "
+        f"{found.high:+.4f}. More rows may tell{f'; a tolerance of {allows:g} would accept it' if suggested else ''}."
+    )
+
+
+def loss_score(batches: Sequence[Batch]) -> Score:
+    """Minus the loss on each row of some batches, as a score."""
+
+    def score(model: PrunedModel) -> list[float]:
+        with torch.no_grad():
+            return [-float(loss_and_outputs(model(**row))[0]) for batch in batches for row in _single_rows(batch)]
+
+    return score
+
+
+def _single_rows(batch: Batch) -> Iterator[Batch]:
+    """The rows of a batch, each as a batch of its own, padded as it was."""
+    rows = number_of_rows(batch)
+    for row in range(rows):
+        yield {
+            name: value[row : row + 1] if isinstance(value, torch.Tensor) and value.shape[:1] == (rows,) else value
+            for name, value in batch.items()
+        }
+
+
+def _judged(judge: Judge, model: PrunedModel) -> Predictions:
+    found = judge(model)
+    if isinstance(found, Predictions):
+        return found
+    values = np.asarray(found, dtype=np.float64)
+    if np.isnan(values).any():
+        raise AttendropError(f"The score with {len(model.layers)} layers pruned is NaN; give one that is a number.")
+    if values.ndim:
+        return Predictions(values, values, lambda _, values: float(values.mean()))
+    return Predictions(values[None][:0], values[None][:0], lambda *_: float(values))
+
+
+def _made(model: Any, layers: Sequence[int]) -> PrunedModel:
+    light = PrunedModel(mask_layers(model, layers))
+    warn_if_slow(light)
+    return light
+
+
+def _mean_loss(adapter: ModelAdapter, batches: Sequence[Batch], plan: Plan) -> float:
+    with torch.no_grad(), evaluating(adapter.model):
+        losses = [float(loss_and_outputs(adapter.forward(batch, plan))[0]) * number_of_rows(batch) for batch in batches]
+    return sum(losses) / sum(map(number_of_rows, batches))
+
+
+def _shares(
+    pi: Mapping[str, float] | Sequence[float] | None, attention_layers: Sequence[AttentionLayer]
+) -> list[float]:
+    if pi is None:
+        raise AttendropError(
+            "A threshold is on the share of a layer that AttendOut's generator drops, pi; this model has none. Prune "
+            "by count, or 'auto'."
+        )
+    keys = [layer.key for layer in attention_layers]
+    shares = dict(pi) if isinstance(pi, Mapping) else dict(zip(keys, pi, strict=False))
+    missing = [key for key in keys if key not in shares]
+    if missing or len(pi) != len(keys):
+        raise AttendropError(f"pi has {len(pi)} layers, the model {len(keys)}: it must have one share for each.")
+    return [shares[key] for key in keys]
+
+
+def _needed(batches: Sequence[Batch] | None, purpose: str) -> Sequence[Batch]:
+    if not batches:
+        raise AttendropError(f"Give batches, labelled and not trained on: {purpose} is measured on them.")
+    return batches

@@ -1,0 +1,73 @@
+"""Files of pruned models."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from attendrop.errors import AttendropError
+
+# Not config.json, so that transformers says that there is no model, instead of loading one that is not whole.
+CONFIG = "pruned_config.json"
+_WEIGHTS = "model.safetensors"
+
+
+def is_pruned(folder: str | Path) -> bool:
+    """Whether a folder holds a pruned model in the fast form."""
+    return (Path(folder) / CONFIG).is_file()
+
+
+def _class(folder: Path, name: Any) -> Any:
+    found = getattr(transformers, str(name), None)
+    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+        raise AttendropError(f"The model in '{folder}' is of an unknown class, {name!r}.")
+    return found
+
+
+def stock_config(config: Any) -> Any:
+    """A copy of a model's configuration, as the model of transformers has it."""
+    stock = copy.deepcopy(config)
+    stock._attn_implementation_internal = None
+    return stock
+
+
+def _load_weights(model: Any, folder: Path) -> None:
+    try:
+        weights = load_file(folder / _WEIGHTS)
+    except Exception as error:  # safetensors raises a class of its own
+        raise AttendropError(f"The weights in '{folder}' cannot be read ({error}).") from None
+    dtypes = {value.dtype for value in weights.values() if value.is_floating_point()}
+    model.to(next(iter(dtypes)))
+    found = model.load_state_dict(weights, strict=False)
+    here = model.state_dict()
+    loaded = {here[name].data_ptr() for name in weights if name in here}
+    missing = [name for name in found.missing_keys if here[name].data_ptr() not in loaded]
+    if missing or found.unexpected_keys:
+        raise AttendropError(f"The weights in '{folder}' are not whole: {(missing or found.unexpected_keys)[0]}.")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise AttendropError(f"'{path.parent}' holds no model: it has no {path.name}.") from None
+    except ValueError:
+        raise AttendropError(f"{path} is not valid JSON.") from None
+    return found
+
+
+def _unshared(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Without the second and further names of a tensor: safetensors holds each once."""
+    seen: set[int] = set()
+    found = {}
+    for name, value in tensors.items():
+        if value.data_ptr() not in seen or not value.numel():
+            seen.add(value.data_ptr())
+            found[name] = value
+    return found

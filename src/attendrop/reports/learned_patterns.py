@@ -1,0 +1,216 @@
+"""What AttendOut learnt: its dropout patterns as a picture (Figure 3 of its paper), and as a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attendrop.errors import AttendropError
+from attendrop.methods.attend_out.method import AttendOut
+from attendrop.methods.scheduler import HIGHEST, Scheduler
+from attendrop.output_files import write_json
+from attendrop.runs.run_folder import read_metrics
+
+_DECIMALS = 6
+# Yellow is hard to see on white.
+_LIGHTEST = 0.88
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """The dropout steps of a run of AttendOut.
+
+    Attributes:
+        run: What was trained on what, for a title.
+        planned_steps: How many optimizer steps the run had planned.
+        layers: Keys of the attention layers, such as ``encoder.0``.
+        steps: ``(T,)``, the optimizer steps taken by the end of each period.
+        period_shares: ``(T,)``, the length of each period as a share of a whole one: less than 1 where training ended
+            within it.
+        probabilities: ``(T, layers)``, the mean probability of dropping in a period; NaN for a layer that was skipped
+            in all of it.
+        rewards: ``(T,)``.
+        attacker_survived: Of each period.
+        config: The options of the run.
+    """
+
+    run: str
+    planned_steps: int
+    layers: tuple[str, ...]
+    steps: Numbers
+    period_shares: Numbers
+    probabilities: Numbers
+    rewards: Numbers
+    attacker_survived: tuple[bool, ...]
+    config: Mapping[str, Any]
+
+    @property
+    def progress(self) -> Numbers:
+        """``(T,)``, the share of the planned steps that were taken."""
+        return self.steps / max(self.planned_steps, 1)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Piecewise linear curves through the patterns.
+
+    Attributes:
+        knots: ``(N + 1,)``, shares of the planned steps.
+        values: ``(N + 1, layers)``, the probability at each knot.
+        rms: ``(layers,)``, root mean square of the differences from the patterns, weighted as the fit was.
+    """
+
+    knots: Numbers
+    values: Numbers
+    rms: Numbers
+
+    def at(self, progress: Numbers) -> Numbers:
+        """The curves' probabilities, ``(T, layers)``."""
+        return _hats(progress, self.knots) @ self.values
+
+
+def read(folder: Path) -> Patterns:
+    """Read the patterns of a finished run.
+
+    Raises:
+        AttendropError: There is no such run, it trained with another method, or it took no dropout step.
+    """
+    metrics = read_metrics(folder)
+    if metrics is None:
+        raise AttendropError(f"'{folder}' holds no finished run; name the folder of one.")
+    if AttendOut.name not in metrics["method"].split("+"):
+        raise AttendropError(
+            f"The run in '{folder}' trained with {metrics['method']}, which learns no dropout patterns; name one of "
+            "method attendout."
+        )
+    found = metrics["dropout_steps"]
+    if not found:
+        raise AttendropError(f"The run in '{folder}' took no dropout step; train for longer, or lower dropout_step.")
+    names = {layer for entry in found for layer in entry["drop_probability"]}
+    layers = sorted(names, key=lambda key: (key.split(".")[0], int(key.split(".")[1])))
+    return Patterns(
+        run=f"{Path(metrics['model']).name} on {metrics['task']}, seed {metrics['seed']}",
+        planned_steps=metrics["planned_steps"],
+        layers=tuple(layers),
+        steps=np.array([entry["step"] for entry in found], dtype=np.float64),
+        period_shares=np.array([entry.get("period_share", 1.0) for entry in found], dtype=np.float64),
+        probabilities=np.array([[entry["drop_probability"].get(key, np.nan) for key in layers] for entry in found]),
+        rewards=np.array([entry["reward"] for entry in found], dtype=np.float64),
+        attacker_survived=tuple(entry["attacker_survived"] for entry in found),
+        config=metrics["config"],
+    )
+
+
+def fit(patterns: Patterns, pieces: int) -> Fit:
+    """Fit a continuous curve of equal linear pieces in the training progress to each layer, by least squares.
+
+    A period counts by its length, so that a partial one weighs less. The curve's values at the knots are then clamped
+    to [0, 0.95], the range of :class:`attendrop.Scheduler`.
+
+    Raises:
+        AttendropError: There are too few dropout steps, or a piece has too few.
+    """
+    count = len(patterns.steps)
+    if pieces < 1:
+        raise AttendropError(f"fit={pieces} must be at least 1: it is the number of pieces.")
+    if count < pieces + 1:
+        raise AttendropError(
+            f"fit={pieces}: {pieces} piece(s) have {pieces + 1} knots, but the run took {count} dropout step(s); fit "
+            "fewer pieces, or train with a lower dropout_step."
+        )
+    knots = np.round(np.linspace(0, 1, pieces + 1), _DECIMALS)
+    hats = _hats(patterns.progress, knots)
+    fits = [_least_squares(hats, curve, patterns.period_shares) for curve in patterns.probabilities.T]
+    if any(rank < pieces + 1 for _, rank in fits):
+        raise AttendropError(
+            f"fit={pieces}: the dropout steps, from {patterns.progress[0]:.0%} to {patterns.progress[-1]:.0%} of the "
+            "planned steps, do not determine every piece; fit fewer."
+        )
+    values = np.stack([found for found, _ in fits], axis=1).clip(0, HIGHEST).astype(np.float64).round(_DECIMALS)
+    errors = np.ma.masked_invalid(hats @ values - patterns.probabilities)
+    return Fit(knots, values, np.sqrt(np.ma.average(errors**2, axis=0, weights=patterns.period_shares).data))
+
+
+def scheduler(patterns: Patterns, fitted: Fit) -> Scheduler:
+    """The method that follows the fitted curves, in the layers where AttendOut acted."""
+    options = patterns.config["options"]
+    layers = options.get(AttendOut.name, options).get("layers", "all")
+    knots, curves = tuple(fitted.knots.tolist()), tuple(map(tuple, fitted.values.T.tolist()))
+    return Scheduler(progress=knots, probabilities=curves, layers=layers)
+
+
+def write_options(path: Path, method: Scheduler) -> None:
+    """Write a method's options as `attendrop train --options` reads them."""
+    write_json(path, {"method": method.name, "options": method.options()})
+
+
+def plot(patterns: Patterns, path: Path, fitted: Fit | None = None) -> None:
+    """Draw the probability of dropping over the training steps, a line for each layer, as a PNG file.
+
+    Args:
+        patterns: What to draw.
+        path: The file.
+        fitted: Drawn as dashed lines over it.
+
+    Raises:
+        AttendropError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise AttendropError("A picture needs matplotlib; run `pip install attendrop[plots]`.") from None
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    colors = matplotlib.colormaps["viridis"](np.linspace(0, _LIGHTEST, len(patterns.layers)))
+    marker = "o" if len(patterns.steps) <= 40 else None
+    # What the fit goes through steps back behind it.
+    measured: dict[str, Any] = {"linewidth": 1.5, "alpha": 1.0} if fitted is None else {"linewidth": 1.0, "alpha": 0.5}
+    curve = np.linspace(0, patterns.progress[-1], 200)
+    for i, (layer, color) in enumerate(zip(patterns.layers, colors, strict=True)):
+        probabilities = patterns.probabilities[:, i]
+        axes.plot(patterns.steps, probabilities, color=color, label=layer, marker=marker, markersize=3, **measured)
+        if fitted is not None:
+            axes.plot(curve * patterns.planned_steps, fitted.at(curve)[:, i], color=color, linestyle="--")
+        partial = patterns.period_shares < 1
+        axes.plot(patterns.steps[partial], probabilities[partial], "o", markerfacecolor="white", color=color)
+    if fitted is not None:
+        axes.plot([], [], color="gray", linestyle="--", label="fit")
+    if (patterns.period_shares < 1).any():
+        axes.plot([], [], "o", markerfacecolor="white", color="gray", label="partial period")
+    axes.set_xlim(0, 1.01 * max(patterns.planned_steps, patterns.steps[-1]))
+    axes.set_ylim(*_range(patterns.probabilities))
+    axes.set_xlabel("training step")
+    axes.set_ylabel("mean probability of dropping")
+    axes.set_title(f"AttendOut: {patterns.run}", fontsize="medium")
+    axes.grid(alpha=0.3)
+    columns = 1 + len(patterns.layers) // 17
+    legend = figure.legend(loc="outside right upper", title="attention layer", fontsize="small", ncols=columns)
+    for line in legend.get_lines():
+        line.set(alpha=1.0, linewidth=1.5)
+    figure.savefig(path, format="png", dpi=150)
+
+
+def _least_squares(hats: Numbers, curve: Numbers, weights: Numbers) -> tuple[Numbers, int]:
+    """Values at the knots for one layer's curve, where it is known; and the rank of the problem."""
+    known, root = np.isfinite(curve), np.sqrt(weights)
+    values, _, rank, _ = np.linalg.lstsq((hats * root[:, None])[known], (curve * root)[known], rcond=None)
+    return values.astype(np.float64), int(rank)
+
+
+def _range(values: Numbers) -> tuple[float, float]:
+    """Limits of an axis: all values, but never so close that noise looks like a pattern."""
+    values = values[np.isfinite(values)]
+    middle, half = (values.max() + values.min()) / 2, max((values.max() - values.min()) / 2 * 1.1, 0.05)
+    return max(0.0, float(middle - half)), min(1.0, float(middle + half))
+
+
+def _hats(progress: Numbers, knots: Numbers) -> Numbers:
+    """Hat functions, ``(T, knots)``: how much each knot counts at each point of a piecewise linear curve."""
+    return np.stack([np.interp(progress, knots, hat) for hat in np.eye(len(knots))], axis=1)

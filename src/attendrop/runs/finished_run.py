@@ -1,0 +1,119 @@
+"""A finished run, loaded again: its options, its data and its model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
+
+from attendrop.errors import AttendropError
+from attendrop.pruning.comparison import Array, Predictions
+from attendrop.runs.config import RunConfig
+from attendrop.runs.data import Parts, divide, fingerprint, load_data
+from attendrop.runs.model_loading import load_model_and_tokenizer
+from attendrop.runs.run_folder import read_metrics, read_run
+from attendrop.tasks.base import Task
+from attendrop.tasks.metrics import compute_scores, score_span
+from attendrop.tasks.tokenization import encode
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that ended.
+
+    Attributes:
+        config: Its options, with the data and device of today.
+        metrics: What its ``metrics.json`` says.
+        task: What it learnt.
+        parts: Its rows, as they were divided; not encoded.
+        model: The model that it left, on the CPU.
+        tokenizer: The model's tokenizer.
+    """
+
+    config: RunConfig
+    metrics: dict[str, Any]
+    task: Task
+    parts: Parts
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def chosen_on(self) -> str | None:
+        """The name of the set on which one may choose; None: there is none."""
+        if self.parts.selection is not None and self.config.protocol != "paper":
+            return "selection"
+        return "dev" if "dev" in self.parts.report else None
+
+    @cached_property
+    def sets(self) -> dict[str, Dataset]:
+        """The encoded rows on which models are scored, by name."""
+        rows = dict(self.parts.report)
+        if self.parts.selection is not None and self.chosen_on == "selection":
+            rows = {"selection": self.parts.selection} | rows
+        return {name: self.encoded(part) for name, part in rows.items()}
+
+    def encoded(self, rows: Dataset) -> Dataset:
+        """Tokenise rows as the run did."""
+        return encode(rows, self.task, self.tokenizer, self.config.max_length)
+
+    def batches(self, rows: Dataset, size: int) -> list[dict[str, Any]]:
+        """Encoded rows in batches, in their order."""
+        collate = DataCollatorWithPadding(self.tokenizer)
+        listed = rows.select_columns([name for name in rows.column_names if name != "length"]).to_list()
+        return [dict(collate(listed[i : i + size])) for i in range(0, len(listed), size)]
+
+    def predictions(self, name: str, logits: Array) -> Predictions:
+        """The predictions of a model for one of the sets, scored by the task's metric."""
+        decisive = replace(self.task, other_metrics=())
+        return Predictions(
+            np.asarray(self.sets[name]["labels"]),
+            logits,
+            lambda labels, logits: compute_scores(decisive, logits, labels)[decisive.metric],
+            len(self.task.label_names),
+            score_span(self.task.metric),
+        )
+
+
+def load_finished_run(run_dir: str, *, data_dir: str | None = None, device: str = "auto") -> FinishedRun:
+    """Load a run with its model and the rows that it was selected and reported on.
+
+    Args:
+        run_dir: Folder of the run, or of its pruned model.
+        data_dir: Where the run's task is now, if not where it was.
+        device: ``"auto"`` or ``"cpu"``.
+
+    Raises:
+        AttendropError: There is no finished run, or its data changed.
+    """
+    folder = Path(run_dir)
+    run, metrics = read_run(folder), read_metrics(folder)
+    if run is None or metrics is None:
+        raise AttendropError(f"'{run_dir}' holds no finished run; name the folder of one.")
+    changed = {"device": device} | ({"data_dir": data_dir} if data_dir is not None else {})
+    config = RunConfig(**(run["config"] | changed), output_dir=run_dir)
+    data = load_data(config)
+    parts = divide(config, data)
+    if fingerprint(parts) != run["data_sha256"]:
+        raise AttendropError(
+            f"The data changed since the run in '{run_dir}': its selection split cannot be made again."
+        )
+    model, tokenizer = load_model_and_tokenizer(str(folder.absolute()), None)
+    return FinishedRun(config, metrics, data.task, parts, model, tokenizer)
+
+
+def check_finished(run_dir: str) -> None:
+    """Refuse a folder in which a run began and did not end; one that no run has made is none of these.
+
+    Raises:
+        AttendropError: The run is not finished, or there is no such folder.
+    """
+    folder = Path(run_dir)
+    if not folder.is_dir():
+        raise AttendropError(f"There is no run folder '{run_dir}'.")
+    if read_run(folder) is not None and read_metrics(folder) is None:
+        raise AttendropError(f"The run in '{run_dir}' is not finished; `attendrop train` with --resume finishes it.")

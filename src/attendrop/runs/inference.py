@@ -1,0 +1,297 @@
+"""Using a model that a run left: scoring it on labelled data, and predicting, a bounded number of rows at a time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from attendrop.errors import AttendropError
+from attendrop.output_files import check_output
+from attendrop.runs.model_loading import load_model_and_tokenizer
+from attendrop.runs.model_source import STDIN, Source
+from attendrop.runs.prediction_passes import predict_logits
+from attendrop.runs.run_folder import hold_run_folders, own_files, read_metrics, read_run
+from attendrop.tasks.bad_rows import BadRows, write_skipped
+from attendrop.tasks.base import Task
+from attendrop.tasks.custom_files import files_task, stream_file
+from attendrop.tasks.metrics import compute_scores, predicted_counts, with_metric
+from attendrop.tasks.predictions import PredictionWriter, output_format
+from attendrop.tasks.registry import get_task, load_task, task_files
+from attendrop.tasks.table_files import Table
+from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, encode_columns, length_limit
+
+# Rows that are in memory at a time, and among which those of similar length come together.
+CHUNK_ROWS = 4096
+# Told how many rows are done, of how many (None: not known).
+OnProgress = Callable[[int, int | None], None]
+logger = logging.getLogger(__name__)
+
+
+def evaluate(run_dir: str, source: Source, on_progress: OnProgress | None = None) -> dict[str, Any]:
+    """Score a model on labelled data: the development set, if ``source`` names nothing else.
+
+    Returns:
+        ``model, task, source, split, rows, skipped, metric, score, all_scores, predicted``.
+
+    Raises:
+        AttendropError: There is no finished run, or the data cannot be read, has no labels or other classes.
+    """
+    with _outputs(run_dir, source, []):
+        return _evaluate(run_dir, source, on_progress)
+
+
+def _evaluate(run_dir: str, source: Source, on_progress: OnProgress | None) -> dict[str, Any]:
+    run = _load_run(run_dir)
+    rows = _open_rows(run, source, "dev")
+    logits, labels = [], []
+    for chunk in rows.chunks:
+        if "label" not in chunk.columns:
+            raise AttendropError(f"The split '{rows.split}' of {rows.task.name} has no labels to score; use predict.")
+        logits.append(run.logits(chunk.columns, rows, source, on_progress))
+        labels += chunk.columns["label"]
+    every = np.concatenate(logits)
+    scores = compute_scores(rows.task, every, np.asarray(labels))
+    rows.write_skipped(source)
+    predicted = predicted_counts(rows.task, every)
+    if len(predicted) == 1 and len(labels) > 1:
+        logger.warning("The model predicts one class for all %d rows: %s.", len(labels), next(iter(predicted)))
+    return rows.found(run_dir) | {
+        "metric": rows.task.metric,
+        "score": scores[rows.task.metric],
+        "all_scores": scores,
+        "predicted": predicted,
+    }
+
+
+def predict(
+    run_dir: str,
+    source: Source,
+    output: str,
+    *,
+    format: str | None = None,
+    probabilities: bool = False,
+    keep_columns: bool = False,
+    on_progress: OnProgress | None = None,
+) -> dict[str, Any]:
+    """Write a prediction for every row: of the task's test split, if ``source`` names nothing else.
+
+    Args:
+        run_dir: The folder of a finished run.
+        source: What to predict.
+        output: A .tsv, .csv or .jsonl file; for GLUE tasks it gets the columns of a submission. ``"-"``: standard
+            output.
+        format: ``"csv"``, ``"tsv"`` or ``"jsonl"``, if the extension does not say it.
+        probabilities: Write the probabilities of all classes.
+        keep_columns: Write the columns of the input file besides.
+        on_progress: Called after each batch.
+
+    Returns:
+        ``model, task, source, split, rows, skipped, output``.
+
+    Raises:
+        AttendropError: As for :func:`evaluate`; or the output's extension is unknown.
+    """
+    format = output_format(output, format)
+    with _outputs(run_dir, source, [] if output == STDIN else [output]):
+        run = _load_run(run_dir)
+        rows = _open_rows(run, source, "test")
+        with PredictionWriter(
+            output, rows.task, format=format, probabilities=probabilities, keep_columns=keep_columns
+        ) as writer:
+            for chunk in rows.chunks:
+                logits = run.logits(chunk.columns, rows, source, on_progress)
+                writer.write(chunk.columns["index"], logits, chunk.table)
+        rows.write_skipped(source)
+        return rows.found(run_dir) | {"output": output}
+
+
+@contextmanager
+def _outputs(run_dir: str, source: Source, outputs: list[str]) -> Iterator[None]:
+    """Refuse to replace what is read, and what else exists unless it is asked for; hold runs that are written into."""
+    if source.skipped_file is not None:
+        check_output(source.skipped_file, outputs, overwrite=True)
+        outputs = [*outputs, source.skipped_file]
+    inputs = _inputs(Path(run_dir), source) if outputs else []
+    for output in outputs:
+        check_output(output, inputs, overwrite=source.overwrite)
+    with hold_run_folders(outputs):
+        yield
+
+
+def _inputs(folder: Path, source: Source) -> list[str | Path]:
+    """The files of the run, those that it was made of, and those that the model is used on."""
+    files: list[str | Path] = [] if source.file is None else [source.file]
+    if not folder.is_dir():
+        return files
+    options = (read_run(folder) or {"config": {}})["config"]
+    files += [options[name] for name in ("train_file", "eval_file") if options.get(name)]
+    task = source.task or (options.get("task") if source.file is None else None)
+    return [*own_files(folder), *files, *([] if task is None else task_files(task, source.data_dir))]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A model that is used: options are those of its run, none for a model that no run has made."""
+
+    folder: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    options: dict[str, Any]
+
+    def logits(
+        self, columns: dict[str, list[Any]], rows: _Rows, source: Source, on_progress: OnProgress | None
+    ) -> np.ndarray[Any, np.dtype[Any]]:
+        wanted = source.max_length or self.options.get("max_length") or DEFAULT_MAX_LENGTH
+        limit = length_limit(self.tokenizer, wanted, pair="text_pair" in columns)
+        encoded = encode_columns(columns, rows.task, self.tokenizer, limit)
+
+        def count(done: int) -> None:
+            rows.done += done
+            if on_progress is not None:
+                on_progress(rows.done, rows.total)
+
+        return predict_logits(self.model, self.tokenizer, encoded, source.batch_size, source.device, count)
+
+    def class_names(self) -> tuple[str, ...]:
+        """The classes of the model in order; empty if it predicts a number."""
+        config = self.model.config
+        names: dict[int, str] = config.id2label or {}  # type: ignore[assignment]  # json's keys become numbers again
+        if config.problem_type == "regression" or len(names) == 1:
+            return ()
+        return tuple(names[number] for number in sorted(names))
+
+    def trained_on(self) -> tuple[str, ...]:
+        """The text columns that the model was trained on; empty if that is not known."""
+        if self.options.get("task") is not None:
+            return get_task(self.options["task"]).text_columns
+        return tuple(self.options.get("text_columns", ()))
+
+
+@dataclass
+class _Rows:
+    """The rows to use a model on, ``total`` of them (None: not known yet), in chunks; counted while they are read."""
+
+    task: Task
+    split: str
+    source: str
+    chunks: Iterator[_Chunk]
+    total: int | None
+    bad: BadRows
+    done: int = 0
+
+    def found(self, run_dir: str) -> dict[str, Any]:
+        return {
+            "model": run_dir,
+            "task": self.task.name,
+            "source": self.source,
+            "split": self.split,
+            "rows": self.done,
+            "skipped": len(self.bad.skipped),
+        }
+
+    def write_skipped(self, source: Source) -> None:
+        if self.bad.skipped and source.skipped_file is not None:
+            write_skipped(source.skipped_file, self.bad.skipped)
+            logger.warning("Bad rows left out: %d; %s lists them.", len(self.bad.skipped), source.skipped_file)
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    columns: dict[str, list[Any]]
+    table: Table | None = None
+
+
+def _load_run(run_dir: str) -> _Run:
+    folder = Path(run_dir)
+    if not folder.is_dir():
+        raise AttendropError(f"There is no run folder '{run_dir}'.")
+    run = read_run(folder)
+    if run is not None and read_metrics(folder) is None:
+        raise AttendropError(f"The run in '{run_dir}' is not finished; `attendrop train` with --resume finishes it.")
+    model, tokenizer = load_model_and_tokenizer(str(folder.absolute()), None)
+    return _Run(run_dir, model, tokenizer, run["config"] if run is not None else {})
+
+
+def _open_rows(run: _Run, source: Source, split: str) -> _Rows:
+    task = source.task or (run.options.get("task") if source.file is None else None)
+    file = source.file or (run.options.get("eval_file") if split == "dev" and task is None else None)
+    if task is not None:
+        rows = _task_rows(run, source, task, source.split or split)
+    elif file is not None:
+        rows = _file_rows(run, source, file, split)
+    else:
+        raise AttendropError("Say what to use the model on: a task or a file.")
+    _check_texts(run, rows.task.text_columns)
+    if run.options.get("metric") is not None:
+        rows.task = with_metric(rows.task, run.options["metric"])
+    first = next(rows.chunks, None)
+    if first is None:
+        raise AttendropError(f"{rows.source} has no row that can be used: {len(rows.bad.skipped)} were left out.")
+    rows.chunks = chain([first], rows.chunks)
+    return rows
+
+
+def _task_rows(run: _Run, source: Source, name: str, split: str) -> _Rows:
+    _check_head(get_task(name), run.class_names())
+    if source.skip_bad_rows:
+        raise AttendropError("skip-bad-rows is for one's own files; it has no meaning for a task.")
+    data = load_task(name, data_dir=source.data_dir, splits=(split,))
+    dataset = data.splits[split]
+    chunks = (_Chunk(columns) for columns in dataset.iter(CHUNK_ROWS))
+    return _Rows(data.task, split, data.source, chunks, len(dataset), BadRows())
+
+
+def _file_rows(run: _Run, source: Source, file: str, split: str) -> _Rows:
+    columns = source.text_columns or tuple(run.options.get("text_columns", ()))
+    if not columns:
+        raise AttendropError(
+            "Own files need text-columns: the name of the text's column, or two, with a comma between."
+        )
+    label = (source.label_column or run.options.get("label_column")) if split == "dev" else None
+    if split == "dev" and label is None:
+        raise AttendropError("the column of the labels is not given; it is needed to train and to evaluate.")
+    names, bad = run.class_names(), BadRows(skip=source.skip_bad_rows)
+    chunks = stream_file(
+        file,
+        text_columns=columns,
+        label_names=names,
+        label_column=label,
+        size=CHUNK_ROWS,
+        bad=bad,
+        format=(source.input_format or "csv") if file == STDIN else None,
+    )
+    read = (_Chunk(chunk.columns, chunk.table) for chunk in chunks)
+    return _Rows(files_task(columns, names), split, file, read, None, bad)
+
+
+def _check_texts(run: _Run, columns: tuple[str, ...]) -> None:
+    """Refuse one text for a model of pairs, and the reverse: it would predict, but nothing that it has learnt."""
+    trained_on = run.trained_on()
+    if trained_on and len(columns) != len(trained_on):
+        count = {1: "one text", 2: "pairs of texts"}
+        raise AttendropError(
+            f"The model in '{run.folder}' was trained on {count[len(trained_on)]} ({', '.join(trained_on)}), not on "
+            f"{count[len(columns)]} ({', '.join(columns)}); name {len(trained_on)} text column(s)."
+        )
+
+
+def _check_head(task: Task, names: tuple[str, ...]) -> None:
+    if len(task.label_names) != len(names):
+        kind = f"{len(names)} classes" if names else "a number"
+        wanted = f"{len(task.label_names)} classes" if task.label_names else "a number"
+        raise AttendropError(f"The model predicts {kind}, the task {task.name} asks for {wanted}.")
+    if task.label_names != names:
+        logger.warning(
+            "The model's classes are %s; they are taken, in this order, for those of %s: %s.",
+            ", ".join(names),
+            task.name,
+            ", ".join(task.label_names),
+        )

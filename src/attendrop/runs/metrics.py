@@ -1,0 +1,197 @@
+"""What a run came to: its scores, its history, and the content of ``metrics.json``."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+
+import attendrop
+from attendrop.methods.attend_out.method import AttendOut
+from attendrop.methods.base import Method
+from attendrop.runs.config import RunConfig
+from attendrop.runs.data import Parts
+from attendrop.tasks.base import Task, TaskData
+from attendrop.tasks.metrics import compute_scores, constant_scores, predicted_counts
+from attendrop.training.trainer import RegularizedTrainer
+
+
+@dataclass(frozen=True)
+class SetScores:
+    """The scores of a model on one set.
+
+    Attributes:
+        scores: All metrics of the task.
+        constant: Those of a model that always answers ``answer``: the most common class of the training rows, or their
+            mean.
+        predicted: How many rows are predicted to be of each class; empty for regression.
+        rows: Of the set.
+    """
+
+    scores: dict[str, float]
+    constant: dict[str, float]
+    answer: str | float
+    predicted: dict[str, int]
+    rows: int
+
+
+def score_report(trainer: RegularizedTrainer, task: Task, encoded: Parts) -> dict[str, SetScores]:
+    """Score the model on the sets to report on: the one time that they are looked at under the honest protocol.
+
+    Where there is none, on the selection split.
+    """
+    sets = encoded.report or ({} if encoded.selection is None else {"selection": encoded.selection})
+    return {name: _score(trainer, task, encoded.train, rows) for name, rows in sets.items()}
+
+
+def _score(trainer: RegularizedTrainer, task: Task, train: Dataset, rows: Dataset) -> SetScores:
+    found = trainer.predict(rows)
+    logits, labels = np.asarray(found.predictions), np.asarray(found.label_ids)
+    answer, constant = constant_scores(task, np.asarray(train["labels"][:]), labels)
+    predicted = predicted_counts(task, logits)
+    return SetScores(compute_scores(task, logits, labels), constant, answer, predicted, len(labels))
+
+
+def run_metrics(
+    config: RunConfig,
+    method: Method,
+    data: TaskData,
+    parts: Parts,
+    trainer: RegularizedTrainer,
+    scores: Mapping[str, SetScores],
+    seconds: float,
+) -> dict[str, Any]:
+    """The content of ``metrics.json``, given what :func:`score_report` found, and the time that training took."""
+    history = _history(trainer.state.log_history, method, data)
+    best = trainer.state.best_metric if parts.selection is not None else None
+    chosen = [entry["epoch"] for entry in history if best is not None and entry["selection"][data.task.metric] == best]
+    selected_on = None if parts.selection is None else "dev" if config.protocol == "paper" else "selection"
+    return {
+        "task": data.task.name,
+        "model": config.model,
+        "method": method.name,
+        "options": method.options(),
+        "seed": config.seed,
+        "protocol": config.protocol,
+        "metric": data.task.metric,
+        "selection_score": best,
+        "score": scores["dev"].scores[data.task.metric] if "dev" in scores else None,
+        "all_scores": {name: found.scores for name, found in scores.items() if name in parts.report},
+        "baseline": {name: {"answer": found.answer, "scores": found.constant} for name, found in scores.items()},
+        "predicted": {name: found.predicted for name, found in scores.items()},
+        "best_epoch": chosen[0] if chosen else len(history),
+        "history": history,
+        "dropout_steps": _dropout_steps(trainer.state.log_history),
+        "steps": trainer.state.global_step,
+        "planned_steps": trainer.state.max_steps,
+        "train_seconds": round(seconds, 3),
+        "peak_memory_bytes": _peak_memory(trainer.args.device),
+        "data": {
+            "source": data.source,
+            "text_columns": list(data.task.text_columns),
+            "classes": list(data.task.label_names),
+            "selected_on": selected_on,
+            "rewarded_on": {"split": "reward", "selection": "selection", "eval": "dev"}.get(config.rewarded_on() or ""),
+            "rows": {"train": len(parts.train)}
+            | ({"selection": len(parts.selection)} if selected_on == "selection" and parts.selection else {})
+            | ({"reward": len(parts.reward)} if config.rewarded_on() == "split" and parts.reward else {})
+            | {name: len(rows) for name, rows in parts.report.items()},
+        },
+        "config": config.as_dict(),
+        "output_dir": config.output_dir,
+        "world_size": trainer.args.world_size,
+        "device": str(trainer.args.device),
+        "versions": _versions(),
+    }
+
+
+def _history(log: list[dict[str, float]], method: Method, data: TaskData) -> list[dict[str, Any]]:
+    """One entry per epoch, counted from 1: loss, selection scores, and what the method did."""
+    acts_in = method.regularized_epochs(math.ceil(max((entry["epoch"] for entry in log), default=0))) or []
+    names = (data.task.metric, *data.task.other_metrics)
+    history = {}
+    for number in dict.fromkeys(math.ceil(entry["epoch"]) for entry in log if "loss" in entry):
+        metrics = epoch_metrics(log, number)
+        history[number] = {
+            "epoch": number,
+            "train_loss": metrics["loss"],
+            "selection": {},
+            "regularized": number - 1 in acts_in,
+            "dropped": {
+                part.name: metrics[f"{part.source}/dropped"]
+                for part in method.parts
+                if f"{part.source}/dropped" in metrics
+            },
+            "figures": {name: value for name, value in metrics.items() if _is_metric(name, method)},
+        }
+    for entry in log:
+        if "eval_loss" in entry and math.ceil(entry["epoch"]) in history:
+            history[math.ceil(entry["epoch"])]["selection"] = {name: entry[f"eval_{name}"] for name in names}
+    return list(history.values())
+
+
+def epoch_metrics(log: Sequence[dict[str, float]], epoch: int) -> dict[str, float]:
+    """The means of what was logged beside the loss in an epoch, counted from 1, weighted by steps."""
+    entries = [entry for entry in _with_steps(log) if math.ceil(entry["epoch"]) == epoch]
+    found = {}
+    for name in dict.fromkeys(name for entry in entries for name in entry):
+        having = [entry for entry in entries if name in entry]
+        mean = having[0][name]  # exact, if there is but one
+        if len(having) > 1:
+            mean = float(np.average([entry[name] for entry in having], weights=[entry["steps"] for entry in having]))
+        found[name] = mean
+    return found
+
+
+def _with_steps(log: Sequence[dict[str, float]]) -> Iterator[dict[str, float]]:
+    """The entries of the log with a training loss, and the number of ``steps`` that each is about."""
+    last_step = 0.0
+    for entry in log:
+        if "loss" in entry:
+            yield entry | {"steps": entry["step"] - last_step}
+            last_step = entry["step"]
+
+
+def _is_metric(name: str, method: Method) -> bool:
+    """Whether an entry of the log is what a method had to tell, but for what it dropped and single layers."""
+    source, _, own = name.partition("/")
+    return source in [part.source for part in method.parts] and own != "active" and not own.startswith("dropped")
+
+
+def _dropout_steps(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What AttendOut logged at the end of each of its periods; empty for other methods."""
+    prefix = f"{AttendOut.name}/"
+    layers = f"{prefix}drop_probability/"
+    return [
+        {
+            "step": int(entry["step"]),
+            **{name: entry[prefix + name] for name in ("reward", "baseline", "generator_loss", "period_share")},
+            "attacker_survived": bool(entry[f"{prefix}attacker_survived"]),
+            "drop_probability": {k.removeprefix(layers): v for k, v in entry.items() if k.startswith(layers)},
+        }
+        for entry in log
+        if "loss" not in entry and f"{prefix}attacker_survived" in entry
+    ]
+
+
+def _peak_memory(device: torch.device) -> int:
+    """Bytes: on a GPU what tensors took at most, else what the process did; 0 where that is not known (Windows)."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _versions() -> dict[str, str]:
+    others = {package: version(package) for package in ("torch", "transformers", "accelerate", "datasets")}
+    return {"attendrop": attendrop.__version__, "python": sys.version.split()[0], **others}

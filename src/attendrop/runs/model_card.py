@@ -1,0 +1,125 @@
+"""The model card that a run leaves beside its model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attendrop.methods.base import Method
+from attendrop.methods.registry import build_method, flat_options
+from attendrop.runs.model_loading import MINILM_HUB_ID
+
+_PROTOCOLS = {
+    "dev": "The best epoch was chosen **on the development set itself**, as the papers do; the score below flatters.",
+    "selection": "The best epoch was chosen on {selection} rows set aside from the training data.",
+    None: "The last epoch was kept.",
+}
+_SCORED_ONCE = " The development set was scored once, at the end."
+
+_REWARDED = {
+    "reward": " The method was rewarded by scores on {reward} more rows set aside from the training data.",
+    "selection": " The method was rewarded by scores on the same rows.",
+    "dev": " **The method scored models on the development set during training**, which decided what was dropped; the "
+    "score below flatters.",
+    None: "",
+}
+
+
+def model_card(metrics: dict[str, Any]) -> str:
+    """Write the card of a run: what was done, on what data, by which protocol, how well, and how to load the model.
+
+    Args:
+        metrics: The content of the run's ``metrics.json``.
+    """
+    return "\n\n".join([_front_matter(metrics), _title(metrics), *_sections(metrics)]) + "\n"
+
+
+def scored_once(metrics: Mapping[str, Any]) -> bool:
+    """Whether there is a development set, and nothing but the reported score was made of it."""
+    used_on = (metrics["data"]["selected_on"], metrics["data"]["rewarded_on"])
+    return "dev" in metrics["all_scores"] and "dev" not in used_on
+
+
+def _front_matter(metrics: dict[str, Any]) -> str:
+    base = MINILM_HUB_ID if metrics["model"] == "minilm" else metrics["model"]
+    lines = ["---", "library_name: transformers", "pipeline_tag: text-classification"]
+    if not Path(base).exists():
+        lines.append(f"base_model: {base}")
+    return "\n".join([*lines, "tags:", "- attendrop", f"- {metrics['method']}", "---"])
+
+
+def _title(metrics: dict[str, Any]) -> str:
+    model = Path(metrics["model"]).name
+    return (
+        f"# {model} fine-tuned on {_data_name(metrics)} with {metrics['method']}\n\n"
+        f"Trained with attendrop {metrics['versions']['attendrop']}. Method `{metrics['method']}`: "
+        f"{'; '.join(part.summary for part in _parts(metrics))}."
+    )
+
+
+def _parts(metrics: dict[str, Any]) -> tuple[Method, ...]:
+    return build_method(metrics["method"], metrics["options"]).parts
+
+
+def _data_name(metrics: dict[str, Any]) -> str:
+    """The task, or the names of one's own files without their folders."""
+    config = metrics["config"]
+    if config["task"] is not None:
+        return str(config["task"])
+    return ", ".join(Path(config[name]).name for name in ("train_file", "eval_file") if config[name])
+
+
+def _sections(metrics: dict[str, Any]) -> list[str]:
+    config, rows = metrics["config"], metrics["data"]["rows"]
+    bibtex = "\n\n".join(dict.fromkeys(part.bibtex for part in _parts(metrics) if part.bibtex))
+    shown = ("epochs", "batch_size", "gradient_accumulation", "learning_rate", "schedule", "warmup", "weight_decay")
+    options = {f"`{name}`": value for name, value in flat_options(metrics["options"]).items()}
+    training = {f"`{name}`": config[name] for name in (*shown, "max_length", "seed")}
+    acted = [str(entry["epoch"]) for entry in metrics["history"] if entry["regularized"]]
+    sections = [
+        f"## Data\n\n{_data_name(metrics)}; rows: " + ", ".join(f"{n} {part}" for part, n in rows.items()) + ".",
+        f"## Protocol\n\n`{metrics['protocol']}`. "
+        + _PROTOCOLS[metrics["data"]["selected_on"]].format(**rows)
+        + (_SCORED_ONCE if scored_once(metrics) else "")
+        + _REWARDED[metrics["data"]["rewarded_on"]].format(**rows),
+        "## Scores\n\n" + _scores(metrics),
+        f"## Method\n\n`{metrics['method']}`, at work in epochs: {', '.join(acted) or 'none'}.",
+        _table("option", options) if options else "",
+        "## Training\n\n" + _table("option", training),
+        _usage(metrics),
+        f"## Citation\n\n```bibtex\n{bibtex}\n```" if bibtex else "",
+    ]
+    return [section for section in sections if section]
+
+
+def _scores(metrics: dict[str, Any]) -> str:
+    scores = {
+        f"{part}: {name}": f"{value:.4f}"
+        for part, all_ in metrics["all_scores"].items()
+        for name, value in all_.items()
+    }
+    if metrics["selection_score"] is not None and metrics["data"]["selected_on"] == "selection":
+        scores = {f"selection: {metrics['metric']}": f"{metrics['selection_score']:.4f}"} | scores
+    for part, found in metrics["baseline"].items():
+        constant = found["scores"][metrics["metric"]]
+        scores[f"{part}: {metrics['metric']}, always answering {found['answer']}"] = f"{constant:.4f}"
+    return _table("set and metric", scores) + "\n\nThis is one seed."
+
+
+def _table(head: str, values: dict[str, Any]) -> str:
+    return "\n".join([f"| {head} | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in values.items())])
+
+
+def _usage(metrics: dict[str, Any]) -> str:
+    second = ", second_text" if len(metrics["data"]["text_columns"]) == 2 else ""
+    return f"""## How to load it
+
+```python
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+model = AutoModelForSequenceClassification.from_pretrained(folder)
+tokenizer = AutoTokenizer.from_pretrained(folder)
+inputs = tokenizer(text{second}, truncation=True, max_length={metrics["config"]["max_length"]}, return_tensors="pt")
+logits = model(**inputs).logits
+```"""

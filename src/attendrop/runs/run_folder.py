@@ -1,0 +1,245 @@
+"""The folder of a run: who may write there, what belongs to the run, and what a resumed run must find unchanged.
+
+``run.json`` says what the run is, and with what the run wrote; it is there from the first step on. ``metrics.json``
+comes last and says that the run ended. A run that replaces another is trained in the folder ``.new-run`` within the
+other's, and takes its place when it is complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from attendrop.errors import AttendropError
+from attendrop.output_files import disk_errors, sha256, share_permissions, write_json, write_text
+from attendrop.runs.config import RunConfig
+from attendrop.runs.lock import LOCK, locked, refuse_if_locked
+from attendrop.runs.ownership import NEW_RUN, RESULTS, RUN, delete_own, digests, foreign, refuse_foreign, remove
+from attendrop.runs.run_file import RUN_FILE, run_file
+
+METRICS = "metrics.json"
+
+
+def is_main_process() -> bool:
+    """Whether this process is the one that prints and writes."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def read_run(folder: Path) -> dict[str, Any] | None:
+    """What ``run.json`` says, or None if the folder holds no run; raises AttendropError if it is not a run's."""
+    return read_json(folder / RUN, {"config": dict, "data_sha256": str})
+
+
+def read_metrics(folder: Path) -> dict[str, Any] | None:
+    """What ``metrics.json`` says, or None if no run ended here; raises AttendropError if it is not a run's."""
+    return read_json(folder / METRICS, {"task": str, "method": str, "config": dict, "all_scores": dict})
+
+
+@contextmanager
+def run_folder(config: RunConfig, *, resume: bool, overwrite: bool) -> Iterator[Path]:
+    """Hold the folder of a run while it trains; gives the place for the run's files until it is complete.
+
+    Raises:
+        AttendropError: The run may not use the folder, see :func:`check_folder`, or another process does.
+    """
+    folder = Path(config.output_dir)
+    if not is_main_process():
+        yield run_place(folder, resume=resume, overwrite=overwrite)
+        return
+    refuse_if_locked(folder)
+    check_folder(folder, config, resume=resume, overwrite=overwrite)  # a refused command is not to touch the folder
+    with locked(folder):
+        replace_run(folder)
+        check_folder(folder, config, resume=resume, overwrite=overwrite)
+        try:
+            yield run_place(folder, resume=resume, overwrite=overwrite)
+        finally:
+            with suppress(OSError):  # not empty
+                (folder / NEW_RUN).rmdir()
+
+
+def run_place(folder: Path, *, resume: bool, overwrite: bool) -> Path:
+    """Where a run in this folder has its files until it is complete: there, or in a folder within."""
+    new = folder / NEW_RUN
+    replaces = (overwrite and read_run(folder) is not None) or (resume and read_run(new) is not None)
+    return new if replaces else folder
+
+
+def check_folder(folder: Path, config: RunConfig, *, resume: bool, overwrite: bool) -> None:
+    """Refuse a folder that a run may not use, without writing anything.
+
+    Raises:
+        AttendropError: It is a file, holds something that is not a run, or holds a run that is neither resumed (with
+            the same options) nor to be replaced, or beside that run files of others.
+    """
+    if resume and overwrite:
+        raise AttendropError("resume and overwrite exclude each other; choose one.")
+    if folder.exists() and not folder.is_dir():
+        raise AttendropError(f"The output folder '{folder}' is a file.")
+    ancestor = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not ancestor.is_dir() or not os.access(ancestor, os.W_OK):
+        raise AttendropError(f"The output folder '{folder}' cannot be written: '{ancestor}' does not allow it.")
+    if not folder.exists() or all(path.name == LOCK for path in folder.iterdir()):
+        return
+    run = read_run(folder)
+    if run is None:
+        raise AttendropError(f"The output folder '{folder}' holds other files; name an empty or a new one.")
+    if resume:
+        place = run_place(folder, resume=resume, overwrite=overwrite)
+        _check_unchanged(folder, (read_run(place) or run)["config"], _comparable(config))
+    elif not overwrite:
+        raise AttendropError(
+            f"The output folder '{folder}' holds a run already; --resume continues it, --overwrite replaces it."
+        )
+    elif strange := sorted(name for path in folder.iterdir() for name in foreign(path, run)):
+        raise AttendropError(
+            f"The output folder '{folder}' holds, beside a run, what the run did not write there: "
+            f"{', '.join(strange)}. Move it away, or name another folder."
+        )
+
+
+def own_files(folder: Path) -> list[Path]:
+    """The files of a run, or of a model that no run has made."""
+    run = read_run(folder)
+    names = os.listdir(folder) if run is None else [RUN, *run.get("files", {})]
+    return [folder / name for name in names if (folder / name).is_file()]
+
+
+def add_files(folder: Path, paths: Iterable[Path]) -> None:
+    """Record files that another command than `train` wrote into the folder of a run; those elsewhere do not count."""
+    run = read_run(folder)
+    added = {path.name: sha256(path) for path in paths if path.resolve().parent == folder.resolve()}
+    if run is not None and added:
+        write_json(folder / RUN, run | {"added": run.get("added", {}) | added})
+
+
+def was_added(folder: Path, path: Path) -> bool:
+    """Whether a file is one of :func:`add_files`, as it was written."""
+    run = read_run(folder) or {}
+    inside = path.resolve().parent == folder.resolve()
+    return inside and path.name in run.get("added", {}) and not foreign(path, run)
+
+
+@contextmanager
+def hold_run_folders(files: Iterable[str | Path]) -> Iterator[None]:
+    """Hold the folders of runs into which files are written."""
+    parents = {Path(file).resolve().parent for file in files}
+    with ExitStack() as stack:
+        for parent in sorted(parents):
+            if (parent / RUN).exists():
+                stack.enter_context(locked(parent))
+        yield
+
+
+def check_data(place: Path, data_sha256: str) -> None:
+    """Refuse to resume a run; raises AttendropError if it began with other training rows."""
+    run = read_run(place)
+    if run is not None and run["data_sha256"] != data_sha256:
+        raise AttendropError(f"The training data changed since the run in '{place}' began; it cannot be resumed.")
+
+
+def begin_run(place: Path, config: RunConfig, data_sha256: str) -> None:
+    """Make a folder that of a run, with a ``run.yaml`` that repeats it."""
+    refuse_foreign(place, {}, [RUN_FILE])
+    place.mkdir(parents=True, exist_ok=True)
+    repeats = run_file(config)
+    files = {RUN_FILE: hashlib.sha256(repeats.encode()).hexdigest()}
+    write_json(place / RUN, {"config": _comparable(config), "data_sha256": data_sha256, "files": files})
+    write_text(place / RUN_FILE, repeats)
+
+
+@contextmanager
+def results(place: Path) -> Iterator[Path]:
+    """A folder to write the results of a run into; they come into the run's own when all are there, metrics.json last.
+
+    Raises:
+        AttendropError: Files of others would be replaced.
+    """
+    partial = place / RESULTS
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        with disk_errors(partial):
+            yield partial
+        share_permissions(partial)
+        run = read_run(place) or {}
+        found = digests(partial)
+        refuse_foreign(place, run, found)
+        for name in found:  # of results that came in part
+            (place / name).unlink(missing_ok=True)
+        write_json(place / RUN, run | {"files": run.get("files", {}) | found})
+        _move(partial, place, last=(METRICS,))
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def clear_unfinished(place: Path) -> None:
+    """Delete what is left of a run that was to replace another, and did not end."""
+    if place.name == NEW_RUN:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def replace_run(folder: Path) -> None:
+    """Put a run that is complete in the place of the older one; goes on where a process died while it did so.
+
+    Raises:
+        AttendropError: Files of others would be replaced.
+    """
+    new, old = folder / NEW_RUN, read_run(folder)
+    if read_metrics(new) is None:
+        return
+    if read_run(new) is not None and old is not None:
+        refuse_foreign(folder, old, os.listdir(new))
+        delete_own(folder, old, last=(RUN,))
+    _move(new, folder, last=(RUN, METRICS))
+
+
+def _move(source: Path, target: Path, last: tuple[str, ...]) -> None:
+    for name in sorted(os.listdir(source), key=lambda name: last.index(name) if name in last else -1):
+        if (target / name).is_dir():
+            remove(target / name)
+        os.replace(source / name, target / name)
+    source.rmdir()
+
+
+def _comparable(config: RunConfig) -> dict[str, Any]:
+    """The options that make a run what it is, as JSON gives them back."""
+    options: dict[str, Any] = json.loads(json.dumps(config.as_dict()))
+    del options["output_dir"]
+    return options
+
+
+def _check_unchanged(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    for name, value in _flat(now).items():
+        was = _flat(before).get(name)
+        if was != value:
+            raise AttendropError(
+                f"The run in '{folder}' began with {name}={was!r}, not {value!r}; resume it with the same options, or "
+                "name another output folder."
+            )
+
+
+def _flat(options: dict[str, Any]) -> dict[str, Any]:
+    """Options on one level, the method itself before its options, so that the more telling change is named."""
+    from attendrop.methods.registry import flat_options
+
+    return {name: value for name, value in options.items() if name != "options"} | flat_options(options["options"])
+
+
+def read_json(path: Path, needed: Mapping[str, type]) -> dict[str, Any] | None:
+    """A mapping that the library wrote, None if there is none; raises AttendropError if it lacks what is needed."""
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except ValueError:
+        raise AttendropError(f"'{path}' is not valid JSON; restore it, or name another folder.") from None
+    if not isinstance(content, dict) or not all(isinstance(content.get(name), kind) for name, kind in needed.items()):
+        raise AttendropError(f"'{path}' was not written by attendrop; name another folder.")
+    return content

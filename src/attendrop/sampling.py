@@ -1,0 +1,219 @@
+"""Random numbers keyed by seed, step, layer and position, so that padding and batching do not change them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# Draws are 16-bit numbers: a probability is kept to within 2**-17.
+_LEVELS = 1 << 16
+_GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+@dataclass(frozen=True)
+class SampleKey:
+    """What fixes the random draws of one forward pass, besides the site.
+
+    Attributes:
+        seed: Seed of the run.
+        step: Optimizer steps taken so far.
+        first: Number of this pass's first sequence in the global batch (over micro-batches and processes).
+        rows: Sequences that the model was given in this pass. If attention sees a multiple of it (several choices per
+            question), each sequence stands for that many.
+        salt: Sets the draws of one method apart from those of another.
+    """
+
+    seed: int
+    step: int
+    first: int
+    rows: int
+    salt: str = ""
+
+    def seeds(self, name: str, batch: int) -> list[int]:
+        """One 64-bit seed for each of the ``batch`` sequences that a site sees."""
+        first = self.first * (batch // self.rows)
+        texts = (f"{self.seed}/{self.step}/{first + i}/{self.salt}{name}" for i in range(batch))
+        return [_hash(text) for text in texts]
+
+    def chance(self, name: str) -> float:
+        """A number drawn from [0, 1), one for the whole global batch: in every micro-batch and process the same."""
+        return (_hash(f"{self.seed}/{self.step}/{self.salt}{name}") >> 11) / 2**53
+
+
+def _hash(text: str) -> int:
+    """64 bits."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def sample_mask(
+    p: float | Tensor,
+    key: SampleKey,
+    name: str,
+    shape: tuple[int, int, int, int],
+    origins: Tensor,
+    device: torch.device,
+) -> Tensor:
+    """Draw a boolean mask whose elements are True with probability ``p``, independently.
+
+    Element ``(i, h, j, k)`` is a hash of the seed, the step, the number of sequence ``i`` in the global batch,
+    ``name``, ``h``, and of row and column counted from the sequence's origin. So it does not depend on how far the
+    batch is padded, on how the global batch was cut, nor on the device. (A random generator would not do: its numbers
+    depend on how many are asked for.)
+
+    Args:
+        p: Probability, in [0, 1], kept to within 2**-17; or a tensor that expands to ``shape``, one for each element.
+        key: What fixes the draws.
+        name: What they are for, such as a site's key.
+        shape: ``(batch, heads, rows, columns)``.
+        origins: ``(batch, 2)``, the first row and column of each sequence that are not padding.
+        device: Where to put the mask.
+
+    Returns:
+        The mask. What it holds before the origins has no meaning.
+    """
+    return _below(p, key.seeds(name, shape[0]), shape, origins.to(device))
+
+
+def _below(p: float | Tensor, seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor) -> Tensor:
+    """Where the lanes of a hash are in the lower ``p`` of their range."""
+    bound: int | Tensor
+    if isinstance(p, Tensor):
+        bound = ((p.float() * _LEVELS).round() - _LEVELS // 2).int().expand(shape)
+    else:
+        bound = round(p * _LEVELS) - _LEVELS // 2
+        if abs(bound) == _LEVELS // 2:
+            return torch.full(shape, bound > 0, device=origins.device)
+    if origins.device.type != "cpu":
+        return _lanes(seeds, shape, origins) < bound
+    mask = torch.zeros(shape, dtype=torch.bool)
+    for i, place, lanes in _lanes_on_cpu(seeds, shape, origins):
+        mask.numpy()[i][place] = lanes < (bound if isinstance(bound, int) else bound[i].numpy()[place])
+    return mask
+
+
+def uniform(
+    key: SampleKey, name: str, shape: tuple[int, int, int, int], origins: Tensor, device: torch.device
+) -> Tensor:
+    """Draw numbers from (0, 1), uniformly and independently, as :func:`draw` draws; float32, in steps of 2**-16."""
+    seeds = key.seeds(name, shape[0])
+    if device.type == "cpu":
+        found = torch.full(shape, 0.5)
+        for i, place, lanes in _lanes_on_cpu(seeds, shape, origins):
+            found.numpy()[i][place] = (lanes.astype(np.float32) + (_LEVELS // 2 + 0.5)) / _LEVELS
+        return found
+    return (_lanes(seeds, shape, origins).float() + (_LEVELS // 2 + 0.5)) / _LEVELS
+
+
+# Elements of a parameter that are drawn together: few enough to stay in a processor's cache, and enough for numpy.
+_CHUNK = 1 << 16
+
+
+def sample_parameter_mask(
+    p: float, seed: int, step: int, name: str, shape: Sequence[int], device: torch.device
+) -> Tensor:
+    """Draw a boolean mask of a parameter, elements True with probability ``p``.
+
+    One draw serves a whole optimizer step, and all processes: it depends on nothing but seed, step and name.
+
+    Args:
+        p: Probability, kept to within 2**-17.
+        seed: Seed of the run.
+        step: Optimizer steps taken so far.
+        name: Of the parameter.
+        shape: Of the parameter.
+        device: Where to put the mask.
+    """
+    chunks, rest = divmod(math.prod(shape), _CHUNK)
+    sampled = []
+    for first, count, size in ((0, chunks, _CHUNK), (chunks, 1, rest)):
+        if count and size:
+            key = SampleKey(seed, step, first, count)
+            origins = torch.zeros(count, 2, dtype=torch.long, device=device)
+            sampled.append(sample_mask(p, key, name, (count, 1, 1, size), origins, device).flatten())
+    return torch.cat(sampled).view(*shape) if sampled else torch.zeros(*shape, dtype=torch.bool, device=device)
+
+
+def sample_row_mask(p: float, seed: int, step: int, name: str, rows: Tensor, columns: int) -> Tensor:
+    """Draw a boolean mask of some rows of a matrix, ``(rows, columns)``; a row's draws do not depend on the others.
+
+    Args:
+        p: Probability, kept to within 2**-17.
+        seed: Seed of the run.
+        step: Optimizer steps taken so far.
+        name: Of the matrix.
+        rows: The numbers of the rows, less than 2**31.
+        columns: How many columns the matrix has.
+    """
+    key = _hash(f"{seed}/{step}/{name}")
+    bound = round(p * _LEVELS) - _LEVELS // 2
+    if rows.device.type == "cpu":
+        word = np.arange(-(-columns // 4), dtype=np.uint64)
+        counters = (rows.numpy().astype(np.uint64)[:, None] << np.uint64(32)) + word
+        lanes = _lanes_of_words(counters * np.uint64(_GOLDEN) + np.uint64(key))[:, :columns]
+        return torch.from_numpy(lanes < bound)
+    column = torch.arange(columns, device=rows.device)
+    return _lane((rows[:, None] << 32) + (column >> 2), _signed(key), column) < bound
+
+
+# A draw is one of four signed 16-bit lanes of splitmix64 (Steele et al., 2014): lane k % 4 of the hash of a counter
+# made of row, head and k // 4. The two functions below give the same lanes.
+
+
+def _lanes_on_cpu(
+    seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor
+) -> Iterator[tuple[int, tuple[slice, slice, slice], Any]]:
+    """The lanes of one sequence after the other, and where they belong in it.
+
+    In numpy, a sequence at a time, which stays in the cache: ten times faster than torch.
+    """
+    _, heads, rows, columns = shape
+    head = np.arange(heads, dtype=np.uint64)[:, None, None]
+    row = np.arange(rows, dtype=np.uint64)[:, None]
+    word = np.arange(-(-columns // 4), dtype=np.uint64)
+    counters = ((row * np.uint64(heads) + head << np.uint64(32)) + word) * np.uint64(_GOLDEN)
+    for i, (seed, (top, start)) in enumerate(zip(seeds, origins.tolist(), strict=True)):
+        lanes = _lanes_of_words(counters[:, : rows - top, : -(-(columns - start) // 4)] + np.uint64(seed))
+        yield i, (slice(None), slice(top, None), slice(start, None)), lanes[..., : columns - start]
+
+
+def _lanes_of_words(bits: Any) -> Any:
+    """Hash counters, in place: four lanes in the last dimension for each."""
+    shifted = np.empty_like(bits)
+    for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
+        bits ^= np.right_shift(bits, np.uint64(shift), out=shifted)
+        bits *= np.uint64(factor)
+    bits ^= np.right_shift(bits, np.uint64(31), out=shifted)
+    return bits.astype("<u8", copy=False).view("<i2")
+
+
+def _lanes(seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor) -> Tensor:
+    """The lanes of all sequences in the same few operations, on the device of ``origins``."""
+    _, heads, rows, columns = shape
+    device = origins.device
+    top, start = origins[:, 0].view(-1, 1, 1, 1), origins[:, 1].view(-1, 1, 1, 1)
+    head = torch.arange(heads, device=device).view(1, -1, 1, 1)
+    row = torch.arange(rows, device=device).view(1, 1, -1, 1) - top
+    column = torch.arange(columns, device=device) - start
+    seed = torch.tensor([_signed(seed) for seed in seeds], device=device).view(-1, 1, 1, 1)
+    return _lane((row * heads + head << 32) + (column >> 2), seed, column)
+
+
+def _lane(counter: Tensor, seed: Tensor | int, column: Tensor) -> Tensor:
+    """Hash counters, each as often as there are columns of it; the lane that belongs to the column."""
+    bits = counter * _signed(_GOLDEN) + seed
+    for shift, factor in ((30, _MIX_1), (27, _MIX_2), (31, 1)):
+        # The shift of a signed number copies its sign; these bits are cleared.
+        bits = (bits ^ (bits >> shift & (1 << 64 - shift) - 1)) * _signed(factor)
+    return bits << (3 - (column & 3)) * 16 >> 48
+
+
+def _signed(number: int) -> int:
+    """The signed 64-bit number with the bits of an unsigned one."""
+    return number - 2**64 if number >= 2**63 else number

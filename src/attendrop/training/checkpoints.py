@@ -1,0 +1,135 @@
+"""Which checkpoints are whole.
+
+A process may die while it writes or deletes a checkpoint. So each carries a manifest, written last, that lists its
+files with their SHA-256: a checkpoint is complete if it has one and all files are there as listed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.utils import logging
+
+from attendrop.errors import AttendropError
+from attendrop.methods.base import Method
+from attendrop.output_files import sha256, share_permissions, write_json
+
+MANIFEST = "attendrop_manifest.json"
+STATE = "attendrop_state.json"
+SESSION = "attendrop_session.pt"
+logger = logging.get_logger(__name__)
+
+
+def seal(checkpoint: Path, method: Method, state: Mapping[str, Any]) -> None:
+    """Add the method's state to a checkpoint, and then the manifest that makes it complete."""
+    write_json(checkpoint / STATE, {"method": method.name, "options": method.options(), "state": dict(state)})
+    share_permissions(checkpoint)
+    files = {str(file.relative_to(checkpoint)): sha256(file) for file in _files(checkpoint)}
+    write_json(checkpoint / MANIFEST, {"files": files})
+
+
+def save_method_state(checkpoint: Path, shared: Mapping[str, Any], own: Mapping[str, Any], rank: int) -> None:
+    """Add what the method keeps to a checkpoint: once for all processes, and for each what it has alone."""
+    if shared and rank == 0:
+        torch.save(dict(shared), checkpoint / SESSION)
+    if own:
+        torch.save(dict(own), _own(checkpoint, rank))
+
+
+def load_method_state(checkpoint: Path, rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read what :func:`save_method_state` wrote, on the CPU.
+
+    Raises:
+        AttendropError: The checkpoint was written by fewer processes.
+    """
+    if not _own(checkpoint, rank).exists() and _own(checkpoint, 0).exists():
+        raise AttendropError(f"The checkpoint '{checkpoint}' was written by fewer processes than train now.")
+    found = [_load(checkpoint / SESSION), _load(_own(checkpoint, rank))]
+    return found[0], found[1]
+
+
+def unseal(checkpoint: Path) -> None:
+    """Begin a checkpoint, perhaps again: until it is sealed, its manifest says that it is being written."""
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    write_json(checkpoint / MANIFEST, {"unfinished": True})
+
+
+def is_complete(checkpoint: Path) -> bool:
+    """Whether all of a checkpoint is there."""
+    try:
+        files = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["files"]
+        return all(sha256(checkpoint / name) == digest for name, digest in files.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def strange_files(checkpoint: Path) -> list[str]:
+    """The files in a checkpoint that are not as in its manifest; none while it is being written."""
+    try:
+        manifest = dict(json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        manifest = {}
+    if "unfinished" in manifest:
+        return []
+    known = manifest.get("files", {})
+    files = {str(file.relative_to(checkpoint)): file for file in _files(checkpoint)}
+    return [name for name, file in files.items() if known.get(name) != sha256(file)]
+
+
+def last_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
+    """Find the newest complete checkpoint below a folder; incomplete ones are passed over with a warning.
+
+    Returns:
+        ``OUTPUT_DIR/checkpoint-N`` with the greatest N, or None.
+    """
+    numbered = []
+    for folder in Path(output_dir).glob("checkpoint-*"):
+        match = re.fullmatch(r"checkpoint-(\d+)", folder.name)
+        if match and folder.is_dir():
+            numbered.append((int(match[1]), folder))
+    for _, folder in sorted(numbered, reverse=True):
+        if is_complete(folder):
+            return folder
+        logger.warning(f"Passed over {folder}: it is not complete; the process probably died while writing it.")
+    return None
+
+
+def load_state(checkpoint: Path, method: Method) -> dict[str, Any]:
+    """Read the method's state from a checkpoint.
+
+    Raises:
+        AttendropError: The checkpoint is incomplete, or was written by another method or with other options.
+    """
+    if not is_complete(checkpoint):
+        raise AttendropError(f"The checkpoint '{checkpoint}' is not complete (a file is missing or was changed).")
+    found = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+    if found["method"] != method.name:
+        raise AttendropError(
+            f"The checkpoint '{checkpoint}' is from method '{found['method']}', not from '{method.name}'."
+        )
+    changed = [name for name, value in method.options().items() if found["options"].get(name) != value]
+    if changed:
+        name = changed[0]
+        raise AttendropError(
+            f"The checkpoint '{checkpoint}' was made with {name}={found['options'].get(name)!r}, not "
+            f"{name}={method.options()[name]!r}; a run goes on with the options that it began with."
+        )
+    return dict(found["state"])
+
+
+def _own(checkpoint: Path, rank: int) -> Path:
+    return checkpoint / SESSION.replace(".pt", f"_{rank}.pt")
+
+
+def _load(path: Path) -> dict[str, Any]:
+    return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else {}
+
+
+def _files(checkpoint: Path) -> list[Path]:
+    return [file for file in sorted(checkpoint.rglob("*")) if file.is_file() and file.name != MANIFEST]

@@ -1,0 +1,122 @@
+"""The call of a model within a function that computes a loss: what it is given, and what it returns.
+
+Such a function may be a user's own, and knows of no plan. The plan still travels as a keyword of the forward pass: a
+hook on the module that the function calls, which may be a wrapper of the model, adds it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from attendrop.attention.plan import PLAN_KEYWORD, Plan
+from attendrop.errors import AttendropError
+
+
+class ModelCall:
+    """One call of a model.
+
+    Calls with gradients off, in a function that is run with gradients on, are passed over.
+
+    Args:
+        plan: What the call is to do to attention.
+        once: Whether there may be one call only, also without a plan.
+
+    Attributes:
+        outputs: What the model returned; of several calls, the first.
+    """
+
+    def __init__(self, plan: Plan | None = None, *, once: bool = False) -> None:
+        self.plan = plan
+        self.once = once or plan is not None
+        self.outputs: Any = None
+        self._calls = 0
+        self._with_gradients = torch.is_grad_enabled()
+
+    @contextmanager
+    def watched(self, model: nn.Module) -> Iterator[None]:
+        """Wait for the call within the block.
+
+        Raises:
+            AttendropError: There is a plan, and the model is not called; or it is called more than once.
+        """
+        hooks = [
+            model.register_forward_pre_hook(self._enter, with_kwargs=True, prepend=True),
+            model.register_forward_hook(self._leave),
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if self.plan is not None and not self._calls:
+            raise AttendropError(_NOT_CALLED)
+
+    def _enter(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        if torch.is_grad_enabled() is not self._with_gradients:
+            return None
+        self._calls += 1
+        if self.once and self._calls > 1:
+            raise AttendropError(
+                "The loss was computed of two calls of the model, but the method acts on one; compute it of one call, "
+                "on all rows."
+            )
+        if self.plan is None:
+            return None
+        return args, {**kwargs, PLAN_KEYWORD: self.plan}
+
+    def _leave(self, model: nn.Module, args: Any, outputs: Any) -> None:
+        if torch.is_grad_enabled() is self._with_gradients and self._calls == 1:
+            self.outputs = outputs
+
+
+def columns_given(compute: Callable[[], Any], model: nn.Module) -> dict[str, Any]:
+    """The arguments that a function gives the model, by name. It is run up to the call of the model.
+
+    Raises:
+        AttendropError: The function does not call the model.
+    """
+
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        unwrapped: Any = getattr(module, "module", module)  # of DistributedDataParallel
+        raise _Called(dict(zip(inspect.signature(unwrapped.forward).parameters, args, strict=False)) | kwargs)
+
+    hook = model.register_forward_pre_hook(enter, with_kwargs=True)
+    try:
+        compute()
+    except _Called as call:
+        return call.arguments
+    finally:
+        hook.remove()
+    raise AttendropError(_NOT_CALLED)
+
+
+@contextmanager
+def shadowed(thing: object, name: str, value: Any) -> Iterator[None]:
+    """Give an object an attribute of its own for the block, in place of the one that it or its class has."""
+    before = {key: old for key, old in vars(thing).items() if key == name}
+    setattr(thing, name, value)
+    try:
+        yield
+    finally:
+        delattr(thing, name)
+        vars(thing).update(before)
+
+
+class _Called(BaseException):
+    """Ends a function at its call of the model. Nothing that catches errors catches it."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        super().__init__()
+        self.arguments = arguments
+
+
+_NOT_CALLED = (
+    "The loss was computed without a call of the model that compute_loss was given, so the method could not act; call "
+    "model(**inputs) in it."
+)

@@ -1,0 +1,340 @@
+"""One method at work on one model."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attendrop.attention.adapter import ModelAdapter
+from attendrop.attention.model_outputs import named_outputs
+from attendrop.attention.plan import PLAN_KEYWORD, Plan
+from attendrop.batches import Batch, number_of_rows
+from attendrop.errors import AttendropError
+from attendrop.methods.base import Method, MethodState, overrides
+from attendrop.methods.context import ComputeLoss, StepContext, TrainingContext
+from attendrop.methods.running_statistics import RunningStatistics
+from attendrop.sampling import SampleKey
+
+logger = logging.getLogger(__name__)
+# No loop weights the loss of a micro-batch by more than this; gradient scalers do, from their first step on.
+_LARGEST_WEIGHT = 100.0
+
+
+class Regularization:
+    """One method at work on one model: what :func:`regularize` gives, and :class:`RegularizedTrainer` drives.
+
+    Args:
+        training: The model, and what else a method may need.
+        method: What to do.
+        run: What the pass that trains calls, if not the model itself: the compiled model.
+
+    Attributes:
+        method_state: What the method keeps while it trains.
+        steps_taken: Optimizer steps so far.
+        batches: Micro-batches so far in this epoch.
+        loss_scale: The factor by which gradients are multiplied under float16.
+        share: The weight of a mean over the micro-batch in the loss of the step.
+        averaged: Micro-batches whose losses are averaged after :meth:`compute`; 1 where ``share`` stands for that.
+        advised: Methods of which it was said before training in which epochs they act, and how to make them act in all.
+        given: Names of the batch's columns that the pass that trains gives the model; None for all.
+    """
+
+    def __init__(self, training: TrainingContext, method: Method, run: nn.Module | None = None) -> None:
+        self.model = training.model
+        self._run = training.model if run is None else run
+        self.method = method
+        self.training = training
+        self.epoch: int | None = None
+        self.steps_taken = 0
+        self.batches = 0
+        self.loss_scale = 1.0
+        self.share: float | Tensor = 1.0
+        self.averaged = 1
+        self.given: Collection[str] | None = None
+        self.advised: set[Method] = set()
+        self._sequences = 0
+        self._acted: set[str] = set()
+        self._scale_is_known = training.scaler is not None or not method.needs_loss_scale
+        self._statistics = RunningStatistics()
+        self._metrics: dict[str, float] = {}
+        self._adapter: ModelAdapter | None = None
+        self._hook: Any = None
+        self.method_state = MethodState(method)
+        self.idle = method.regularized_epochs(0) is None
+        if not self.idle:
+            if method.uses_attention:
+                self._adapter = ModelAdapter(training.model)
+            self.method_state = method.start(training)
+            self._watch_optimizer()
+            if self._adapter is not None:
+                self._adapter.attach()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch begins, counted from 0. Methods that alternate, as cross-tuning does, need it."""
+        if epoch != self.epoch:  # a resumed run begins within one
+            self.batches = 0
+        self.epoch = epoch
+
+    def begin_step(self, steps_taken: int) -> None:
+        """Say how many optimizer steps were taken before the micro-batches that follow (:meth:`step` counts them)."""
+        self.steps_taken = steps_taken
+        self._sequences = 0
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether a loss was computed since the last step."""
+        return self._sequences > 0
+
+    def step(self) -> None:
+        """Call after each ``optimizer.step()``."""
+        self.begin_step(self.steps_taken + 1)
+        self._metrics |= self.method_state.named(self.method_state.after_step(self.steps_taken))
+
+    def finish(self) -> None:
+        """Call after the last step: a method that works in periods completes the one that it is in."""
+        self._metrics |= self.method_state.named(self.method_state.finish())
+
+    def warn_of_idleness(self) -> None:
+        """Call after training: warns of each method that never acted, or of whose dropping nothing ever came."""
+        self._remember_acting()
+        if self.idle or self.training.processes.rank or not (self.steps_taken or self.batches):
+            return
+        for method_state in self.method_state.parts:
+            method = method_state.method
+            if method.source not in self._acted:
+                advice = "" if method in self.advised else f" {method.rests}".rstrip()
+                logger.warning("Method %s never took effect: the model was fine-tuned plainly.%s", method.name, advice)
+
+    @property
+    def reads_outputs(self) -> bool:
+        """Whether the loss of a step depends on what the model returned, so that it must be one call's."""
+        return any(
+            overrides(method_state, MethodState, "loss")
+            or overrides(method_state, MethodState, "penalty")
+            or overrides(method_state.method, Method, "penalty")
+            for method_state in self.method_state.parts
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """What the method had to tell of single steps since the last call; :meth:`logs` has it, too."""
+        found, self._metrics = self._metrics, {}
+        return found
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Compute the training loss of one micro-batch, with all passes that the method needs.
+
+        Args:
+            batch: The model's inputs as a mapping, with labels.
+
+        Returns:
+            The loss, a scalar to call ``backward`` on.
+
+        Raises:
+            AttendropError: The model is in evaluation mode, and gradients are on; or the method alternates between
+                epochs and :meth:`set_epoch` was not called.
+        """
+        if self.model.training:
+            ((batch, _),), _ = self.replayed(batch)
+        return self.compute(batch, self._plain)[0]
+
+    def replayed(
+        self, batch: Batch, items: Tensor | int | None = None, calls: int | None = None
+    ) -> tuple[list[tuple[Batch, Tensor | int | None]], int | None]:
+        """The micro-batches to train on in place of a given one: that one, unless the method takes earlier steps again.
+
+        See :meth:`Replay.micro_batches`.
+
+        Args:
+            batch: The given one.
+            items: How many items the global batch holds, if that is known.
+            calls: How many micro-batches the optimizer step has, if that is known.
+        """
+        self.batches += 1
+        replay = self.method_state.replay()
+        if replay is None:
+            return [(batch, items)], calls
+        return replay.micro_batches(self.steps_taken, batch, items, calls)
+
+    def compute(self, batch: Batch, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
+        """As :meth:`loss`, with the pass that trains given as ``compute_loss(batch, plan, model) -> (loss, outputs)``.
+
+        A plan that it is handed must reach the model as the keyword ``attendrop_plan``.
+        """
+        extra = {name: batch[name] for name in self.method.columns if name in batch}
+        batch = {name: value for name, value in batch.items() if name not in extra} if extra else batch
+        if not self.model.training:
+            if torch.is_grad_enabled():
+                raise AttendropError(
+                    "The model is in evaluation mode, in which nothing is regularised: call model.train() before you "
+                    "train. To evaluate, switch gradients off: torch.no_grad()."
+                )
+            return compute_loss(batch, None)
+        replay = self.method_state.replay()
+        if replay is None:
+            return self._compute(batch, compute_loss, extra, self.steps_taken, self.epoch)
+        with replay.one_pass(self.model, self.steps_taken, self.epoch) as (number, epoch):
+            return self._compute(batch, compute_loss, extra, number, epoch)
+
+    def _compute(
+        self, batch: Batch, compute_loss: ComputeLoss, extra: Mapping[str, Tensor], steps_taken: int, epoch: int | None
+    ) -> tuple[Tensor, Any]:
+        """The pass after ``steps_taken`` steps, in ``epoch``."""
+        rows = number_of_rows(batch)
+        processes = self.training.processes
+        first = self._sequences * processes.world_size + processes.rank * rows
+        self._sequences += rows
+        acting = [] if self.idle else self._acting(epoch)
+        self._statistics.begin([method_state.method.source for method_state in acting])
+        if not acting:
+            return compute_loss(batch, None)
+        if self.training.scaler is not None:
+            self.loss_scale = self.training.scaler.get_scale()
+        total = self.training.total_steps
+        context = StepContext(
+            model=self.model,
+            batch=batch,
+            key=SampleKey(self.training.seed, steps_taken, first, rows),
+            statistics=self._statistics,
+            source=self.method.source,
+            epoch=epoch,
+            progress=None if total is None else min(1.0, steps_taken / max(total, 1)),
+            micro_batches=self.averaged * processes.world_size / torch.as_tensor(self.share).clamp(min=1e-12),
+            loss_scale=self.loss_scale,
+            given=self.given,
+            extra=extra,
+            adapter_if_any=self._adapter,
+        )
+        if self._adapter is not None:
+            self._adapter.trace(context.inputs)
+        loss, outputs = self.method_state.loss(context, self._bound(compute_loss))
+        loss = loss * torch.as_tensor(self.share).to(loss)
+        if not self._scale_is_known and loss.requires_grad:
+            loss.register_hook(self._refuse_unknown_scale)  # type: ignore[no-untyped-call]
+            self._scale_is_known = True
+        return loss, outputs
+
+    def logs(self) -> dict[str, float]:
+        """What happened since the last call.
+
+        ``<method>/active``: share of passes in which the method acted. If it did: ``<method>/dropped``, the share of
+        positions dropped among those in rows that could have candidates, ``<method>/dropped/<kind>.<layer>``, and what
+        else it has to tell. Of several methods at once, each under its own name. Beside them :meth:`figures`.
+        """
+        if self.idle:
+            return {}
+        sources = [method_state.method.source for method_state in self.method_state.parts]
+        found = self._statistics.summary(sources, self.training.processes.total) | self.metrics()
+        self._remember_acting()
+        self._statistics = RunningStatistics()
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint has to hold, but for what the method keeps, as plain values."""
+        return {
+            "seed": self.training.seed,
+            "steps_taken": self.steps_taken,
+            "epoch": self.epoch,
+            "batches": self.batches,
+            "acted": sorted(self._acted),
+            "tally": self._statistics.state_dict(),
+        }
+
+    def method_state_dicts(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What the method keeps, tensors and plain values: the same in all processes, and of this one alone."""
+        return self.method_state.state_dict(), self.method_state.own_state_dict()
+
+    def load_state_dict(
+        self, state: Mapping[str, Any], method_state: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {})
+    ) -> None:
+        """Go on from a :meth:`state_dict` and a :meth:`method_state_dicts`."""
+        self.training = dataclasses.replace(self.training, seed=state["seed"])
+        self.begin_step(state["steps_taken"])
+        self.epoch, self.batches = state["epoch"], state["batches"]
+        self._acted = set(state["acted"])
+        self._statistics = RunningStatistics(**state["tally"])
+        self.method_state.load_state_dict(*method_state)
+
+    def close(self) -> None:
+        """Give the model back as it was. Idempotent."""
+        if self._hook is not None:
+            self._hook.remove()
+        self.method_state.close()
+        if self._adapter is not None:
+            self._adapter.detach()
+
+    def _watch_optimizer(self) -> None:
+        """Let what acts on gradients do so just before each step of the optimizer."""
+        acting = [
+            method_state
+            for method_state in self.method_state.parts
+            if overrides(method_state, MethodState, "edit_gradients")
+        ]
+        if not acting:
+            return
+        if self.training.optimizer is None:
+            raise AttendropError(
+                f"Method '{acting[0].method.name}' acts on gradients just before the optimizer does: pass your "
+                "optimizer, regularize(..., optimizer=optimizer)."
+            )
+        parameters = dict(self.model.named_parameters())
+        self._hook = self.training.optimizer.register_step_pre_hook(
+            lambda *_: self.method_state.edit_gradients(parameters)
+        )
+
+    def _remember_acting(self) -> None:
+        for method in (method_state.method for method_state in self.method_state.parts):
+            acted = self._statistics.active.get(method.source, 0) > 0
+            if acted and (not method.counts_all or self._statistics.took_effect(method.source)):
+                self._acted.add(method.source)
+
+    def _refuse_unknown_scale(self, gradient: Tensor) -> None:
+        """Raise if the loss was scaled for float16, of which nobody told: called with the gradient of the loss."""
+        weight = float(gradient) / self.loss_scale
+        if abs(weight) > _LARGEST_WEIGHT:
+            raise AttendropError(
+                f"The loss was multiplied by {weight:g} before the backward pass. Method '{self.method.name}' reads "
+                "gradients, and must know by how much these are scaled: pass your gradient scaler, "
+                "regularize(..., scaler=scaler)."
+            )
+
+    def _acting(self, epoch: int | None) -> list[MethodState]:
+        """The sessions whose methods act in an epoch."""
+        if epoch is None and self.method.needs_epoch():
+            alternating = next(part for part in self.method.parts if part.needs_epoch())
+            raise AttendropError(
+                f"Method '{alternating.name}' acts in some epochs: call set_epoch(epoch), from 0, at the start of "
+                f"each. {alternating.rests}"
+            )
+        return [method_state for method_state in self.method_state.parts if method_state.method.active(epoch or 0)]
+
+    def _plain(self, batch: Batch, plan: Plan | None = None, model: nn.Module | None = None) -> tuple[Tensor, Any]:
+        keywords = {} if plan is None else {PLAN_KEYWORD: plan}
+        return loss_and_outputs((self._run if model is None else model)(**batch, **keywords))
+
+    def _bound(self, compute_loss: ComputeLoss) -> ComputeLoss:
+        def bound(batch: Batch, plan: Plan | None = None, model: nn.Module | None = None) -> tuple[Tensor, Any]:
+            plan = None if plan is None else self._attached.bind(plan)
+            loss, outputs = compute_loss(batch, plan) if model is None else compute_loss(batch, plan, model)
+            share = torch.as_tensor(self.share).to(loss)
+            # Sessions see means. Of a micro-batch without labels the loss is 0, and stays so.
+            return loss / share.where(share != 0, 1), named_outputs(outputs, batch)
+
+        return bound
+
+    @property
+    def _attached(self) -> ModelAdapter:
+        assert self._adapter is not None
+        return self._adapter
+
+
+def loss_and_outputs(outputs: Any) -> tuple[Tensor, Any]:
+    """The loss that a model returned, and all that it returned; raises AttendropError if there is no loss."""
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs[0]
+    if loss is None:
+        raise AttendropError("The model returned no loss; the batch needs 'labels'.")
+    return loss, outputs

@@ -1,0 +1,104 @@
+"""The context manager for training loops of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attendrop.batches import Batch
+from attendrop.errors import AttendropError
+from attendrop.methods.base import Method
+from attendrop.methods.context import TrainingContext, tokens_of
+from attendrop.training.labelled_data import labelled_data
+from attendrop.training.regularization import Regularization, loss_and_outputs
+
+
+@contextmanager
+def regularize(
+    model: nn.Module,
+    method: Method,
+    *,
+    seed: int = 0,
+    total_steps: int | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    max_grad_norm: float | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+    reward_data: Any = None,
+    train_data: Any = None,
+    tokenizer: Any = None,
+) -> Iterator[Regularization]:
+    """Regularise the training of ``model`` by ``method`` within a ``with`` block.
+
+    At the end of the block, also after an exception, the model is exactly as it would be without the library, but for
+    what training did to its weights.
+
+    Example:
+        >>> model.train()  # models come from ``from_pretrained`` in evaluation mode
+        >>> with regularize(model, ADDrop(p=0.3, q=0.3)) as reg:
+        ...     for epoch in range(4):
+        ...         reg.set_epoch(epoch)
+        ...         for batch in loader:
+        ...             loss = reg.loss(batch)
+        ...             loss.backward()
+        ...             optimizer.step()
+        ...             optimizer.zero_grad()
+        ...             reg.step()
+
+    Args:
+        model: A transformers model, compiled or not; without wrappers such as DistributedDataParallel.
+        method: What to do, such as ``ADDrop(p=0.3, q=0.3)``.
+        seed: Seed of the method's own random draws. They do not touch torch's global random state.
+        total_steps: How many optimizer steps are planned. Methods that follow a schedule need it.
+        optimizer: The model's optimizer. Methods that act on gradients need it, and AttendOut, which trains a second
+            model with another like it.
+        max_grad_norm: To which norm you clip the model's gradients, so that AttendOut clips its second model's alike.
+        scaler: The gradient scaler, if you train in float16 with one. Methods that read gradients themselves need it.
+        reward_data: What AttendOut scores models on: a ``DataLoader`` over labelled rows that are not trained on, or a
+            list of batches.
+        train_data: The training rows, in the same forms, for methods that look at them beforehand (Child-Tuning-D).
+        tokenizer: The tokenizer of the model, for methods that change tokens (UniDrop, AttendOut with
+            ``scored="noisy_train"``) and have to know which are special.
+
+    Raises:
+        AttendropError: The model is not supported by the method, or the method needs something that is not given.
+    """
+    run, model = model, getattr(model, "_orig_mod", model)
+    _refuse_wrapper(model)
+    device = next(model.parameters()).device
+
+    def evaluate(model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
+        return loss_and_outputs(model(**batch))
+
+    training = TrainingContext(
+        model=model,
+        evaluate=evaluate,
+        seed=seed,
+        total_steps=total_steps,
+        optimizer=optimizer,
+        max_grad_norm=max_grad_norm,
+        scaler=scaler,
+        reward_data=labelled_data("reward_data", reward_data, device),
+        train_data=labelled_data("train_data", train_data, device),
+        **tokens_of(tokenizer),
+    )
+    regularization = Regularization(training, method, run)
+    try:
+        yield regularization
+        regularization.finish()
+        regularization.warn_of_idleness()
+    finally:
+        regularization.close()
+
+
+def _refuse_wrapper(model: nn.Module) -> None:
+    children = dict(model.named_children())
+    around = not hasattr(model, "config") and any(hasattr(child, "config") for child in children.values())
+    if around or list(children) in (["module"], ["_fsdp_wrapped_module"]):
+        raise AttendropError(
+            f"{type(model).__name__} is a wrapper around the model; pass the model itself, its "
+            f".{next(iter(children))}, and take one device. RegularizedTrainer trains on several (torchrun)."
+        )

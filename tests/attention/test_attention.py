@@ -1,0 +1,581 @@
+"""The attention engine: sites, plans, equality with the stock models, attaching and detaching."""
+
+import copy
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import oracles, zoo
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from attendrop import ADDrop, AttendropError, regularize
+from attendrop.attention.adapter import ModelAdapter, find_attention_layers
+from attendrop.attention.edits import AttentionCall, AttentionEdit
+from attendrop.attention.example_inputs import example_inputs
+from attendrop.attention.layers import AttentionLayer, parse_layers, select_layers
+from attendrop.attention.plan import Plan
+
+BACKENDS = ["sdpa", "eager"]
+METHOD = ADDrop(p=0.5, q=0.5, cross_tuning=False)
+
+
+class Everywhere(Plan):
+    """Answers the same at every site, and remembers what it was asked."""
+
+    def __init__(self, edit: AttentionEdit | None) -> None:
+        super().__init__()
+        self.answer = edit
+        self.calls: list[AttentionCall] = []
+
+    def edit(self, call: AttentionCall) -> AttentionEdit | None:
+        self.calls.append(call)
+        return self.answer
+
+
+class Weights(Plan):
+    """Looks at the weights of every site without changing them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, Tensor] = {}
+
+    def edit(self, call: AttentionCall) -> AttentionEdit:
+        def look(weights: Tensor) -> Tensor:
+            self.seen[call.layer.key] = weights
+            return weights
+
+        return AttentionEdit(weights=look)
+
+
+def attached(model: Any, batch: zoo.Batch) -> ModelAdapter:
+    adapter = ModelAdapter(model)
+    adapter.attach()
+    adapter.trace(batch)
+    return adapter
+
+
+def logits(model: Any, batch: zoo.Batch) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model(**batch).logits
+    return found
+
+
+# --- Sites
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", zoo.ZOO)
+def test_sites_have_the_right_kinds_and_numbers(name: str, backend: str) -> None:
+    model = zoo.build(name, backend)
+    for attention_layers in (find_attention_layers(model), find_attention_layers(model, zoo.batch_of(name))):
+        assert Counter(layer.kind for layer in attention_layers) == zoo.ZOO[name].attention_layers
+        for kind, count in zoo.ZOO[name].attention_layers.items():
+            assert [layer.index for layer in attention_layers if layer.kind == kind] == list(range(count))
+        assert (
+            len({layer.key for layer in attention_layers})
+            == len({layer.name for layer in attention_layers})
+            == len(attention_layers)
+        )
+    assert model.config._attn_implementation == backend
+
+
+def test_sites_come_in_the_order_of_execution() -> None:
+    keys = [layer.key for layer in find_attention_layers(zoo.build("bart"))]
+    assert keys == ["encoder.0", "encoder.1", "decoder.0", "cross.0", "decoder.1", "cross.1"]
+
+
+def test_finding_sites_leaves_no_trace() -> None:
+    model = zoo.build("bert", dropout=0.5)
+    model.bert.encoder.layer[0].eval()
+    modes = [module.training for module in model.modules()]
+    state, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    find_attention_layers(model)
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), random)
+    zoo.assert_same(model.state_dict(), state)
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_an_example_batch_has_one_end_of_sequence_token() -> None:
+    assert (example_inputs(zoo.build("bart-class"))["input_ids"] == zoo.EOS).sum() == 1
+
+
+@pytest.mark.parametrize("name", zoo.REFUSED)
+def test_models_that_bypass_the_interface_are_refused(name: str) -> None:
+    class_name, options = zoo.REFUSED[name]
+    model = zoo.from_class(class_name, options)
+    with pytest.raises(AttendropError, match=rf"{class_name} is not supported: .*AttentionInterface"):
+        find_attention_layers(model)
+    with pytest.raises(AttendropError, match=class_name), regularize(model, METHOD):
+        pass
+
+
+def test_a_model_that_loses_the_keyword_is_refused() -> None:
+    model = zoo.build("bert")
+    layer = model.bert.encoder.layer[1]
+    stock = layer.forward
+    layer.forward = lambda states, mask=None, *args, **kwargs: stock(states, mask)
+    with pytest.raises(AttendropError, match=r"does not hand keyword arguments on .*layer\.1"):
+        find_attention_layers(model)
+    assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("implementation", ["flex_attention", "flash_attention_2"])
+def test_other_implementations_are_refused(implementation: str) -> None:
+    model = zoo.build("bert")
+    model.config._attn_implementation_internal = implementation
+    with pytest.raises(AttendropError, match=rf"{implementation}.*attn_implementation='sdpa'"):
+        find_attention_layers(model)
+
+
+def test_a_keyword_that_changes_scores_is_refused_not_ignored() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    adapter = attached(model, batch)
+    with pytest.raises(AttendropError, match=r"s_aux"):
+        model(**batch, s_aux=torch.zeros(2), attendrop_plan=adapter.bind(Everywhere(AttentionEdit())))
+
+
+def test_registered_names_come_with_a_mask_function_and_avoid_reserved_words() -> None:
+    ours = {name for name in AttentionInterface._global_mapping if "attendrop" in name}
+    assert len(ours) == 2
+    for name in ours:
+        assert name in AttentionMaskInterface._global_mapping
+        assert not any(word in name for word in ("sdpa", "flash", "flex"))
+
+
+# --- Choosing layers
+
+SITES = [AttentionLayer(f"m{i}", kind, index) for i, (kind, index) in enumerate(
+    [("encoder", 0), ("encoder", 1), ("decoder", 0), ("cross", 0), ("decoder", 1), ("cross", 1)]
+)]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        ("all", ["encoder.0", "encoder.1", "decoder.0", "cross.0", "decoder.1", "cross.1"]),
+        ("first", ["encoder.0", "decoder.0", "cross.0"]),
+        ("1", ["encoder.1", "decoder.1", "cross.1"]),
+        (1, ["encoder.1", "decoder.1", "cross.1"]),
+        ("0,1", ["encoder.0", "encoder.1", "decoder.0", "cross.0", "decoder.1", "cross.1"]),
+        ([0], ["encoder.0", "decoder.0", "cross.0"]),
+        ("[1]", ["encoder.1", "decoder.1", "cross.1"]),
+        ("1,", ["encoder.1", "decoder.1", "cross.1"]),
+        ("encoder", ["encoder.0", "encoder.1"]),
+        ("cross:first", ["cross.0"]),
+        ("decoder:0,1", ["decoder.0", "decoder.1"]),
+        ("cross:1;encoder:0", ["encoder.0", "cross.1"]),
+    ],
+)
+def test_layers_are_chosen_by_number_and_kind(layers: Any, expected: list[str]) -> None:
+    assert [layer.key for layer in select_layers(SITES, layers)] == expected
+
+
+@pytest.mark.parametrize(
+    "layers", ["", "frist", "0;;1", "-1", "0-3", "encodr:0", "1.5", [], [-1], [True], ["0"], "cross:"]
+)
+def test_malformed_layers_are_refused(layers: Any) -> None:
+    with pytest.raises(AttendropError, match=r"layers=.* is not a selection of layers"):
+        parse_layers(layers)
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [("2", r"no layer 2; layers are 0 to 1"), ("cross:5", r"no layer 5"), ([0, 9], r"no layer 9")],
+)
+def test_layers_out_of_range_are_refused(layers: Any, message: str) -> None:
+    with pytest.raises(AttendropError, match=message):
+        select_layers(SITES, layers)
+
+
+def test_a_kind_that_the_model_lacks_is_refused() -> None:
+    with pytest.raises(AttendropError, match=r"no cross attention; it has encoder"):
+        select_layers(SITES[:2], "cross")
+
+
+# --- Equality with the untouched model
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", zoo.ZOO)
+def test_outputs_are_bit_identical_in_eval_mode_and_after_removal(name: str, backend: str, tmp_path: Path) -> None:
+    model, batch = zoo.build(name, backend), zoo.batch_of(name)
+    model.eval()
+    untouched = logits(model, batch)
+    with regularize(model, METHOD) as reg:
+        assert torch.equal(logits(model, batch), untouched)
+        model.train()
+        reg.loss(batch).backward()
+        model.eval()
+        assert torch.equal(logits(model, batch), untouched)
+        model.config.save_pretrained(tmp_path)
+        assert "attendrop" not in (tmp_path / "config.json").read_text()
+    assert torch.equal(logits(model, batch), untouched)
+    assert model.config._attn_implementation == backend
+    model.config.save_pretrained(tmp_path / "after")
+    assert json.loads((tmp_path / "after/config.json").read_text()) == json.loads(
+        (tmp_path / "config.json").read_text()
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("name", zoo.ZOO)
+def test_weights_and_outputs_equal_those_of_the_stock_model(name: str, masked: bool, backend: str) -> None:
+    batch = zoo.batch_of(name, (8, 5, 3) if masked else (6, 6, 6))
+    if not masked:
+        batch.pop("attention_mask", None)
+    eager = zoo.build(name, "eager", dtype=torch.float64)
+    batch = {key: value.double() if value.is_floating_point() else value for key, value in batch.items()}
+    with oracles.EagerAttention().in_place_of_stock(eager) as oracle:
+        expected = logits(eager, batch)
+    model = zoo.build(name, backend, dtype=torch.float64)
+    adapter = attached(model, batch)
+    with torch.no_grad():
+        plain, fused = adapter.forward(batch), adapter.forward(batch, Everywhere(AttentionEdit()))
+        explicit = adapter.forward(batch, weights := Weights())
+    # Some model files compute their own softmax in float32, whatever the dtype.
+    torch.testing.assert_close(plain.logits, expected, rtol=1e-4, atol=1e-5)
+    for outputs in (fused, explicit):
+        torch.testing.assert_close(outputs.logits, expected, rtol=1e-9, atol=1e-9)
+    assert len(weights.seen) == len(oracle.weights)
+    for layer, found, valid in zip(adapter.attention_layers, oracle.weights, oracle.valid, strict=True):
+        real = valid.any(-1, keepdim=True)
+        torch.testing.assert_close(weights.seen[layer.key] * real, found * real, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bart", "t5"])
+def test_generation_is_untouched(name: str) -> None:
+    model, batch = zoo.build(name).eval(), zoo.batch_of(name, (5, 5), labels=False)
+    expected = model.generate(**batch, max_new_tokens=4, do_sample=False)
+    with regularize(model, METHOD):
+        assert torch.equal(model.generate(**batch, max_new_tokens=4, do_sample=False), expected)
+
+
+@pytest.mark.parametrize("options", [{"scale_attn_by_inverse_layer_idx": True}, {"scale_attn_weights": False}])
+def test_scaling_options_of_gpt2_are_kept(options: dict[str, bool]) -> None:
+    batch = zoo.batch_of("gpt2")
+    expected = logits(zoo.build("gpt2", "eager", **options), batch)
+    model = zoo.build("gpt2", **options)
+    with torch.no_grad():
+        found = attached(model, batch).forward(batch, Weights()).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_softcap_is_applied() -> None:
+    options = {k: v for k, v in zoo.ZOO["llama"].options.items()} | {
+        "head_dim": 4, "attn_logit_softcapping": 0.5, "query_pre_attn_scalar": 4, "sliding_window": 4,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }  # fmt: skip
+    batch = zoo.batch_of("llama")
+    expected = logits(zoo.from_class("Gemma2ForCausalLM", options, "eager"), batch)
+    uncapped = logits(zoo.from_class("Gemma2ForCausalLM", options | {"attn_logit_softcapping": None}, "eager"), batch)
+    assert not torch.allclose(expected, uncapped, atol=1e-3)
+    model = zoo.from_class("Gemma2ForCausalLM", options, "eager")
+    adapter = attached(model, batch)
+    for plan in (Everywhere(AttentionEdit()), Weights()):
+        with torch.no_grad():
+            found = adapter.forward(batch, plan).logits
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gpt2-class", "llama-class"])
+def test_rows_without_a_valid_key_stay_as_stock_gives_them(name: str, backend: str) -> None:
+    batch = zoo.batch_of(name, (8, 3), left=True)
+    model = zoo.build(name, backend)
+    with torch.no_grad():
+        expected = model(**batch, output_hidden_states=True)
+        adapter = attached(model, batch)
+        for plan in (
+            Everywhere(AttentionEdit()),
+            Everywhere(AttentionEdit(drop=torch.zeros(1, 1, 1, 1, dtype=torch.bool))),
+            Weights(),
+        ):
+            found = adapter.forward({**batch, "output_hidden_states": True}, plan)
+            torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-5)
+            for ours, stock in zip(found.hidden_states, expected.hidden_states, strict=True):
+                torch.testing.assert_close(ours, stock, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", zoo.TEXT)
+def test_logits_do_not_depend_on_padding(name: str, backend: str) -> None:
+    model = zoo.build(name, backend, dtype=torch.float64)
+    tight, loose = zoo.batch_of(name, (8, 5, 3)), zoo.batch_of(name, (8, 5, 3), extra=5)
+    drop = torch.zeros(1, 1, 1, 1, dtype=torch.bool)
+    found = []
+    for batch in (tight, loose):
+        adapter = attached(model, batch)
+        with torch.no_grad():
+            plans = (None, Everywhere(AttentionEdit(drop=drop)), Everywhere(AttentionEdit(drop=~drop)), Weights())
+            found.append([adapter.forward(batch, plan).logits for plan in plans])
+        adapter.detach()
+    for one, other in zip(*found, strict=True):
+        if one.ndim == 3:
+            real = tight["labels"] != -100
+            one, other = one[real], other[:, : real.shape[1]][real]
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+# --- Dropped scores
+
+
+def attend(valid: Tensor, drop: Tensor, dtype: torch.dtype, explicit: bool) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """One call of the registered function: output ``(batch, heads, query, dim)``, scores, and the tensors to grade."""
+    batch, heads, queries, keys = drop.shape
+    generator = torch.Generator().manual_seed(5)
+    made = [torch.randn(batch, heads, n, 4, generator=generator) for n in (queries, keys, keys)]
+    query, key, value = (tensor.to(dtype).requires_grad_() for tensor in made)
+    module = torch.nn.Identity()
+    plan = Everywhere(AttentionEdit(drop=drop, weights=(lambda w: w) if explicit else None))
+    plan._attention_layers = {module: (AttentionLayer("layer", "encoder", 0),)}
+    output, _ = AttentionInterface._global_mapping["attendrop"](
+        module, query, key, value, valid, scaling=0.7, attendrop_plan=plan
+    )
+    scores = 0.7 * query.double() @ key.double().transpose(-1, -2)
+    return output.transpose(1, 2), scores.detach(), [query, key, value]
+
+
+@st.composite
+def masked_calls(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
+    """Valid keys (a length for each sequence, perhaps causal), and positions to drop."""
+    batch, heads, size = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(1, 6))
+    lengths = torch.tensor(draw(st.lists(st.integers(1, size), min_size=batch, max_size=batch)))
+    valid = (torch.arange(size) < lengths[:, None])[:, None, None, :].expand(batch, 1, size, size)
+    if draw(st.booleans()):
+        valid = valid & torch.ones(size, size, dtype=torch.bool).tril()
+    seed, share = draw(st.integers(0, 99)), draw(st.sampled_from([0.0, 0.3, 0.7, 1.0]))
+    generator = torch.Generator().manual_seed(seed)
+    return valid, torch.rand(batch, heads, size, size, generator=generator) < share
+
+
+@given(masked_calls(), st.sampled_from([torch.float32, torch.bfloat16, torch.float16]), st.booleans())
+def test_dropped_attention_equals_the_loops(call: tuple[Tensor, Tensor], dtype: torch.dtype, explicit: bool) -> None:
+    valid, drop = call
+    output, scores, leaves = attend(valid, drop, dtype, explicit)
+    expected = oracles.dropped_attention(scores, valid.expand(drop.shape), drop) @ leaves[2].detach().double()
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}[dtype]
+    torch.testing.assert_close(output.double(), expected, rtol=tolerance, atol=tolerance)
+    assert output.dtype == dtype
+    for leaf, gradient in zip(leaves, torch.autograd.grad(output.sum(), leaves), strict=True):
+        assert torch.isfinite(gradient).all()
+        assert gradient.dtype == leaf.dtype
+
+
+@given(masked_calls(), st.sampled_from([torch.float32, torch.bfloat16, torch.float16]), st.booleans())
+def test_padding_has_weight_zero_whatever_its_value(
+    call: tuple[Tensor, Tensor], dtype: torch.dtype, explicit: bool
+) -> None:
+    valid, drop = call
+    output, _, (_, _, value) = attend(valid, drop, dtype, explicit)
+    (gradient,) = torch.autograd.grad(output.sum(), [value])
+    padding = ~valid.any(-2, keepdim=True).transpose(-1, -2).expand(*drop.shape[:2], -1, 1)
+    assert (gradient.masked_select(padding) == 0).all()
+
+
+@pytest.mark.parametrize("explicit", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_a_row_dropped_whole_is_uniform_over_its_valid_keys(dtype: torch.dtype, explicit: bool) -> None:
+    valid = (torch.arange(8) < torch.tensor([8, 5])[:, None])[:, None, None, :]
+    drop = torch.ones(2, 2, 8, 8, dtype=torch.bool)
+    output, _, (query, key, value) = attend(valid, drop, dtype, explicit)
+    for b, length in enumerate((8, 5)):
+        mean = value[b, :, :length].double().mean(-2, keepdim=True).expand(2, 8, 4)
+        tolerance = 1e-6 if dtype in (torch.float32, torch.float64) else 1e-2
+        torch.testing.assert_close(output[b].double(), mean, rtol=tolerance, atol=tolerance)
+    for gradient in torch.autograd.grad(output.square().sum(), [query, key]):
+        assert (gradient == 0).all()
+
+
+def test_a_row_dropped_whole_forgets_a_position_bias() -> None:
+    model, batch = zoo.build("t5", dtype=torch.float64), zoo.batch_of("t5")
+    plan = Weights()
+    everything = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+    look = plan.edit
+    plan.edit = lambda call: AttentionEdit(drop=everything, weights=look(call).weights)  # type: ignore[method-assign]
+    attached(model, batch).forward(batch, plan)
+    lengths = batch["attention_mask"].sum(-1)
+    for b, length in enumerate(lengths):
+        expected = (torch.arange(8) < length).double() / length
+        torch.testing.assert_close(plan.seen["encoder.0"][b], expected.expand(2, 8, 8), rtol=1e-12, atol=1e-12)
+
+
+def test_the_output_keeps_its_dtype_under_autocast() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    adapter = attached(model, batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        stock = model(**batch, output_hidden_states=True).hidden_states
+        for plan in (
+            Everywhere(AttentionEdit()),
+            Weights(),
+            Everywhere(AttentionEdit(drop=torch.ones(1, 1, 1, 1, dtype=torch.bool))),
+        ):
+            ours = adapter.forward({**batch, "output_hidden_states": True}, plan).hidden_states
+            assert [h.dtype for h in ours] == [h.dtype for h in stock]
+
+
+@pytest.mark.parametrize("given_dtype", [torch.float32, torch.float64])
+def test_replaced_weights_take_the_dtype_of_the_model(given_dtype: torch.dtype) -> None:
+    model, batch = zoo.build("bert", dtype=torch.bfloat16), zoo.batch_of("bert")
+    weights = torch.full((3, 2, 8, 8), 0.125, dtype=given_dtype)
+    output = attached(model, batch).forward(batch, Everywhere(AttentionEdit(replace=weights)))
+    assert output.logits.dtype == torch.bfloat16
+
+
+# --- Attaching and detaching
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_model_is_restored(fails: bool) -> None:
+    model, batch = zoo.build("bart"), zoo.batch_of("bart")
+    configs = [module.config._attn_implementation for module in model.modules() if hasattr(module, "config")]
+    try:
+        with regularize(model, METHOD) as reg:
+            reg.loss(batch)
+            if fails:
+                reg.loss({**batch, "labels": batch["labels"] + zoo.VOCAB})
+    except (IndexError, RuntimeError):
+        assert fails
+    assert [m.config._attn_implementation for m in model.modules() if hasattr(m, "config")] == configs
+    assert not any(m._forward_pre_hooks or m._forward_hooks or m._backward_hooks for m in model.modules())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("attribution", ["gradient", "integrated_gradient", "attention"])
+def test_an_exception_within_the_attribution_pass_leaves_no_trace(attribution: str) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    random = torch.get_rng_state()
+    with (
+        pytest.raises(ZeroDivisionError),
+        regularize(model, ADDrop(attribution=attribution, cross_tuning=False)) as reg,
+    ):
+        reg.loss(batch)
+        random = torch.get_rng_state()
+        model.classifier.register_forward_hook(lambda *_: 1 / 0)
+        reg.loss(batch)
+    assert all(module.training for module in model.modules())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_attaching_twice_is_once_and_detaching_restores() -> None:
+    model = zoo.build("bert")
+    adapter = ModelAdapter(model)
+    for _ in range(2):
+        adapter.attach()
+    for _ in range(2):
+        adapter.detach()
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_two_regularisers_on_one_model_are_refused() -> None:
+    model = zoo.build("bert")
+    with regularize(model, METHOD):
+        with pytest.raises(AttendropError, match=r"already regularised"), regularize(model, METHOD):
+            pass
+        assert model.config._attn_implementation == "attendrop"
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_two_models_never_see_each_others_plans() -> None:
+    one, batch = zoo.build("bert"), zoo.batch_of("bert")
+    other = copy.deepcopy(one)
+    alone = {}
+    for method in (METHOD, ADDrop(p=0.3, q=1.0, cross_tuning=False)):
+        with regularize(one, method, seed=3) as reg:
+            alone[method] = reg.loss(batch)
+    with (
+        regularize(one, METHOD, seed=3) as first,
+        regularize(other, ADDrop(p=0.3, q=1.0, cross_tuning=False)) as second,
+    ):
+        losses = first.loss(batch), second.loss(batch)
+        for loss in reversed(losses):
+            loss.backward()
+    assert losses[0] == alone[METHOD]
+    assert losses[0] != losses[1]
+
+
+def test_models_made_from_one_config_object_are_told_apart() -> None:
+    one, batch = zoo.build("bert"), zoo.batch_of("bert")
+    other = type(one)(one.config)
+    with regularize(one, METHOD) as first, regularize(other, METHOD) as second:
+        first.loss(batch).backward()
+        second.loss(batch).backward()
+    assert one.config._attn_implementation == other.config._attn_implementation == "sdpa"
+
+
+def test_an_empty_plan_runs_the_models_own_function_bit_for_bit() -> None:
+    for backend in BACKENDS:
+        model, batch = zoo.build("bert", backend, dropout=0.3), zoo.batch_of("bert")
+        torch.manual_seed(1)
+        expected = model(**batch).logits
+        torch.manual_seed(1)
+        found = attached(model, batch).forward(batch, Everywhere(None)).logits
+        assert torch.equal(found, expected)
+
+
+def test_the_models_own_dropout_draws_alike() -> None:
+    for backend in BACKENDS:
+        model, batch = zoo.build("bert", backend, dropout=0.3), zoo.batch_of("bert")
+        adapter = attached(model, batch)
+        torch.manual_seed(1)
+        expected = model(**batch).logits
+        torch.manual_seed(1)
+        found = adapter.forward(batch, Everywhere(AttentionEdit())).logits
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_valid_keys_are_told_to_the_plan() -> None:
+    for backend, name in ((b, n) for b in BACKENDS for n in ("bert", "gpt2")):
+        batch = zoo.batch_of(name, (5, 3))
+        plan = Everywhere(None)
+        attached(model := zoo.build(name, backend), batch).forward(batch, plan)
+        expected = batch["attention_mask"].bool()[:, None, None, :]
+        if name == "gpt2":
+            expected = expected & torch.ones(5, 5, dtype=torch.bool).tril()
+        for call in plan.calls:
+            assert call.valid is not None
+            assert torch.equal(call.valid.expand(call.shape), expected.expand(call.shape))
+        assert model.config._attn_implementation != backend
+
+
+def test_local_layers_of_modernbert_count_their_window() -> None:
+    batch = zoo.batch_of("modernbert", (8, 8))
+    plan = Everywhere(None)
+    attached(zoo.build("modernbert"), batch).forward(batch, plan)
+    near = (torch.arange(8)[:, None] - torch.arange(8)).abs() <= 2
+    calls = {call.layer.index: call for call in plan.calls}
+    assert calls[0].valid is None or bool(calls[0].valid.all())
+    assert calls[1].valid is not None
+    assert torch.equal(calls[1].valid.expand(2, 1, 8, 8), near.expand(2, 1, 8, 8))
+
+
+def test_hand_written_sdpa_agrees() -> None:
+    """The oracle itself, against torch."""
+    valid = (torch.arange(6) < torch.tensor([6, 4])[:, None])[:, None, None, :].expand(2, 2, 6, 6)
+    query, key = torch.randn(2, 2, 6, 4).double(), torch.randn(2, 2, 6, 4).double()
+    ours = oracles.dropped_attention(query @ key.transpose(-1, -2) * 0.5, valid, torch.zeros_like(valid))
+    identity = torch.eye(6).double().expand(2, 2, 6, 6)
+    theirs = functional.scaled_dot_product_attention(query, key, identity, attn_mask=valid)
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_an_attachment_that_was_forgotten_leaves_no_trace_on_others() -> None:
+    for _ in range(50):  # configurations come and go at the same addresses
+        ModelAdapter(zoo.build("bert")).attach()
+    model = zoo.build("bert")
+    with regularize(model, METHOD):
+        pass
+    assert model.config._attn_implementation == "sdpa"

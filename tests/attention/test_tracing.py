@@ -1,0 +1,223 @@
+"""What one pass shows of a model, what it refuses, and for how long it is remembered."""
+
+import copy
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from helpers import zoo
+from torch import nn
+
+from attendrop import SCAL, ADDrop, AttendropError, LayerDrop, Vanilla, regularize
+from attendrop.attention.adapter import _KNOWN, ModelAdapter, find_attention_layers
+from attendrop.extend import Plan
+
+RANDOM = ADDrop(attribution="random", cross_tuning=False)
+METHODS = {
+    **{
+        name: ADDrop(attribution=name, cross_tuning=False)
+        for name in ("gradient", "integrated_gradient", "attention", "random")
+    },
+    "vanilla": Vanilla(p=0.3),
+}
+
+
+# --- What a plan would not reach
+
+
+@pytest.mark.parametrize("name", zoo.BYPASSING)
+def test_layers_that_compute_attention_themselves_are_refused(name: str) -> None:
+    class_name, options, layer = zoo.BYPASSING[name]
+    model = zoo.from_class(class_name, options)
+    with pytest.raises(AttendropError, match=rf"{class_name} is not supported: .*{layer}.*and 1 more compute"):
+        find_attention_layers(model)
+    with pytest.raises(AttendropError, match=layer), regularize(model, RANDOM) as reg:
+        reg.loss(zoo.batch_of("bart", (8, 8)))
+    assert model.config._attn_implementation in ("sdpa", "eager")
+
+
+class Pooled(hf.BertPreTrainedModel):
+    """A head that pools with attention of its own, as vision models have."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.bert = hf.BertModel(config)
+        self.pool = nn.MultiheadAttention(config.hidden_size, 2, batch_first=True)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    def forward(self, labels: Any = None, **kwargs: Any) -> Any:
+        hidden = self.bert(**kwargs).last_hidden_state
+        logits = self.classifier(self.pool(hidden[:, :1], hidden, hidden)[0][:, 0])
+        return hf.modeling_outputs.SequenceClassifierOutput(nn.functional.cross_entropy(logits, labels), logits)
+
+
+def test_attention_elsewhere_than_in_layers_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    with regularize(Pooled(hf.BertConfig(**zoo.ZOO["bert"].options)), RANDOM) as reg:
+        for _ in range(2):
+            reg.loss(zoo.batch_of("bert"))
+    assert [record.getMessage() for record in caplog.records] == [
+        "pool (MultiheadAttention) computes attention itself, not through transformers' AttentionInterface: nothing is "
+        "dropped there."
+    ]
+
+
+class Twice(hf.BertPreTrainedModel):
+    """Calls its encoder twice, and hands keywords on to one call."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.bert = hf.BertModel(config)
+        self.post_init()
+
+    def forward(self, input_ids: Any, attention_mask: Any, labels: Any = None, **kwargs: Any) -> Any:
+        first = self.bert(input_ids, attention_mask, **kwargs).pooler_output
+        second = self.bert(input_ids.flip(0), attention_mask.flip(0)).pooler_output
+        return {"loss": (first - second).square().mean()}
+
+
+def test_keywords_that_reach_one_of_two_calls_are_refused() -> None:
+    model = Twice(hf.BertConfig(**zoo.ZOO["bert"].options))
+    with regularize(model, RANDOM) as reg, pytest.raises(AttendropError, match=r"layer\.0.*, in 1 of its 2 calls"):
+        reg.loss(zoo.batch_of("bert"))
+
+
+def test_a_layer_within_that_takes_no_keywords_is_refused() -> None:
+    model = zoo.build("bert")
+    layer = model.bert.encoder.layer[1]
+    stock = layer.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if "attendrop_plan" in kwargs:
+            raise TypeError("forward() got an unexpected keyword argument 'attendrop_plan'")
+        return stock(*args, **kwargs)
+
+    layer.forward = forward
+    with pytest.raises(AttendropError, match="does not hand keyword arguments on"):
+        find_attention_layers(model)
+
+
+class Embedding(Plan):
+    def embed(self, embedded: torch.Tensor) -> torch.Tensor:
+        return embedded * 0
+
+
+@pytest.mark.parametrize("name", ["vit", "bert"])
+def test_words_that_are_not_embedded_cannot_be_changed(name: str) -> None:
+    model, batch = zoo.build(name), zoo.batch_of(name)
+    if name == "bert":
+        batch["inputs_embeds"] = model.get_input_embeddings()(batch.pop("input_ids")).detach()
+    adapter = ModelAdapter(model)
+    adapter.attach()
+    adapter.trace(batch)
+    with pytest.raises(AttendropError, match=r"For\w+Classification embeds no words"):
+        adapter.forward(batch, Embedding())
+    adapter.detach()
+    with pytest.raises(AttendropError, match="embeds no words"), regularize(model, SCAL()) as reg:
+        reg.loss(batch)
+
+
+# --- A model that is switched to another implementation
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", METHODS)
+def test_switching_the_implementation_within_the_block_is_noticed(
+    name: str, implementation: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = []
+    for switched in (False, True):
+        model, batch = zoo.build("bert", "sdpa" if switched else implementation), zoo.batch_of("bert")
+        with regularize(model, METHODS[name]) as reg:
+            reg.loss(batch)
+            reg.step()
+            if switched:
+                model.set_attn_implementation(implementation)
+            found.append(reg.loss(batch))
+            assert any("dropped" in key for key in reg.logs())
+    torch.testing.assert_close(found[0], found[1])
+    assert [record.getMessage() for record in caplog.records] == [
+        f"BertForSequenceClassification was switched to attention implementation '{implementation}' while it is "
+        "regularised; it goes on with that one."
+    ]
+    assert model.config._attn_implementation == implementation
+
+
+def test_switching_to_an_implementation_that_cannot_drop_is_refused() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with regularize(model, RANDOM) as reg:
+        reg.loss(batch)
+        model.config._attn_implementation_internal = "flash_attention_2"
+        with pytest.raises(AttendropError, match=r"flash_attention_2.*attn_implementation='sdpa'"):
+            reg.loss(batch)
+
+
+# --- What is remembered
+
+
+def passes(model: Any, batch: zoo.Batch) -> int:
+    """How often the model runs in one step of a block that is entered anew."""
+    ran: list[None] = []
+    hook = model.register_forward_pre_hook(lambda *_: ran.append(None))
+    with regularize(model, RANDOM) as reg:
+        reg.loss(batch).backward()
+    hook.remove()
+    return len(ran)
+
+
+def test_entering_anew_traces_once() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    assert [passes(model, batch) for _ in range(3)] == [2, 1, 1]
+    assert passes(copy.deepcopy(model), batch) == 2
+
+
+CHANGES = {
+    "a new head": lambda model: setattr(model, "classifier", nn.Linear(16, zoo.LABELS)),
+    "a layer less": lambda model: model.bert.encoder.layer.pop(1),
+    "layers in another order": lambda model: model.bert.encoder.layer.insert(0, model.bert.encoder.layer.pop(1)),
+    "an adapter": lambda model: model.bert.pooler.add_module("adapter", nn.Linear(1, 1)),
+    "another implementation": lambda model: model.set_attn_implementation("eager"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_model_that_has_changed_is_traced_anew(change: Any) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    passes(model, batch)
+    change(model)
+    assert [passes(model, batch) for _ in range(2)] == [2, 1]
+
+
+def test_a_layer_that_is_replaced_within_the_block_is_regularised() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    trained: list[bool] = []
+    with regularize(model, LayerDrop(p=0.999)) as reg:
+        reg.loss(batch)
+        model.bert.encoder.layer[1] = copy.deepcopy(model.bert.encoder.layer[1])
+        model.bert.encoder.layer[1].attention.register_forward_hook(lambda layer, *_: trained.append(layer.training))
+        reg.step()
+        reg.logs()
+        reg.loss(batch)
+        assert reg.logs()["layerdrop/dropped"] == 1
+    assert trained == [False]  # it runs in the pass that traces it alone
+
+
+def test_batches_with_other_columns_are_traced_anew() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    more = {**batch, "token_type_ids": torch.zeros_like(batch["input_ids"])}
+    assert [passes(model, each) for each in (batch, more, batch, more)] == [2, 2, 1, 1]
+
+
+def test_what_is_remembered_keeps_no_model_alive() -> None:
+    gc.collect()
+    before = len(_KNOWN)
+    model = zoo.build("bert")
+    passes(model, zoo.batch_of("bert"))
+    alive = weakref.ref(model)
+    del model
+    gc.collect()
+    assert alive() is None
+    assert len(_KNOWN) <= before

@@ -1,0 +1,345 @@
+"""Attributions: what is attributed, gradients against one backward pass per layer, completeness of the integral."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from helpers import oracles, zoo
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attendrop import AttendropError
+from attendrop.attention.adapter import ModelAdapter
+from attendrop.attention.edits import AttentionCall, AttentionEdit
+from attendrop.attention.plan import Plan
+from attendrop.attribution.attention_weights import attention_attribution
+from attendrop.attribution.gradient import gradient_attribution
+from attendrop.attribution.integrated import integrated_gradient_attribution, nodes
+from attendrop.attribution.targets import fix_target
+
+TARGETS = ["pseudo_label", "gold_label"]
+
+
+def prepared(name: str, **options: Any) -> tuple[ModelAdapter, zoo.Batch]:
+    model, batch = zoo.build(name, dtype=torch.float64, **options), zoo.batch_of(name)
+    batch = {key: value.double() if value.is_floating_point() else value for key, value in batch.items()}
+    adapter = ModelAdapter(model)
+    adapter.attach()
+    adapter.trace(batch)
+    return adapter, batch
+
+
+def regression(backend: str = "sdpa") -> tuple[Any, zoo.Batch]:
+    model = zoo.build("bert", backend, dtype=torch.float64, num_labels=1)
+    return model, zoo.batch_of("bert") | {"labels": torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)}
+
+
+# --- Gradients
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", zoo.ZOO)
+def test_gradients_equal_one_backward_pass_per_layer(name: str, target: str) -> None:
+    adapter, batch = prepared(name)
+    found = gradient_attribution(adapter, batch, adapter.attention_layers, target)
+    eager = zoo.build(name, "eager", dtype=torch.float64)
+    with oracles.EagerAttention().in_place_of_stock(eager) as stock:
+        outputs = eager(**batch)
+        task = zoo.ZOO[name].task
+        score = oracles.target(task, outputs.logits, batch["labels"], gold=target == "gold_label")
+    for layer, weights in zip(adapter.attention_layers, stock.weights, strict=True):
+        (expected,) = torch.autograd.grad(score, weights, retain_graph=True, allow_unused=True)
+        torch.testing.assert_close(
+            found[layer.key], expected, rtol=1e-8, atol=1e-10, msg=lambda m, s=layer: f"{s}: {m}"
+        )
+    assert any(value.abs().max() > 1e-6 for value in found.values())
+
+
+def test_layers_that_the_model_skips_have_no_attribution() -> None:
+    adapter, batch = prepared("opt-class", layerdrop=0.5)
+    ran = []
+    for layer in adapter.model.model.decoder.layers:
+        layer.register_forward_pre_hook(lambda module, _: ran.append(f"decoder.{module.self_attn.layer_idx}"))
+    found = set()
+    for seed in range(8):
+        torch.manual_seed(seed)
+        keys = list(gradient_attribution(adapter, batch, adapter.attention_layers, "pseudo_label"))
+        ran.clear()
+        adapter.forward(batch)  # with the same random state
+        assert keys == ran
+        found.add(tuple(keys))
+    assert found == {(), ("decoder.0",), ("decoder.1",), ("decoder.0", "decoder.1")}
+
+
+def test_regression_attributes_the_negative_loss_whatever_the_target() -> None:
+    model, batch = regression()
+    adapter = ModelAdapter(model)
+    adapter.attach()
+    adapter.trace(batch)
+    eager = regression("eager")[0]
+    with oracles.EagerAttention().in_place_of_stock(eager) as stock:
+        score = oracles.target("regression", eager(**batch).logits, batch["labels"])
+    for target in TARGETS:
+        found = gradient_attribution(adapter, batch, adapter.attention_layers, target)
+        for layer, weights in zip(adapter.attention_layers, stock.weights, strict=True):
+            (expected,) = torch.autograd.grad(score, weights, retain_graph=True)
+            torch.testing.assert_close(found[layer.key], expected, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_gradients_are_finite_and_close(dtype: torch.dtype) -> None:
+    batch = zoo.batch_of("bert")
+    found = {}
+    for precision in (torch.float32, dtype):
+        adapter = ModelAdapter(zoo.build("bert", dtype=precision))
+        adapter.attach()
+        adapter.trace(batch)
+        gradients = gradient_attribution(adapter, batch, adapter.attention_layers, "gold_label")
+        found[precision] = {key: value.float() for key, value in gradients.items()}
+    zoo.assert_same(found[dtype], found[torch.float32], 0.1 if dtype == torch.bfloat16 else 0.02)
+
+
+def test_with_a_frozen_base_the_gradients_are_the_same() -> None:
+    adapter, batch = prepared("bert")
+    free = gradient_attribution(adapter, batch, adapter.attention_layers, "pseudo_label")
+    adapter.model.bert.requires_grad_(False)
+    frozen = gradient_attribution(adapter, batch, adapter.attention_layers, "pseudo_label")
+    zoo.assert_same(free, frozen)
+    assert not any(parameter.requires_grad for parameter in adapter.model.bert.parameters())
+    assert all(parameter.requires_grad for parameter in adapter.model.classifier.parameters())
+
+
+def test_a_layer_that_the_model_runs_without_gradients_has_no_signal() -> None:
+    adapter, batch = prepared("bert")
+    layer = adapter.model.bert.encoder.layer[0]
+    layer.forward = torch.no_grad()(layer.forward)
+    found = gradient_attribution(adapter, batch, adapter.attention_layers, "pseudo_label")
+    assert (found["encoder.0"] == 0).all()
+    assert (found["encoder.1"] != 0).any()
+
+
+def test_the_last_layer_has_signal_in_the_first_row_only() -> None:
+    adapter, batch = prepared("distilbert")
+    found = gradient_attribution(adapter, batch, adapter.attention_layers, "pseudo_label")
+    assert (found["encoder.1"][:, :, 1:] == 0).all()
+    assert (found["encoder.1"][:, :, 0].abs().sum(-1) > 0).all()
+
+
+def test_attention_attribution_is_the_weights() -> None:
+    adapter, batch = prepared("t5")
+    eager = zoo.build("t5", "eager", dtype=torch.float64)
+    with oracles.EagerAttention().in_place_of_stock(eager) as stock:
+        eager(**batch)
+    found = attention_attribution(adapter, batch, adapter.attention_layers)
+    for layer, weights in zip(adapter.attention_layers, stock.weights, strict=True):
+        torch.testing.assert_close(found[layer.key], weights.detach(), rtol=1e-9, atol=1e-9)
+
+
+def test_weights_are_taken_after_the_models_own_dropout() -> None:
+    adapter, batch = prepared("bert", dropout=0.5)
+    found = attention_attribution(adapter, batch, adapter.attention_layers)["encoder.0"]
+    valid = batch["attention_mask"].bool()[:, None, None, :].expand(found.shape)
+    assert 0.3 < (found[valid] == 0).double().mean() < 0.7
+    assert found.sum(-1).max() > 1.2
+
+
+# --- What every attribution leaves as it was
+
+
+class Scaled(Plan):
+    """The model with the recorded weights of some sites times a factor: the function that is integrated."""
+
+    def __init__(self, weights: Mapping[str, Tensor], factor: float) -> None:
+        super().__init__()
+        self.weights = weights
+        self.factor = factor
+
+    def edit(self, call: AttentionCall) -> AttentionEdit | None:
+        given = self.weights.get(call.layer.key)
+        return None if given is None else AttentionEdit(replace=given * self.factor)
+
+
+ALL = [
+    ("gradient", {}),
+    ("integrated_gradient", {"steps": 2}),
+    ("integrated_gradient", {"steps": 2, "scope": "layerwise"}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), ALL)
+def test_parameters_modes_and_random_state_are_left_alone(name: str, options: dict[str, Any]) -> None:
+    adapter, batch = prepared("bert", dropout=0.2)
+    model = adapter.model
+    model.bert.encoder.layer[1].eval()
+    model.bert.embeddings.requires_grad_(False)
+    modes = [module.training for module in model.modules()]
+    trained = [parameter.requires_grad for parameter in model.parameters()]
+    random = torch.get_rng_state()
+    found = getattr(attribution, name)(adapter, batch, adapter.attention_layers, "pseudo_label", **options)
+    assert not any(value.requires_grad for value in found.values())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert [parameter.requires_grad for parameter in model.parameters()] == trained
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+# --- Integrated gradients
+
+
+def per_sequence(adapter: ModelAdapter, batch: zoo.Batch, plan: Plan | None, task: str, chosen: Tensor) -> Tensor:
+    with torch.no_grad():
+        outputs = adapter.forward(batch, plan)
+    if task == "class":
+        return outputs.logits.gather(-1, chosen[:, None]).squeeze(-1)
+    likelihood = functional.log_softmax(outputs.logits, -1).gather(-1, chosen[..., None]).squeeze(-1)
+    return (likelihood * (batch["labels"] != -100)).sum(-1)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("rule", ["gauss_legendre", "riemann"])
+@pytest.mark.parametrize("scope", ["joint", "layerwise"])
+@pytest.mark.parametrize(("name", "task"), [("bert", "class"), ("llama-class", "class"), ("bart", "tokens")])
+def test_attributions_of_each_sample_sum_to_what_attention_adds(name: str, task: str, scope: str, rule: str) -> None:
+    adapter, batch = prepared(name, dropout=0.4)  # which must be off throughout
+    # Llama's norm has no bias: its integrand is peaked where the residual stream passes near zero.
+    steps = 100 if rule == "riemann" else 128 if name == "llama-class" else 32
+    found = integrated_gradient_attribution(
+        adapter, batch, adapter.attention_layers, "pseudo_label", scope=scope, rule=rule, steps=steps
+    )
+    adapter.model.eval()
+    with torch.no_grad():
+        chosen = adapter.forward(batch).logits.argmax(-1)
+    recorded = attention_attribution(adapter, batch, adapter.attention_layers)
+    for group in [list(recorded)] if scope == "joint" else [[key] for key in recorded]:
+        given = {key: recorded[key] for key in group}
+        whole, nothing = (per_sequence(adapter, batch, Scaled(given, factor), task, chosen) for factor in (1.0, 0.0))
+        total = torch.stack([found[key].flatten(1).sum(-1) for key in group]).sum(0)
+        tolerance = 1e-5 if rule == "gauss_legendre" else 5e-2
+        torch.testing.assert_close(total, whole - nothing, rtol=tolerance, atol=tolerance)
+        assert (whole - nothing).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("scope", ["joint", "layerwise"])
+def test_riemann_converges_to_gauss_legendre(scope: str) -> None:
+    adapter, batch = prepared("bert")
+    settings = {"target": "pseudo_label", "scope": scope}
+    exact = integrated_gradient_attribution(adapter, batch, adapter.attention_layers, **settings, steps=32)
+    errors = []
+    for steps in (20, 40, 80):
+        found = integrated_gradient_attribution(
+            adapter, batch, adapter.attention_layers, **settings, rule="riemann", steps=steps
+        )
+        errors.append(max(float((found[key] - exact[key]).abs().max()) for key in exact))
+    assert errors[2] < 0.6 * errors[1] < 0.36 * errors[0]
+
+
+def test_the_gradient_is_taken_at_the_scaled_attention() -> None:
+    """One Riemann step is ``A`` times the gradient at ``A``, without a further factor."""
+    adapter, batch = prepared("bert")
+    one = integrated_gradient_attribution(
+        adapter, batch, adapter.attention_layers, "gold_label", rule="riemann", steps=1
+    )
+    slope = gradient_attribution(adapter, batch, adapter.attention_layers, "gold_label")
+    weights = attention_attribution(adapter, batch, adapter.attention_layers)
+    assert set(one) == set(slope)
+    last = adapter.attention_layers[-1].key  # above the last layer, nothing is recomputed from its gradient
+    torch.testing.assert_close(one[last], weights[last] * slope[last], rtol=1e-9, atol=1e-12)
+
+
+def test_the_label_is_fixed_by_the_unscaled_pass() -> None:
+    """A model whose prediction flips when attention is scaled down still has the unscaled pass's label attributed."""
+    adapter, batch = prepared("bert")
+    adapter.model.eval()
+    weights = attention_attribution(adapter, batch, adapter.attention_layers)
+    with torch.no_grad():
+        label = adapter.forward(batch).logits.argmax(-1)
+        flipped = adapter.forward(batch, Scaled(weights, 0.0)).logits.argmax(-1)
+    assert not torch.equal(label, flipped)
+    pseudo = integrated_gradient_attribution(adapter, batch, adapter.attention_layers, "pseudo_label", steps=4)
+    gold = integrated_gradient_attribution(
+        adapter, batch | {"labels": label}, adapter.attention_layers, "gold_label", steps=4
+    )
+    zoo.assert_same(pseudo, gold)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 8])
+@pytest.mark.parametrize("rule", ["gauss_legendre", "riemann"])
+def test_nodes_integrate(rule: str, steps: int) -> None:
+    points = nodes(rule, steps)
+    assert len(points) == steps
+    assert sum(share for _, share in points) == pytest.approx(1)
+    degree = 2 * steps - 1 if rule == "gauss_legendre" else 0
+    assert sum(share * x**degree for x, share in points) == pytest.approx(1 / (degree + 1))
+    assert all(0 < x <= 1 for x, _ in points)
+
+
+# --- What is attributed
+
+
+class Head(nn.Module):
+    """Stands in for a model whose outputs are given."""
+
+    def __init__(self, problem_type: str | None = None) -> None:
+        super().__init__()
+        self.config = type("Config", (), {"problem_type": problem_type})()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, **batch: Any) -> Outputs:
+        return Outputs()
+
+
+class Outputs(dict[str, Tensor]):
+    def __getattr__(self, name: str) -> Tensor:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+def scored(outputs: Outputs, batch: zoo.Batch, target: str, problem_type: str | None = None) -> Tensor:
+    return fix_target(Head(problem_type), outputs, batch, target)(outputs)
+
+
+def test_target_of_classification() -> None:
+    outputs = Outputs(logits=torch.tensor([[1.0, 3.0], [5.0, 2.0]]))
+    assert scored(outputs, {"labels": torch.tensor([0, 0])}, "pseudo_label").tolist() == [3, 5]
+    assert scored(outputs, {"labels": torch.tensor([0, 1])}, "gold_label").tolist() == [1, 2]
+    assert scored(outputs, {}, "pseudo_label").tolist() == [3, 5]
+
+
+def test_target_of_several_labels() -> None:
+    logits = torch.tensor([[2.0, -1.0, 0.5]])
+    gold = torch.tensor([[1.0, 1.0, 0.0]])
+    problem = "multi_label_classification"
+    expected = logits.sigmoid().log()[0, 0] + logits.sigmoid().log()[0, 1] + (1 - logits.sigmoid()).log()[0, 2]
+    torch.testing.assert_close(scored(Outputs(logits=logits), {"labels": gold}, "gold_label", problem)[0], expected)
+    likely = torch.where(logits > 0, logits.sigmoid(), 1 - logits.sigmoid()).log().sum(-1)
+    torch.testing.assert_close(scored(Outputs(logits=logits), {"labels": gold}, "pseudo_label", problem), likely)
+
+
+def test_target_of_spans() -> None:
+    outputs = Outputs(start_logits=torch.tensor([[1.0, 4.0]]), end_logits=torch.tensor([[2.0, 7.0]]))
+    assert scored(outputs, {}, "pseudo_label").tolist() == [11]
+    gold = {"start_positions": torch.tensor([0]), "end_positions": torch.tensor([1])}
+    assert scored(outputs, gold, "gold_label").tolist() == [8]
+
+
+def test_unlabelled_positions_are_not_scored() -> None:
+    logits = torch.randn(2, 4, 3)
+    labels = torch.tensor([[-100, 1, 2, -100], [0, -100, -100, -100]])
+    outputs = Outputs(logits=logits)
+    expected = functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none", ignore_index=-100).sum(-1)
+    torch.testing.assert_close(scored(outputs, {"labels": labels}, "gold_label"), -expected)
+
+
+@pytest.mark.parametrize("target", ["gold_label"])
+def test_missing_labels_are_named(target: str) -> None:
+    with pytest.raises(AttendropError, match=r"no 'labels'"):
+        scored(Outputs(logits=torch.zeros(2, 3)), {}, target)
+    with pytest.raises(AttendropError, match=r"no 'labels'.*regression"):
+        scored(Outputs(logits=torch.zeros(2, 1)), {}, "pseudo_label")
+    with pytest.raises(AttendropError, match=r"no logits"):
+        scored(Outputs(), {}, target)

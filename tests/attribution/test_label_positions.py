@@ -1,0 +1,156 @@
+"""Where labels are predicted: asked of the loss, whatever the model is called."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from helpers import zoo
+from helpers.training import examples, trainer_of
+from torch import Tensor, nn
+
+from attendrop import ADDrop, AttendropError, Method, RDrop, regularize
+from attendrop.attribution.label_positions import aligned_labels
+
+_VISION = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "image_size": 8,
+    "patch_size": 4,
+}
+_SPEECH = {
+    "vocab_size": 12,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "conv_dim": (8, 8),
+    "conv_kernel": (4, 4),
+    "conv_stride": (4, 4),
+    "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+}
+
+
+def llava() -> Any:
+    """A vision-language model; four patches of an image stand for tokens 1 of the text."""
+    vision = hf.CLIPVisionConfig(**_VISION)
+    text = hf.LlamaConfig(**zoo.ZOO["llama"].options)
+    config = hf.LlavaConfig(vision_config=vision, text_config=text, image_token_index=1, image_seq_length=4)
+    return hf.LlavaForConditionalGeneration(config)
+
+
+class PromptTuning(nn.Module):
+    """Two learnt embeddings before those of the text, as prompt tuning has them; their logits come out, too."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.base, self.config = model, model.config
+        self.prompt = nn.Parameter(torch.randn(2, model.config.hidden_size))
+
+    def get_base_model(self) -> Any:
+        return self.base
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None, **kwargs: Any) -> Any:
+        words = self.base.get_input_embeddings()(input_ids)
+        prompt = self.prompt.expand(len(words), -1, -1)
+        if labels is not None:
+            labels = nn.functional.pad(labels, (2, 0), value=-100)
+        mask = nn.functional.pad(attention_mask, (2, 0), value=1)
+        return self.base(inputs_embeds=torch.cat([prompt, words], 1), attention_mask=mask, labels=labels, **kwargs)
+
+
+def case(name: str) -> tuple[Any, zoo.Batch]:
+    batch = zoo.batch_of("llama") if name != "t5" else zoo.batch_of("t5")
+    match name:
+        case "llava":
+            batch = zoo.batch_of("llama", (8, 8, 8))
+            batch["input_ids"][:, 1:5] = 1
+            return llava().train(), batch | {"pixel_values": torch.randn(3, 3, 8, 8)}
+        case "compiled gpt2":
+            return torch.compile(zoo.build("gpt2")), batch
+        case "bert-tokens" | "gpt2" | "llama" | "t5":
+            return zoo.build(name), zoo.batch_of(name)
+        case _:
+            return zoo.from_class(name, zoo.ZOO["bart"].options).train(), batch
+
+
+def looked_at(model: Any, batch: zoo.Batch) -> Tensor:
+    """The positions of the logits that the loss depends on."""
+    outputs = model(**batch)
+    (gradient,) = torch.autograd.grad(outputs.loss, outputs.logits)
+    found: Tensor = gradient.abs().sum(-1) > 0
+    return found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("BartForCausalLM", "MarianForCausalLM", "PegasusForCausalLM", "MBartForCausalLM", "BlenderbotForCausalLM"),
+        *("gpt2", "compiled gpt2", "llama", "llava", "bert-tokens", "t5"),
+    ],
+)
+def test_labels_stand_where_the_loss_looks(name: str) -> None:
+    model, batch = case(name)
+    with torch.compiler.set_stance("force_eager"):
+        expected, logits, before = looked_at(model, batch), model(**batch).logits, torch.get_rng_state()
+        labels = aligned_labels(model, logits, batch)
+    assert labels is not None
+    assert torch.equal(labels != -100, expected)
+    assert torch.equal(before, torch.get_rng_state())
+    assert model.training
+
+
+def test_a_loss_with_a_term_of_its_own_is_asked_alike() -> None:
+    """Mixtures of experts add what balances their experts."""
+    options = {**zoo.ZOO["llama"].options, "num_local_experts": 2, "output_router_logits": True}
+    model = zoo.from_class("MixtralForCausalLM", options)
+    batch = zoo.batch_of("llama")
+    labels = aligned_labels(model, model(**batch).logits, batch)
+    assert labels is not None
+    assert torch.equal(labels[:, :-1], batch["labels"][:, 1:])
+
+
+def test_without_a_loss_labels_stand_where_they_are_predicted() -> None:
+    class Own(nn.Embedding):
+        def forward(self, input_ids: Tensor) -> Any:
+            return hf.modeling_outputs.TokenClassifierOutput(logits=super().forward(input_ids))
+
+    batch = {"input_ids": torch.ones(2, 3, dtype=torch.long), "labels": torch.ones(2, 3, dtype=torch.long)}
+    labels = aligned_labels(Own(5, 5), torch.randn(2, 3, 5), batch)
+    assert labels is not None
+    assert torch.equal(labels, batch["labels"])
+
+
+@pytest.mark.parametrize("method", [ADDrop(cross_tuning=False), RDrop()], ids=lambda method: method.name)
+@pytest.mark.parametrize("name", ["speech", "prompt tuning"])
+def test_labels_that_no_position_predicts_are_refused(name: str, method: Method) -> None:
+    if name == "speech":
+        model: Any = hf.Wav2Vec2ForCTC(hf.Wav2Vec2Config(**_SPEECH))
+        batch = {"input_values": torch.randn(2, 400), "labels": torch.ones(2, 5, dtype=torch.long)}
+        shapes = r"\(\d, 25, 12\) for labels of shape \(\d, 5\)"
+    else:
+        model, batch = PromptTuning(zoo.build("llama")), zoo.batch_of("llama")
+        shapes = r"\(\d, 10, 40\) for labels of shape \(\d, 8\)"
+    with regularize(model.train(), method) as reg, pytest.raises(AttendropError, match=shapes):
+        reg.loss(batch)
+
+
+@pytest.mark.parametrize("name", ["llama", "bart-decoder"])
+def test_labels_are_smoothed_where_they_are_predicted_or_not_at_all(name: str, tmp_path: Path) -> None:
+    """The stock trainer smooths labels at positions that it chooses by the model's class."""
+    options = zoo.ZOO["bart"].options
+    model = zoo.build("llama") if name == "llama" else zoo.from_class("BartForCausalLM", options).train()
+    trainer = trainer_of(
+        tmp_path, None, model=model, train_dataset=examples("llama"), label_smoothing_factor=0.1, max_steps=1
+    )
+    refused = pytest.raises(AttendropError, match="smooth the labels of BartForCausalLM one position away")
+    with nullcontext() if name == "llama" else refused:
+        trainer.train()

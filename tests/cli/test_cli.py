@@ -1,0 +1,421 @@
+"""The command line: every command at work, and one sentence and exit code 2 for every mistake."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import tiny
+from helpers.command_line import Captured, assert_refused
+
+from attendrop import cli
+from attendrop.cli.console import size
+from attendrop.output_files import sha256
+from attendrop.tasks.registry import task_names
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+CONTROL = "\x1b"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, data, a GLUE folder with RTE alone, and in ``run`` a finished run."""
+    folder = tmp_path_factory.mktemp("cli")
+    tiny.save_tiny_bert(folder / "model")
+    tiny.write_data(folder)
+    rte = folder / "glue" / "RTE"
+    rte.mkdir(parents=True)
+    for split, count in {"train": 20, "dev": 8, "test": 6}.items():
+        label = "" if split == "test" else "\tlabel"
+        rows = [
+            f"{n}\t{tiny.sentence(n)}\t{tiny.sentence(n + 3)}"
+            + ("" if split == "test" else "\t" + ("entailment", "not_entailment")[n % 2])
+            for n in range(count)
+        ]
+        (rte / f"{split}.tsv").write_text("\n".join([f"index\tsentence1\tsentence2{label}", *rows]) + "\n")
+    assert cli.main(train_arguments(folder, "run", "--quiet")) == 0
+    return folder
+
+
+def train_arguments(folder: Path, output: str, *more: str) -> list[str]:
+    return [
+        *("train", "--train-file", f"{folder}/train.csv", "--eval-file", f"{folder}/dev.csv"),
+        *("--text-columns", "sentence1,sentence2", "--label-column", "label", "--model", f"{folder}/model"),
+        *("--output-dir", f"{folder}/{output}", "--epochs", "2", "--batch-size", "8", "--device", "cpu", *more),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [(700, "1 KiB"), (59_000, "58 KiB"), (2**20, "1 MiB"), (90_852_000, "87 MiB"), (2**30, "1.0 GiB")],
+)
+def test_sizes_are_told_in_a_unit_that_fits(count: int, shown: str) -> None:
+    assert size(count) == shown
+
+
+def test_one_prediction_is_one_prediction(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "one.csv").write_text("sentence1,sentence2\nw1 w2,w3\n")
+    given = ("--predict-file", f"{tmp_path}/one.csv", "--output", f"{tmp_path}/answer.csv")
+    assert cli.main(["predict", f"{folder}/run", *given]) == 0
+    assert capsys.readouterr().out == f"Wrote 1 prediction to {tmp_path}/answer.csv.\n"
+
+
+def test_train_says_what_it_did(folder: Path, capsys: Captured) -> None:
+    assert cli.main(train_arguments(folder, "said", "--set", "p=0.5", "--save-steps", "2", "--patience", "2")) == 0
+    out, err = capsys.readouterr()
+    for part in (
+        "with ad-drop, seed 0 (one seed)",
+        "36 train, 4 selection, 12 dev",
+        "epoch 2 of 2; ",
+        "of attention positions dropped there",
+        "selection score  accuracy",
+        "dev score        accuracy",
+        "honest: the epoch was chosen on rows of the training data; dev was scored once, at the end",
+        f"{folder}/said",
+    ):
+        assert part in out
+    for part in ("36 rows to train on", "will regularise epoch 2 of 2", "Epoch 1 of 2: loss", "Epoch 2 of 2: loss"):
+        assert part in err
+    assert CONTROL not in out + err
+    assert tiny.read_metrics(folder / "said")["options"]["p"] == 0.5
+
+
+def test_json_alone_on_stdout(folder: Path, capsys: Captured) -> None:
+    assert cli.main(train_arguments(folder, "json", "--json", "--method", "finetune")) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == tiny.read_metrics(folder / "json")
+    assert "Epoch 2 of 2" in err
+
+
+def test_quiet_prints_nothing(folder: Path, capfd: Captured) -> None:
+    assert cli.main(train_arguments(folder, "quiet", "--quiet", "--method", "finetune", "--epochs", "1")) == 0
+    out, err = capfd.readouterr()
+    assert out == "" and all(line.startswith("Warning: The model predicts") for line in err.splitlines())
+
+
+def test_warnings_come_through_when_quiet(folder: Path, capsys: Captured) -> None:
+    assert cli.main(train_arguments(folder, "warned", "--quiet", "--epochs", "1")) == 0
+    assert "Warning: Method ad-drop would regularise none of the 1 epoch" in capsys.readouterr().err
+
+
+def test_named_task_from_train_to_submission(folder: Path, capsys: Captured) -> None:
+    run, data = f"{folder}/rte", ("--data-dir", str(folder))
+    few = ("--epochs", "1", "--batch-size", "8", "--method", "finetune", "--shots", "8", "--device", "cpu")
+    assert cli.main(["train", "--task", "rte", "--model", f"{folder}/model", "--output-dir", run, *data, *few]) == 0
+    assert "14 train, 2 selection, 8 dev" in capsys.readouterr().out
+    score = tiny.read_metrics(Path(run))["score"]
+    assert cli.main(["evaluate", run, "--task", "rte", *data]) == 0
+    assert f"accuracy  {score:.4f}" in capsys.readouterr().out
+    assert cli.main(["predict", run, "--task", "rte", "--split", "test", "--output", f"{folder}/rte.tsv", *data]) == 0
+    assert "Wrote 6 predictions" in capsys.readouterr().out
+    header, *rows = (folder / "rte.tsv").read_text().splitlines()
+    assert header == "index\tprediction"
+    assert [row.split("\t")[0] for row in rows] == list("012345")
+    assert {row.split("\t")[1] for row in rows} <= {"entailment", "not_entailment"}
+
+
+def test_evaluate_and_predict_own_files(folder: Path, capsys: Captured) -> None:
+    assert cli.main(["evaluate", f"{folder}/run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["all_scores"] == tiny.read_metrics(folder / "run")["all_scores"]["dev"]
+    unlabelled = folder / "new.csv"
+    unlabelled.write_text("sentence1,sentence2\nthe cat,a dog\n")
+    arguments = ["predict", f"{folder}/run", "--predict-file", str(unlabelled), "--output", f"{folder}/new-out.csv"]
+    assert cli.main(arguments) == 0
+    header, row = (folder / "new-out.csv").read_text().splitlines()
+    assert header == "index,label,probability"
+    assert re.fullmatch(r"0,(no|yes),0\.\d+", row)
+
+
+def test_preset_and_explicit_options(folder: Path) -> None:
+    arguments = ["--preset", "paper", "--method", "finetune", "--epochs", "1", "--protocol", "honest"]
+    assert cli.main(train_arguments(folder, "preset", *arguments, "--quiet")) == 0
+    config = tiny.read_metrics(folder / "preset")["config"]
+    assert (config["schedule"], config["patience"], config["learning_rate"]) == ("constant", 5, 2e-5)
+    assert (config["epochs"], config["batch_size"], config["protocol"]) == (1, 8, "honest")
+
+
+def test_each_method_of_a_combination_is_explained(capsys: Captured) -> None:
+    assert cli.main(["methods", "ad-drop+r-drop"]) == 0
+    out = capsys.readouterr().out
+    assert "ad-drop: " in out and "r-drop: " in out
+    assert cli.main(["methods", "scal+hiddencut"]) == 2
+    assert "cannot be combined" in capsys.readouterr().err
+
+
+def test_methods_and_tasks(capsys: Captured) -> None:
+    assert cli.main(["methods", "--json"]) == 0
+    plain, ad_drop, *_ = json.loads(capsys.readouterr().out)
+    assert (plain["name"], plain["options"]) == ("finetune", {})
+    assert ad_drop["options"]["q"] == {"type": "float", "default": 0.3, "range": "above 0 and at most 1"}
+    assert cli.main(["methods"]) == 0
+    shown = capsys.readouterr().out
+    assert "ad-drop" in shown
+    assert "Yang et al." in shown
+    assert cli.main(["methods", "ad-drop"]) == 0
+    shown = capsys.readouterr().out
+    assert "cross_tuning: Plain fine-tuning in epochs 0, 2, 4" in shown
+    assert "cross_tuning  bool   true            true or false" in shown
+    assert "steps         int    8               1 or more" in shown
+    assert cli.main(["methods", "addrop"]) == 2
+    assert "Did you mean 'ad-drop'" in capsys.readouterr().err
+    assert cli.main(["tasks"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in task_names())
+    assert CONTROL not in shown
+
+
+def test_doctor_knows_what_is_supported(folder: Path, capsys: Captured) -> None:
+    assert cli.main(["doctor", f"{folder}/model"]) == 0
+    shown = capsys.readouterr().out
+    assert "supported          yes" in shown
+    assert "encoder attention  2 layers: encoder.layer.0.attention.self" in shown
+    assert cli.main(["doctor", f"{folder}/model", "--json"]) == 0
+    assert [layer["index"] for layer in json.loads(capsys.readouterr().out)["sites"]] == [0, 1]
+
+
+@pytest.mark.parametrize("family", ["deberta-v2", "xlnet", "mpnet"])
+def test_doctor_says_what_is_not_supported(tmp_path: Path, capsys: Captured, family: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    assert cli.main(["doctor", str(tmp_path)]) == 2
+    assert re.search(r"supported +no: \w+ is not supported: it does not route", capsys.readouterr().out)
+
+
+def test_doctor_of_a_model_that_looks_at_values(tmp_path: Path, capsys: Captured) -> None:
+    small = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "vocab_size": 50}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bart", **small}))
+    assert cli.main(["doctor", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"{kind} attention" in shown for kind in ("encoder", "decoder", "cross"))
+
+
+def test_demo_runs_each_method_and_seed_once(folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attendrop.cli.demonstration.LEARNING", {"epochs": 2, "batch_size": 200})
+    arguments = ["demo", "--model", f"{folder}/model", "--seeds", "2", "--output-dir", f"{folder}/demo"]
+    assert cli.main(arguments) == 0
+    out, err = capsys.readouterr()
+    assert "Run 4 of 4: ad-drop, seed 1." in err
+    assert "ad-drop − finetune" in out
+    assert "2 seeds are few" in out
+    assert cli.main([*arguments, "--json"]) == 0
+    again = capsys.readouterr()
+    assert again.err.count("is finished already") == 4
+    summary = json.loads(again.out)["summary"]
+    assert (summary["dev"]["finetune"]["n"], len(summary["ood"]["difference"]["values"])) == (2, 2)
+
+
+def test_interrupt_says_how_to_go_on(folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("attendrop.runs.train.train", interrupted)
+    assert cli.main(train_arguments(folder, "interrupted")) == 130
+    assert "The same command with --resume goes on" in capsys.readouterr().err
+
+
+def test_without_the_extra(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "typer" else find(name))
+    assert cli.main(["methods"]) == 2
+    assert "the command line needs typer; run `pip install attendrop[cli]`" in capsys.readouterr().err
+
+
+def test_no_arguments_show_the_help(capsys: Captured) -> None:
+    assert cli.main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(command in shown for command in ("train", "evaluate", "predict", "methods", "tasks", "doctor", "demo"))
+
+
+def test_module_runs_as_a_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "attendrop", "train", "--epochs", "0"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "Error: epochs must be at least 1, not 0.\n"
+
+
+# What users get wrong -------------------------------------------------------------------------------------------------
+
+OPTIONS = [
+    (["--epochs", "0"], "epochs must be at least 1, not 0."),
+    (["--batch-size", "-1"], "batch-size must be at least 1, not -1."),
+    (["--shots", "0"], "shots must be at least 1, not 0."),
+    (["--max-train-samples", "0"], "max-train-samples must be at least 1, not 0."),
+    (["--max-length", "0"], "max-length must be at least 1, not 0."),
+    (["--max-length", "3"], "leaves no room for text"),
+    (["--learning-rate", "0"], "learning-rate must be a number above 0, not 0.0."),
+    (["--learning-rate", "nan"], "learning-rate must be a number above 0, not nan."),
+    (["--weight-decay", "-1"], "weight-decay must be at least 0, not -1.0."),
+    (["--warmup", "1"], "warmup must be at least 0 and below 1, not 1.0."),
+    (["--selection-fraction", "1"], "selection-fraction must be at least 0 and below 1, not 1.0."),
+    (["--patience", "0"], "patience must be at least 1, not 0."),
+    (["--patience", "2", "--selection-fraction", "0"], "patience needs a selection split"),
+    (["--save-steps", "0"], "save-steps must be at least 1, not 0."),
+    (["--gradient-accumulation", "0"], "gradient-accumulation must be at least 1, not 0."),
+    (["--eval-batch-size", "0"], "eval-batch-size must be at least 1, not 0."),
+    (["--seed", "-1"], "seed must be at least 0, not -1."),
+    (["--seed", "4294967296"], "seed must be below 2**32"),
+    (["--epochs", "two"], "Invalid value for '--epochs'"),
+    (["--learning-rate", "fast"], "Invalid value for '--learning-rate'"),
+    (["--protocol", "papers"], "protocol='papers' is not known. Did you mean 'paper'?"),
+    (["--schedule", "liner"], "schedule='liner' is not known. Did you mean 'linear'?"),
+    (["--preset", "papr"], "preset='papr' is not known. Did you mean 'paper'?"),
+    (["--device", "gpu"], "device='gpu' is not known."),
+    (["--method", "ad-dorp"], "There is no method 'ad-dorp'. Did you mean 'ad-drop'?"),
+    (["--set", "p=abc"], "p='abc' is not a number."),
+    (["--set", "p=0"], "p=0.0 must be above 0 and below 1."),
+    (["--set", "p=1"], "p=1.0 must be above 0 and below 1."),
+    (["--set", "q=0"], "q=0.0 must be above 0 and at most 1."),
+    (["--set", "q=1.5"], "q=1.5 must be above 0 and at most 1."),
+    (["--set", "p=nan"], "p=nan must be above 0 and below 1."),
+    (["--set", "steps=1.5"], "steps='1.5' is not a whole number."),
+    (["--set", "cross_tuning=perhaps"], "cross_tuning='perhaps' must be true or false."),
+    (["--set", "atribution=random"], "has no option 'atribution'. Did you mean 'attribution'?"),
+    (["--set", "attribution=gradiant"], "attribution='gradiant' is not known. Did you mean 'gradient'?"),
+    (["--set", "layers=7"], "the model has no layer 7; layers are 0 to 1"),
+    (["--set", "layers=cross"], "the model has no cross attention"),
+    (["--set", "p"], "--set takes NAME=VALUE, such as p=0.3, not 'p'."),
+    (["--set", "p="], "--set takes NAME=VALUE"),
+    (["--set", "p=0.1", "--set", "p=0.2"], "--set gives p twice."),
+    (["--method", "finetune", "--set", "p=0.3"], "Method 'finetune' has no options"),
+    (["--epoch", "3"], "No such option: --epoch"),
+    (["--task", "rte"], "Give a task or a train-file, and not both"),
+    (["--shots", "4", "--max-train-samples", "9"], "choose one"),
+    (["--resume", "--overwrite"], "resume and overwrite exclude each other"),
+    (["--bf16", "--fp16"], "bf16 and fp16 exclude each other"),
+    (["--text-columns", "sentence1,sentence1"], "is named twice"),
+    (["--text-columns", "a,b,c"], "one or two text columns, not 3"),
+    (["--text-columns", "sentense1"], "no column 'sentense1'; did you mean 'sentence1'?"),
+    (["--label-column", "labels"], "no column 'labels'; did you mean 'label'?"),
+    (["--label-type", "clas"], "there is no label type 'clas'; did you mean 'class'?"),
+    (["--train-file", "nowhere.csv"], "there is no file nowhere.csv"),
+    (["--train-file", "train.xlsx"], "the extension '.xlsx'"),
+    (["--model", "./nowhere"], "There is no model folder './nowhere'."),
+    (["--data-dir", "x"], "data-dir is for the tasks by name"),
+]
+
+
+@pytest.mark.parametrize(("more", "message"), OPTIONS, ids=[" ".join(more) for more, _ in OPTIONS])
+def test_wrong_options(folder: Path, capsys: Captured, more: list[str], message: str) -> None:
+    assert_refused(train_arguments(folder, "refused", *more), folder / "refused", message, capsys)
+
+
+FILES: list[tuple[str, bytes, str]] = [
+    ("empty", b"", "is empty"),
+    ("header-only", b"sentence1,sentence2,label\n", "has no rows"),
+    ("empty-text", b"sentence1,sentence2,label\na,,yes\nb,c,no\n", "line 2, column 'sentence2': the text is empty"),
+    ("empty-label", b"sentence1,sentence2,label\na,b,\nb,c,no\n", "line 2, column 'label': the label is empty"),
+    ("nan-label", b"sentence1,sentence2,label\na,b,1.5\nb,c,nan\n", "line 3, column 'label': the label is NaN"),
+    ("mixed-labels", b"sentence1,sentence2,label\na,b,1\nb,c,no\n", "the labels mix numbers, such as '1'"),
+    ("one-class", b"sentence1,sentence2,label\na,b,no\nb,c,no\n", "has only one class, 'no'"),
+    ("quoting", b'sentence1,sentence2,label\n"a,b,no\nb,c,no\n', "line 2: broken quoting"),
+    ("encoding", b"sentence1,sentence2,label\na,\xe9,no\nb,c,no\n", "line 2: byte 0xe9 is not UTF-8"),
+    ("fields", b"sentence1,sentence2,label\na,b,c,no\n", "line 2: 4 fields where the header has 3"),
+    ("unseen-label", b"sentence1,sentence2,label\na,b,x\nb,c,y\n", "the label 'no' is not among those of training"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), [row[1:] for row in FILES], ids=[row[0] for row in FILES])
+def test_broken_files(folder: Path, tmp_path: Path, capsys: Captured, content: bytes, message: str) -> None:
+    file = tmp_path / "broken.csv"
+    file.write_bytes(content)
+    more = ["--train-file", str(file)]
+    assert_refused(train_arguments(folder, "refused", *more), folder / "refused", message, capsys)
+
+
+def task_run(folder: Path, task: str, *more: str) -> list[str]:
+    return ["train", "--task", task, "--model", f"{folder}/model", "--output-dir", f"{folder}/refused", *more]
+
+
+def without_dev(folder: Path, tmp_path: Path) -> list[str]:
+    shutil.copytree(folder / "glue", tmp_path / "glue")
+    (tmp_path / "glue" / "RTE" / "dev.tsv").unlink()
+    return task_run(folder, "rte", "--data-dir", str(tmp_path))
+
+
+def pickled(folder: Path, tmp_path: Path) -> list[str]:
+    shutil.copy(folder / "model" / "config.json", tmp_path)
+    (tmp_path / "pytorch_model.bin").touch()
+    return train_arguments(folder, "refused", "--model", str(tmp_path))
+
+
+def unsupported(folder: Path, tmp_path: Path) -> list[str]:
+    import transformers as hf
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    hf.MPNetModel(hf.MPNetConfig(vocab_size=30, **sizes)).save_pretrained(tmp_path)
+    hf.AutoTokenizer.from_pretrained(folder / "model").save_pretrained(tmp_path)
+    return train_arguments(folder, "refused", "--model", str(tmp_path))
+
+
+SITUATIONS: list[tuple[Callable[[Path, Path], list[str]], str]] = [
+    (lambda f, t: ["train"], "Give a task or a train-file"),
+    (lambda f, t: ["trian"], "No such command 'trian'"),
+    (lambda f, t: task_run(f, "ret"), "there is no task 'ret'; did you mean 'rte'?"),
+    (lambda f, t: task_run(f, "rte", "--data-dir", "nowhere"), "the data folder 'nowhere' does not exist"),
+    (lambda f, t: task_run(f, "cola", "--data-dir", str(f)), "holds neither 'glue/CoLA' nor 'CoLA'"),
+    (without_dev, "dev.tsv"),
+    (lambda f, t: task_run(f, "rte", "--text-columns", "a"), "it has no meaning beside a task"),
+    (lambda f, t: ["train", "--train-file", f"{f}/train.csv"], "Own files need text-columns"),
+    (lambda f, t: ["train", "--train-file", f"{f}/train.csv", "--text-columns", "a"], "Own files need a label-column"),
+    (pickled, "holds pickled weights only (pytorch_model.bin)"),
+    (unsupported, "MPNetForSequenceClassification is not supported"),
+    (lambda f, t: train_arguments(f, "run"), "holds a run already; --resume continues it, --overwrite replaces it."),
+    (lambda f, t: train_arguments(f, "run", "--resume", "--seed", "1"), "began with seed=0, not 1"),
+    (lambda f, t: train_arguments(f, "run", "--resume", "--set", "p=0.4"), "began with p=0.3, not 0.4"),
+    (lambda f, t: train_arguments(f, "run", "--resume", "--method", "finetune"), "began with method='ad-drop'"),
+    (lambda f, t: train_arguments(f, "model"), "holds other files"),
+    (lambda f, t: ["evaluate", f"{t}/none"], "There is no run folder"),
+    (lambda f, t: ["evaluate", f"{f}/model", "--task", "rte"], "has no trained head"),
+    (lambda f, t: ["evaluate", f"{f}/run", "--task", "rte", "--split", "tset"], "did you mean 'test'"),
+    (lambda f, t: ["evaluate", f"{f}/run", "--task", "rte", "--data-dir", str(f), "--split", "test"], "has no labels"),
+    (lambda f, t: ["evaluate", f"{f}/run", "--task", "mnli"], "The model predicts 2 classes, the task mnli asks for 3"),
+    (lambda f, t: ["evaluate", f"{f}/run", "--batch-size", "0"], "batch-size must be at least 1, not 0."),
+    (lambda f, t: ["evaluate"], "Missing argument 'RUN'"),
+    (lambda f, t: ["predict", f"{f}/run", "--output", "x.xlsx"], "Predictions are written as"),
+    (lambda f, t: ["predict", f"{f}/run"], "Missing option '--output'"),
+    (lambda f, t: ["predict", f"{f}/run", "--output", "x.csv"], "Say what to use the model on"),
+    (lambda f, t: ["predict", f"{f}/run", "--predict-file", "no.csv", "--output", "x.csv"], "there is no file no.csv"),
+    (lambda f, t: ["doctor", f"{t}/none"], "There is no model folder"),
+    (lambda f, t: ["demo", "--seeds", "0"], "seeds must be at least 1, not 0."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "message"), SITUATIONS, ids=[message for _, message in SITUATIONS])
+def test_wrong_situations(
+    folder: Path,
+    tmp_path: Path,
+    capsys: Captured,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: Callable[[Path, Path], list[str]],
+    message: str,
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    assert_refused(arguments(folder, tmp_path), folder / "refused", message, capsys)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    assert not list((tmp_path / "here").iterdir())
+
+
+def test_checkpoint_of_another_method_is_refused(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    shutil.copytree(folder / "run", tmp_path / "run")
+    (tmp_path / "run" / "metrics.json").unlink()
+    for state in (tmp_path / "run").glob("checkpoint-*/attendrop_state.json"):
+        state.write_text(state.read_text().replace("ad-drop ", "xx").replace('"ad-drop"', '"finetune"'))
+        manifest = state.with_name("attendrop_manifest.json")
+        files = json.loads(manifest.read_text())
+        files["files"][state.name] = sha256(state)
+        manifest.write_text(json.dumps(files))
+    arguments = train_arguments(folder, "run", "--resume", "--output-dir", f"{tmp_path}/run")
+    assert cli.main(arguments) == 2
+    assert "is from method 'finetune', not from 'ad-drop'" in capsys.readouterr().err

@@ -1,0 +1,75 @@
+"""Ctrl-C by real signals, at any moment: one sentence, exit code 130, and what it says about going on is true."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers import tiny
+
+from attendrop import cli
+
+pytestmark = pytest.mark.slow
+
+# As the console script does, but for a line that says that it begins.
+PROGRAM = """
+import re, sys
+print(flush=True)
+from attendrop.cli import main
+sys.exit(main())
+"""
+SENTENCES = ("Error: interrupted.", "Interrupted. The same command with --resume goes on from the last checkpoint in ")
+MOMENTS = 15
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model and data."""
+    folder = tmp_path_factory.mktemp("interrupts")
+    tiny.save_tiny_bert(folder / "model")
+    tiny.write_data(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def seconds(folder: Path) -> float:
+    """How long a program takes to start and to train for a few steps."""
+    start = time.monotonic()
+    subprocess.run([sys.executable, "-c", PROGRAM, *arguments(folder, "timed", "--max-steps", "8")], check=True)
+    return time.monotonic() - start
+
+
+def arguments(folder: Path, output: str, *more: str) -> list[str]:
+    return [
+        *("train", "--train-file", f"{folder}/train.csv", "--text-columns", "sentence1,sentence2", "--quiet"),
+        *("--label-column", "label", "--model", f"{folder}/model", "--batch-size", "8", "--device", "cpu"),
+        *("--epochs", "30", "--output-dir", f"{folder}/{output}", *more),
+    ]
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+@pytest.mark.parametrize("moment", range(MOMENTS))
+def test_an_interrupt_at_any_moment_is_one_sentence(folder: Path, seconds: float, moment: int, signals: int) -> None:
+    run = f"run-{moment}-{signals}"
+    command = [sys.executable, "-c", PROGRAM, *arguments(folder, run)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.02 + 1.1 * seconds * moment / MOMENTS)
+        for _ in range(signals):
+            os.kill(process.pid, signal.SIGINT)
+        try:
+            out, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    said = [line for line in err.splitlines() if line and not line.startswith("Warning: ")]
+    assert (process.returncode, out, len(said)) == (130, "", 1), err
+    assert said[0].startswith(SENTENCES)
+    if "--resume" in said[0]:
+        assert cli.main(arguments(folder, run, "--resume")) == 0

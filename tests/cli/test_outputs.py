@@ -1,0 +1,256 @@
+"""What the library writes replaces nothing of the user's, and is readable by whom the user lets read."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import tiny
+from transformers import TrainerCallback
+
+from attendrop import AttendropError, cli
+from attendrop.output_files import check_output
+from attendrop.runs.config import default_output_dir
+from attendrop.runs.inference import predict
+from attendrop.runs.lock import locked
+from attendrop.runs.model_source import Source
+from attendrop.runs.train import train
+from attendrop.tasks.bad_rows import BadRows
+from attendrop.tasks.table_files import read_table
+from attendrop.training.checkpoints import is_complete, last_checkpoint
+
+PLAIN = {"method": "finetune", "epochs": 1}
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, data, and in ``run`` a finished run."""
+    folder = tmp_path_factory.mktemp("outputs")
+    tiny.save_tiny_bert(folder / "model")
+    tiny.write_data(folder)
+    train(tiny.config(folder, **PLAIN))
+    return folder
+
+
+@pytest.fixture
+def here(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current directory, with texts to predict; nothing in it, nor in the run, may change but ``out.csv``."""
+    shutil.copy(folder / "dev.csv", tmp_path / "texts.csv")
+    (tmp_path / "mine.csv").write_text("the only copy")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "link.csv").symlink_to("texts.csv")
+    os.link(tmp_path / "texts.csv", tmp_path / "hard.csv")
+    (tmp_path / "train.csv").symlink_to(folder / "train.csv")
+    monkeypatch.chdir(tmp_path)
+    before = [contents(place) for place in (tmp_path, folder)]
+    yield tmp_path
+    (tmp_path / "out.csv").unlink(missing_ok=True)
+    assert [contents(place) for place in (tmp_path, folder)] == before
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# Predictions ----------------------------------------------------------------------------------------------------------
+
+IS_READ = "which is read; name another."
+
+
+@pytest.mark.parametrize(
+    ("output", "more", "message"),
+    [
+        ("mine.csv", [], "The file 'mine.csv' exists; --overwrite replaces it, or name another."),
+        ("sub/../mine.csv", [], "The file 'sub/../mine.csv' exists"),
+        ("texts.csv", ["--overwrite"], IS_READ),
+        ("sub/../texts.csv", ["--overwrite"], IS_READ),
+        ("link.csv", ["--overwrite"], IS_READ),
+        ("hard.csv", ["--overwrite"], IS_READ),
+        ("train.csv", ["--overwrite"], IS_READ),
+        ("RUN/metrics.json", ["--overwrite", "--output-format", "jsonl"], IS_READ),
+        ("out.csv", ["--skip-bad-rows", "--skipped-file", "mine.csv"], "The file 'mine.csv' exists"),
+        ("out.csv", ["--skip-bad-rows", "--skipped-file", "texts.csv", "--overwrite"], IS_READ),
+        ("sub", ["--output-format", "csv"], "The output 'sub' is a folder; name a file."),
+    ],
+)
+def test_predictions_replace_nothing(
+    folder: Path, here: Path, capsys: Captured, output: str, more: list[str], message: str
+) -> None:
+    output = output.replace("RUN", f"{folder}/run")
+    arguments = ["predict", f"{folder}/run", "--predict-file", "texts.csv", "--output", output, *more]
+    assert cli.main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_predictions_replace_a_file_if_they_are_told_to(folder: Path, here: Path) -> None:
+    (here / "out.csv").write_text("older predictions")
+    arguments = ["predict", f"{folder}/run", "--predict-file", "texts.csv", "--output", "out.csv", "--quiet"]
+    assert cli.main(arguments) == 2
+    assert cli.main([*arguments, "--overwrite"]) == 0
+    assert len((here / "out.csv").read_text().splitlines()) == 13
+
+
+def test_files_of_a_task_are_not_replaced(folder: Path, tmp_path: Path) -> None:
+    rte = tmp_path / "glue" / "RTE"
+    rte.mkdir(parents=True)
+    (rte / "test.tsv").write_text("index\tsentence1\tsentence2\n0\tthe cat\ta dog\n")
+    source = Source(task="rte", data_dir=str(tmp_path), overwrite=True)
+    with pytest.raises(AttendropError, match=IS_READ):
+        predict(str(folder / "run"), source, str(rte / "test.tsv"))
+
+
+def test_predictions_are_not_written_into_a_run_in_use(folder: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(folder / "run", tmp_path / "run")
+    source = Source(file=str(folder / "dev.csv"))
+    with locked(run), pytest.raises(AttendropError, match=f"in use by process {os.getpid()}"):
+        predict(str(folder / "run"), source, str(run / "out.csv"))
+    predict(str(folder / "run"), source, str(run / "out.csv"))
+    assert (run / "out.csv").exists()
+
+
+# Runs -----------------------------------------------------------------------------------------------------------------
+
+
+def test_default_folders_of_files_of_the_same_name_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [default_output_dir(None, f"{place}/train.csv", "ad-drop", [1, 2]) for place in ("a", "b", "./a", "b/../a")]
+    assert names[0] == names[2] == names[3] != names[1]
+    assert names[0].startswith("runs/train-")
+    assert names[0].endswith("-ad-drop-seed1-2")
+    assert default_output_dir("rte", None, "ad-drop", [0]) == "runs/rte-ad-drop-seed0"
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_weights_have_the_permissions_of_their_neighbours(folder: Path, tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        train(tiny.config(folder, str(tmp_path / "run"), max_steps=1, **PLAIN))
+    finally:
+        os.umask(before)
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert modes == {0o666 & ~umask}
+
+
+def test_a_checkpoint_with_one_bit_flipped_is_not_complete(folder: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(folder / "run", tmp_path / "run")
+    newest = last_checkpoint(run)
+    assert newest is not None
+    for file in [path for path in newest.rglob("*") if path.is_file() and path.name != "attendrop_manifest.json"]:
+        whole = file.read_bytes()
+        file.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+        assert not is_complete(newest)
+        file.write_bytes(whole)
+        assert is_complete(newest)
+
+
+def test_loss_of_an_epoch_that_was_resumed_is_that_of_all_its_steps(folder: Path, tmp_path: Path) -> None:
+    class Stop(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 8:
+                raise KeyboardInterrupt
+
+    options = {"method": "finetune", "epochs": 2, "save_steps": 3}
+    whole = train(tiny.config(folder, str(tmp_path / "whole"), **options))
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny.config(folder, str(tmp_path / "run"), **options), callbacks=[Stop()])
+    assert (last_checkpoint(tmp_path / "run") or Path()).name == "checkpoint-6"
+    resumed = train(tiny.config(folder, str(tmp_path / "run"), **options), resume=True)
+    losses = [[epoch["train_loss"] for epoch in metrics["history"]] for metrics in (whole, resumed)]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize(("eval_file", "scored", "fraction"), [("dev.csv", True, 0.1), (None, False, 0.0)])
+def test_dev_was_scored_only_where_there_is_one(
+    folder: Path, tmp_path: Path, capsys: Captured, eval_file: str | None, scored: bool, fraction: float
+) -> None:
+    arguments = ["train", "--train-file", f"{folder}/train.csv", "--text-columns", "sentence1,sentence2"]
+    arguments += ["--label-column", "label", "--model", f"{folder}/model", "--output-dir", f"{tmp_path}/run"]
+    arguments += ["--max-steps", "1", "--method", "finetune", "--selection-fraction", str(fraction)]
+    arguments += ["--eval-file", f"{folder}/{eval_file}"] if eval_file else []
+    assert cli.main(arguments) == 0
+    out, err = capsys.readouterr()
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert ("dev was scored once" in out, "set was scored once" in card) == (scored, scored)
+    assert "Epoch 1 of 1: loss" in err
+
+
+# What cannot be trained -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fraction", "options", "advice"),
+    [
+        (0.1, {"learning_rate": 1e30}, "Much lower values are usual: learning-rate is 1e+30."),
+        (0.0, {"weight_decay": 1e30}, "Much lower values are usual: weight-decay is 1e+30."),
+        (
+            0.1,
+            {"learning_rate": 1e30, "method": "r-drop", "options": {"alpha": 1e3}},
+            "Much lower values are usual: learning-rate is 1e+30 and alpha is 1000.",
+        ),
+    ],
+)
+def test_advice_names_what_made_training_diverge(
+    folder: Path, tmp_path: Path, fraction: float, options: dict[str, Any], advice: str
+) -> None:
+    config = tiny.config(folder, str(tmp_path / "run"), selection_fraction=fraction, **(PLAIN | options))
+    with pytest.raises(AttendropError) as raised:
+        train(config)
+    assert str(raised.value) == f"Training diverged: the model's numbers are NaN or infinite. {advice}"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+def test_fp16_without_a_gpu_is_refused(folder: Path, tmp_path: Path, device: str) -> None:
+    with pytest.raises(AttendropError, match="fp16 needs a GPU"):
+        train(tiny.config(folder, str(tmp_path / "run"), fp16=True, device=device))
+    assert not (tmp_path / "run").exists()
+
+
+BAD_LINES: list[tuple[str, Callable[[], bytes], str]] = [
+    ("value", lambda: b'{"text": "a"}\n{"text": "\\ud83d!"}\n', r"line 2: '\ud83d' is half of a surrogate pair"),
+    ("key", lambda: b'{"\\uDE00": "a"}\n', r"line 1: '\ude00' is half of a surrogate pair"),
+    ("nested", lambda: b'{"text": ["\\ud83d"]}\n', "is half of a surrogate pair"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), [row[1:] for row in BAD_LINES], ids=[row[0] for row in BAD_LINES])
+def test_half_a_character_is_a_bad_row(tmp_path: Path, content: Callable[[], bytes], message: str) -> None:
+    (tmp_path / "bad.jsonl").write_bytes(content() + b'{"text": "\\ud83d\\ude00"}\n')
+    with pytest.raises(AttendropError) as raised:
+        read_table(tmp_path / "bad.jsonl")
+    assert message in str(raised.value)
+    bad = BadRows(skip=True)
+    assert read_table(tmp_path / "bad.jsonl", bad).rows[-1] == ["\U0001f600"]
+    assert len(bad.skipped) == 1
+
+
+def test_fields_may_be_long(tmp_path: Path) -> None:
+    (tmp_path / "long.csv").write_text("text,label\n" + "word " * 40_000 + ",yes\n")
+    assert len(read_table(tmp_path / "long.csv").rows[0][0]) == 200_000
+    (tmp_path / "open.csv").write_text('text,label\na,b\n"' + "word " * 40_000)
+    with pytest.raises(AttendropError, match=r"line 3: broken quoting \(unexpected end of data\)"):
+        read_table(tmp_path / "open.csv")
+
+
+def test_a_pipe_is_no_place_for_predictions(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(AttendropError, match="no file but a device or a pipe"):
+        check_output(tmp_path / "pipe", [], overwrite=True)
+
+
+def test_a_full_disk_is_told_to_fit_the_command(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "x.csv")
+
+    monkeypatch.setattr("attendrop.runs.inference.predict", full)
+    assert cli.main(["predict", "run", "--predict-file", "a.csv", "--output", "x.csv"]) == 1
+    assert capsys.readouterr().err == (
+        "Error: No space left on device: x.csv. Free some space; then run the command again.\n"
+    )

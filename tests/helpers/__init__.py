@@ -1,0 +1,1 @@
+"""Models, data and oracles that tests share."""

@@ -1,0 +1,24 @@
+"""TODO helpers command_line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attendrop import cli
+
+Captured = pytest.CaptureFixture[str]
+
+
+def assert_refused(arguments: list[str], output: Path, message: str, capsys: Captured) -> None:
+    """One clear sentence that holds the message, exit code 2, no traceback, nothing written."""
+    assert cli.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    error = [line for line in err.splitlines() if not line.startswith("Warning: ")]
+    assert len(error) == 1
+    assert error[0].startswith("Error: ")
+    assert message in error[0]
+    assert "Traceback" not in err
+    assert not output.exists()

@@ -1,0 +1,136 @@
+"""The methods that are tested on every model: a row for each way in which a method can work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from attendrop import (
+    SCAL,
+    ADDrop,
+    AlphaDropout,
+    AttendOut,
+    AttentionLayerDrop,
+    AutoDropout,
+    ChildTuning,
+    Compose,
+    ConcreteDropout,
+    DropBlock,
+    DropConnect,
+    DropHead,
+    FineTune,
+    HeadMask,
+    HiddenCut,
+    LayerDrop,
+    Method,
+    Mixout,
+    RDrop,
+    Scheduler,
+    StructureMask,
+    SuperT,
+    UniDrop,
+    Vanilla,
+)
+from attendrop.attention.plan import Plan
+from attendrop.batches import number_of_rows
+from attendrop.methods.context import StepContext
+from helpers import zoo
+
+
+@dataclass(frozen=True, eq=False)
+class StructureOfAll(StructureMask):
+    """As if the batch had a column with the same structure for each row: a tree in which token i is below i // 2."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StructureMask) and self.options() == other.options()
+
+    __hash__ = StructureMask.__hash__
+
+    def plan(self, context: StepContext) -> Plan:
+        tree = torch.arange(40) // 2
+        graph = tree[:, None] == torch.arange(40)
+        column = (tree if self.structure == "heads" else graph.long())[None]
+        rows = number_of_rows(context.batch)
+        return super().plan(replace(context, extra={self.column: column.repeat(rows, *[1] * (column.ndim - 1))}))
+
+
+TABLE: dict[str, Method] = {
+    "finetune": FineTune(),
+    "ad-drop": ADDrop(cross_tuning=False),
+    "ad-drop attention": ADDrop(attribution="attention", cross_tuning=False),
+    "ad-drop random": ADDrop(attribution="random", cross_tuning=False),
+    "ad-drop integrated": ADDrop(attribution="integrated_gradient", steps=2, cross_tuning=False),
+    "ad-drop layerwise": ADDrop(attribution="integrated_gradient", steps=2, scope="layerwise", cross_tuning=False),
+    "ad-drop gold low first": ADDrop(target="gold_label", direction="low", layers="first", cross_tuning=False),
+    "ad-drop hidden": ADDrop(units="hidden", cross_tuning=False),
+    "attention-layerdrop": AttentionLayerDrop(p=0.3),
+    "scheduler": Scheduler(),
+    "vanilla": Vanilla(p=0.3),
+    "vanilla weights": Vanilla(p=0.3, where="weights"),
+    "layerdrop": LayerDrop(p=0.4),
+    "r-drop": RDrop(),
+    "r-drop sum": RDrop(alpha=0.5, reduction="sum"),
+    "mixout": Mixout(),
+    "mixout elements": Mixout(unit="element"),
+    "child-tuning": ChildTuning(),
+    "child-tuning driven": ChildTuning(variant="D"),
+    "dropconnect": DropConnect(p=0.2),
+    "unidrop": UniDrop(structure=0.3, data=0.2, token=0.3),
+    "unidrop tokens": UniDrop(feature=0, structure=0, data=0, token=0.5),
+    "drophead": DropHead(p_start=0.5),
+    "headmask": HeadMask(share=0.5),
+    "headmask importance": HeadMask(share=0.5, by="importance"),
+    "dropblock": DropBlock(p=0.3, block_size=2),
+    "dropblock rows": DropBlock(p=0.3, block_size=2, rows=2),
+    "structure-mask": StructureMask(p=0.8, window=1),
+    "structure-mask heads": StructureOfAll(p=0.5, structure="heads"),
+    "structure-mask adjacency": StructureOfAll(p=0.5, structure="adjacency"),
+    "alpha-dropout": AlphaDropout(p=0.2),
+    "concrete-dropout": ConcreteDropout(p=0.3),
+    "supert": SuperT(share=0.5),
+    "autodropout": AutoDropout(trials=1, search=0.6),
+    "hiddencut": HiddenCut(alpha=0.3),
+    "hiddencut random": HiddenCut(alpha=0.3, by="random", views=2, where="feed_forward"),
+    "scal": SCAL(),
+    "scal attention": SCAL(where="attention", contrast=0),
+    "compose": Compose(ADDrop(cross_tuning=False), Vanilla(), RDrop()),
+    "attendout": AttendOut(dropout_step=2),
+    "attendout pruning": AttendOut(variant="pruning", granularity="head", dropout_step=2),
+}
+
+# The terms and the parts of methods that have several, each alone.
+TERMS: dict[str, Method] = {
+    "unidrop feature": UniDrop(feature=0.3, structure=0, token=0),
+    "unidrop layers": UniDrop(feature=0, structure=0.5, token=0),
+    "supert heads": SuperT(share=0.5, feed_forward=False),
+    "supert feed-forward": SuperT(share=0.5, heads=False),
+    "hiddencut loss": HiddenCut(alpha=0.3, eta=0),
+    "hiddencut divergence": HiddenCut(alpha=0.3, gamma=0),
+    "scal copies": SCAL(contrast=0),
+    "scal contrast": SCAL(adversarial=0),
+}
+# Rows of the table in which a term looks at a micro-batch as a whole, or at how far it is padded.
+BY_MICRO_BATCH: set[str] = {"scal"}
+# Pairs of a row and a model that are refused, with a part of the message.
+UNFIT: dict[tuple[str, str], str] = {
+    ("unidrop", "vit"): "no 'input_ids'",
+    ("unidrop tokens", "vit"): "no 'input_ids'",
+    ("scal", "vit"): "embeds no words",
+    ("scal copies", "vit"): "embeds no words",
+    ("scal contrast", "vit"): "embeds no words",
+    ("supert", "albert"): "shares its layers",
+    ("supert heads", "albert"): "shares its layers",
+    ("supert feed-forward", "albert"): "shares its layers",
+}
+# The first step that is not one of plain fine-tuning, by plan or by chance, where that is not the first.
+FIRST_STEP: dict[str, int] = dict.fromkeys(
+    ("supert", "supert heads", "supert feed-forward", "layerdrop", "unidrop layers"), 2
+)
+
+
+def given(model: Any, batch: zoo.Batch) -> dict[str, Any]:
+    """What some methods need beside the model."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return {"optimizer": optimizer, "reward_data": [batch], "train_data": [batch], "total_steps": 4}

@@ -1,0 +1,72 @@
+"""TODO helpers training."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from attendrop import ADDrop, RegularizedTrainer
+from attendrop.methods.base import Method
+from helpers import zoo
+
+ALWAYS = ADDrop(p=0.5, q=0.5, cross_tuning=False)
+LENGTHS = (9, 4, 6, 5, 8, 3, 7, 5, 6, 6, 4, 9, 3, 8, 7, 5)
+
+
+def examples(name: str = "bert", count: int = 16) -> list[dict[str, Any]]:
+    return list(zoo.rows(name, [LENGTHS[i % 16] for i in range(count)]))
+
+
+def trainer_of(
+    folder: Path,
+    method: Method | None = ALWAYS,
+    *,
+    model: Any = None,
+    kind: type[RegularizedTrainer] = RegularizedTrainer,
+    **options: Any,
+) -> RegularizedTrainer:
+    """A trainer of a tiny BERT, two epochs of four steps; training arguments and trainer arguments may be mixed."""
+    names = {*inspect.signature(Trainer.__init__).parameters, "reward_dataset"}
+    given = {key: options.pop(key) for key in list(options) if key in names}
+    defaults = {
+        "per_device_train_batch_size": 4,
+        "num_train_epochs": 2,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "constant",
+        "logging_strategy": "epoch",
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "seed": 3,
+    }
+    args = TrainingArguments(output_dir=str(folder), **{**defaults, **options})
+    given = {"train_dataset": examples(), "data_collator": zoo.collate} | given
+    model = None if "model_init" in given else model if model is not None else zoo.build("bert", dropout=0.1)
+    return kind(model=model, args=args, regularizer=method, **given)
+
+
+def weights(trainer: Trainer) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in trainer.model.state_dict().items()}
+
+
+def history(trainer: Trainer, key: str) -> list[float]:
+    return [entry[key] for entry in trainer.state.log_history if key in entry]
+
+
+# --- Accumulation
+
+
+class Gradients(TrainerCallback):
+    """Keeps the gradients of every optimizer step."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, Tensor]] = []
+
+    def on_pre_optimizer_step(self, *_: Any, model: torch.nn.Module, **__: Any) -> None:
+        self.steps.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})

@@ -1,0 +1,42 @@
+"""Ten steps of training with each method of the table, as numbers: an unintended change of behaviour shows in them.
+
+``make trajectories`` writes the file anew, after a change that was intended.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from attendrop import Method, regularize
+from helpers import zoo
+from helpers.table import TABLE, given
+
+FILE = Path(__file__).with_name("trajectories.json")
+STEPS = 10
+
+
+def trajectory(method: Method) -> list[float]:
+    """The losses of ten steps of a tiny BERT in float64, and after them the norm of its parameters."""
+    model = zoo.build("bert", dropout=0.1, dtype=torch.float64)
+    batches = [zoo.batch_of("bert", (8, 5 + i % 3, 3)) for i in range(STEPS)]
+    needed = given(model, batches[0]) | {"total_steps": STEPS}
+    found = []
+    torch.manual_seed(0)
+    with regularize(model, method, **needed) as reg:
+        for step, batch in enumerate(batches):
+            reg.set_epoch(step // 5)
+            loss = reg.loss(batch)
+            loss.backward()
+            needed["optimizer"].step()
+            needed["optimizer"].zero_grad()
+            reg.step()
+            found.append(float(loss.detach()))
+    return [*found, float(torch.cat([p.detach().flatten() for p in model.parameters()]).norm())]
+
+
+if __name__ == "__main__":
+    rows = [f'  "{row}": {json.dumps([round(x, 8) for x in trajectory(m)])}' for row, m in TABLE.items()]
+    FILE.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")

@@ -1,0 +1,388 @@
+"""AD-DROP against a naive implementation, and what must not change its draws."""
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from helpers import oracles, zoo
+from torch import Tensor
+
+from attendrop import ADDrop, AttendropError, regularize
+
+ON = {"cross_tuning": False}
+SUM = torch.float64
+
+
+def double(batch: zoo.Batch) -> zoo.Batch:
+    return {key: value.double() if value.is_floating_point() else value for key, value in batch.items()}
+
+
+def step(model: Any, method: ADDrop, batches: list[zoo.Batch], seed: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
+    """One optimizer step's loss and gradient, both summed over its micro-batches with the sizes as shares."""
+    rows = [batch["labels"].shape[0] for batch in batches]
+    with regularize(model, method, seed=seed) as reg:
+        total = torch.zeros((), dtype=SUM)
+        for batch, count in zip(batches, rows, strict=True):
+            loss = reg.loss(batch) * count / sum(rows)
+            loss.backward()
+            total += loss.detach()
+    return total, zoo.gradients(model)
+
+
+# --- Against the naive implementation
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+@pytest.mark.parametrize("options", [{}, {"gold": True}, {"direction": "low"}, {"attribution": "attention"}], ids=str)
+@pytest.mark.parametrize("name", ["bert", "bert-tokens", "modernbert", "albert", "gpt2", "llama-class", "bart", "t5"])
+def test_with_q_1_losses_and_gradients_equal_the_naive_implementation(
+    name: str, options: dict[str, Any], backend: str
+) -> None:
+    eager = zoo.build(name, "eager", dtype=torch.float64)
+    batch = zoo.batch_of(name)
+    expected, drops = oracles.ad_drop(eager, batch, zoo.ZOO[name].task, 0.4, **options)
+    expected.backward()
+    target = "gold_label" if options.get("gold") else "pseudo_label"
+    chosen = {key: value for key, value in options.items() if key != "gold"}
+    method = ADDrop(p=0.4, q=1.0, target=target, **chosen, **ON)
+    loss, found = step(zoo.build(name, backend, dtype=torch.float64), method, [batch])
+    assert sum(int(drop.sum()) for drop in drops) > 10
+    assert float(loss) == pytest.approx(expected.item(), abs=1e-5)
+    zoo.assert_same(found, zoo.gradients(eager), 1e-5)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_regression_equals_the_naive_implementation(backend: str) -> None:
+    batch = zoo.batch_of("bert") | {"labels": torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)}
+    eager = zoo.build("bert", "eager", dtype=torch.float64, num_labels=1)
+    expected, _ = oracles.ad_drop(eager, batch, "regression", 0.4)
+    expected.backward()
+    model = zoo.build("bert", backend, dtype=torch.float64, num_labels=1)
+    loss, found = step(model, ADDrop(p=0.4, q=1.0, **ON), [batch])
+    assert float(loss) == pytest.approx(expected.item(), abs=1e-9)
+    zoo.assert_same(found, zoo.gradients(eager), 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("layers", "touched"), [("first", {0, 2, 3}), ("encoder", {0, 1}), ("cross:1", {5}), ([1], {1, 4, 5})]
+)
+def test_only_the_chosen_layers_drop(layers: Any, touched: set[int]) -> None:
+    model, batch = zoo.build("bart", dtype=torch.float64), zoo.batch_of("bart")
+    keys = ["encoder.0", "encoder.1", "decoder.0", "cross.0", "decoder.1", "cross.1"]
+    with regularize(model, ADDrop(p=0.5, q=1.0, layers=layers, **ON)) as reg:
+        reg.loss(batch)
+        logs = reg.logs()
+    assert {keys.index(name.rpartition("/")[2]) for name in logs if name.count("/") == 2} == touched
+
+
+def test_layers_out_of_range_are_refused_at_the_first_loss() -> None:
+    with (
+        regularize(zoo.build("bert"), ADDrop(layers="0,7", **ON)) as reg,
+        pytest.raises(AttendropError, match=r"no layer 7; layers are 0 to 1"),
+    ):
+        reg.loss(zoo.batch_of("bert"))
+
+
+# --- Padding, micro-batches, order
+
+METHODS = [
+    ADDrop(p=0.5, q=0.5, **ON),
+    ADDrop(p=0.5, q=0.5, attribution="attention", **ON),
+    ADDrop(p=0.5, q=0.5, attribution="random", **ON),
+    ADDrop(p=0.5, q=0.5, attribution="integrated_gradient", steps=3, **ON),
+    ADDrop(p=0.5, q=0.5, direction="low", **ON),
+    ADDrop(p=0.5, q=0.5, units="hidden", **ON),
+    ADDrop(p=0.5, q=0.5, units="hidden", attribution="random", **ON),
+]
+NAMES = [f"{m.attribution}-{m.direction}-{m.units}" for m in METHODS]
+LENGTHS = (9, 4, 6, 5, 8, 3, 7, 5)
+
+
+def tolerance(name: str) -> float:
+    """Losses of language models, and Llama's norms, are in float32 even where the model is in float64."""
+    return 2e-5 if "llama" in name or name == "gpt2" else 1e-8
+
+
+TRIED = [(name, method) for name in ("bert", "bart") for method in METHODS]
+TRIED += [(name, METHODS[i]) for name in zoo.TEXT if name not in ("bert", "bart") for i in (0, 1)]
+
+
+@pytest.mark.parametrize(("name", "method"), TRIED, ids=lambda v: v if isinstance(v, str) else NAMES[METHODS.index(v)])
+def test_nothing_depends_on_padding(name: str, method: ADDrop) -> None:
+    found = []
+    for extra in (0, 5):
+        model, batch = zoo.build(name, dtype=torch.float64), zoo.batch_of(name, (8, 5, 3), extra=extra)
+        with regularize(model, method) as reg:
+            loss = reg.loss(batch)
+            loss.backward()
+            found.append((zoo.gradients(model) | {"loss": loss.detach()}, reg.logs()))
+    gradients, logs = zip(*found, strict=True)
+    zoo.assert_same(*gradients, tolerance(name))
+    if "cross" in zoo.ZOO[name].attention_layers and method.attribution in ("attention", "random"):
+        # Which rows of a decoder without a mask are padding cannot be told: they are counted.
+        logs = [{key: value for key, value in log.items() if "/encoder" in key} for log in logs]
+    assert logs[0] == pytest.approx(logs[1])
+
+
+@pytest.mark.parametrize("method", METHODS[:3] + METHODS[5:6], ids=lambda method: NAMES[METHODS.index(method)])
+@pytest.mark.parametrize("name", ["gpt2-class", "llama"])
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_nothing_depends_on_left_padding(name: str, backend: str, method: ADDrop) -> None:
+    found = []
+    for extra in (0, 5):
+        model = zoo.build(name, backend, dtype=torch.float64)
+        batch = zoo.batch_of(name, (8, 5, 3), extra=extra, left=True)
+        with regularize(model, method) as reg:
+            loss = reg.loss(batch)
+            loss.backward()
+            found.append((zoo.gradients(model) | {"loss": loss.detach()}, reg.logs()))
+    zoo.assert_same(found[0][0], found[1][0], tolerance(name))
+    assert found[0][1] == pytest.approx(found[1][1])
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [("bert", method) for method in METHODS]
+    + [(n, METHODS[0]) for n in ("bert-choice", "modernbert", "vit", "bart-class", "gpt2-class", "llama-class")],
+    ids=lambda v: v if isinstance(v, str) else NAMES[METHODS.index(v)],
+)
+def test_a_batch_of_8_equals_8_batches_of_1(name: str, method: ADDrop) -> None:
+    examples = [double(row) for row in zoo.rows(name, LENGTHS)]
+    whole = step(zoo.build(name, dtype=torch.float64), method, [zoo.collate(examples)])
+    for sizes in ([1] * 8, [3, 5], [2, 1, 4, 1]):
+        ends = list(itertools.accumulate(sizes))
+        cut = [zoo.collate(examples[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+        parts = step(zoo.build(name, dtype=torch.float64), method, cut)
+        assert float(parts[0]) == pytest.approx(float(whole[0]), abs=1e-9)
+        zoo.assert_same(parts[1], whole[1], tolerance(name))
+
+
+@pytest.mark.parametrize("name", ["bart", "t5", "gpt2", "bert-tokens"])
+def test_a_batch_of_8_equals_8_batches_of_1_where_every_token_counts(name: str) -> None:
+    examples = zoo.rows(name, LENGTHS)
+    shift = int(zoo.ZOO[name].task == "lm")
+    found = []
+    for sizes in ([8], [1] * 8, [3, 5]):
+        model = zoo.build(name, dtype=torch.float64)
+        ends = itertools.accumulate(sizes)
+        with regularize(model, METHODS[0]) as reg:
+            for size, end in zip(sizes, ends, strict=True):
+                batch = zoo.collate(examples[end - size : end])
+                (reg.loss(batch) * (batch["labels"][:, shift:] != -100).sum()).backward()
+        found.append(zoo.gradients(model))
+    for other in found[1:]:
+        zoo.assert_same(found[0], other, 1e-8)
+
+
+def test_draws_do_not_depend_on_which_other_layers_drop() -> None:
+    batch = zoo.batch_of("bert")
+    found = []
+    for layers in ("0", "all"):
+        with regularize(zoo.build("bert"), ADDrop(attribution="random", p=0.5, q=0.5, layers=layers, **ON)) as reg:
+            reg.loss(batch)
+            found.append(reg.logs()["ad_drop/dropped/encoder.0"])
+    assert found[0] == found[1]
+
+
+def test_draws_depend_on_seed_and_step_and_repeat() -> None:
+    batch = zoo.batch_of("bert")
+
+    def losses(seed: int) -> list[float]:
+        model = zoo.build("bert")
+        with regularize(model, METHODS[0], seed=seed) as reg:
+            found = []
+            for _ in range(3):
+                found.append(reg.loss(batch).item())
+                reg.step()
+        return found
+
+    assert losses(0) == losses(0)
+    assert len(set(losses(0) + losses(1))) == 6
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_looking_at_a_loss_in_eval_mode_changes_nothing(interrupted: bool) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with regularize(model, METHODS[0]) as reg:
+        expected = reg.loss(batch)
+        logs = reg.logs()
+    with regularize(model, METHODS[0]) as reg:
+        if interrupted:
+            model.eval()
+            with torch.no_grad():
+                reg.loss(batch)
+            model.train()
+        assert reg.loss(batch) == expected
+        assert reg.logs() == logs
+
+
+# --- The base model's randomness
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+@pytest.mark.parametrize("method", METHODS, ids=NAMES)
+def test_the_global_random_state_moves_as_in_plain_training(method: ADDrop, backend: str) -> None:
+    model, batch = zoo.build("bert", backend, dropout=0.3), zoo.batch_of("bert")
+    torch.manual_seed(7)
+    model(**batch)
+    expected = torch.get_rng_state()
+    with regularize(model, method) as reg:
+        for _ in range(2):  # the first also probes
+            torch.manual_seed(7)
+            reg.loss(batch)
+            assert torch.equal(torch.get_rng_state(), expected)
+
+
+@pytest.mark.parametrize("attribution", ["random", "gradient", "attention", "integrated_gradient"])
+def test_dropout_is_that_of_plain_training(attribution: str) -> None:
+    model, batch = zoo.build("bert", dropout=0.3), zoo.batch_of("bert")
+    torch.manual_seed(7)
+    plain = model(**batch).loss
+    with regularize(model, ADDrop(q=1e-9, attribution=attribution, **ON)) as reg:
+        torch.manual_seed(7)
+        torch.testing.assert_close(reg.loss(batch), plain, rtol=1e-5, atol=1e-6)
+
+
+def test_the_attribution_pass_sees_the_dropout_of_the_pass_that_trains() -> None:
+    """Positions that the model's own dropout sets to zero have the weight zero in both passes."""
+    model, batch = zoo.build("bert", dropout=0.5, dtype=torch.float64), zoo.batch_of("bert", (8, 8))
+    eager = zoo.build("bert", "eager", dropout=0.5, dtype=torch.float64)
+    torch.manual_seed(7)
+    weights = eager(**batch, output_attentions=True).attentions[0]
+    region = oracles.candidates(weights, torch.ones_like(weights, dtype=torch.bool), 0.3)
+    with regularize(model, ADDrop(p=0.3, q=1.0, attribution="attention", **ON)) as reg:
+        torch.manual_seed(7)
+        reg.loss(batch)
+        share = reg.logs()["ad_drop/dropped/encoder.0"]
+    assert share == pytest.approx(float(region.double().mean()))
+
+
+# --- Precision, checkpointing, frozen parts
+
+
+@pytest.mark.parametrize("method", METHODS, ids=NAMES)
+@pytest.mark.parametrize("name", ["bert", "bart", "llama-class", "t5"])
+def test_autocast_gives_the_gradients_of_full_precision_roughly(name: str, method: ADDrop) -> None:
+    model, batch = zoo.build(name), zoo.batch_of(name)
+    random = ADDrop(p=0.5, q=0.5, attribution="random", **ON)
+    with regularize(model, method) as reg:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = reg.loss(batch)
+        loss.backward()
+    assert torch.isfinite(loss)
+    found = zoo.gradients(model)
+    assert all(value.dtype == torch.float32 and torch.isfinite(value).all() for value in found.values())
+    if method != random:
+        return
+    _, expected = step(model, method, [batch])
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert torch.nn.functional.cosine_similarity(found[key].flatten(), value.flatten(), dim=0) > 0.95 or (
+            value.abs().max() < 1e-3
+        ), key
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("method", METHODS, ids=NAMES)
+def test_every_dtype_gives_finite_gradients(method: ADDrop, dtype: torch.dtype) -> None:
+    model, batch = zoo.build("bert", dtype=dtype), zoo.batch_of("bert", (8, 1, 2))
+    loss, gradients = step(model, method, [batch])
+    assert math.isfinite(loss)
+    assert all(torch.isfinite(value).all() for value in gradients.values())
+
+
+@pytest.mark.parametrize("name", ["bert", "bart", "llama", "t5", "modernbert"])
+@pytest.mark.parametrize(
+    "method", [METHODS[0], METHODS[2], METHODS[3], METHODS[5]], ids=lambda m: m.attribution + m.units
+)
+def test_activation_checkpointing_changes_nothing(name: str, method: ADDrop) -> None:
+    batch, found = zoo.batch_of(name), []
+    for checkpointed in (False, True):
+        model = zoo.build(name, dropout=0.2, dtype=torch.float64)
+        if checkpointed:
+            model.activation_checkpointing_enable({"use_reentrant": False})
+        torch.manual_seed(3)
+        loss, gradients = step(model, method, [batch])
+        found.append(gradients | {"loss": loss})
+    zoo.assert_same(*found, 1e-10)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_reentrant_checkpointing_is_refused(late: bool) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with regularize(model, METHODS[0]) as reg:
+        if late:
+            reg.loss(batch).backward()
+        model.activation_checkpointing_enable({"use_reentrant": True})
+        with pytest.raises(AttendropError, match=r"[Rr]eentrant.*use_reentrant': False"):
+            reg.loss(batch).backward()
+
+
+@pytest.mark.parametrize("method", METHODS, ids=NAMES)
+def test_a_frozen_base_trains_its_head(method: ADDrop) -> None:
+    batch = zoo.batch_of("bert")
+    free = zoo.build("bert", dtype=torch.float64)
+    frozen = zoo.build("bert", dtype=torch.float64)
+    frozen.bert.requires_grad_(False)
+    loss, gradients = step(frozen, method, [batch])
+    expected, all_gradients = step(free, method, [batch])
+    assert set(gradients) == {"classifier.weight", "classifier.bias"}
+    assert loss == pytest.approx(float(expected))
+    zoo.assert_same(gradients, {key: all_gradients[key] for key in gradients}, 1e-12)
+
+
+def test_no_attribution_leaves_gradients_behind() -> None:
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    with regularize(model, METHODS[0]) as reg:
+        loss = reg.loss(batch)
+        assert all(parameter.grad is None for parameter in model.parameters())
+        loss.backward()
+        once = {name: p.grad.clone() for name, p in model.named_parameters()}
+        reg.begin_step(0)
+        reg.loss(batch).backward()
+    zoo.assert_same({name: value * 2 for name, value in once.items()}, zoo.gradients(model), 1e-12)
+
+
+# --- Shares in the log
+
+
+@pytest.mark.parametrize("q", [1.0, 0.5])
+def test_logged_shares_are_right_by_a_hand_count(q: float) -> None:
+    batch = zoo.batch_of("bert", (8, 5, 3))
+    eager = zoo.build("bert", "eager", dtype=torch.float64)
+    _, drops = oracles.ad_drop(eager, batch, "class", 0.4)
+    counts = {}
+    for layer, drop in enumerate(drops):
+        candidates = possible = 0
+        for b, length in enumerate((8, 5, 3)):
+            for h in range(2):
+                rows = range(length) if layer == 0 else [0]  # the last layer is read at the first token only
+                for i in rows:
+                    candidates += int(drop[b, h, i].sum())
+                    possible += length
+        counts[layer] = (candidates, possible)
+    with regularize(zoo.build("bert", dtype=torch.float64), ADDrop(p=0.4, q=q, **ON)) as reg:
+        steps = 1 if q == 1 else 100
+        for _ in range(steps):
+            reg.loss(batch)
+            reg.step()
+        logs = reg.logs()
+    for layer, (candidates, possible) in counts.items():
+        expected, deviation = q * candidates / possible, 4 * math.sqrt(q * (1 - q) * candidates / steps) / possible
+        assert logs[f"ad_drop/dropped/encoder.{layer}"] == pytest.approx(expected, abs=deviation + 1e-12)
+    total = [sum(column) for column in zip(*counts.values(), strict=True)]
+    assert logs["ad_drop/dropped"] == pytest.approx(q * total[0] / total[1], abs=0.01 if q < 1 else 1e-12)
+    assert logs["ad_drop/active"] == 1
+
+
+def test_a_random_region_has_the_size_p() -> None:
+    batch = zoo.batch_of("bert", (8, 5, 3), extra=4)
+    with regularize(zoo.build("bert"), ADDrop(p=0.3, q=0.5, attribution="random", **ON)) as reg:
+        for _ in range(100):
+            reg.loss(batch)
+            reg.step()
+        logs = reg.logs()
+    positions = 100 * 2 * 2 * (64 + 25 + 9)
+    assert logs["ad_drop/dropped"] == pytest.approx(0.15, abs=4 * math.sqrt(0.15 * 0.85 / positions))

@@ -1,0 +1,649 @@
+"""AttendOut: the generator, its actions and its lessons, the two networks, and whole periods of them."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from helpers import oracles, zoo
+from helpers.attend_out import DOUBLE, act, attack_of, dropped_in, optimizer_of, players_of, run
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import functional
+
+from attendrop import AttendOut, AttendropError, FineTune, regularize
+from attendrop.attention.adapter import ModelAdapter, find_attention_layers
+from attendrop.methods.attend_out.attacker import Course, Micro
+from attendrop.methods.attend_out.generator import Generator
+from attendrop.methods.attend_out.networks import Players
+from attendrop.methods.attend_out.state import AttendOutState
+from attendrop.methods.context import StepContext
+from attendrop.sampling import SampleKey
+
+
+def unlabelled(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value for name, value in batch.items() if name != "labels"}
+
+
+def generator_of(model: Any, batch: Mapping[str, Tensor], **options: Any) -> Generator:
+    return Generator(model, find_attention_layers(model, batch)[0].name, batch, **options)
+
+
+# --- The generator
+
+
+@pytest.mark.parametrize("feed_forward", [False, True])
+@pytest.mark.parametrize("name", ["bert", "roberta", "electra", "distilbert", "albert"])
+def test_the_generator_is_embeddings_and_one_layer_of_attention(name: str, feed_forward: bool) -> None:
+    model, batch = zoo.build(name), zoo.batch_of(name)
+    generator = generator_of(model, batch, feed_forward=feed_forward)
+    width = 16
+    own = 4 * (width * width + width) + 2 * width
+    if feed_forward:
+        own += 2 * 4 * width * width + 4 * width + width + 2 * width
+    body = model.base_model
+    embeddings = sum(p.numel() for p in body.embeddings.parameters())
+    if name == "electra":
+        embeddings += sum(p.numel() for p in body.embeddings_project.parameters())
+    if name == "albert":
+        embeddings += sum(p.numel() for p in body.encoder.embedding_hidden_mapping_in.parameters())
+    assert sum(p.numel() for p in generator.parameters()) == embeddings + own
+    assert all(parameter.requires_grad for parameter in generator.parameters())
+
+
+@pytest.mark.parametrize(("family", "share"), [("roberta", 0.33), ("bert", 0.24)])
+def test_the_generator_is_as_large_as_the_paper_says(family: str, share: float) -> None:
+    sizes = {"roberta": {"vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1}}
+    config = {"roberta": hf.RobertaConfig, "bert": hf.BertConfig}[family](**sizes.get(family, {}))
+    with torch.device("meta"):
+        model = {"roberta": hf.RobertaModel, "bert": hf.BertModel}[family](config)
+    embeddings = sum(p.numel() for p in model.embeddings.parameters())
+    own = 4 * (768 * 768 + 768) + 2 * 768
+    assert (embeddings + own) / sum(p.numel() for p in model.parameters()) == pytest.approx(share, abs=0.006)
+
+
+@pytest.mark.parametrize("name", zoo.ZOO)
+def test_embeddings_are_what_enters_the_first_layer(name: str) -> None:
+    model, batch = zoo.build(name).eval(), zoo.batch_of(name)
+    generator = generator_of(model, batch)
+    adapter = ModelAdapter(model)
+    first = model.get_submodule(adapter.trace(batch)[0].name.partition("#")[0])
+    seen: list[Tensor] = []
+    block = next(
+        module
+        for path, module in model.named_modules()
+        if first in module.modules() and isinstance(model.get_submodule(path.rpartition(".")[0]), torch.nn.ModuleList)
+    )
+    hook = block.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+    )
+    model(**batch)
+    hook.remove()
+    torch.testing.assert_close(generator.embeddings(batch), seen[0])
+
+
+def test_one_score_map_for_each_layer_and_every_lesson_reaches_every_weight() -> None:
+    players, step = players_of("roberta")
+    micro = act(players, step)
+    assert [tuple(dropped.shape) for dropped in dropped_in(players, micro).values()] == [(2, 1, 6, 6)] * 2
+    players.log_likelihood(micro).sum().backward()
+    for name, parameter in players.generator.named_parameters():
+        # The value of the last layer has no effect, and the key's bias none on differences within a row.
+        assert parameter.grad is not None, name
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_the_generator_never_sees_padding(name: str, left: bool) -> None:
+    model = zoo.build(name, **DOUBLE).eval()
+    short = zoo.batch_of(name, (5,))
+    padded = zoo.batch_of(name, (5,), extra=4, left=left)
+    found = []
+    for batch in (short, padded):
+        players, step = players_of(name, (5,), model=copy.deepcopy(model))
+        step = replace(step, batch=batch)
+        micro = act(players, step)
+        found.append([dropped_in(players, micro), [players.log_likelihood(micro)]])
+    start = 4 if left else 0
+    for layer in ("0", "1"):
+        key = next(key for key in found[0][0] if key.endswith(layer))
+        plain, wide = (dropped[key] for dropped, _ in found)
+        assert torch.equal(plain, wide[:, :, start : start + 5, start : start + 5])
+        inside = torch.zeros_like(wide)
+        inside[:, :, start : start + 5, start : start + 5] = True
+        assert not (wide & ~inside).any()
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-9, atol=1e-12)
+
+
+# --- Actions
+
+
+@pytest.mark.parametrize("bias", [0.5, 0.8])
+def test_units_are_dropped_as_often_as_the_scores_say(bias: float) -> None:
+    players, step = players_of(lengths=(4,), init_drop_prob=bias)
+    with torch.no_grad():
+        players.generator.query.weight.mul_(40)
+        draft = players.generator.begin(step.inputs)
+        expected = [draft.logits(layer, None).sigmoid()[0, 0] for layer in range(2)]
+    rounds = 1000
+    counts = [torch.zeros(4, 4, dtype=torch.float64) for _ in players.attention_layers]
+    for number in range(rounds):
+        for count, dropped in zip(counts, dropped_in(players, act(players, step, number)).values(), strict=True):
+            count += dropped[0, 0]
+    for count, p in zip(counts, expected, strict=True):
+        deviations = (count / rounds - p) / (p * (1 - p) / rounds).sqrt()
+        assert p.max() - p.min() > 0.05
+        assert deviations.abs().max() < 4.5
+
+
+@pytest.mark.parametrize("granularity", ["score", "head", "layer"])
+@pytest.mark.parametrize("name", ["bert", "distilbert", "roberta", "bert-choice"])
+def test_the_attackers_loss_is_that_of_a_naive_pass(name: str, granularity: str) -> None:
+    model, batch = zoo.build(name, **DOUBLE), zoo.batch_of(name, (6, 4, 3))
+    players, step = players_of(name, model=model, granularity=granularity)
+    step = replace(step, batch=batch)
+    plan, micro = attack_of(players, step)
+    loss = step.adapter.forward(batch, plan).loss
+    eager = zoo.build(name, "eager", **DOUBLE)
+    shape = (micro.sequences, 2, 6, 6)
+    drops = [dropped.expand(shape) for dropped in dropped_in(players, micro).values()]
+    assert any(drop.all(-1).any() for drop in drops) or granularity != "layer"
+    with oracles.EagerAttention(drops).in_place_of_stock(eager):
+        torch.testing.assert_close(loss, eager(**batch).loss, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("granularity", "shape"), [("score", (2, 2, 6, 6)), ("head", (2, 2, 1, 1)), ("layer", (2, 1, 1, 1))]
+)
+def test_units_of_every_size(granularity: str, shape: tuple[int, ...]) -> None:
+    players, step = players_of(granularity=granularity, generator_heads=2)
+    micro = act(players, step)
+    assert {tuple(dropped.shape) for dropped in dropped_in(players, micro).values()} == {shape}
+    assert players.log_likelihood(micro).shape == (2,)
+
+
+# --- The lesson
+
+
+def enumerated(
+    players: Players, context: StepContext, reward: Tensor, baseline: float, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[Tensor], list[Tensor]]:
+    """For a model of one layer and two tokens: the mean of the estimator, and the gradient of the expected reward."""
+    learned = [p for p in players.generator.parameters() if p is not players.generator.bias]
+    micro = act(players, context)
+
+    def probability() -> Tensor:
+        p = players.generator.begin(context.inputs).logits(0, None).sigmoid()[0, 0]
+        return torch.stack([torch.where(action_of(number), p, 1 - p).prod() for number in range(16)])
+
+    def action_of(number: int) -> Tensor:
+        return torch.tensor([bool(number >> i & 1) for i in range(4)]).view(2, 2)
+
+    exact = torch.autograd.grad((probability() * reward).sum(), learned, allow_unused=True)
+    weights = probability().detach()
+    mean = [torch.zeros_like(p) for p in learned]
+    for number in range(16):
+        action = action_of(number).view(1, 1, 2, 2)
+        monkeypatch.setattr(Course, "_draw", lambda self, *_, action=action: action)
+        likelihood = players.log_likelihood(micro).sum() * (reward[number] - baseline)
+        for total, found in zip(mean, torch.autograd.grad(likelihood, learned, allow_unused=True), strict=True):
+            if found is not None:
+                total += weights[number] * found
+    return mean, [torch.zeros_like(p) if g is None else g for p, g in zip(learned, exact, strict=True)]
+
+
+@pytest.mark.parametrize("baseline", [0.0, -1.5, 3.0])
+def test_the_estimator_has_the_gradient_of_the_expected_reward_as_its_mean(
+    baseline: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = zoo.build("bert", num_hidden_layers=1, **DOUBLE)
+    players, step = players_of(lengths=(2,), model=model)
+    reward = torch.randn(16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mean, exact = enumerated(players, step, reward, baseline, monkeypatch)
+    assert max(float(g.abs().max()) for g in exact) > 1e-4
+    for estimated, gradient in zip(mean, exact, strict=True):
+        torch.testing.assert_close(estimated * 4, gradient, rtol=0, atol=1e-6)
+
+
+def test_the_likelihood_is_a_mean_over_valid_units() -> None:
+    """Eq. 5, unit by unit, with sequences of different lengths."""
+    players, step = players_of(lengths=(6, 4, 3))
+    micro = act(players, step)
+    with torch.no_grad():
+        found = players.log_likelihood(micro)
+        for row, length in enumerate((6, 4, 3)):
+            inputs = {name: value[row : row + 1, :length] for name, value in unlabelled(step.batch).items()}
+            draft = players.generator.begin(inputs)
+            total = 0.0
+            for layer, sampled in enumerate(dropped_in(players, micro).values()):
+                p = draft.logits(layer, None).sigmoid()[0, 0]
+                for i, j in itertools.product(range(length), repeat=2):
+                    dropped = bool(sampled[row, 0, i, j])
+                    total += math.log(float(p[i, j] if dropped else 1 - p[i, j]))
+            assert found[row] == pytest.approx(total / (2 * length**2), rel=1e-6)
+
+
+def test_the_generator_learns_what_is_rewarded() -> None:
+    """Minus the dropped units of one column: that column's probability falls under 0.1, the others' do not."""
+    model, column = zoo.build("bert", **DOUBLE), 2
+    with torch.no_grad():  # tokens that have nothing in common
+        embeddings = model.bert.embeddings
+        for parameter in embeddings.parameters():
+            parameter.zero_()
+        embeddings.LayerNorm.weight.fill_(1)
+        for place, token in enumerate(zoo.batch_of("bert", (5,))["input_ids"][0]):
+            embeddings.word_embeddings.weight[token, 3 * place] = 4.0
+    players, step = players_of(lengths=(5,), model=model, layers="first", generator_learning_rate=3e-3)
+    for number in range(200):
+        period = [[act(players, step, 8 * number + i)] for i in range(8)]
+        dropped = [dropped_in(players, micro)["encoder.0"] for (micro,) in period]
+        rewards = torch.tensor([-float(mask[..., column].float().mean()) for mask in dropped])
+        players.teach(period, rewards - rewards.mean(), lambda tensor: tensor)
+        with torch.no_grad():
+            found = players.generator.begin(step.inputs).logits(0, None).sigmoid().mean((0, 1, 2))
+        if found[column] < 0.1:
+            break
+    others = [place for place in range(5) if place != column]
+    assert found[column] < 0.1
+    assert found[others].min() > 0.12
+
+
+def weights(model: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
+
+
+@pytest.mark.parametrize("optimizer", [optimizer_of, sgd])
+@pytest.mark.parametrize(("accumulation", "max_norm"), [(1, None), (2, 0.3)])
+def test_until_they_come_together_the_defender_is_plain_fine_tuning(
+    accumulation: int, max_norm: float | None, optimizer: Any
+) -> None:
+    found: list[dict[str, Tensor]] = []
+    expected: list[dict[str, Tensor]] = []
+    options: dict[str, Any] = {"accumulation": accumulation, "max_norm": max_norm, "optimizer": optimizer}
+    run(
+        AttendOut(dropout_step=9),
+        4,
+        watch=lambda reg: found.append(weights(reg.method_state.players.defender.model)),
+        **options,
+    )
+    run(FineTune(), 4, watch=lambda reg: expected.append(weights(reg.model)), **options)
+    for ours, plain in zip(found, expected, strict=True):
+        zoo.assert_same(ours, plain, 0.0 if accumulation == 1 else 1e-12)
+
+
+def states(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> dict[str, Tensor]:
+    return {
+        f"{i}/{name}": torch.as_tensor(value).clone()
+        for i, parameter in enumerate(parameters)
+        for name, value in optimizer.state[parameter].items()
+    }
+
+
+@pytest.mark.parametrize("together", ["sample", "best", "attacker"])
+def test_after_a_period_both_are_the_survivor(together: str) -> None:
+    before: dict[str, Any] = {}
+    survivors = []
+
+    def watch(reg: Any) -> None:
+        defender = reg.method_state.players.defender
+        pairs = defender.pairs
+        ours = states(defender.optimizer, [p for _, p in pairs])
+        theirs = states(reg.training.optimizer, [p for p, _ in pairs])
+        metrics = reg.metrics()
+        if metrics:
+            zoo.assert_same(weights(reg.model), weights(defender.model))
+            zoo.assert_same(ours, theirs)
+            survivors.append(bool(metrics["attendout/attacker_survived"]))
+        else:
+            assert not torch.equal(
+                weights(reg.model)["classifier.weight"], weights(defender.model)["classifier.weight"]
+            )
+            before.update(ours=ours)
+
+    run(AttendOut(together=together, dropout_step=3, temperature=0.01), 18, watch=watch)
+    assert len(survivors) == 6
+    assert set(survivors) == ({True} if together == "attacker" else {True, False})
+
+
+@pytest.mark.parametrize("gap", [-0.2, 0.0, 0.05, 0.3])
+def test_the_survivor_is_drawn_with_the_stated_probability(gap: float) -> None:
+    method_state = AttendOutState.__new__(AttendOutState)
+    method_state.method = AttendOut(temperature=0.1)
+
+    class Nothing:
+        class defender:
+            @staticmethod
+            def take_from_attacker() -> None: ...
+            @staticmethod
+            def give_to_attacker() -> None: ...
+
+    chances = torch.rand(4000, generator=torch.Generator().manual_seed(3), dtype=torch.float64).tolist()
+    found = sum(method_state._come_together(Nothing, -1.0 + gap, -1.0, chance) for chance in chances) / 4000  # type: ignore[arg-type]
+    expected = math.exp(gap / 0.1) / (math.exp(gap / 0.1) + 1)
+    assert found == pytest.approx(expected, abs=4 * math.sqrt(expected * (1 - expected) / 4000))
+
+
+def test_rewards_are_the_difference_of_scores_on_the_items() -> None:
+    """In evaluation mode, without the generator's masks; the baseline is read before the rewards enter it."""
+    seen: list[dict[str, float]] = []
+    expected: list[float] = []
+    batch = zoo.batch_of("bert", seed=8)
+
+    def watch(reg: Any) -> None:
+        metrics = reg.metrics()
+        if metrics:
+            seen.append(metrics)
+
+    original = AttendOutState._come_together
+
+    def spy(self: Any, players: Any, attacker: float, defender: float, chance: float) -> bool:
+        with torch.no_grad():
+            losses = [float(m.eval()(**batch).loss) for m in (self.training.model, players.defender.model)]
+        for m in (self.training.model, players.defender.model):
+            m.train()
+        expected.append(losses[1] - losses[0])
+        return original(self, players, attacker, defender, chance)
+
+    AttendOutState._come_together = spy  # type: ignore[method-assign]
+    try:
+        run(AttendOut(dropout_step=2), 8, watch=watch)
+    finally:
+        AttendOutState._come_together = original  # type: ignore[method-assign]
+    assert [metrics["attendout/reward"] for metrics in seen] == pytest.approx(expected)
+    baseline = 0.0
+    for metrics in seen:
+        assert metrics["attendout/baseline"] == pytest.approx(baseline)
+        baseline = 0.9 * baseline + 0.1 * metrics["attendout/reward"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"variant": "pruning"},
+        {"reward": "sign", "credit": "return", "together": "best"},
+        {"granularity": "head"},
+        {"granularity": "layer", "generator_feed_forward": True},
+        {"generator_heads": 2, "learn_bias": True, "init_drop_prob": 0.2},
+        {"layers": "first"},
+        {"generator_schedule": "linear"},
+    ],
+    ids=str,
+)
+def test_a_last_partial_period_is_completed(options: dict[str, Any]) -> None:
+    told: list[dict[str, float]] = []
+    model = zoo.build("bert", dropout=0.1, **DOUBLE)
+    found: dict[str, Any] = {}
+
+    def watch(reg: Any) -> None:
+        found["reg"] = reg
+        told.extend([reg.metrics()])
+
+    run(AttendOut(dropout_step=4, **options), 6, watch=watch, model=model, total_steps=6)
+    assert [bool(metrics) for metrics in told] == [False, False, False, True, False, False]
+    last = found["reg"].metrics()
+    assert last.keys() == told[3].keys()
+    assert (told[3]["attendout/period_share"], last["attendout/period_share"]) == (1.0, 0.5)
+    zoo.assert_same(weights(model), weights(found["reg"].method_state.players.defender.model))
+    layers = [key for key in last if "drop_probability" in key]
+    assert len(layers) == (1 if options.get("layers") == "first" else 2)
+    assert all(0 < last[key] < 1 for key in layers)
+
+
+def test_micro_batches_of_a_step_equal_the_whole_batch() -> None:
+    whole = run(AttendOut(dropout_step=2), 4, model=zoo.build("bert", **DOUBLE))
+    cut = run(AttendOut(dropout_step=2), 4, model=zoo.build("bert", **DOUBLE), accumulation=4)
+    zoo.assert_same(weights(whole), weights(cut), 1e-9)
+
+
+def test_the_global_random_numbers_are_those_of_plain_fine_tuning() -> None:
+    found = []
+    for method in (FineTune(), AttendOut(dropout_step=2), AttendOut(variant="pruning", dropout_step=2)):
+        run(method, 5)
+        found.append(torch.rand(3))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_the_defender_may_live_elsewhere() -> None:
+    zoo.assert_same(
+        weights(run(AttendOut(dropout_step=2, defender_device="cpu"), 4)), weights(run(AttendOut(dropout_step=2), 4))
+    )
+
+
+def test_the_model_is_given_back() -> None:
+    model = run(AttendOut(dropout_step=2), 3)
+    assert model.config._attn_implementation == "sdpa"
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_optimizer_hooks_do_not_outlive_the_block() -> None:
+    model = zoo.build("bert")
+    optimizer = optimizer_of(model)
+    with regularize(model, AttendOut(), optimizer=optimizer, reward_data=[zoo.batch_of("bert")]) as reg:
+        reg.loss(zoo.batch_of("bert")).backward()
+        assert optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_float16_scaling_leaves_the_defender_as_it_would_be() -> None:
+    """The loop multiplies the loss by a scale and divides the gradients by it, as a gradient scaler does."""
+    found = []
+    for scale in (1.0, 1024.0):
+        torch.manual_seed(7)
+        model = zoo.build("bert", **DOUBLE)
+        optimizer = optimizer_of(model)
+        with regularize(
+            model, AttendOut(dropout_step=9), optimizer=optimizer, reward_data=[zoo.batch_of("bert")]
+        ) as reg:
+            reg.loss_scale = scale
+            for _ in range(3):
+                (reg.loss(zoo.batch_of("bert")) * scale).backward()
+                for parameter in model.parameters():
+                    if parameter.grad is not None:
+                        parameter.grad /= scale
+                optimizer.step()
+                optimizer.zero_grad()
+                reg.step()
+            found.append(weights(reg.method_state.players.defender.model))  # type: ignore[attr-defined]
+    zoo.assert_same(*found, 1e-12)
+
+
+@pytest.mark.parametrize("variant", ["dropout", "pruning"])
+def test_state_goes_on_in_the_middle_of_a_period(variant: str, tmp_path: Path) -> None:
+    """Six steps at once, and three, a restart from a file, and three more."""
+    method = AttendOut(variant=variant, dropout_step=4)
+    rows = zoo.rows("bert", (5, 6, 4, 7))
+
+    def steps(reg: Any, model: Any, optimizer: Any, count: int) -> None:
+        for _ in range(count):
+            reg.loss(zoo.collate(rows)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            reg.step()
+
+    def begin() -> tuple[Any, Any, dict[str, Any]]:
+        model = zoo.build("bert")
+        optimizer = optimizer_of(model)
+        return model, optimizer, {"optimizer": optimizer, "reward_data": [zoo.batch_of("bert", seed=8)], "seed": 4}
+
+    model, optimizer, options = begin()
+    with regularize(model, method, **options) as reg:
+        steps(reg, model, optimizer, 6)
+    expected = weights(model)
+
+    model, optimizer, options = begin()
+    with regularize(model, method, **options) as reg:
+        steps(reg, model, optimizer, 3)
+        torch.save(
+            (reg.state_dict(), reg.method_state_dicts(), model.state_dict(), optimizer.state_dict()), tmp_path / "s"
+        )
+    state, method_state, of_model, of_optimizer = torch.load(tmp_path / "s", weights_only=True)
+    model, optimizer, options = begin()
+    model.load_state_dict(of_model)
+    optimizer.load_state_dict(of_optimizer)
+    with regularize(model, method, **options) as reg:
+        reg.load_state_dict(state, method_state)
+        steps(reg, model, optimizer, 3)
+    zoo.assert_same(weights(model), expected)
+
+
+# --- What the generator decides
+
+
+def test_drop_shares_count_the_units_above_one_half(tmp_path: Path) -> None:
+    players, step = players_of(lengths=(6, 4))
+    with torch.no_grad():
+        players.generator.query.weight.mul_(40)
+        shares = players.drop_shares(step.adapter, [unlabelled(step.batch)])
+        counts = torch.zeros(2, 2)
+        for row, length in enumerate((6, 4)):
+            inputs = {name: value[row : row + 1, :length] for name, value in unlabelled(step.batch).items()}
+            draft = players.generator.begin(inputs)
+            for layer in range(2):
+                above = draft.logits(layer, None)[0, 0] > 0
+                counts[layer] += torch.tensor([above.sum(), above.numel()])
+    assert list(shares.values()) == pytest.approx((counts[:, 0] / counts[:, 1]).tolist())
+    save_file({name: value.detach() for name, value in players.generator.named_parameters()}, tmp_path / "generator")
+
+
+# --- Refusals
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "message"),
+    [
+        ({}, {}, "pass your optimizer"),
+        ({}, {"optimizer": True}, "pass reward_data"),
+        ({"score": "metric"}, {"optimizer": True, "reward_data": True}, "compute_metrics"),
+        ({"scored": "noisy_train"}, {"optimizer": True}, "mask token"),
+        ({"generator_schedule": "linear"}, {"optimizer": True, "reward_data": True}, "pass total_steps"),
+    ],
+)
+def test_what_is_missing_is_said(options: dict[str, Any], given: dict[str, Any], message: str) -> None:
+    model = zoo.build("bert")
+    here: dict[str, Any] = {}
+    if "optimizer" in given:
+        here["optimizer"] = optimizer_of(model)
+    if "reward_data" in given:
+        here["reward_data"] = [zoo.batch_of("bert")]
+    with pytest.raises(AttendropError, match=message), regularize(model, AttendOut(**options), **here):
+        pass
+    assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"variant": "both"},
+        {"scored": "dev"},
+        {"together": "worst"},
+        {"granularity": "row"},
+        {"dropout_step": 0},
+        {"temperature": 0.0},
+        {"init_drop_prob": 1.0},
+        {"reward_fraction": 0.0},
+        {"baseline_decay": 1.0},
+        {"baseline_decay": "0.9"},
+        {"temperature": float("inf")},
+        {"temperature": "0.1"},
+        {"generator_learning_rate": float("nan")},
+        {"generator_learning_rate": True},
+        {"dropout_step": 2.5},
+        {"generator_heads": True},
+        {"learn_bias": "yes"},
+        {"layers": "last"},
+        {"defender_device": "banana"},
+        {"defender_device": "cuda:x"},
+        {"defender_device": "meta"},
+        {"defender_device": 1.5},
+    ],
+    ids=str,
+)
+def test_bad_options_fail_when_the_method_is_made(options: dict[str, Any]) -> None:
+    with pytest.raises(AttendropError, match=next(iter(options))):
+        AttendOut(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [({"generator_heads": 3}, "generator_heads=3"), ({"layers": [7]}, "no layer 7")]
+)
+def test_what_does_not_fit_the_model_is_said_at_the_first_batch(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(AttendropError, match=message):
+        run(AttendOut(**options), 1)
+
+
+@pytest.mark.parametrize("device", ["cuda:63", "next"])
+def test_a_device_that_is_not_there_is_refused(device: str) -> None:
+    if device == "next" and torch.cuda.device_count() > 1:
+        pytest.skip("there is a next GPU")
+    with pytest.raises(AttendropError, match=rf"defender_device='{device}': there is no device cuda:\d+"):
+        run(AttendOut(defender_device=device), 1)
+
+
+def test_noise_on_tokens_needs_tokens() -> None:
+    """A tokenizer that was given for nothing does not help."""
+    model, batch = zoo.build("vit"), zoo.batch_of("vit")
+
+    class Tokenizer:
+        mask_token_id, all_special_ids = 3, (0, 1)
+
+    method = AttendOut(variant="pruning", scored="noisy_train")
+    with (
+        pytest.raises(AttendropError, match="ViTForImageClassification has no 'input_ids'"),
+        regularize(model, method, optimizer=optimizer_of(model), tokenizer=Tokenizer()) as reg,
+    ):
+        reg.loss(batch)
+
+
+def test_an_optimizer_of_something_else_is_refused() -> None:
+    other = torch.nn.Linear(2, 2)
+    with pytest.raises(AttendropError, match="not the model's"):
+        run(AttendOut(), 1, optimizer=lambda model: torch.optim.Adam([*model.parameters(), *other.parameters()]))
+
+
+def test_variants_are_the_versions_of_the_papers() -> None:
+    dropout, pruning = AttendOut(), AttendOut(variant="pruning")
+    assert (dropout.scored, dropout.together, dropout.rewarded_on()) == ("reward_data", "sample", "split")
+    assert (pruning.scored, pruning.together, pruning.rewarded_on()) == ("train", "attacker", None)
+    assert AttendOut(reward_data="eval").rewarded_on() == "eval"
+    assert AttendOut(variant="pruning", together="best").together == "best"
+
+
+def test_noise_masks_the_stated_share_of_ordinary_tokens() -> None:
+    method_state = AttendOutState.__new__(AttendOutState)
+    model = zoo.build("bert")
+    method_state.training = zoo.training(model, mask_token=39, special_tokens=(zoo.EOS, zoo.PAD))
+    tokens = torch.full((64, 40), 7)
+    tokens[:, -1] = zoo.EOS
+    noisy = method_state._noisy(Micro({"input_ids": tokens}, ["input_ids"], SampleKey(0, 3, 0, 64)))["input_ids"]
+    changed = noisy != tokens
+    assert (noisy[changed] == 39).all()
+    assert not changed[:, -1].any()
+    assert float(changed[:, :-1].double().mean()) == pytest.approx(0.15, abs=0.03)
+
+
+def test_likelihoods_are_those_of_bernoulli_draws() -> None:
+    players, step = players_of(lengths=(3,))
+    micro = act(players, step)
+    with torch.no_grad():
+        draft = players.generator.begin(step.inputs)
+        expected = torch.stack(
+            [
+                -functional.binary_cross_entropy_with_logits(draft.logits(layer, None)[0, 0], dropped[0, 0].double())
+                for layer, dropped in enumerate(dropped_in(players, micro).values())
+            ]
+        ).mean()
+        torch.testing.assert_close(players.log_likelihood(micro)[0], expected)

@@ -1,0 +1,203 @@
+"""Child-Tuning: which gradients are left, and by how much they are scaled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import zoo
+from torch import Tensor
+
+from attendrop import AttendOut, AttendropError, ChildTuning, Compose, regularize
+from attendrop.methods import child_tuning
+from attendrop.methods.child_tuning import fisher_information, largest
+from attendrop.methods.common.parameter_override import layer_parameters
+from attendrop.methods.context import Processes
+from attendrop.training.labelled_data import LabelledBatches
+
+
+def masked(method: ChildTuning, steps: int = 1, **options: Any) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
+    """The gradients before and after the mask, at each step."""
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    found = []
+    with regularize(model, method, optimizer=optimizer, train_data=[batch], **options) as reg:
+        for _ in range(steps):
+            reg.loss(batch).backward()
+            before = {name: p.grad.clone() for name, p in model.named_parameters()}
+            weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+            optimizer.step()
+            after = {name: (weights[name] - p.detach()) / 1e-3 for name, p in model.named_parameters()}
+            found.append((before, after))
+            optimizer.zero_grad()
+            reg.step()
+    return found
+
+
+@pytest.mark.parametrize("p", [0.2, 0.5])
+def test_f_keeps_a_random_part_and_scales_it(p: float) -> None:
+    found = masked(ChildTuning(p=p), steps=3)
+    kept = [(after.abs() > 1e-9)[before.abs() > 1e-7] for step in found for before, after in _pairs(*step)]
+    assert float(torch.cat(kept).double().mean()) == pytest.approx(p, abs=0.03)
+    for step in found:
+        for before, after in _pairs(*step):
+            scaled = torch.where(after.abs() > 1e-9, before / p, 0.0)
+            torch.testing.assert_close(after, scaled, atol=1e-8, rtol=1e-6)
+    first, second = (torch.cat([after.flatten() != 0 for _, after in _pairs(*step)]) for step in found[:2])
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("small", [0, 100, 1 << 14])
+def test_f_draws_every_element_by_itself(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a parameter is drawn alone, with other small ones, or row by row, as word embeddings are."""
+    monkeypatch.setattr(child_tuning, "_SMALL", small)
+    ((before, after),) = masked(ChildTuning(p=0.5))
+    words = "bert.embeddings.word_embeddings.weight"
+    for name in (words, "bert.encoder.layer.0.output.dense.weight", "bert.encoder.layer.1.output.dense.weight"):
+        rows = before[name].abs().amax(1) > 1e-7
+        assert (after[name][~rows] == 0).all()
+        kept = (after[name][rows].abs() > 1e-9).double()
+        assert float(kept.mean()) == pytest.approx(0.5, abs=0.12)
+        assert len({tuple(row) for row in kept.int().tolist()}) == len(kept)
+    masks = [after[f"bert.encoder.layer.{layer}.output.dense.weight"] != 0 for layer in (0, 1)]
+    assert not torch.equal(*masks)
+    scaled = torch.where(after[words].abs() > 1e-9, before[words] / 0.5, 0.0)
+    torch.testing.assert_close(after[words], scaled, atol=1e-8, rtol=1e-6)
+
+
+def _pairs(before: dict[str, Tensor], after: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    return [(before[name], after[name]) for name in before]
+
+
+def test_f_keeps_the_expectation_of_gradients() -> None:
+    found = masked(ChildTuning(p=0.3), steps=300)
+    name = "bert.encoder.layer.0.output.dense.weight"
+    ratios = torch.stack([after[name] / before[name] for before, after in found])
+    assert float(ratios.mean()) == pytest.approx(1.0, abs=0.02)
+
+
+def test_d_keeps_the_stated_share_of_the_layers_for_the_whole_run() -> None:
+    found = masked(ChildTuning(variant="D", p=0.25), steps=2)
+    names = layer_parameters(zoo.build("bert"))
+    for before, after in found:
+        for name in before:
+            if name not in names:  # embeddings and head are trained whole
+                torch.testing.assert_close(after[name], before[name], atol=1e-8, rtol=1e-6)
+    masks = [torch.cat([(after[name].abs() > 1e-12).flatten() for name in names]) for _, after in found]
+    assert torch.equal(masks[0], masks[1])
+    assert float(masks[0].double().mean()) == pytest.approx(0.25, abs=0.01)
+
+
+@pytest.mark.parametrize("max_norm", [0.0, 0.05])
+def test_the_fisher_information_is_the_mean_squared_gradient_of_single_rows(max_norm: float) -> None:
+    """Of each parameter; as in the authors' code, its gradient may be clipped before."""
+    model = zoo.build("bert", dtype=torch.float64, dropout=0.3)
+    rows = [zoo.collate([row]) for row in zoo.rows("bert", (4, 7, 5))]
+    training = zoo.training(model, train_data=LabelledBatches(rows, torch.device("cpu")))
+    state = torch.get_rng_state()
+    found = fisher_information(training, ChildTuning(variant="D", fisher_max_norm=max_norm))
+    assert torch.equal(state, torch.get_rng_state())
+    assert model.training
+    assert all(p.grad is None for p in model.parameters())
+    model.eval()
+    expected: dict[str, Tensor] = {}
+    for row in rows:
+        model.zero_grad()
+        logits = model(**row).logits
+        loss = torch.log(logits.exp().sum()) - logits[0, row["labels"][0]]
+        loss.backward()
+        for name in found:
+            if max_norm:
+                torch.nn.utils.clip_grad_norm_(model.get_parameter(name), max_norm)
+            expected[name] = expected.get(name, 0) + model.get_parameter(name).grad ** 2 / 3
+    assert set(found) == set(layer_parameters(model))
+    for name in found:
+        torch.testing.assert_close(found[name].double(), expected[name], rtol=1e-5, atol=1e-9)
+
+
+def test_processes_measure_the_fisher_information_together() -> None:
+    model = zoo.build("bert")
+    rows = [zoo.collate([row]) for row in zoo.rows("bert", (4, 7, 5))]
+    data = LabelledBatches(rows, torch.device("cpu"))
+    method = ChildTuning(variant="D")
+    whole = fisher_information(zoo.training(model, train_data=data), method)
+    parts = [fisher_information(zoo.training(model, Processes(rank, 2), train_data=data), method) for rank in (0, 1)]
+    for name in whole:  # two rows and one
+        torch.testing.assert_close(whole[name], (2 * parts[0][name] + parts[1][name]) / 3)
+
+
+@pytest.mark.parametrize(("share", "kept"), [(0.0001, 1), (0.01, 10), (0.0019, 1), (0.3, 300), (1 - 0.9, 100)])
+def test_the_largest(share: float, kept: int) -> None:
+    torch.manual_seed(0)
+    values = {"a": torch.rand(30, 20), "b": torch.rand(400)}
+    masks = largest(values, share)
+    flat = sorted([*values["a"].flatten().tolist(), *values["b"].tolist()], reverse=True)
+    assert sum(int(mask.sum()) for mask in masks.values()) == kept
+    for name in values:
+        assert torch.equal(masks[name], values[name] >= flat[kept - 1])
+
+
+def test_gradients_are_masked_after_accumulation_and_clipping() -> None:
+    """The mask is no part of the norm: a clipped gradient is larger than the norm once its kept part is scaled."""
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with regularize(model, ChildTuning(p=0.2), optimizer=optimizer) as reg:
+        for _ in range(2):
+            (reg.loss(batch) / 2).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        clipped = {name: p.grad.clone() for name, p in model.named_parameters()}
+        optimizer.step()
+        for name, p in model.named_parameters():
+            kept = p.grad != 0
+            torch.testing.assert_close(p.grad[kept], clipped[name][kept] / 0.2)
+
+
+@pytest.mark.parametrize("variant", ["F", "D"])
+def test_the_defender_is_a_child_too(variant: str) -> None:
+    """With a generator that drops nothing, attacker and defender take the same steps."""
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    method = Compose(ChildTuning(variant=variant), AttendOut(variant="pruning", dropout_step=9, init_drop_prob=1e-6))
+    with regularize(model, method, optimizer=optimizer, train_data=[batch], total_steps=9) as reg:
+        for _ in range(3):
+            reg.loss(batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            reg.step()
+        defender = reg.method_state.parts[1].players.defender.model  # type: ignore[attr-defined]
+        zoo.assert_same(dict(model.state_dict()), dict(defender.state_dict()), 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"variant": "f"}, r"variant='f' is not known"),
+        ({"p": 1}, r"p=1 must be above 0 and below 1"),
+        ({"fisher_batch_size": 0}, r"fisher_batch_size=0 must be a whole number, and at least 1"),
+        ({"fisher_batch_size": 2.5}, r"fisher_batch_size=2\.5 must be a whole number"),
+        ({"fisher_batch_size": True}, r"fisher_batch_size=True must be a whole number"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(AttendropError, match=message):
+        ChildTuning(**options)
+
+
+def test_what_is_missing_is_said() -> None:
+    model = zoo.build("bert")
+    with pytest.raises(AttendropError, match=r"pass your optimizer"), regularize(model, ChildTuning()):
+        pass
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    driven = ChildTuning(variant="D")
+    with pytest.raises(AttendropError, match=r"pass train_data"), regularize(model, driven, optimizer=optimizer):
+        pass
+
+
+def test_a_model_without_the_attention_interface_will_do() -> None:
+    model = zoo.from_class(*zoo.REFUSED["mpnet"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with regularize(model, ChildTuning(), optimizer=optimizer) as reg:
+        reg.loss(zoo.batch_of("bert")).backward()
+        optimizer.step()
+        reg.step()

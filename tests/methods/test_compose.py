@@ -1,0 +1,336 @@
+"""Several methods at once: what adds up, what stays apart, what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import combinations
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from helpers import zoo
+from helpers.table import TABLE, given
+from helpers.training import trainer_of, weights
+from torch import Tensor, nn
+
+from attendrop import (
+    ADDrop,
+    AlphaDropout,
+    AttendOut,
+    AttendropError,
+    AttentionLayerDrop,
+    ChildTuning,
+    Compose,
+    DropConnect,
+    FineTune,
+    HeadMask,
+    Method,
+    Mixout,
+    RDrop,
+    Scheduler,
+    Vanilla,
+    regularize,
+)
+from attendrop.attention.adapter import ModelAdapter
+from attendrop.attention.edits import AttentionCall, AttentionEdit
+from attendrop.attention.plan import CombinedPlan, Plan
+from attendrop.methods.base import MethodState
+from attendrop.methods.context import StepContext, TrainingContext
+from attendrop.methods.registry import build_method, method_names
+
+ALWAYS = ADDrop(p=0.5, q=0.5, cross_tuning=False)
+
+
+class Dropping(Plan):
+    """Drops given positions; keeps what it was asked."""
+
+    def __init__(self, drop: Tensor) -> None:
+        super().__init__()
+        self.drop = drop
+
+    def edit(self, call: AttentionCall) -> AttentionEdit:
+        return AttentionEdit(drop=self.drop.expand(call.shape))
+
+
+def test_masks_of_two_plans_add_up() -> None:
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    adapter = ModelAdapter(model)
+    adapter.trace(batch)
+    adapter.attach()
+    torch.manual_seed(0)
+    one, other = torch.rand(3, 2, 8, 8) < 0.3, torch.rand(3, 2, 8, 8) < 0.3
+    both = adapter.forward(batch, CombinedPlan([Dropping(one), Dropping(other)])).logits
+    union = adapter.forward(batch, Dropping(one | other)).logits
+    only = adapter.forward(batch, Dropping(one)).logits
+    adapter.detach()
+    assert torch.equal(both, union)
+    assert not torch.allclose(both, only)
+
+
+def test_what_plans_call_is_called_in_turn() -> None:
+    class Scaling(Plan):
+        def __init__(self, factor: float, shift: float) -> None:
+            super().__init__()
+            self.factor, self.shift = factor, shift
+
+        def edit(self, call: AttentionCall) -> AttentionEdit:
+            return AttentionEdit(
+                weights=lambda w: w * self.factor + self.shift,
+                output=lambda o: o + self.shift,
+                inputs=lambda q, k, v: (q, k * self.factor, v + self.shift),
+            )
+
+        def features(self, features: Tensor) -> Tensor:
+            return features * self.factor
+
+    class Both(Scaling):
+        def edit(self, call: AttentionCall) -> AttentionEdit:
+            return AttentionEdit(
+                weights=lambda w: (w * 2 + 0.1) * 0.5 - 0.2,
+                output=lambda o: o + 0.1 - 0.2,
+                inputs=lambda q, k, v: (q, k * 2 * 0.5, v + 0.1 - 0.2),
+            )
+
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    adapter = ModelAdapter(model)
+    adapter.trace(batch)
+    adapter.attach()
+    found = adapter.forward(batch, CombinedPlan([Scaling(2, 0.1), Scaling(0.5, -0.2)])).logits
+    expected = adapter.forward(batch, Both(1.0, 0.0)).logits
+    adapter.detach()
+    torch.testing.assert_close(found, expected)
+
+
+def test_two_that_decide_on_the_weights_are_refused() -> None:
+    other = dataclasses.replace(Vanilla(where="weights"))
+    object.__setattr__(other, "name", "other")
+    with pytest.raises(AttendropError, match="Both decide on the attention weights"):
+        Compose(Vanilla(where="weights"), other)
+
+
+def test_each_logs_under_its_own_name_and_draws_for_itself() -> None:
+    """Two of the same probability draw different positions: the union is what independence makes of it."""
+    model, batch = zoo.build("bert", dropout=0.1), zoo.batch_of("bert", (30, 30, 30))
+    method = Compose(Vanilla(p=0.3), Scheduler(probabilities=((0.3, 0.3),)))
+    shares: list[Tensor] = []
+    with regularize(model, method, total_steps=10) as reg:
+        edit = CombinedPlan.edit
+        try:
+            CombinedPlan.edit = lambda self, call: _kept(edit(self, call), shares)  # type: ignore[method-assign]
+            for _ in range(10):
+                reg.loss(batch)
+                reg.step()
+        finally:
+            CombinedPlan.edit = edit  # type: ignore[method-assign]
+        logs = reg.logs()
+    assert logs["vanilla/dropped"] == pytest.approx(0.3, abs=0.02)
+    assert logs["scheduler/dropped"] == pytest.approx(0.3, abs=0.02)
+    assert float(torch.stack(shares).mean()) == pytest.approx(1 - 0.7 * 0.7, abs=0.02)
+    assert {"vanilla/active", "scheduler/active", "vanilla/dropped/encoder.1"} <= logs.keys()
+
+
+def _kept(edit: Any, shares: list[Tensor]) -> Any:
+    shares.append(edit.drop.double().mean())
+    return edit
+
+
+def test_each_follows_its_own_epochs() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    method = Compose(ADDrop(), Vanilla())
+    assert method.needs_epoch()
+    assert method.regularized_epochs(2) == [0, 1]
+    with regularize(model, method) as reg:
+        for epoch, active in ((0, 0.0), (1, 1.0)):
+            reg.set_epoch(epoch)
+            reg.loss(batch)
+            logs = reg.logs()
+            assert (logs["ad_drop/active"], logs["vanilla/active"]) == (active, 1.0)
+            assert ("ad_drop/dropped" in logs) == bool(active)
+
+
+def test_penalties_add_up_and_the_batch_is_made_once() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Penalty(Method):
+        name: ClassVar[str] = "penalty"
+        summary: ClassVar[str] = ""
+        paper: ClassVar[str] = ""
+        uses_attention: ClassVar[bool] = False
+
+        def penalty(self, context: StepContext, outputs: Any) -> Tensor:
+            assert len(context.batch["labels"]) == len(outputs.logits) == 6
+            return outputs.logits.square().mean()
+
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    outputs = model(**batch)
+    with regularize(model, Compose(RDrop(), Penalty())) as reg:  # without dropout, copies agree
+        torch.testing.assert_close(reg.loss(batch), outputs.loss + outputs.logits.square().mean())
+
+
+def test_copies_of_a_row_are_dropped_from_apart() -> None:
+    """AD-DROP sees the copies that R-Drop makes, and draws for each."""
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    with regularize(model, Compose(RDrop(), ALWAYS)) as reg:
+        reg.loss(batch)
+        logs = reg.logs()
+    assert logs["r_drop/divergence"] > 1e-6
+    assert logs["ad_drop/dropped"] > 0
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("other", [Mixout(p=0.5), ChildTuning(), RDrop(), Vanilla(p=0.2)], ids=lambda m: m.name)
+@pytest.mark.parametrize("first", [ALWAYS, AttendOut(dropout_step=2)], ids=lambda m: m.name)
+def test_ad_drop_and_attendout_compose(first: Method, other: Method, tmp_path: Path) -> None:
+    """They train, both act, the order does not matter for what acts in different places, and runs resume exactly."""
+    rewards = {"reward_dataset": list(zoo.rows("bert", [5, 7, 4, 6], seed=9))}
+    found = {}
+    for name, method in {"one": first, "both": Compose(first, other), "turned": Compose(other, first)}.items():
+        trainer = trainer_of(tmp_path / name, method, save_strategy="steps", save_steps=3, **rewards)
+        trainer.train()
+        found[name] = weights(trainer)
+    assert not torch.equal(found["one"]["classifier.weight"], found["both"]["classifier.weight"])
+    zoo.assert_same(found["both"], found["turned"], 1e-6)
+    resumed = trainer_of(tmp_path / "both", Compose(first, other), save_strategy="no", **rewards)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "both" / "checkpoint-3"))
+    zoo.assert_same(found["both"], weights(resumed))
+
+
+# Those that change the same thing in turn, the batch or what heads put out; `make test-slow` runs the other pairs.
+TELLING = [("r-drop", "unidrop"), ("alpha-dropout", "drophead"), ("alpha-dropout", "headmask")]
+PAIRS = [pair for pair in combinations(method_names(), 2) if pair not in TELLING and pair[::-1] not in TELLING]
+
+
+def one_step(methods: tuple[Method, ...]) -> dict[str, Tensor]:
+    """The gradients and the loss of a step."""
+    model, batch = zoo.build("bert", dropout=0.1), zoo.batch_of("bert")
+    torch.manual_seed(3)
+    with regularize(model, Compose(*methods), **given(model, batch)) as reg:
+        loss = reg.loss(batch)
+        loss.backward()
+        return zoo.gradients(model) | {"loss": loss.detach()}
+
+
+@pytest.mark.parametrize(
+    "pair", [*TELLING, *(pytest.param(pair, marks=pytest.mark.slow) for pair in PAIRS)], ids="+".join
+)
+def test_the_order_in_which_methods_are_named_has_no_effect(pair: tuple[str, str]) -> None:
+    methods = tuple(TABLE[name] for name in pair)
+    try:
+        found = one_step(methods)
+    except AttendropError as error:
+        pytest.skip(str(error))
+    zoo.assert_same(found, one_step(methods[::-1]))
+
+
+def test_a_head_that_is_dropped_puts_out_zeros_whatever_acts_beside() -> None:
+    """Alpha Dropout would make ``a x + b`` of the zeros of a dropped head, so it acts first."""
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    read: list[Tensor] = []
+    dense = model.bert.encoder.layer[0].attention.output.dense
+    with regularize(model, Compose(HeadMask(share=0.5), AlphaDropout(p=0.5))) as reg:
+        reg.loss(batch)
+        hook = dense.register_forward_pre_hook(lambda module, args: read.append(args[0]))
+        reg.loss(batch)
+        hook.remove()
+    heads = read[0].unflatten(-1, (2, -1))
+    assert ((heads == 0).all(-1).sum(-1) == 1).all()
+
+
+def test_a_method_that_takes_passes_of_its_own_brings_the_others_along() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Twice(Method):
+        name: ClassVar[str] = "twice"
+        summary: ClassVar[str] = ""
+        paper: ClassVar[str] = ""
+        uses_attention: ClassVar[bool] = False
+
+        def start(self, training: TrainingContext) -> MethodState:
+            return _Twice(self)
+
+    class _Twice(MethodState):
+        def loss(self, context: StepContext, compute_loss: Any) -> tuple[Tensor, Any]:
+            first, outputs = compute_loss(context.batch)
+            return first + compute_loss(context.batch)[0], outputs
+
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    with regularize(model, Compose(Twice(), ALWAYS), seed=1) as reg:
+        twice = reg.loss(batch)
+    with regularize(model, Compose(Vanilla(p=1e-6), ALWAYS), seed=1) as reg:
+        once = reg.loss(batch)
+    torch.testing.assert_close(twice, 2 * once)
+
+
+# --- Refusals and names
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        ((ADDrop(),), r"two methods or more, not 1"),
+        ((), r"two methods or more, not 0"),
+        ((ADDrop(), ADDrop(p=0.4)), r"'ad-drop' is named twice"),
+        ((ADDrop(), FineTune()), r"'ad-drop' and 'finetune' cannot be combined\. Plain fine-tuning adds nothing"),
+        ((Mixout(), DropConnect()), r"'mixout' and 'dropconnect' cannot be combined\. Both replace the parameters"),
+    ],
+)
+def test_combinations_without_a_meaning_are_refused(methods: tuple[Method, ...], message: str) -> None:
+    with pytest.raises(AttendropError, match=message):
+        Compose(*methods)
+
+
+def test_compositions_are_flattened_and_named_after_their_parts() -> None:
+    method = Compose(Compose(ALWAYS, RDrop()), Mixout())
+    assert method.name == "ad-drop+r-drop+mixout"
+    assert [part.name for part in method.parts] == ["ad-drop", "r-drop", "mixout"]
+    assert method == Compose(ALWAYS, RDrop(), Mixout())
+    assert method != Compose(ALWAYS, RDrop(), Mixout(p=0.8))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ad-drop.p": "0.4", "r-drop.alpha": "2"},
+        {"ad_drop.p": 0.4, "r_drop.alpha": 2.0},
+        {"ad-drop": {"p": 0.4}, "r-drop": {"alpha": 2.0}},
+    ],
+)
+def test_compositions_are_built_from_text(options: dict[str, Any]) -> None:
+    built = build_method("ad-drop+r-drop", options)
+    assert built == Compose(ADDrop(p=0.4), RDrop(alpha=2.0))
+    assert build_method(built.name, built.options()) == built
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("ad-drop+r-drop", {"p": "0.3"}, r"Option 'p' is of none of the methods .* such as ad-drop\.p"),
+        ("ad-drop+r-drop", {"mixout.p": "0.3"}, r"Option 'mixout\.p' is of none"),
+        ("ad-drop+r-drop", {"r-drop.alfa": "1"}, r"no option 'alfa'\. Did you mean 'alpha'"),
+        ("ad-drop+rdrop", {}, r"no method 'rdrop'\. Did you mean 'r-drop'"),
+        ("ad-drop+", {}, r"no method ''"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(name: str, options: dict[str, str], message: str) -> None:
+    with pytest.raises(AttendropError, match=message):
+        build_method(name, options)
+
+
+def test_a_composition_needs_attention_if_a_part_does() -> None:
+    assert Compose(ADDrop(), RDrop()).uses_attention
+    assert not Compose(RDrop(), Mixout()).uses_attention
+    model = zoo.from_class(*zoo.REFUSED["mpnet"])
+    with regularize(model, Compose(RDrop(), Mixout(p=0.5))) as reg:
+        reg.loss(zoo.batch_of("bert")).backward()
+    assert isinstance(model, nn.Module)
+    with pytest.raises(AttendropError, match="is not supported"), regularize(model, Compose(ALWAYS, RDrop())):
+        pass
+
+
+def test_constant_attention_and_masks_go_together() -> None:
+    """A layer that is made constant is so whatever else is dropped there."""
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    found = []
+    for method in (AttentionLayerDrop(p=1.0), Compose(AttentionLayerDrop(p=1.0), Vanilla(p=0.5))):
+        with regularize(model, method) as reg:
+            found.append(reg.loss(batch))
+    torch.testing.assert_close(*found)

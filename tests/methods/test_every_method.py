@@ -1,0 +1,220 @@
+"""What holds for each method in the table: evaluation, detaching, resuming, accumulation, half precision."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import zoo
+from helpers.table import BY_MICRO_BATCH, TABLE, given
+from helpers.training import Gradients, examples, trainer_of, weights
+
+from attendrop import Method, regularize
+from attendrop.methods.registry import method_names
+
+METHODS = {name: method for name, method in TABLE.items() if name != "finetune"}
+every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+# The first row of each method; the others are slow.
+FIRST = {method.name: row for row, method in reversed(METHODS.items())}
+ROWS = [
+    pytest.param(method, id=row, marks=() if FIRST[method.name] == row else pytest.mark.slow)
+    for row, method in METHODS.items()
+]
+each_method = pytest.mark.parametrize("method", ROWS)
+
+
+def stepped(model: Any, method: Method, batch: zoo.Batch) -> Any:
+    """A regularised model after one step, still attached."""
+    needed = given(model, batch)
+    reg = regularize(model, method, **needed)
+    entered = reg.__enter__()
+    entered.set_epoch(1)
+    entered.loss(batch).backward()
+    needed["optimizer"].step()
+    entered.step()
+    return reg
+
+
+def trace_of(model: torch.nn.Module) -> dict[str, Any]:
+    """All that can be put on modules."""
+    found: dict[str, Any] = {"implementation": model.config._attn_implementation}  # type: ignore[union-attr]
+    for name, module in model.named_modules():
+        hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+        found[name] = [len(each) for each in hooks], set(vars(module)) & {"forward", "weight", "__getstate__"}
+    return found
+
+
+def test_every_registered_method_is_in_the_table() -> None:
+    assert set(method_names()) == {method.name for method in TABLE.values() if method.parts == (method,)}
+
+
+@every_method
+@pytest.mark.parametrize("name", ["bert", "bart-class"])
+def test_evaluation_is_that_of_the_stock_model(method: Method, name: str) -> None:
+    model, batch = zoo.build(name, dropout=0.1), zoo.batch_of(name)
+    reg = stepped(model, method, batch)
+    stock = zoo.build(name, dropout=0.1)
+    stock.load_state_dict(model.state_dict())
+    assert torch.equal(model.eval()(**batch).logits, stock.eval()(**batch).logits)
+    reg.__exit__(None, None, None)
+    stock.load_state_dict(model.state_dict())  # a method that works in periods has completed the last one
+    assert torch.equal(model(**batch).logits, stock(**batch).logits)
+
+
+@every_method
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_stays_on_the_model(method: Method, fails: bool) -> None:
+    model, batch = zoo.build("bert", dropout=0.1), zoo.batch_of("bert")
+    before, names = trace_of(model), list(model.state_dict())
+    needed = given(model, batch)
+    with pytest.raises(KeyboardInterrupt) if fails else regularize(model, method, **needed) as reg:
+        if fails:
+            with regularize(model, method, **needed) as reg:
+                reg.loss(batch)
+                raise KeyboardInterrupt
+        reg.loss(batch)
+        assert list(model.state_dict()) == names
+    assert trace_of(model) == before
+    assert not needed["optimizer"]._optimizer_step_pre_hooks
+
+
+@every_method
+@pytest.mark.parametrize("layerdrop", [0.5, 0.999])
+def test_layers_that_the_model_skips_itself_are_left_alone(method: Method, layerdrop: float) -> None:
+    model, batch = zoo.build("opt-class", layerdrop=layerdrop), zoo.batch_of("opt-class")
+    needed = given(model, batch)
+    with regularize(model, method, **needed) as reg:
+        for _ in range(4):
+            loss = reg.loss(batch)
+            loss.backward()
+            assert torch.isfinite(loss)
+            needed["optimizer"].step()
+            needed["optimizer"].zero_grad()
+            reg.step()
+
+
+@each_method
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"]
+)
+def test_a_copy_that_is_made_within_the_block_is_stock(method: Method, copied: Any) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    before = trace_of(model)
+    reg = stepped(model, method, batch)
+    model.eval()
+    other = copied(model)
+    found = trace_of(other)
+    reg.__exit__(None, None, None)
+    assert found == before
+    for parameter in model.parameters():  # what the copy computes does not lead back to the original
+        parameter.data.zero_()
+    stock = zoo.build("bert").eval()
+    stock.load_state_dict(other.state_dict())
+    assert torch.equal(other(**batch).logits, stock(**batch).logits)
+
+
+@each_method
+def test_a_run_that_is_resumed_goes_on_exactly(method: Method, tmp_path: Path) -> None:
+    options = {
+        "save_strategy": "steps",
+        "save_steps": 3,
+        "logging_strategy": "steps",
+        "logging_steps": 1,
+        "reward_dataset": list(zoo.rows("bert", [5, 7, 4, 6], seed=9)),
+    }
+    whole = trainer_of(tmp_path, method, **options)
+    whole.train()
+    resumed = trainer_of(tmp_path, method, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    zoo.assert_same(weights(whole), weights(resumed))
+    assert _logged(resumed.state.log_history) == _logged(whole.state.log_history)
+    json.dumps(resumed.state.log_history)
+
+
+def _logged(history: list[dict[str, float]]) -> list[dict[str, float]]:
+    timed = ("runtime", "per_second", "flos", "train_loss", "steps_per")
+    return [{k: v for k, v in entry.items() if not any(word in k for word in timed)} for entry in history]
+
+
+@pytest.mark.parametrize("method", [row for row in ROWS if row.id not in BY_MICRO_BATCH])
+def test_accumulation_equals_the_whole_batch(method: Method, tmp_path: Path) -> None:
+    found = []
+    for size, steps in ((8, 1), (2, 4)):
+        kept = Gradients()
+        trainer = trainer_of(
+            tmp_path,
+            method,
+            model=zoo.build("bert", dtype=torch.float64),
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=steps,
+            callbacks=[kept],
+            max_steps=4,
+            optim="sgd",
+            max_grad_norm=0.0,
+            reward_dataset=list(zoo.rows("bert", [5, 7, 4, 6], seed=9)),
+        )
+        trainer.train()
+        found.append((kept.steps, weights(trainer)))
+    for one, other in zip(found[0][0], found[1][0], strict=True):
+        zoo.assert_same(one, other, 1e-7)
+    zoo.assert_same(found[0][1], found[1][1], 1e-7)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in BY_MICRO_BATCH])
+def test_padding_changes_nothing(name: str) -> None:
+    found = []
+    for extra in (0, 5):
+        model = zoo.build("bert", dtype=torch.float64)
+        batch = zoo.batch_of("bert", extra=extra)
+        with regularize(model, METHODS[name], **given(model, batch)) as reg:
+            loss = reg.loss(batch)
+            loss.backward()
+        found.append(zoo.gradients(model) | {"loss": loss.detach()})
+    zoo.assert_same(found[0], found[1], 1e-8)
+
+
+@each_method
+def test_half_precision(method: Method, tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, method, bf16=True, max_steps=4, reward_dataset=examples(count=4))
+    trainer.train()
+    assert all(value.dtype == torch.float32 and value.isfinite().all() for value in weights(trainer).values())
+
+
+@every_method
+def test_activation_checkpointing_changes_nothing(method: Method) -> None:
+    found = []
+    for checkpointing in (False, True):
+        model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+        if checkpointing:
+            model.activation_checkpointing_enable({"use_reentrant": False})
+        with regularize(model, method, **given(model, batch)) as reg:
+            reg.loss(batch).backward()
+            found.append((zoo.gradients(model), reg.logs()))
+    zoo.assert_same(found[0][0], found[1][0], 1e-9)
+    assert found[0][1] == pytest.approx(found[1][1])
+
+
+@every_method
+def test_the_models_own_dropout_is_that_of_plain_fine_tuning(method: Method) -> None:
+    """The global random state after a step is the one that a plain step leaves, unless rows are repeated."""
+    exempt = {"inputs", "weights", "layers", "hidden states", "embeddings"}
+    if exempt & {place for part in method.parts for place in part.info.acts_on}:
+        pytest.skip("runs more or fewer rows or layers than plain fine-tuning does, or has dropout of its own instead")
+    states = []
+    for regularizer in (None, method):
+        model, batch = zoo.build("bert", dropout=0.1), zoo.batch_of("bert")
+        copied = copy.deepcopy(batch)
+        torch.manual_seed(5)
+        if regularizer is None:
+            model(**batch)
+        else:
+            with regularize(model, regularizer, **given(model, batch)) as reg:
+                reg.loss(batch)
+        assert all(torch.equal(copied[key], batch[key]) for key in batch)
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)

@@ -1,0 +1,284 @@
+"""HiddenCut: which spans are cut, and how both views make up the loss."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from helpers import zoo
+from torch import Tensor
+from torch.nn import functional
+
+from attendrop import AttendropError, Compose, HiddenCut, RDrop, regularize
+from attendrop.methods.common.divergence import spread
+from attendrop.methods.hidden_cut import Cut
+from attendrop.methods.registry import build_method
+from attendrop.sampling import SampleKey, uniform
+from attendrop.training.regularization import Regularization
+
+LENGTHS = (8, 5, 3)
+
+
+def at_work(model: Any, method: HiddenCut | Compose, step: int = 0) -> Regularization:
+    regularization = Regularization(zoo.training(model), method)
+    regularization.begin_step(step)
+    return regularization
+
+
+def loss_of(model: Any, method: HiddenCut | Compose, batch: zoo.Batch, step: int = 0) -> Tensor:
+    reg = at_work(model, method, step)
+    try:
+        return reg.loss(batch)
+    finally:
+        reg.close()
+
+
+# --- The loss, against an oracle
+
+
+def starts(key: SampleKey, view: int, layer: int, rows: int) -> list[float]:
+    zeros = torch.zeros(rows, 2, dtype=torch.long)
+    sampled = uniform(key, f"{view}/encoder.{layer}", (rows, 1, 1, 1), zeros, torch.device("cpu"))
+    return [float(number) for number in sampled.flatten()]
+
+
+def span(attention: Tensor, length: int, method: HiddenCut, sampled: float) -> list[int]:
+    """The positions to cut, of a sequence at the left; attention is (heads, query, key)."""
+    cut = max(1, int(length * method.alpha + 1e-6))
+    if method.by == "random":
+        start = int(sampled * (length - cut + 1))
+    else:
+        received = [sum(float(head[i][j]) for head in attention for i in range(length)) for j in range(length)]
+        order = sorted(range(length), key=lambda j: -received[j])
+        start = order[int(sampled * max(1, int(length * method.candidates + 1e-6)))]
+    return [j for j in range(start, start + cut) if j < length]
+
+
+def cut_pass(model: Any, batch: zoo.Batch, spans: list[list[list[int]]], where: str) -> Any:
+    """A pass of the stock model with these positions, by layer and sequence, set to zero."""
+    hooks = []
+    for layer, cuts in zip(model.bert.encoder.layer, spans, strict=True):
+        kept = torch.ones(*batch["input_ids"].shape, 1)
+        for row, positions in enumerate(cuts):
+            kept[row, positions] = 0
+        if where == "block":
+            change = lambda _, args, output, kept=kept: output * kept  # noqa: E731
+            hooks.append(layer.register_forward_hook(change))
+        else:
+            before = lambda _, args, kept=kept: (args[0] * kept,)  # noqa: E731
+            hooks.append(layer.output.dense.register_forward_pre_hook(before))
+    outputs = model(**batch)
+    for hook in hooks:
+        hook.remove()
+    return outputs
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        HiddenCut(alpha=0.4, gamma=0.7, eta=2.0),
+        HiddenCut(alpha=0.3, candidates=1, views=3, where="feed_forward"),
+        HiddenCut(alpha=0.4, by="random", views=2),
+    ],
+    ids=str,
+)
+def test_the_loss(method: HiddenCut) -> None:
+    model, batch = zoo.build("bert", "eager", dtype=torch.float64), zoo.batch_of("bert", LENGTHS)
+    for step in range(3):
+        loss = loss_of(model, method, batch, step)
+        whole = model(**batch, output_attentions=True)
+        key, passes = SampleKey(0, step, 0, 3), [whole]
+        for view in range(method.views):
+            spans = [
+                [
+                    span(attention[row].detach(), length, method, sampled)
+                    for row, (length, sampled) in enumerate(zip(LENGTHS, starts(key, view, layer, 3), strict=True))
+                ]
+                for layer, attention in enumerate(whole.attentions)
+            ]
+            passes.append(cut_pass(model, batch, spans, method.where))
+        chances = [outputs.logits.softmax(-1) for outputs in passes]
+        middle = torch.stack(chances).mean(0)
+        divergences = [functional.kl_div(middle.log(), p, reduction="batchmean") for p in chances]
+        cut = torch.stack([outputs.loss for outputs in passes[1:]]).mean()
+        expected = whole.loss + method.gamma * cut + method.eta * torch.stack(divergences).mean()
+        torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_weight_of_zero_leaves_a_term_out() -> None:
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    plain = model(**batch).loss
+    parts = [loss_of(model, HiddenCut(gamma=gamma, eta=eta), batch) - plain for gamma, eta in ((1, 0), (0, 1), (2, 3))]
+    torch.testing.assert_close(parts[2], 2 * parts[0] + 3 * parts[1])
+    assert parts[1] > 0
+
+
+@pytest.mark.parametrize("kind", ["classes", "labels", "number"])
+def test_the_spread_of_two_views(kind: str) -> None:
+    """P is certain, Q is even: JS = (1 log(1 / .75) + .5 log(.5 / .75) + .5 log(.5 / .25)) / 2."""
+    js = (math.log(4 / 3) + 0.5 * math.log(2 / 3) + 0.5 * math.log(2)) / 2
+    views = torch.tensor([[[50.0, 0.0]], [[0.0, 0.0]]], dtype=torch.float64)
+    value = {"classes": js, "labels": js, "number": 25.0**2}[kind]
+    assert float(spread(kind, views)) == pytest.approx(value, rel=1e-6)
+
+
+# --- Spans
+
+
+def test_spans_begin_at_candidates_and_are_as_long_as_they_should() -> None:
+    """One sequence of ten tokens whose attention grows with the position: the four last are candidates."""
+    method, found = HiddenCut(alpha=0.3, candidates=0.4), []
+    for number in range(400):
+        cut = Cut(_Step(number), method, ["encoder.0"], {"encoder.0": torch.arange(12.0)[None]}, 0)  # type: ignore[arg-type]
+        cut._valid["encoder.0"] = torch.tensor([[True] * 10 + [False] * 2])
+        positions = cut._sample("encoder.0")[0].nonzero().flatten().tolist()
+        found.append((positions[0], len(positions)))
+    assert {start for start, _ in found} == {6, 7, 8, 9}
+    assert {(start, length) for start, length in found} == {(6, 3), (7, 3), (8, 2), (9, 1)}
+    share = [sum(start == at for start, _ in found) / 400 for at in (6, 7, 8, 9)]
+    assert share == pytest.approx([0.25] * 4, abs=0.07)
+
+
+class _Step:
+    """Stands for a pass."""
+
+    def __init__(self, number: int) -> None:
+        self.key = SampleKey(0, number, 0, 1)
+
+    def report(self, *_: Any) -> None:
+        """Nothing."""
+
+
+def test_the_share_that_is_cut() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert", (10, 10))
+    with regularize(model, HiddenCut(alpha=0.2, by="random")) as reg:
+        reg.loss(batch)
+        logs = reg.logs()
+    assert logs["hiddencut/dropped"] == logs["hiddencut/dropped/encoder.1"] == pytest.approx(0.2)
+    assert logs["hiddencut/divergence"] > 0
+
+
+@pytest.mark.parametrize("name", ["bert", "bert-tokens", "modernbert", "gpt2-class", "bart", "t5"])
+def test_padding_does_not_matter(name: str) -> None:
+    model, method = zoo.build(name, dtype=torch.float64), HiddenCut(alpha=0.3)
+    near, far = zoo.batch_of(name, LENGTHS), zoo.batch_of(name, LENGTHS, extra=5)
+    torch.testing.assert_close(loss_of(model, method, near), loss_of(model, method, far))
+
+
+def test_padding_on_the_left_does_not_matter() -> None:
+    model, method = zoo.build("llama", dtype=torch.float64), HiddenCut(alpha=0.3)
+    right, left = (zoo.batch_of("llama", LENGTHS, extra=3, left=left) for left in (False, True))
+    torch.testing.assert_close(loss_of(model, method, right), loss_of(model, method, left))
+
+
+@pytest.mark.parametrize("name", ["bert", "bert-choice"])
+def test_micro_batches_do_not_matter(name: str) -> None:
+    model, method = zoo.build(name, dtype=torch.float64), HiddenCut(alpha=0.3)
+    rows = zoo.rows(name, LENGTHS)
+    whole = loss_of(model, method, zoo.collate(rows))
+    reg = at_work(model, method)
+    parts = [reg.loss(zoo.collate(rows[:1])), reg.loss(zoo.collate(rows[1:]))]
+    reg.close()
+    torch.testing.assert_close(whole, (parts[0] + 2 * parts[1]) / 3)
+
+
+# --- Kinds of models, and other methods
+
+
+def test_an_encoder_alone_is_cut() -> None:
+    model = zoo.build("bart")
+    with regularize(model, HiddenCut()) as reg:
+        reg.loss(zoo.batch_of("bart"))
+        logs = reg.logs()
+    assert [name for name in logs if "dropped/" in name] == [f"hiddencut/dropped/encoder.{i}" for i in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("options", "labels"),
+    [
+        ({"num_labels": 1}, torch.tensor([0.1, 0.2, 0.3])),
+        ({"problem_type": "multi_label_classification"}, torch.eye(3)),
+    ],
+)
+def test_numbers_and_several_labels(options: dict[str, Any], labels: Tensor) -> None:
+    model = zoo.build("bert", **options)
+    loss = loss_of(model, HiddenCut(gamma=0), zoo.batch_of("bert") | {"labels": labels})
+    loss.backward()
+    plain = model(**zoo.batch_of("bert") | {"labels": labels}).loss
+    assert loss > plain
+    assert all(gradient.isfinite().all() for gradient in zoo.gradients(model).values())
+
+
+def test_first_pass_has_the_dropout_of_plain_fine_tuning() -> None:
+    model, batch = zoo.build("bert", dropout=0.3), zoo.batch_of("bert")
+    torch.manual_seed(5)
+    plain, after = model(**batch).logits, torch.rand(1)
+    torch.manual_seed(5)
+    reg = at_work(model, HiddenCut(by="random"))
+    seen = []
+
+    def compute(batch: Any, plan: Any = None, _: Any = None) -> Any:
+        outputs = reg._attached.forward(batch, plan)
+        seen.append(outputs.logits)
+        return outputs.loss, outputs
+
+    outputs = reg.compute(batch, compute)[1]
+    reg.close()
+    assert torch.equal(outputs.logits, plain)
+    assert torch.equal(seen[0], plain)
+    assert not torch.isclose(seen[1], plain).all()
+    assert torch.equal(torch.rand(1), after)
+
+
+def test_other_methods_act_in_all_passes() -> None:
+    model, batch = zoo.build("bert", dropout=0.2), zoo.batch_of("bert")
+    reg = at_work(model, Compose(HiddenCut(), RDrop()))
+    reg.loss(batch).backward()
+    logs = reg.logs()
+    reg.close()
+    assert logs["r_drop/divergence"] > 0
+    assert logs["hiddencut/divergence"] > 0
+
+
+def test_a_sequence_of_one_token() -> None:
+    model = zoo.build("bert")
+    loss_of(model, HiddenCut(), zoo.batch_of("bert", (1, 1))).backward()
+    assert all(gradient.isfinite().all() for gradient in zoo.gradients(model).values())
+
+
+# --- Options
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alpha": 0}, r"alpha=0 must be above 0 and at most 1"),
+        ({"candidates": 1.2}, r"candidates=1\.2 must be above 0 and at most 1"),
+        ({"by": "lime"}, r"by='lime' is not known.*attention, random"),
+        ({"where": "layer"}, r"where='layer' is not known.*block, feed_forward"),
+        ({"views": 0}, r"views=0 must be a whole number, and at least 1"),
+        ({"gamma": -1}, r"gamma=-1 must be 0 or more"),
+        ({"gamma": True}, r"gamma=True must be 0 or more"),
+        ({"eta": math.inf}, r"eta=inf must be 0 or more, a finite number"),
+        ({"eta": "1"}, r"eta='1' must be 0 or more"),
+        ({"gamma": 0, "eta": 0}, r"one of them above 0"),
+        ({"gamma": math.nan}, r"gamma=nan"),
+        ({"layers": "x"}, r"layers='x' is not a selection"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(AttendropError, match=message):
+        HiddenCut(**options)
+
+
+def test_layers_without_a_block_of_their_own_are_refused() -> None:
+    with pytest.raises(AttendropError, match=r"layers='cross': none of these layers is a block of the encoder"):
+        loss_of(zoo.build("bart"), HiddenCut(layers="cross"), zoo.batch_of("bart"))
+
+
+def test_options() -> None:
+    assert build_method("hiddencut", {"alpha": "0.2", "views": "2", "by": "random"}) == HiddenCut(
+        0.2, by="random", views=2
+    )

@@ -1,0 +1,183 @@
+"""The worked example of the documentation, as it stands there."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from helpers import zoo
+from helpers.training import trainer_of, weights
+from torch import Tensor
+from transformers import TrainerCallback
+
+import attendrop.extend
+from attendrop import SCAL, AttendropError, Compose, HiddenCut, Method, RDrop, regularize
+from attendrop.extend import DECIDES_PASSES, ComputeLoss, MethodState, StepContext, TrainingContext
+from attendrop.methods.registry import get_method, method_names
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def source() -> str:
+    page = (DOCS / "own_method.md").read_text(encoding="utf-8")
+    return page.partition("```python\n")[2].partition("```")[0]
+
+
+@pytest.fixture(scope="module")
+def self_drop(source: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path = tmp_path_factory.mktemp("package") / "self_drop.py"
+    path.write_text(source, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("self_drop", path)
+    assert spec is not None and spec.loader is not None
+    sys.modules["self_drop"] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.SelfDrop
+
+
+def test_the_example_is_short(source: str) -> None:
+    assert len([line for line in source.splitlines() if line.strip()]) < 40
+
+
+@pytest.mark.parametrize("name", zoo.ZOO)
+def test_it_trains_every_model(self_drop: Any, name: str) -> None:
+    model, batch = zoo.build(name), zoo.batch_of(name)
+    with regularize(model, self_drop(p=1.0)) as reg:
+        loss = reg.loss(batch)
+        loss.backward()
+        assert reg.logs()["self_drop/dropped"] > 0
+    assert loss.isfinite()
+
+
+def test_it_drops_the_diagonal(self_drop: Any) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert", (40, 40))
+    with regularize(model, self_drop(p=0.5)) as reg:
+        reg.loss(batch)
+        assert reg.logs()["self_drop/dropped"] == pytest.approx(0.5 / 40, rel=0.2)
+
+
+def test_it_composes_and_resumes(self_drop: Any, tmp_path: Path) -> None:
+    method: Method = Compose(self_drop(), RDrop())
+    trainer = trainer_of(tmp_path, method, save_strategy="steps", save_steps=3)
+    trainer.train()
+    resumed = trainer_of(tmp_path, method)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    zoo.assert_same(weights(trainer), weights(resumed))
+
+
+def test_its_options_are_checked(self_drop: Any) -> None:
+    with pytest.raises(AttendropError, match="p=2 must be above 0 and at most 1"):
+        self_drop(p=2)
+
+
+def test_a_package_brings_it_to_the_command_line(source: str, tmp_path: Path) -> None:
+    """Installed as pip would: a module, and the metadata that names its entry point."""
+    (tmp_path / "self_drop.py").write_text(source, encoding="utf-8")
+    metadata = tmp_path / "self_drop-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: self-drop\nVersion: 1.0\n", encoding="utf-8")
+    (metadata / "entry_points.txt").write_text(
+        "[attendrop.methods.registry]\nself-drop = self_drop:SelfDrop\n", encoding="utf-8"
+    )
+    path = os.pathsep.join([str(tmp_path), str(Path(attendrop.__file__).parent.parent)])
+    run = subprocess.run(
+        [sys.executable, "-m", "attendrop", "methods", "--json"],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert '"name": "self-drop"' in run.stdout
+
+
+def test_everything_that_is_offered_is_documented() -> None:
+    for name in attendrop.extend.__all__:
+        thing = getattr(attendrop.extend, name)
+        if not name.isupper() and name != "Batch":  # constants and a type
+            assert (thing.__doc__ or "").strip(), name
+
+
+def _imports(file: Path) -> set[tuple[str, str]]:
+    """Module and name of what a file imports from the library."""
+    nodes = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
+    return {(node.module, a.name) for node in nodes if (node.module or "").startswith("attendrop") for a in node.names}  # type: ignore[misc]
+
+
+def _files(module: str) -> list[Path]:
+    """The files of a method: its module, or those of its package."""
+    path = Path(str(sys.modules[module].__file__))
+    return sorted(path.parent.glob("*.py")) if path.name == "__init__.py" else [path]
+
+
+def test_everything_that_a_method_of_the_library_imports_is_offered() -> None:
+    """But for what is in the files of that method alone, and references."""
+    modules = {get_method(name).__module__ for name in method_names()} - {"attendrop.methods.base"}
+    modules = {module for module in modules if module.startswith("attendrop.")}
+    imported = {module: set().union(*map(_imports, _files(module))) for module in modules}
+    users = Counter(module for found in imported.values() for module in {module for module, _ in found})
+    missing = set()
+    for method, found in imported.items():
+        for module, name in found:
+            helper = module.startswith("attendrop.methods.registry.") and module not in modules and users[module] == 1
+            if helper or module.startswith(method) or module == "attendrop.methods.common.citations":
+                continue
+            thing = getattr(importlib.import_module(module), name)
+            if getattr(attendrop.extend, name, None) is not thing or name not in attendrop.extend.__all__:
+                missing.add(f"{module}.{name}")
+    assert not missing
+
+
+@dataclass(frozen=True)
+class TwoPasses(Method):
+    """Takes passes of its own, and adds a mean of its own to their loss."""
+
+    name: ClassVar[str] = "two-passes"
+    summary: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    uses_attention: ClassVar[bool] = False
+    traits: ClassVar[Mapping[str, str]] = {DECIDES_PASSES: ""}
+
+    def start(self, training: TrainingContext) -> MethodState:
+        return _TwoPasses(self)
+
+
+class _TwoPasses(MethodState):
+    def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
+        loss, outputs = compute_loss(context.batch)
+        return loss + 0.5 * compute_loss(context.batch)[0] + 3 * outputs.logits.square().mean(), outputs
+
+
+class Rows(TrainerCallback):
+    """Keeps the gradients of the first step."""
+
+    def __init__(self) -> None:
+        self.gradients: dict[str, Tensor] = {}
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        self.gradients = self.gradients or {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("method", [TwoPasses(), HiddenCut(), SCAL(contrast=0)], ids=lambda method: method.name)
+def test_terms_of_ones_own_are_weighted_by_accumulation(method: Method, tmp_path: Path) -> None:
+    """Micro-batches of 4 and of 2 rows give the gradient of the whole batch of 6."""
+    found = []
+    for size, parts in ((6, 1), (4, 2)):
+        keep = Rows()
+        rows = zoo.rows("bert", [5, 7, 4, 6, 8, 3])
+        trainer = trainer_of(
+            tmp_path, method, model=zoo.build("bert", dtype=torch.float64), train_dataset=rows, max_steps=1,
+            per_device_train_batch_size=size, gradient_accumulation_steps=parts, callbacks=[keep], max_grad_norm=0.0,
+        )  # fmt: skip
+        trainer.train()
+        found.append(keep.gradients)
+    zoo.assert_same(found[0], found[1], 1e-6)

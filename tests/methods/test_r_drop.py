@@ -1,0 +1,231 @@
+"""R-Drop: two copies of every row, and how far their predictions are apart."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import zoo
+from helpers.training import Gradients, trainer_of
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attendrop import ADDrop, AttendropError, Compose, RDrop, regularize
+from attendrop.methods.common.divergence import divergence, divergences, kind_of, predictions
+from attendrop.methods.r_drop import repeat_rows
+
+numbers = st.lists(st.floats(-6, 6), min_size=2, max_size=5)
+
+
+def kullback_leibler(p: list[float], q: list[float]) -> float:
+    return sum(a * (math.log(a) - math.log(b)) for a, b in zip(p, q, strict=True))
+
+
+def softmax(logits: list[float]) -> list[float]:
+    total = sum(math.exp(x) for x in logits)
+    return [math.exp(x) / total for x in logits]
+
+
+@given(numbers, st.data())
+def test_the_divergence_of_classes_is_the_symmetric_one(one: list[float], data: st.DataObject) -> None:
+    other = data.draw(st.lists(st.floats(-6, 6), min_size=len(one), max_size=len(one)))
+    p, q = softmax(one), softmax(other)
+    expected = (kullback_leibler(p, q) + kullback_leibler(q, p)) / 2
+    first, second = torch.tensor(one, dtype=torch.float64), torch.tensor(other, dtype=torch.float64)
+    assert float(divergence("classes", first, second)) == pytest.approx(expected, abs=1e-9)
+    assert float(divergence("classes", second, first)) == pytest.approx(expected, abs=1e-9)
+    assert float(divergence("classes", first, first)) == 0
+
+
+@given(numbers, st.data())
+def test_the_divergence_of_labels_is_that_of_each(one: list[float], data: st.DataObject) -> None:
+    other = data.draw(st.lists(st.floats(-6, 6), min_size=len(one), max_size=len(one)))
+    expected = 0.0
+    for x, y in zip(one, other, strict=True):
+        p, q = softmax([x, 0.0]), softmax([y, 0.0])
+        expected += (kullback_leibler(p, q) + kullback_leibler(q, p)) / 2
+    first, second = torch.tensor(one, dtype=torch.float64), torch.tensor(other, dtype=torch.float64)
+    assert float(divergence("labels", first, second)) == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_divergence_of_numbers_is_the_squared_difference() -> None:
+    first, second = torch.tensor([[1.0, 2.0], [0.5, 0.0]]), torch.tensor([[0.0, 4.0], [0.5, 3.0]])
+    assert divergence("number", first, second).tolist() == [5.0, 9.0]
+
+
+def two_passes(name: str, model: Any, batch: zoo.Batch) -> tuple[Tensor, Tensor, Any, Any]:
+    """What the copies predict, found by running the repeated batch in the model as it is, and its loss."""
+    doubled = {key: value.repeat_interleave(2, 0) for key, value in batch.items()}
+    outputs = model(**doubled)
+    return outputs.logits[0::2], outputs.logits[1::2], outputs.loss, doubled
+
+
+CASES: dict[str, tuple[str, dict[str, Any], Any]] = {
+    "classes": ("bert", {}, None),
+    "tokens": ("bert-tokens", {}, None),
+    "choice": ("bert-choice", {}, None),
+    "regression": ("bert", {"num_labels": 1}, torch.tensor([0.1, 0.7, 0.3])),
+    "labels": ("bert", {"problem_type": "multi_label_classification"}, torch.eye(3)),
+    "sequence to sequence": ("bart", {}, None),
+    "language model": ("gpt2", {}, None),
+    "image": ("vit", {}, None),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_loss_is_that_of_both_copies_and_their_divergence(case: str) -> None:
+    name, options, labels = CASES[case]
+    model, batch = zoo.build(name, dropout=0.2, **options), zoo.batch_of(name)
+    batch = batch if labels is None else batch | {"labels": labels}
+    torch.manual_seed(7)
+    first, second, plain, _ = two_passes(name, model, batch)
+    expected: list[Tensor] = []
+    for row in range(len(first)):
+        if case in ("regression",):
+            expected.append((first[row] - second[row]).square().sum())
+        elif case == "labels":
+            for x, y in zip(first[row], second[row], strict=True):
+                p, q = torch.stack([x, x * 0]).softmax(0), torch.stack([y, y * 0]).softmax(0)
+                both = functional.kl_div(q.log(), p, reduction="sum") + functional.kl_div(p.log(), q, reduction="sum")
+                expected.append(both / 2)
+        else:
+            positions: list[Any] = [None]
+            if first.ndim == 3:
+                gold = batch["labels"][row]
+                gold = torch.cat([gold[1:], gold.new_tensor([-100])]) if case == "language model" else gold
+                positions = [n for n in range(first.shape[1]) if gold[n] != -100]
+            for position in positions:
+                x, y = (each[row] if position is None else each[row, position] for each in (first, second))
+                p, q = x.softmax(-1), y.softmax(-1)
+                both = functional.kl_div(q.log(), p, reduction="sum") + functional.kl_div(p.log(), q, reduction="sum")
+                expected.append(both / 2)
+    mean = torch.stack(expected).sum() / (3 if case == "labels" else len(expected))
+    torch.manual_seed(7)
+    with regularize(model, RDrop(alpha=3.0)) as reg:
+        loss = reg.loss(batch)
+        logs = reg.logs()
+    torch.testing.assert_close(loss, plain + 1.5 * mean, rtol=1e-4, atol=1e-6)
+    assert logs["r_drop/divergence"] == pytest.approx(float(mean), rel=1e-4)
+    assert float(mean) > 1e-4
+
+
+def authors_loss(code: str, first: Tensor, second: Tensor, labels: Tensor) -> Tensor:
+    """The loss of the authors' GLUE runs: cross-entropies are means, divergences are summed over the batch."""
+    divergence = sum(
+        functional.kl_div(x.log_softmax(-1), y.softmax(-1), reduction="sum")
+        for x, y in ((first, second), (second, first))
+    )
+    both = functional.cross_entropy(first, labels) + functional.cross_entropy(second, labels)
+    return both + 0.5 * divergence / 2 if code == "bert" else both / 2 + 0.7 * divergence / 2
+
+
+@pytest.mark.parametrize(("code", "alpha", "factor"), [("bert", 0.5, 2), ("roberta", 1.4, 1)])
+def test_a_sum_is_the_loss_of_the_authors_code(code: str, alpha: float, factor: float) -> None:
+    model, batch = zoo.build("bert", dropout=0.2), zoo.batch_of("bert")
+    torch.manual_seed(7)
+    first, second, *_ = two_passes("bert", model, batch)
+    torch.manual_seed(7)
+    with regularize(model, RDrop(alpha=alpha, reduction="sum")) as reg:
+        found = reg.loss(batch)
+    torch.testing.assert_close(factor * found, authors_loss(code, first, second, batch["labels"]), rtol=1e-4, atol=1e-5)
+
+
+def test_numbers_are_averaged_whatever_the_reduction() -> None:
+    model, batch = zoo.build("bert", dropout=0.2, num_labels=1), zoo.batch_of("bert")
+    batch["labels"] = torch.tensor([0.1, 0.7, 0.3])
+    losses = []
+    for reduction in ("mean", "sum"):
+        torch.manual_seed(7)
+        with regularize(model, RDrop(alpha=1.6, reduction=reduction)) as reg:
+            losses.append(reg.loss(batch))
+    torch.testing.assert_close(*losses)
+
+
+@pytest.mark.parametrize("counted", [True, False], ids=["model counts the items of a step", "does not"])
+def test_a_sum_is_over_the_global_batch(counted: bool, tmp_path: Path) -> None:
+    """However it is cut into micro-batches; copies differ by the draws of AD-DROP, which are keyed by row."""
+    found = []
+    for size, steps in ((8, 1), (2, 4)):
+        kept = Gradients()
+        options = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps, "max_steps": 2}
+        method = Compose(RDrop(reduction="sum"), ADDrop(cross_tuning=False))
+        model = zoo.build("bert", dtype=torch.float64)
+        trainer = trainer_of(tmp_path, method, model=model, callbacks=[kept], max_grad_norm=0.0, **options)
+        trainer.model_accepts_loss_kwargs = counted
+        trainer.train()
+        found.append(kept.steps)
+    for one, other in zip(*found, strict=True):
+        zoo.assert_same(one, other, 1e-6)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_passes_that_are_equal_are_warned_of(dropout: float, caplog: pytest.LogCaptureFixture) -> None:
+    model, batch = zoo.build("bert", dropout=dropout), zoo.batch_of("bert")
+    with regularize(model, RDrop()) as reg:
+        for _ in range(4):
+            reg.loss(batch)
+            reg.step()
+    assert [record.message[:42] for record in caplog.records] == ["R-Drop: both passes give the same predicti"] * (
+        not dropout
+    )
+
+
+@pytest.mark.parametrize("name", ["bert", "bart", "bert-tokens"])
+def test_passes_without_dropout_agree(name: str) -> None:
+    model, batch = zoo.build(name, dtype=torch.float64), zoo.batch_of(name)
+    with regularize(model, RDrop()) as reg:
+        torch.testing.assert_close(reg.loss(batch), model(**batch).loss)
+
+
+def test_rows_are_repeated_side_by_side_and_the_rest_is_kept() -> None:
+    batch = {
+        "input_ids": torch.arange(6).view(3, 2),
+        "labels": torch.arange(3),
+        "scale": torch.tensor(2.0),
+        "flag": True,
+    }
+    found = repeat_rows(batch, 2)
+    assert found["labels"].tolist() == [0, 0, 1, 1, 2, 2]
+    assert found["input_ids"].shape == (6, 2)
+    assert found["scale"] is batch["scale"]
+    assert found["flag"] is True
+
+
+def test_spans_are_compared_at_both_ends() -> None:
+    torch.manual_seed(0)
+    outputs = type("Outputs", (), {"start_logits": torch.randn(4, 6), "end_logits": torch.randn(4, 6)})()
+    found = divergences(nn.Linear(1, 1), outputs, {})
+    ends = [divergence("classes", each[0::2], each[1::2]) for each in (outputs.start_logits, outputs.end_logits)]
+    assert [kind for kind, _ in found] == ["classes", "classes"]
+    torch.testing.assert_close([values for _, values in found], ends)
+
+
+def test_kinds() -> None:
+    assert kind_of(zoo.build("bert"), torch.zeros(2, 3)) == "classes"
+    assert kind_of(zoo.build("bert", num_labels=1), torch.zeros(2, 1)) == "number"
+    assert kind_of(zoo.build("bert", problem_type="multi_label_classification"), torch.zeros(2, 3)) == "labels"
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    model = zoo.build("bert")
+    with pytest.raises(AttendropError, match="returns no logits"):
+        predictions(model, object(), {})
+    outputs = type("Outputs", (), {"logits": torch.zeros(2, 3, 4)})()
+    with pytest.raises(AttendropError, match="the batch has none"):
+        predictions(model, outputs, {})
+
+
+@pytest.mark.parametrize("alpha", [0, -1.0, float("nan"), float("inf"), True, "1"])
+def test_alpha_out_of_range_is_refused(alpha: Any) -> None:
+    with pytest.raises(AttendropError, match=r"alpha=.* must be above 0"):
+        RDrop(alpha=alpha)
+
+
+def test_an_unknown_reduction_is_refused() -> None:
+    with pytest.raises(AttendropError, match=r"reduction='max' is not known\. .*Choose from: mean, sum"):
+        RDrop(reduction="max")

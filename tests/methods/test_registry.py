@@ -1,0 +1,273 @@
+"""The registry, the options and their messages, and kinds of targets."""
+
+import dataclasses
+import json
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from helpers import zoo
+from helpers.table import TABLE, given
+from transformers import AutoConfig
+
+import attendrop
+from attendrop import ADDrop, AttendropError, FineTune, Method, regularize
+from attendrop.methods import registry as methods
+from attendrop.methods.registry import build_method, get_method, method_names, register_method
+
+# --- Models x methods
+
+_IN_THE_PASS = [
+    name
+    for name, method in TABLE.items()
+    if method.info.acts_on and not {"loss", "gradients", "parameters"} & set(method.info.acts_on)
+]
+
+
+@pytest.mark.parametrize("name", _IN_THE_PASS)
+def test_a_method_changes_the_loss(name: str) -> None:
+    method = TABLE[name]
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with regularize(model, method, **given(model, batch)) as reg:
+        assert not torch.isclose(reg.loss(batch), model(**batch).loss)
+
+
+@pytest.mark.parametrize("target", ["pseudo_label", "gold_label"])
+@pytest.mark.parametrize(
+    ("name", "options", "labels"),
+    [
+        ("bert", {"num_labels": 1}, torch.tensor([0.1, 0.2, 0.3])),
+        ("bert", {"problem_type": "multi_label_classification"}, torch.eye(3)),
+        ("bert", {"num_labels": 2, "problem_type": "regression"}, torch.rand(3, 2)),
+        ("bert", {}, None),
+        ("bert-choice", {}, None),
+        ("bert-tokens", {}, None),
+        ("bart", {}, None),
+        ("gpt2", {}, None),
+        ("llama-class", {"problem_type": "multi_label_classification"}, torch.eye(3)),
+    ],
+)
+def test_every_kind_of_target(name: str, options: dict[str, Any], labels: torch.Tensor | None, target: str) -> None:
+    model, batch = zoo.build(name, **options), zoo.batch_of(name)
+    batch = batch if labels is None else batch | {"labels": labels}
+    with regularize(model, ADDrop(target=target, cross_tuning=False)) as reg:
+        reg.loss(batch).backward()
+        assert reg.logs()["ad_drop/dropped"] > 0
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+def test_a_model_that_is_saved_while_attached_loads_with_stock_code(tmp_path: Path) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    expected = model.eval()(**batch).logits
+    with regularize(model, TABLE["ad-drop"]):
+        model.save_pretrained(tmp_path)
+    assert "attendrop" not in (tmp_path / "config.json").read_text()
+    assert AutoConfig.from_pretrained(tmp_path)._attn_implementation in (None, "sdpa")
+    loaded = type(model).from_pretrained(tmp_path).eval()
+    assert torch.equal(loaded(**batch).logits, expected)
+    assert (tmp_path / "model.safetensors").exists()
+
+
+# --- Options
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"p": 0}, r"p=0 must be above 0 and below 1"),
+        ({"p": 1}, r"p=1 must be above 0 and below 1"),
+        ({"p": -0.1}, r"p=-0\.1"),
+        ({"p": float("nan")}, r"p=nan"),
+        ({"p": True}, r"p=True"),
+        ({"p": "0.3"}, r"p='0\.3'"),
+        ({"q": 0}, r"q=0 must be above 0 and at most 1"),
+        ({"q": 1.5}, r"q=1\.5 must be above 0 and at most 1"),
+        ({"attribution": "gradients"}, r"attribution='gradients' is not known\. Did you mean 'gradient'\?"),
+        ({"target": "gold"}, r"target='gold'.*gold_label"),
+        ({"direction": "up"}, r"direction='up'.*high, low"),
+        ({"scope": "layer"}, r"scope='layer'.*layerwise"),
+        ({"rule": "rieman"}, r"rule='rieman'.*'riemann'"),
+        ({"units": "heads"}, r"units='heads'"),
+        ({"steps": 0}, r"steps=0 must be a whole number, and at least 1"),
+        ({"steps": 2.5}, r"steps=2\.5 must be a whole number"),
+        ({"steps": True}, r"steps=True must be a whole number"),
+        ({"cross_tuning": "yes"}, r"cross_tuning='yes' must be true or false"),
+        ({"layers": "0-3"}, r"layers='0-3' is not a selection"),
+        ({"layers": []}, r"layers="),
+        ({"units": "hidden", "attribution": "attention"}, r"attribution='attention' has no meaning"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(AttendropError, match=message):
+        ADDrop(**options)
+
+
+@pytest.mark.parametrize("q", [1, 1.0, 0.001])
+def test_q_may_be_one(q: float) -> None:
+    assert ADDrop(q=q).q == q
+
+
+def test_defaults_are_those_of_the_specification() -> None:
+    assert ADDrop().options() == {
+        "p": 0.3,
+        "q": 0.3,
+        "attribution": "gradient",
+        "target": "pseudo_label",
+        "layers": "all",
+        "direction": "high",
+        "cross_tuning": True,
+        "scope": "joint",
+        "rule": "gauss_legendre",
+        "steps": 8,
+        "units": "attention",
+    }
+
+
+@pytest.mark.parametrize("method", [*TABLE.values(), ADDrop(layers=[0, 1])], ids=str)
+def test_options_survive_json_and_make_the_same_method(method: Method) -> None:
+    options = json.loads(json.dumps(method.options()))
+    assert build_method(method.name, options) == method
+
+
+def test_options_cannot_be_changed_afterwards() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        ADDrop().p = 0.9  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("task", "layers"),
+    [("sst2", "first"), ("mnli", "first"), ("qnli", "first"), ("qqp", "first"), ("stsb", "first"),
+     ("cola", "all"), ("rte", "all"), ("mrpc", "all"), ("translation", "encoder")],
+)  # fmt: skip
+def test_layers_of_the_paper(task: str, layers: str) -> None:
+    assert ADDrop.paper_layers(task) == layers
+
+
+@pytest.mark.parametrize(
+    ("method", "epochs", "expected"),
+    [
+        (ADDrop(), 4, [1, 3]),
+        (ADDrop(), 1, []),
+        (ADDrop(), 0, []),
+        (ADDrop(cross_tuning=False), 3, [0, 1, 2]),
+        (FineTune(), 4, None),
+    ],
+)
+def test_regularized_epochs(method: Method, epochs: int, expected: list[int] | None) -> None:
+    assert method.regularized_epochs(epochs) == expected
+
+
+# --- The registry
+
+
+def test_the_baseline_comes_first() -> None:
+    assert method_names()[:2] == ["finetune", "ad-drop"]
+    assert get_method("ad-drop") is ADDrop
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, ADDrop()),
+        ({"p": "0.4", "q": "1"}, ADDrop(p=0.4, q=1.0)),
+        ({"cross-tuning": "off"}, ADDrop(cross_tuning=False)),
+        ({"cross_tuning": "True"}, ADDrop()),
+        ({"steps": "20", "rule": "riemann"}, ADDrop(steps=20, rule="riemann")),
+        ({"layers": "0,3"}, ADDrop(layers="0,3")),
+        ({"layers": "[4]"}, ADDrop(layers="[4]")),
+        ({"layers": [1, 2], "p": 0.5}, ADDrop(layers=(1, 2), p=0.5)),
+    ],
+)
+def test_methods_are_built_from_text(options: dict[str, Any], expected: Method) -> None:
+    assert build_method("ad-drop", options) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("ad-drop", {"p": "abc"}, r"p='abc' is not a number"),
+        ("ad-drop", {"p": ""}, r"p='' is not a number"),
+        ("ad-drop", {"p": "nan"}, r"p=nan must be above 0 and below 1"),
+        ("ad-drop", {"p": "0"}, r"p=0\.0 must be above 0 and below 1"),
+        ("ad-drop", {"p": "1"}, r"p=1\.0 must be above 0 and below 1"),
+        ("ad-drop", {"q": "0"}, r"q=0\.0 must be above 0 and at most 1"),
+        ("ad-drop", {"q": "1.5"}, r"q=1\.5 must be above 0 and at most 1"),
+        ("ad-drop", {"steps": "2.5"}, r"steps='2\.5' is not a whole number"),
+        ("ad-drop", {"cross_tuning": "maybe"}, r"cross_tuning='maybe' must be true or false"),
+        ("ad-drop", {"layer": "0"}, r"no option 'layer'\. Did you mean 'layers'\?"),
+        ("ad-drop", {"atribution": "random"}, r"no option 'atribution'\. Did you mean 'attribution'\?"),
+        ("ad-drop", {"zzz": "1"}, r"no option 'zzz'\. Choose from: p, q"),
+        ("ad-drop", {"layers": "x"}, r"layers='x' is not a selection"),
+        ("finetune", {"p": "0.3"}, r"'finetune' has no options"),
+        ("addrop", {}, r"no method 'addrop'\. Did you mean 'ad-drop'\?"),
+        ("AD_DROP", {}, r"no method 'AD_DROP'\. Did you mean 'ad-drop'\?"),
+        ("zzz", {}, r"no method 'zzz'\. Choose from: finetune, ad-drop"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(name: str, options: dict[str, str], message: str) -> None:
+    with pytest.raises(AttendropError, match=message):
+        build_method(name, options)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mine(Method):
+    """A method of a third party."""
+
+    name: ClassVar[str] = "mine"
+    summary: ClassVar[str] = "does nothing"
+    paper: ClassVar[str] = ""
+    strength: float = 0.5
+
+
+@pytest.fixture
+def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    method_names()  # installed plug-ins, if any, come in before the registry is copied
+    monkeypatch.setattr(methods, "_METHODS", dict(methods._METHODS))
+
+
+@pytest.mark.usefixtures("_own_registry")
+def test_a_registered_method_can_be_built() -> None:
+    assert register_method(Mine) is Mine
+    register_method(Mine)
+    assert "mine" in method_names()
+    assert build_method("mine", {"strength": "0.25"}) == Mine(0.25)
+
+
+@pytest.mark.usefixtures("_own_registry")
+def test_a_name_is_given_once() -> None:
+    other = type("Other", (Mine,), {"name": "ad-drop"})
+    with pytest.raises(AttendropError, match=r"named 'ad-drop' is registered already: ADDrop"):
+        register_method(other)
+    assert get_method("ad-drop") is ADDrop
+
+
+@pytest.mark.usefixtures("_own_registry")
+def test_entry_points_bring_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def entry_points(group: str) -> list[EntryPoint]:
+        asked.append(group)
+        return [EntryPoint("mine", f"{__name__}:Mine", group)]
+
+    monkeypatch.setattr(methods, "entry_points", entry_points)
+    methods._load_plugins.cache_clear()
+    try:
+        assert build_method("mine").name == "mine"
+        assert asked == ["attendrop.methods.registry"]
+    finally:
+        methods._load_plugins.cache_clear()
+
+
+@pytest.mark.usefixtures("_own_registry")
+def test_a_registered_method_trains() -> None:
+    register_method(Mine)
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with regularize(model, build_method("mine")) as reg:
+        assert reg.loss(batch) == model(**batch).loss
+
+
+def test_public_names_are_there_and_documented() -> None:
+    for name in attendrop.__all__:
+        assert (getattr(attendrop, name).__doc__ or "").strip(), name

@@ -1,0 +1,310 @@
+"""SCAL: the perturbation, the contrast, and how they make up the loss."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from helpers import zoo
+from helpers.oracles import EagerAttention
+from torch import Tensor
+
+from attendrop import SCAL, AttendropError, Compose, LayerDrop, RDrop, regularize
+from attendrop.methods.registry import build_method
+from attendrop.methods.scal import contrastive_loss, represent
+from attendrop.training.regularization import Regularization
+
+LENGTHS = (8, 5, 3, 6)
+
+
+def at_work(model: Any, method: SCAL | Compose, *, share: float = 1.0, scale: float = 1.0) -> Regularization:
+    regularization = Regularization(zoo.training(model), method)
+    regularization.share, regularization.loss_scale = share, scale
+    return regularization
+
+
+def loss_of(model: Any, method: SCAL | Compose, batch: zoo.Batch, **options: float) -> Tensor:
+    reg = at_work(model, method, **options)
+    try:
+        return reg.loss(batch)
+    finally:
+        reg.close()
+
+
+# --- Oracles
+
+
+def contrast(vectors: list[Tensor], labels: list[int], temperature: float) -> float:
+    """Eq. 2 of Khosla et al. in loops; vectors are those of all sequences and then of their copies."""
+    units = [vector / vector.norm() for vector in vectors]
+    total = 0.0
+    for i, one in enumerate(units):
+        others = {j: math.exp(float(one @ other) / temperature) for j, other in enumerate(units) if j != i}
+        positive = [j for j in others if labels[j] == labels[i]]
+        total -= sum(math.log(others[j] / sum(others.values())) for j in positive) / len(positive)
+    return total / len(units)
+
+
+def run(model: Any, batch: zoo.Batch, change: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """The stock model's loss, its embedded words, and what its head reads; ``change`` is added to the words."""
+    found = {}
+
+    def embedded(module: Any, args: Any, output: Tensor) -> Tensor:
+        found["words"] = output + change.get("words", 0)
+        return found["words"]
+
+    def read(module: Any, args: Any) -> None:
+        found["read"] = args[0]
+
+    hooks = [
+        model.bert.embeddings.word_embeddings.register_forward_hook(embedded),
+        model.classifier.register_forward_pre_hook(read),
+    ]
+    loss = model(**batch).loss
+    for hook in hooks:
+        hook.remove()
+    return loss, found["words"], found["read"]
+
+
+def of_norm(epsilon: float, gradient: Tensor) -> Tensor:
+    return torch.stack([epsilon * row / row.pow(2).sum().sqrt() for row in gradient])
+
+
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_the_loss_with_perturbed_words(share: float) -> None:
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert", LENGTHS)
+    method = SCAL(epsilon=0.7, adversarial=0.6, contrast=0.3, temperature=0.2)
+    loss = loss_of(model, method, batch, share=share)
+    plain, words, first = run(model, batch, {})
+    change = of_norm(0.7, torch.autograd.grad(plain, words)[0])
+    perturbed, _, second = run(model, batch, {"words": change})
+    labels = batch["labels"].tolist() * 2
+    term = contrast([*first.detach(), *second.detach()], labels, 0.2)
+    torch.testing.assert_close(loss.detach(), (plain + 0.6 * perturbed + 0.3 * share * term).detach())
+    assert perturbed > plain
+
+
+class Perturbed(EagerAttention):
+    """Adds to the weights of each call."""
+
+    def __init__(self, changes: list[Tensor] | None = None) -> None:
+        super().__init__()
+        self.changes = changes
+
+    def __call__(self, module: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        weights = super().__call__(module, query, key, value, *args, **kwargs)[1]
+        if self.changes is not None:
+            weights = weights + self.changes[len(self.weights) - 1]
+        return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+def test_the_loss_with_perturbed_attention() -> None:
+    model, batch = zoo.build("bert", "eager", dtype=torch.float64), zoo.batch_of("bert", LENGTHS)
+    loss = loss_of(model, SCAL(where="attention", epsilon=0.7, contrast=0), batch)
+    with Perturbed().in_place_of_stock(model) as clean:
+        plain = model(**batch).loss
+    gradients = torch.autograd.grad(plain, clean.weights)
+    changes = [of_norm(0.7, g * valid) for g, valid in zip(gradients, clean.valid, strict=True)]
+    with Perturbed(changes).in_place_of_stock(model):
+        perturbed = model(**batch).loss
+    torch.testing.assert_close(loss, plain + perturbed)
+    assert perturbed > plain
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 0, 0], [0, 0, 0, 0], None])
+@pytest.mark.parametrize("temperature", [0.05, 1.0])
+def test_the_contrast(labels: list[int] | None, temperature: float) -> None:
+    first, second = torch.randn(2, 4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found = contrastive_loss(first, second, None if labels is None else torch.tensor(labels), temperature)
+    expected = contrast([*first, *second], (labels or [0, 1, 2, 3]) * 2, temperature)
+    assert float(found) == pytest.approx(expected)
+
+
+def test_the_contrast_of_one_sequence_says_nothing() -> None:
+    one = torch.randn(1, 6, requires_grad=True)
+    loss = contrastive_loss(one, torch.zeros(1, 6), None, 0.1)
+    loss.backward()
+    assert loss == 0
+    assert one.grad is not None
+    assert one.grad.abs().max() == 0
+
+
+def test_the_contrast_pulls_copies_together() -> None:
+    together = torch.eye(3)
+    assert contrastive_loss(together, together, None, 0.1) < contrastive_loss(together, together.roll(1, 0), None, 0.1)
+
+
+# --- What the head reads
+
+
+@pytest.mark.parametrize("name", ["bert-tokens", "gpt2", "bart", "t5", "llama-class"])
+def test_padding_does_not_matter(name: str) -> None:
+    model, method = zoo.build(name, dtype=torch.float64), SCAL(contrast=2.0)
+    near, far = zoo.batch_of(name, LENGTHS), zoo.batch_of(name, LENGTHS, extra=4)
+    torch.testing.assert_close(loss_of(model, method, near), loss_of(model, method, far))
+
+
+@pytest.mark.parametrize("where", ["embeddings", "attention"])
+def test_micro_batches_matter_to_the_contrast_alone(where: str) -> None:
+    model, rows = zoo.build("bert", dtype=torch.float64), zoo.rows("bert", LENGTHS)
+    for contrast, same in ((0.0, True), (1.0, False)):
+        method = SCAL(where=where, contrast=contrast)
+        whole = loss_of(model, method, zoo.collate(rows))
+        reg = at_work(model, method)
+        parts = [reg.loss(zoo.collate(rows[:1])), reg.loss(zoo.collate(rows[1:]))]
+        reg.close()
+        assert bool(torch.isclose(whole, (parts[0] + 3 * parts[1]) / 4, rtol=1e-9)) == same
+
+
+def test_a_mean_over_tokens() -> None:
+    model, read = zoo.build("bert-tokens"), torch.arange(12.0).view(2, 3, 2)
+    mask = torch.tensor([[1, 1, 0], [0, 0, 0]])
+    assert represent(model, read, {"attention_mask": mask}).tolist() == [[1, 2], [0, 0]]
+    assert represent(model, read, {}).tolist() == [[2, 3], [8, 9]]
+    labels = torch.tensor([[5, -100, -100], [5, 6, -100]])
+    assert represent(zoo.build("bart"), read, {"labels": labels, "attention_mask": mask}).tolist() == [[0, 1], [7, 8]]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "labels"),
+    [
+        ("bert", {"num_labels": 1}, torch.tensor([0.1, 0.2, 0.2, 0.1])),
+        ("bert", {"problem_type": "multi_label_classification"}, torch.ones(4, 3)),
+        ("bert-choice", {}, torch.tensor([0, 0, 1, 1])),
+    ],
+)
+def test_without_classes_of_sequences_only_copies_belong_together(
+    name: str, options: dict[str, Any], labels: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def spy(first: Tensor, second: Tensor, labels: Tensor | None, temperature: float) -> Tensor:
+        seen.append(labels)
+        return contrastive_loss(first, second, labels, temperature)
+
+    monkeypatch.setattr("attendrop.methods.scal.contrastive_loss", spy)
+    model = zoo.build(name, **options)
+    loss = loss_of(model, SCAL(), zoo.batch_of(name, LENGTHS) | {"labels": labels})
+    assert torch.isfinite(loss)
+    assert seen == [None]
+
+
+# --- Gradients, dropout
+
+
+def test_no_gradient_of_a_parameter_is_left_by_the_pass_for_the_perturbation() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    loss = loss_of(model, SCAL(), batch)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_the_scale_of_the_loss_does_not_matter() -> None:
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    torch.testing.assert_close(loss_of(model, SCAL(), batch), loss_of(model, SCAL(), batch, scale=1024.0))
+
+
+@pytest.mark.parametrize("where", ["embeddings", "attention"])
+def test_a_frozen_model_trains_its_head(where: str) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    expected = loss_of(model, SCAL(where=where), batch).detach()
+    model.bert.requires_grad_(False)
+    loss = loss_of(model, SCAL(where=where), batch)
+    loss.backward()
+    torch.testing.assert_close(loss.detach(), expected)
+    assert set(zoo.gradients(model)) == {"classifier.weight", "classifier.bias"}
+
+
+def test_no_gradient_no_perturbation() -> None:
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    torch.nn.init.zeros_(model.classifier.weight)
+    plain = model(**batch).loss
+    torch.testing.assert_close(loss_of(model, SCAL(contrast=0), batch), 2 * plain)
+
+
+def test_first_pass_has_the_dropout_of_plain_fine_tuning() -> None:
+    model, batch = zoo.build("bert", dropout=0.3), zoo.batch_of("bert")
+    torch.manual_seed(5)
+    plain, after = model(**batch).logits, torch.rand(1)
+    torch.manual_seed(5)
+    reg = at_work(model, SCAL())
+    outputs = reg.compute(batch, lambda batch, plan=None, _=None: _run(reg, batch, plan))[1]
+    reg.close()
+    assert torch.equal(outputs.logits, plain)
+    assert torch.equal(torch.rand(1), after)
+
+
+def _run(reg: Regularization, batch: Any, plan: Any) -> Any:
+    outputs = reg._attached.forward(batch, plan)
+    return outputs.loss, outputs
+
+
+def test_half_precision() -> None:
+    for dtype in (torch.float16, torch.bfloat16):
+        for where in ("embeddings", "attention"):
+            model = zoo.build("bert", dtype=dtype)
+            loss = loss_of(model, SCAL(where=where), zoo.batch_of("bert"))
+            loss.backward()
+            assert all(gradient.isfinite().all() for gradient in zoo.gradients(model).values())
+
+
+def test_with_another_method() -> None:
+    model, batch = zoo.build("bert", dropout=0.2), zoo.batch_of("bert")
+    reg = at_work(model, Compose(SCAL(), RDrop()))
+    reg.loss(batch).backward()
+    logs = reg.logs()
+    reg.close()
+    assert logs["r_drop/divergence"] > 0
+    assert logs["scal/contrast"] > 0
+
+
+# --- Options
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epsilon": 0}, r"epsilon=0 must be above 0"),
+        ({"temperature": -1}, r"temperature=-1 must be above 0"),
+        ({"temperature": math.nan}, r"temperature=nan"),
+        ({"where": "words"}, r"where='words' is not known.*embeddings, attention"),
+        ({"epsilon": math.inf}, r"epsilon=inf must be above 0, a finite number"),
+        ({"epsilon": "1"}, r"epsilon='1' must be above 0"),
+        ({"temperature": True}, r"temperature=True must be above 0"),
+        ({"adversarial": -1}, r"adversarial=-1 must be 0 or more"),
+        ({"adversarial": True}, r"adversarial=True must be 0 or more"),
+        ({"contrast": math.inf}, r"contrast=inf must be 0 or more, a finite number"),
+        ({"contrast": "much"}, r"contrast='much' must be 0 or more"),
+        ({"adversarial": 0, "contrast": 0}, r"one of them above 0"),
+        ({"layers": "x"}, r"layers='x' is not a selection"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(AttendropError, match=message):
+        SCAL(**options)
+
+
+def test_images_have_no_words() -> None:
+    model, batch = zoo.build("vit"), zoo.batch_of("vit")
+    with pytest.raises(AttendropError, match="ViTForImageClassification embeds no words"):
+        loss_of(model, SCAL(), batch)
+    assert torch.isfinite(loss_of(model, SCAL(where="attention"), batch))
+
+
+def test_options() -> None:
+    assert build_method("scal", {"epsilon": "0.5", "where": "attention"}) == SCAL(epsilon=0.5, where="attention")
+
+
+@pytest.mark.parametrize("p", [0.5, 1.0])
+def test_attention_of_skipped_layers_is_not_perturbed(p: float) -> None:
+    """The copy is then one with draws of its own alone."""
+    model, batch = zoo.build("bert", dropout=0.1), zoo.batch_of("bert")
+    with regularize(model, Compose(SCAL(where="attention"), LayerDrop(p=p)), seed=2) as reg:
+        for _ in range(3):
+            reg.loss(batch).backward()
+            reg.step()
+        assert reg.logs()["scal/contrast"] > 0
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)

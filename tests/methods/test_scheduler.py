@@ -1,0 +1,278 @@
+"""The scheduler: its curves, what it draws, and its options."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import zoo
+from helpers.oracles import EagerAttention
+
+from attendrop import AttendropError, Scheduler, regularize
+from attendrop.methods.common import random_mask as drawing
+from attendrop.methods.context import Processes
+from attendrop.methods.registry import build_method
+from attendrop.sampling import SampleKey, sample_mask
+from attendrop.training.checkpoints import load_state, seal
+from attendrop.training.regularization import Regularization
+
+CURVES = Scheduler((0, 0.25, 1), ((0.6, 0.5, 0.2), (0.0, 1.0, 1.0)))
+
+
+def at_work(
+    model: Any, method: Scheduler, *, step: int = 0, total: int | None = 8, rank: int = 0, world: int = 1
+) -> Regularization:
+    reg = Regularization(zoo.training(model, Processes(rank, world), total_steps=total), method)
+    reg.begin_step(step)
+    return reg
+
+
+# --- Curves
+
+
+@pytest.mark.parametrize(
+    ("progress", "expected"),
+    [
+        (0, (0.6, 0.0)),
+        (0.125, (0.55, 0.5)),
+        (0.2, (0.52, 0.8)),
+        (0.2475, (0.501, 0.95)),  # 0.99 is beyond the bound
+        (0.25, (0.5, 0.95)),
+        (0.5, (0.4, 0.95)),
+        (1, (0.2, 0.95)),
+    ],
+)
+def test_probabilities_are_piecewise_linear_and_bounded(progress: float, expected: tuple[float, ...]) -> None:
+    assert CURVES.probabilities_at(progress) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("step", "expected"), [(0, 0.6), (2, 0.45), (4, 0.3), (6, 0.15), (8, 0.0), (9, 0.0)])
+def test_the_default_falls_to_zero_over_the_planned_steps(step: int, expected: float) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert", [30] * 8)
+    reg = at_work(model, Scheduler(), step=step)
+    reg.loss(batch)
+    logs = reg.logs()
+    reg.close()
+    for layer in ("encoder.0", "encoder.1"):
+        # 14400 positions: 0.02 are 5 standard deviations.
+        assert logs[f"scheduler/dropped/{layer}"] == pytest.approx(expected, abs=0.02 if expected else 0)
+
+
+def test_each_layer_follows_its_own_curve() -> None:
+    model, batch = zoo.build("bert", num_hidden_layers=3), zoo.batch_of("bert", [30] * 8)
+    method = Scheduler("0,0.5,1", "0.6,0.5,0.4; 0.1,0.3,0.5; 1,1,1")
+    reg = at_work(model, method, step=2)
+    reg.loss(batch)
+    logs = reg.logs()
+    reg.close()
+    found = [logs[f"scheduler/dropped/encoder.{i}"] for i in range(3)]
+    assert found == pytest.approx([0.55, 0.2, 0.95], abs=0.02)
+
+
+# --- What is dropped
+
+
+@pytest.mark.parametrize("step", [0, 3, 7])
+def test_the_loss_is_that_of_the_formula(step: int) -> None:
+    model, batch = zoo.build("bert", "eager", dtype=torch.float64), zoo.batch_of("bert", (8, 5, 3))
+    method = Scheduler((0, 1), ((0.6, 0.1), (0.9, 0.9)))
+    reg = at_work(model, method, step=step)
+    loss, logs = reg.loss(batch), reg.logs()
+    reg.close()
+    drops, valid, origins = [], batch["attention_mask"].bool()[:, None, None], torch.zeros(3, 2, dtype=torch.long)
+    for i, p in enumerate((0.6 - 0.5 * step / 8, 0.9)):
+        sampled = sample_mask(p, SampleKey(0, step, 0, 3), f"encoder.{i}", (3, 2, 8, 8), origins, torch.device("cpu"))
+        drops.append(sampled & valid)
+        counted = valid & valid.transpose(-1, -2)
+        share = (sampled & counted).sum() / (counted.sum() * 2)
+        assert logs[f"scheduler/dropped/encoder.{i}"] == pytest.approx(share.item())
+    with EagerAttention(drops).in_place_of_stock(model):
+        torch.testing.assert_close(loss, model(**batch).loss)
+
+
+def test_draws_differ_between_heads_rows_sequences_layers_and_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled: list[torch.Tensor] = []
+
+    def kept(*arguments: Any) -> torch.Tensor:
+        sampled.append(sample_mask(*arguments))
+        return sampled[-1]
+
+    monkeypatch.setattr(drawing, "draw", kept)
+    model, batch = zoo.build("bert"), zoo.batch_of("bert", (30, 30))
+    with regularize(model, Scheduler(probabilities=(0.5, 0.5)), total_steps=8) as reg:
+        for _ in range(2):
+            reg.loss(batch)
+            reg.step()
+    rows = torch.cat([mask.reshape(-1, 30) for mask in sampled])
+    assert len(rows) == 2 * 2 * 2 * 2 * 30
+    assert len({tuple(row.tolist()) for row in rows}) == len(rows)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama-class", "bert-choice"])
+def test_draws_do_not_depend_on_padding_nor_on_how_the_batch_is_cut(name: str) -> None:
+    model, rows = zoo.build(name, dtype=torch.float64), zoo.rows(name, (8, 5, 3, 6))
+
+    def logits(part: list[zoo.Batch], first: int, **how: Any) -> torch.Tensor:
+        padding = {key: how.pop(key) for key in ("extra", "left") if key in how}
+        reg = at_work(model, Scheduler(), step=3, **how)
+        reg._sequences = first
+        _, outputs = reg.compute(zoo.collate(part, **padding), reg._plain)
+        reg.close()
+        return outputs.logits.detach()  # type: ignore[no-any-return]
+
+    whole = logits(rows, 0)
+    cut = torch.cat([logits(rows[:1], 0), logits(rows[1:], 1)])
+    ranks = torch.cat([logits(rows[:2], 0, rank=0, world=2), logits(rows[2:], 0, rank=1, world=2)])
+    # A classifier that reads the first position cannot be padded on the left.
+    padded = logits(rows, 0, extra=5, left=name == "llama-class")
+    for other in (cut, ranks, padded, logits(rows, 0, extra=2)):
+        torch.testing.assert_close(other, whole)
+    assert not torch.allclose(logits(rows, 4), whole)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "expected"),
+    [
+        ("bert", "all", {"encoder.0", "encoder.1"}),
+        ("bart", "all", {"encoder.0", "encoder.1"}),
+        ("gpt2", "all", {"decoder.0", "decoder.1"}),
+        ("bart", "decoder:1", {"decoder.1"}),
+        ("bert", [1], {"encoder.1"}),
+    ],
+)
+def test_layers(name: str, layers: Any, expected: set[str]) -> None:
+    reg = at_work(zoo.build(name), Scheduler(layers=layers))
+    reg.loss(zoo.batch_of(name)).backward()
+    prefix = "scheduler/dropped/"
+    assert {key.removeprefix(prefix) for key in reg.logs() if key.startswith(prefix)} == expected
+    reg.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_everything_dropped_is_finite(dtype: torch.dtype) -> None:
+    model, batch = zoo.build("bert", dtype=dtype), zoo.batch_of("bert", (8, 2, 1))
+    reg = at_work(model, Scheduler(probabilities=(1, 1)))
+    loss = reg.loss(batch)
+    loss.backward()
+    reg.close()
+    assert torch.isfinite(loss)
+    assert all(torch.isfinite(value).all() for value in zoo.gradients(model).values())
+
+
+def test_activation_checkpointing_counts_and_drops_once() -> None:
+    found = []
+    for checkpointing in (False, True):
+        model = zoo.build("bert")
+        if checkpointing:
+            model.activation_checkpointing_enable({"use_reentrant": False})
+        reg = at_work(model, Scheduler())
+        reg.loss(zoo.batch_of("bert")).backward()
+        found.append((reg.state_dict()["tally"]["counts"], zoo.gradients(model)))
+        reg.close()
+    assert found[0][0] == found[1][0]
+    zoo.assert_same(found[0][1], found[1][1], 1e-6)
+
+
+# --- Options
+
+
+@pytest.mark.parametrize(
+    ("options", "curves"),
+    [
+        ({}, ((0.6, 0.0),)),
+        ({"probabilities": (0.6, 0.5)}, ((0.6, 0.5),)),
+        ({"probabilities": [0.6, 0.5]}, ((0.6, 0.5),)),
+        ({"probabilities": [[0.6, 0.5]]}, ((0.6, 0.5),)),
+        ({"probabilities": "0.6, 0.5"}, ((0.6, 0.5),)),
+        ({"probabilities": " 0.6,0.5 ; 1,0 "}, ((0.6, 0.5), (1.0, 0.0))),
+        ({"probabilities": ((0.6, 0.5), (1, 0))}, ((0.6, 0.5), (1.0, 0.0))),
+    ],
+)
+def test_probabilities_as_text_and_as_numbers(options: dict[str, Any], curves: tuple[tuple[float, ...], ...]) -> None:
+    for method in (Scheduler(**options), build_method("scheduler", options)):
+        assert (method.progress, method.probabilities) == ((0.0, 1.0), curves)
+        assert build_method("scheduler", json.loads(json.dumps(method.options()))) == method
+        assert hash(method) == hash(Scheduler(**options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"progress": "0,1,0.5"}, r"progress='0,1,0\.5' must ascend from 0 to 1"),
+        ({"progress": (0, 0, 1)}, r"progress=\(0, 0, 1\) must ascend"),
+        ({"progress": (0.1, 1)}, r"must ascend from 0 to 1"),
+        ({"progress": (0, 0.9)}, r"must ascend from 0 to 1"),
+        ({"progress": (0,)}, r"must ascend from 0 to 1"),
+        ({"progress": ()}, r"progress=\(\) is empty"),
+        ({"progress": None}, r"progress=None is not a list of numbers"),
+        ({"progress": 0.5}, r"progress=0\.5 is not a list of numbers"),
+        ({"progress": (float("nan"), 1)}, r"holds nan"),
+        ({"probabilities": "0.6,x"}, r"probabilities='0\.6,x' is not a list of numbers"),
+        ({"probabilities": ""}, r"probabilities='' is not a list of numbers"),
+        ({"probabilities": "0.6,0.5;"}, r"is not a list of numbers"),
+        ({"probabilities": []}, r"probabilities=\[\] is empty"),
+        ({"probabilities": [0.5, [0.5, 0.4]]}, r"probabilities=0\.5 is not a list"),
+        ({"probabilities": (0.5, 1.1)}, r"holds 1\.1; give numbers from 0 to 1"),
+        ({"probabilities": (-0.1, 0)}, r"holds -0\.1"),
+        ({"probabilities": "0.6"}, r"a list is 1 long, but progress has 2 knots"),
+        ({"progress": "0,.5,1", "probabilities": "1,1,1; 1,1"}, r"a list is 2 long, but progress has 3 knots"),
+        ({"layers": "x"}, r"layers='x' is not a selection"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(AttendropError, match=message):
+        build_method("scheduler", options)
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "total", "message"),
+    [
+        ("bert", Scheduler(), None, r"pass total_steps=.* to regularize"),
+        ("bert", Scheduler(probabilities="1,0; 1,0; 1,0"), 8, r"3 lists for 2 layers of encoder attention"),
+        ("bert", Scheduler(probabilities="1,0; 1,0", layers=[0]), 8, r"2 lists for 1 layers"),
+        ("bart", Scheduler(layers="cross"), 8, r"layers='cross' leaves no self-attention"),
+        ("bert", Scheduler(layers=[7]), 8, r"the model has no layer 7"),
+    ],
+)
+def test_what_does_not_fit_the_run_is_refused_when_it_starts(
+    name: str, method: Scheduler, total: int | None, message: str
+) -> None:
+    model, batch = zoo.build(name), zoo.batch_of(name)
+    with (
+        pytest.raises(AttendropError, match=message),
+        regularize(model, method, total_steps=total) as reg,
+    ):
+        reg.loss(batch)
+
+
+def test_a_checkpoint_knows_its_schedule(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_text("")
+    seal(tmp_path, CURVES, {"steps_taken": 3})
+    again = Scheduler("0,0.25,1", "0.6,0.5,0.2; 0,1,1")
+    assert load_state(tmp_path, again) == {"steps_taken": 3}
+    with pytest.raises(AttendropError, match="made with probabilities="):
+        load_state(tmp_path, Scheduler("0,0.25,1", "0.6,0.5,0.2"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "layer", "end"),
+    [("qnli", 0, 0.55), ("qnli", 1, 0.45), ("qnli", 3, 0.25), ("qnli", 5, 0.25), ("cola", 0, 0.9), ("cola", 5, 0.9)],
+)
+@pytest.mark.parametrize("progress", [0.0, 0.5, 1.0])
+def test_ready_made_shapes_start_at_the_papers_value(shape: str, layer: int, end: float, progress: float) -> None:
+    model, batch = zoo.build("bert", num_hidden_layers=6), zoo.batch_of("bert", (30, 30, 30, 30))
+    with regularize(model, Scheduler(shape=shape), total_steps=2) as reg:
+        reg.begin_step(int(progress * 2))
+        reg.loss(batch)
+        share = reg.logs()[f"scheduler/dropped/encoder.{layer}"]
+    assert share == pytest.approx(0.6 + (end - 0.6) * progress, abs=0.02)
+
+
+def test_a_shape_goes_with_no_lists() -> None:
+    with pytest.raises(AttendropError, match=r"shape='cola' is a schedule; give it or"):
+        Scheduler(shape="cola", probabilities=((0.5, 0.1),))
+    with pytest.raises(AttendropError, match=r"shape='colla' is not known\. Did you mean 'cola'"):
+        Scheduler(shape="colla")

@@ -1,0 +1,280 @@
+"""Structure mask: what is inside a structure, what is dropped outside of it, and how columns of the data arrive."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from helpers import cuts, zoo
+from helpers.oracles import EagerAttention
+from helpers.training import trainer_of
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from attendrop import AttendropError, Compose, RDrop, StructureMask, regularize
+from attendrop.methods.registry import build_method
+from attendrop.methods.structure_mask import outside_of_tree
+from attendrop.sampling import SampleKey, sample_mask
+
+HARD = {"p": 1, "structure": "heads"}
+# "[CLS] the cat sat on the mat [SEP]", and two shorter sentences. Special tokens have no head.
+TREES = ([-1, 2, 3, 3, 3, 6, 4, -1], [-1, 1, 1, 2, -1], [-1, 1, -1])
+
+
+def padded(rows: Any, width: int | None = None) -> Tensor:
+    width = width or max(map(len, rows))
+    return torch.tensor([[*row, *[-1] * (width - len(row))] for row in rows])
+
+
+def related(heads: list[int], relation: str) -> list[list[bool]]:
+    """Which tokens a token is related to, by walking up the tree."""
+    count = len(heads)
+    has_head = [0 <= head < count for head in heads]
+
+    def ancestors(token: int) -> set[int]:
+        met: set[int] = set()
+        while token not in met:
+            met.add(token)
+            token = heads[token] if has_head[token] else token
+        return met
+
+    def inside(i: int, j: int) -> bool:
+        if i == j or not has_head[i] or not has_head[j]:
+            return True
+        return j in ancestors(i) if relation == "ancestors" else heads[i] == j or heads[j] == i
+
+    return [[inside(i, j) for j in range(count)] for i in range(count)]
+
+
+def hard_mask(inside: list[list[list[bool]]], width: int, heads: int = 2) -> Tensor:
+    """What is dropped at ``p = 1``, ``(batch, heads, width, width)``."""
+    drop = torch.zeros(len(inside), heads, width, width, dtype=torch.bool)
+    for row, own in enumerate(inside):
+        drop[row, :, : len(own), : len(own)] = ~torch.tensor(own)
+    return drop
+
+
+def loss_with(model: Any, batch: dict[str, Tensor], drops: list[Tensor]) -> Tensor:
+    with EagerAttention(drops).in_place_of_stock(model):
+        found: Tensor = model(**batch).loss
+    return found
+
+
+def dropping(model: Any, method: StructureMask, batch: dict[str, Any]) -> Tensor:
+    with regularize(model, method) as reg:
+        return reg.loss(batch)
+
+
+# --- What is inside
+
+
+@given(st.lists(st.integers(-1, 9), min_size=1, max_size=9), st.sampled_from(["ancestors", "neighbours"]))
+def test_relations_in_any_graph_of_heads(heads: list[int], relation: str) -> None:
+    """Trees, forests, circles, and heads that are cut off."""
+    assert (~outside_of_tree(torch.tensor([heads]), relation)[0]).tolist() == related(heads, relation)
+
+
+def test_relations_in_a_tree() -> None:
+    inside = ~outside_of_tree(padded(TREES), "ancestors")[0]
+    assert inside[1].nonzero().flatten().tolist() == [0, 1, 2, 3, 7]  # the -> cat -> sat
+    assert inside[5].nonzero().flatten().tolist() == [0, 3, 4, 5, 6, 7]  # the -> mat -> on -> sat
+    assert inside[0].all() and inside[:, 7].all()  # special tokens
+    inside = ~outside_of_tree(padded(TREES), "neighbours")[0]
+    assert inside[3].nonzero().flatten().tolist() == [0, 2, 3, 4, 7]
+
+
+@pytest.mark.parametrize("relation", ["ancestors", "neighbours"])
+@pytest.mark.parametrize("layout", [{}, {"extra": 4}], ids=str)
+def test_the_hard_mask_of_a_tree(relation: str, layout: dict[str, int]) -> None:
+    model, batch = zoo.build("bert", "eager", dtype=torch.float64), zoo.batch_of("bert", (8, 5, 3), **layout)
+    loss = dropping(model, StructureMask(relation=relation, **HARD), {**batch, "dependency_heads": padded(TREES)})
+    drop = hard_mask([related(tree, relation) for tree in TREES], batch["input_ids"].shape[1])
+    torch.testing.assert_close(loss, loss_with(model, batch, [drop, drop]))
+    assert not torch.isclose(loss, model(**batch).loss)
+
+
+def test_the_hard_mask_of_an_adjacency_matrix() -> None:
+    model, batch = zoo.build("bert", "eager", dtype=torch.float64), zoo.batch_of("bert", (6, 4))
+    generator = torch.Generator().manual_seed(0)
+    column = torch.randint(0, 2, (2, 6, 6), generator=generator)
+    column[1, 4:] = column[1, :, 4:] = -1
+    column[0, 2, 5] = -1  # not known: attended to
+    loss = dropping(model, StructureMask(p=1, structure="adjacency", column="graph"), {**batch, "graph": column})
+    drop = ((column == 0) & ~torch.eye(6, dtype=torch.bool))[:, None].expand(-1, 2, -1, -1)
+    torch.testing.assert_close(loss, loss_with(model, batch, [drop, drop]))
+
+
+@pytest.mark.parametrize(("name", "window"), [("bert", 0), ("bert", 2), ("gpt2-class", 1), ("bart-class", 1)])
+def test_the_hard_mask_of_a_window(name: str, window: int) -> None:
+    model, batch = zoo.build(name, "eager", dtype=torch.float64), zoo.batch_of(name, (8, 5, 3))
+    loss = dropping(model, StructureMask(p=1, window=window), batch)
+    inside = [[[abs(i - j) <= window or j == 0 for j in range(8)] for i in range(8)]] * 3
+    drop, none = hard_mask(inside, 8), torch.zeros(1, 1, 1, 1, dtype=torch.bool)
+    # Of a model with an encoder, its self-attention; cross-attention and decoder are left alone.
+    drops = [drop] * 2 + [none] * (4 if name == "bart-class" else 0)
+    torch.testing.assert_close(loss, loss_with(model, batch, drops))
+
+
+# --- What is dropped
+
+
+def test_positions_outside_are_dropped_with_probability_p() -> None:
+    model, batch = zoo.build("bert", "eager", dtype=torch.float64), zoo.batch_of("bert", (20, 20))
+    with regularize(model, StructureMask(p=0.3, window=2)) as reg:
+        loss, logs = reg.loss(batch), reg.logs()
+    outside = hard_mask([[[abs(i - j) <= 2 or j == 0 for j in range(20)] for i in range(20)]] * 2, 20)
+    origins = torch.zeros(2, 2, dtype=torch.long)
+    keys = [f"encoder.{i}" for i in (0, 1)]
+    sampled = [
+        sample_mask(0.3, SampleKey(0, 0, 0, 2), key, (2, 2, 20, 20), origins, torch.device("cpu")) for key in keys
+    ]
+    drops = [outside & each for each in sampled]
+    torch.testing.assert_close(loss, loss_with(model, batch, drops))
+    for key, drop in zip(keys, drops, strict=True):
+        assert logs[f"structure_mask/dropped/{key}"] == pytest.approx(drop.double().mean().item())
+        assert drop[outside].double().mean().item() == pytest.approx(0.3, abs=0.05)  # 3 standard deviations
+
+
+@pytest.mark.parametrize("p", [0.5, 1])
+@pytest.mark.parametrize("name", ["bert", "bert-choice", "bart-class", "llama-class"])
+def test_padding_and_cutting_are_immaterial_to_the_window(name: str, p: float) -> None:
+    method = StructureMask(p=p, window=1)
+    if p < 1:
+        cuts.assert_immaterial(name, method, left=name == "llama-class")
+        return
+    model, rows = zoo.build(name, dtype=torch.float64), zoo.rows(name, (8, 5, 3, 6))
+    whole = cuts.logits(model, method, rows)
+    for padding in ({"extra": 3}, {"extra": 3, "left": name == "llama-class"}):
+        torch.testing.assert_close(cuts.logits(model, method, rows, **padding), whole)
+
+
+@pytest.mark.parametrize("p", [0.6, 1])
+@pytest.mark.parametrize("name", ["bert", "llama-class", "bart-class"])
+def test_padding_and_cutting_are_immaterial_to_trees(name: str, p: float) -> None:
+    model, rows = zoo.build(name, dtype=torch.float64), zoo.rows(name, (8, 5, 3))
+    method = StructureMask(p=p, structure="heads")
+
+    def logits(part: slice, width: int | None = None, **padding: Any) -> Tensor:
+        column = {"dependency_heads": padded(TREES[part], width)}
+        return cuts.logits(model, method, rows[part], part.start or 0, columns=column, **padding)
+
+    whole = logits(slice(0, 3))
+    left = name == "llama-class"
+    for other in (
+        torch.cat([logits(slice(0, 1)), logits(slice(1, 3))]),
+        logits(slice(0, 3), extra=4),
+        logits(slice(0, 3), width=20, extra=4, left=left),
+        logits(slice(0, 3), extra=1, left=left),
+    ):
+        torch.testing.assert_close(other, whole)
+
+
+# --- How columns arrive
+
+
+def test_copies_of_rows_share_a_structure() -> None:
+    """R-Drop's copies, and the choices of a question."""
+    column = {"dependency_heads": padded(TREES)}
+    model, batch = zoo.build("bert", "eager", dtype=torch.float64), zoo.batch_of("bert", (8, 5, 3))
+    alone = dropping(model, StructureMask(**HARD), batch | column)
+    with regularize(model, Compose(StructureMask(**HARD), RDrop())) as reg:
+        torch.testing.assert_close(reg.loss(batch | column), alone)  # no dropout: two equal copies
+    model, batch = zoo.build("bert-choice", "eager", dtype=torch.float64), zoo.batch_of("bert-choice", (8, 5, 3))
+    loss = dropping(model, StructureMask(**HARD), batch | column)
+    drop = hard_mask([related(tree, "ancestors") for tree in TREES], 8).repeat_interleave(4, 0)
+    torch.testing.assert_close(loss, loss_with(model, batch, [drop, drop]))
+
+
+def test_a_longer_column_is_cut_off() -> None:
+    model, batch = zoo.build("bert", "eager", dtype=torch.float64), zoo.batch_of("bert", (5, 3))
+    long = [[-1, 2, 2, 7, 3, 2, 2, 2], [-1, 2, 1, 0, 0, 0, 0, 0]]
+    loss = dropping(model, StructureMask(**HARD), {**batch, "dependency_heads": torch.tensor(long)})
+    drop = hard_mask([related(tree, "ancestors") for tree in long], 8)[:, :, :5, :5]
+    torch.testing.assert_close(loss, loss_with(model, batch, [drop, drop]))
+
+
+def test_evaluation_needs_no_column_and_drops_nothing() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    expected = model.eval()(**batch).loss
+    with regularize(model, StructureMask(**HARD)) as reg, torch.no_grad():
+        assert torch.equal(reg.loss(batch), expected)
+        assert torch.equal(reg.loss({**batch, "dependency_heads": padded(TREES)}), expected)
+
+
+@pytest.mark.parametrize("kind", [Dataset.from_list, list], ids=["datasets", "list"])
+@pytest.mark.parametrize("removed", [True, False], ids=["columns removed", "columns kept"])
+def test_a_data_set_with_a_column_of_heads_trains(tmp_path: Path, kind: Any, removed: bool) -> None:
+    rows = [{k: v.tolist() for k, v in row.items()} for row in zoo.rows("bert", [8, 5, 3] * 4)]
+    known = set(rows[0])
+    for number, row in enumerate(rows):
+        row["dependency_heads"] = TREES[number % 3]
+        if removed:
+            row["comment"] = "not for the model"
+
+    def collate(examples: list[dict[str, Any]]) -> zoo.Batch:
+        assert all(set(example) == known for example in examples)
+        return zoo.collate([{k: torch.as_tensor(v) for k, v in example.items()} for example in examples])
+
+    model = zoo.build("bert", "eager", dtype=torch.float64)
+    trainer = trainer_of(
+        tmp_path, StructureMask(**HARD), model=model, train_dataset=kind(rows), eval_dataset=kind(rows),
+        data_collator=collate, remove_unused_columns=removed, max_steps=2, logging_steps=1, logging_strategy="steps",
+        learning_rate=0.0,
+    )  # fmt: skip
+    order = [*trainer._get_train_sampler(trainer.train_dataset)]
+    trainer.train()
+    for step, logs in enumerate(trainer.state.log_history[:2]):
+        numbers = order[4 * step : 4 * step + 4]
+        batch = collate([{name: rows[number][name] for name in known} for number in numbers])
+        width = batch["input_ids"].shape[1]
+        drop = hard_mask([related(TREES[number % 3], "ancestors") for number in numbers], 8)[..., :width, :width]
+        assert logs["loss"] == pytest.approx(loss_with(model, batch, [drop, drop]).item(), abs=1e-4)
+        assert logs["structure_mask/dropped"] > 0
+    if removed:
+        assert trainer.evaluate()["eval_loss"] > 0
+
+
+# --- What is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "column", "message"),
+    [
+        ({"structure": "heads"}, {}, r"no column 'dependency_heads', which structure='heads' reads"),
+        ({"structure": "adjacency", "column": "graph"}, {}, r"no column 'graph', which structure='adjacency' reads"),
+        ({"structure": "heads"}, {"dependency_heads": torch.zeros(3, 8, 8)}, r"\(3, 8, 8\); .* needs \(batch, n\)"),
+        ({"structure": "adjacency"}, {"dependency_heads": torch.zeros(3, 8)}, r"\(3, 8\); .* needs \(batch, n, n\)"),
+        ({"structure": "adjacency"}, {"dependency_heads": torch.zeros(3, 8, 9)}, r"needs \(batch, n, n\)"),
+        ({"structure": "heads"}, {"dependency_heads": torch.zeros(2, 8)}, r"has 2 rows for a batch of 3"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(options: Any, column: dict[str, Tensor], message: str) -> None:
+    with pytest.raises(AttendropError, match=message):
+        dropping(zoo.build("bert"), StructureMask(**options), {**zoo.batch_of("bert"), **column})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"p": 0}, r"p=0 must be above 0 and at most 1"),
+        ({"p": 1.1}, r"p=1\.1 must be above 0 and at most 1"),
+        ({"structure": "head"}, r"structure='head' is not known\. Did you mean 'heads'\?"),
+        ({"window": -1}, r"window=-1 must be a whole number, and at least 0"),
+        ({"relation": "ancestor"}, r"relation='ancestor' is not known\. Did you mean 'ancestors'\?"),
+        ({"column": ""}, r"column='' is not the name of a column"),
+        ({"layers": "x"}, r"layers='x' is not a selection"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(AttendropError, match=message):
+        build_method("structure-mask", options)
+
+
+def test_columns() -> None:
+    assert StructureMask().columns == {}
+    assert StructureMask(structure="heads").columns == {"dependency_heads": "positions"}
+    assert StructureMask(structure="adjacency", column="graph").columns == {"graph": "matrix"}

@@ -1,0 +1,328 @@
+"""Super tickets: importances, what is pruned, the way back to the start, and that what is pruned stays so."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import zoo
+from helpers.training import trainer_of, weights
+from torch import Tensor, nn
+
+from attendrop import AttendOut, AttendropError, Compose, FineTune, Mixout, SuperT, regularize
+from attendrop.methods.common.structured_pruning import lowest
+from attendrop.methods.context import Processes
+from attendrop.methods.registry import build_method
+from attendrop.training.regularization import Regularization
+
+HALF = SuperT(share=0.5, search=0.5)
+
+
+def at_work(model: nn.Module, method: SuperT = HALF, steps: int = 2, **options: Any) -> Regularization:
+    """One of two steps is the search's."""
+    training = {"optimizer": torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1), "total_steps": steps}
+    return Regularization(zoo.training(model, **(training | options)), method)
+
+
+def take_step(reg: Regularization, *batches: zoo.Batch) -> None:
+    for batch in batches:
+        (reg.loss(batch) / len(batches)).backward()
+    assert reg.training.optimizer is not None
+    reg.training.optimizer.step()
+    reg.training.optimizer.zero_grad()
+    reg.step()
+
+
+def concluded(reg: Regularization) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(json.dumps(reg.method_state.conclude([])))["supert"]
+    return found
+
+
+# --- What is important
+
+
+def magnitude(products: Tensor, absolute: str) -> float:
+    """Of ``(n, units)``, for one row: the gradient of one gate, or of one for each token, and its absolute value."""
+    return sum(abs(token.sum().item()) for token in products) if absolute == "token" else abs(products.sum().item())
+
+
+def sensitivities(model: Any, rows: list[zoo.Batch], absolute: str) -> dict[str, Any]:
+    """``E |dL/dg|`` of a BERT, a row at a time: what a gate multiplies, times the gradient there, summed."""
+    heads = {f"encoder.{i}": [0.0, 0.0] for i in range(2)}
+    forwards = {f"encoder.{i}": 0.0 for i in range(2)}
+    for row in rows:
+        seen: dict[Any, Tensor] = {}
+        hooks = []
+        for i, layer in enumerate(model.bert.encoder.layer):
+
+            def before(module: nn.Module, args: Any, i: int = i, seen: Any = seen) -> None:
+                args[0].retain_grad()
+                seen[i, "heads"] = args[0]
+
+            def after(module: nn.Module, args: Any, output: Tensor, i: int = i, seen: Any = seen) -> None:
+                output.retain_grad()
+                seen[i, "feed_forward"] = output
+
+            hooks.append(layer.attention.output.dense.register_forward_pre_hook(before))
+            hooks.append(layer.output.dense.register_forward_hook(after))
+        model(**zoo.collate([row])).loss.backward()
+        for hook in hooks:
+            hook.remove()
+        for i in range(2):
+            product = (seen[i, "heads"] * seen[i, "heads"].grad).view(-1, 2, 8)
+            for head in range(2):
+                heads[f"encoder.{i}"][head] += magnitude(product[:, head], absolute) / len(rows)
+            output = seen[i, "feed_forward"][0]
+            forwards[f"encoder.{i}"] += magnitude(output * seen[i, "feed_forward"].grad[0], absolute) / len(rows)
+    model.zero_grad()
+    return {"heads": heads, "feed_forward": forwards}
+
+
+@pytest.mark.parametrize("absolute", ["token", "row"])
+@pytest.mark.parametrize(("cut", "scale"), [(4, 1.0), (2, 256.0), (1, 1.0)])
+def test_importance_is_the_mean_of_absolute_gradients(cut: int, scale: float, absolute: str) -> None:
+    rows = zoo.rows("bert", (8, 5, 3, 6))
+    model = zoo.build("bert", dtype=torch.float64)
+    expected = sensitivities(copy.deepcopy(model), rows, absolute)
+    reg = at_work(model, SuperT(share=0.5, search=0.5, absolute=absolute))
+    reg.loss_scale = scale
+    for start in range(0, 4, cut):
+        (reg.loss(zoo.collate(rows[start : start + cut])) * scale * cut / 4).backward()
+    reg.step()
+    found = concluded(reg)["importance"]
+    reg.close()
+    for key in ("encoder.0", "encoder.1"):
+        assert found["heads"][key] == pytest.approx(expected["heads"][key], rel=1e-9)
+        assert found["feed_forward"][key] == pytest.approx(expected["feed_forward"][key], rel=1e-9)
+
+
+def test_importances_are_means_over_processes_and_steps() -> None:
+    batch, found = zoo.batch_of("bert"), []
+    for processes, steps in ((None, 2), (Processes(0, 2, lambda tensor: 2 * tensor), 2), (None, 4)):
+        model = zoo.build("bert", dtype=torch.float64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        reg = at_work(model, steps=steps, optimizer=optimizer, processes=processes)
+        for _ in range(steps // 2):
+            take_step(reg, batch)
+        found.append(concluded(reg)["importance"]["heads"]["encoder.0"])
+        reg.close()
+    assert found[1] == pytest.approx(found[0])
+    assert found[2] == pytest.approx(found[0])
+
+
+def test_a_step_that_float16_overflows_does_not_count() -> None:
+    reg = at_work(zoo.build("bert"), steps=4)
+    method_state: Any = reg.method_state
+    for overflow in (True, False):
+        reg.loss(zoo.batch_of("bert")).backward()
+        if overflow:
+            method_state._gates[0].gates["heads/encoder.1"].grad[0, 0] = math.inf
+        reg.training.optimizer.zero_grad()  # type: ignore[union-attr]
+        try:
+            reg.step()
+        finally:
+            assert all(value.isfinite().all() for value in method_state.importance.values())
+        assert overflow == all((value == 0).all() for value in method_state.importance.values())
+    reg.close()
+
+
+def test_heads_are_ranked_within_their_layer_and_feed_forwards_apart() -> None:
+    importance = {
+        "heads/encoder.0": torch.tensor([30.0, 400.0, 0.0]),
+        "heads/encoder.1": torch.tensor([0.3, 0.1, 0.4]),
+        "feed_forward/encoder.0": torch.tensor([9.0]),
+        "feed_forward/encoder.1": torch.tensor([2.0]),
+    }
+    found = lowest(importance, 0.5)
+    assert found["heads/encoder.0"] == [0, 2]  # 30 is 0.07 of its layer's norm, 0.1 is 0.2 of its own
+    assert found["heads/encoder.1"] == [1]
+    assert (found["feed_forward/encoder.0"], found["feed_forward/encoder.1"]) == ([], [0])
+    assert not any(lowest(importance, 0.1).values())
+
+
+@pytest.mark.parametrize("share", [0.5, 0.7, 0.99])
+def test_one_head_stays_in_each_layer(share: float) -> None:
+    importance = {
+        "heads/encoder.0": torch.tensor([1.0, 1.1, 1.2, 1.15]),
+        "heads/encoder.1": torch.tensor([0.1, 0.01, 5.0, 0.2]),  # two of the lowest four over the norm of the layer
+        "heads/encoder.2": torch.tensor([0.0]),
+    }
+    found = lowest(importance, share)
+    assert found["heads/encoder.2"] == []
+    assert 2 not in found["heads/encoder.0"] + found["heads/encoder.1"]
+    assert sum(map(len, found.values())) == min(int(9 * share), 6)
+    if share == 0.99:
+        assert (found["heads/encoder.0"], found["heads/encoder.1"]) == ([0, 1, 3], [0, 1, 3])
+
+
+# --- The ticket
+
+
+def without(model: Any, found: dict[str, Any], batch: zoo.Batch) -> Tensor:
+    """The logits of a model whose pruned heads and feed-forwards put out zeros."""
+    places = {
+        "bert": lambda i: (
+            model.bert.encoder.layer[i].attention.output.dense,
+            model.bert.encoder.layer[i].output.dense,
+        ),
+        "gpt2": lambda i: (model.transformer.h[i].attn.c_proj, model.transformer.h[i].mlp.c_proj),
+        "llama": lambda i: (model.model.layers[i].self_attn.o_proj, model.model.layers[i].mlp.down_proj),
+    }[model.config.model_type]
+    hooks = []
+    for key, numbers in found["heads"].items():
+
+        def mask(module: nn.Module, args: Any, key: str = key, numbers: Any = numbers) -> Any:
+            heads = len(found["importance"]["heads"][key])
+            split = args[0].unflatten(-1, (heads, -1)).clone()
+            split[..., numbers, :] = 0
+            return (split.flatten(-2),)
+
+        hooks.append(places(int(key[-1]))[0].register_forward_pre_hook(mask))
+    for key in found["feed_forward"]:
+        hooks.append(places(int(key[-1]))[1].register_forward_hook(lambda m, a, output: output * 0))
+    logits: Tensor = model.eval()(**batch).logits
+    for hook in hooks:
+        hook.remove()
+    return logits
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+def test_the_stock_model_is_the_ticket(name: str) -> None:
+    model, batch = zoo.build(name, dtype=torch.float64), zoo.batch_of(name)
+    start = copy.deepcopy(model)
+    reg = at_work(model)
+    take_step(reg, batch)
+    found = concluded(reg)
+    reg.close()
+    heads = start.config.num_attention_heads * 2
+    assert sum(map(len, found["heads"].values())) == heads // 2
+    assert len(found["feed_forward"]) == 1
+    torch.testing.assert_close(model.eval()(**batch).logits, without(start, found, batch))
+    changed = [key for key, value in start.state_dict().items() if not torch.equal(value, model.state_dict()[key])]
+    assert 0 < len(changed) <= 4
+    for key in changed:
+        now = model.state_dict()[key]
+        assert ((now == 0) | (now == start.state_dict()[key])).all()
+
+
+@pytest.mark.parametrize(("option", "kept"), [("heads", "feed_forward"), ("feed_forward", "heads")])
+def test_each_kind_can_be_left_out(option: str, kept: str) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    reg = at_work(model, build_method("supert", {"share": 0.5, "search": 0.5, option: "off"}))  # type: ignore[arg-type]
+    take_step(reg, batch)
+    found = concluded(reg)
+    reg.close()
+    assert found[option] in ({}, [])
+    assert found[kept]
+
+
+def test_what_is_pruned_stays_zero_and_the_rest_trains() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    reg = at_work(model, SuperT(share=0.5, search=0.25), steps=4)
+    take_step(reg, batch)
+    assert reg.metrics() == {"supert/pruned/heads": 2.0, "supert/pruned/feed_forward": 1.0}
+    assert not reg.training.optimizer.state  # type: ignore[union-attr]
+    zeros = {name: value == 0 for name, value in model.named_parameters()}
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    for _ in range(3):
+        take_step(reg, batch)
+    reg.close()
+    pruned = 0
+    for name, value in model.named_parameters():
+        assert (value[zeros[name]] == 0).all()
+        pruned += int(zeros[name].sum())
+        if "dense" in name and not zeros[name].all():
+            assert (value != before[name])[~zeros[name]].float().mean() > 0.9
+    assert pruned >= 2 * 8 * 16 + 16 * 16 + 16
+
+
+def test_the_search_is_plain_fine_tuning() -> None:
+    found = []
+    for method in (FineTune(), SuperT(share=0.5, search=0.9)):
+        model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with regularize(model, method, optimizer=optimizer, total_steps=10) as reg:
+            for _ in range(5):
+                reg.loss(batch).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                reg.step()
+        found.append(dict(model.named_parameters()))
+    zoo.assert_same(found[0], found[1], 1e-12)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_a_run_goes_on_exactly_before_at_and_after_the_way_back(step: int, tmp_path: Path) -> None:
+    """The search takes 2 of 8 steps."""
+    whole = trainer_of(tmp_path, SuperT(share=0.5), save_strategy="steps", save_steps=1)
+    whole.train()
+    resumed = trainer_of(tmp_path, SuperT(share=0.5))
+    resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+    zoo.assert_same(weights(whole), weights(resumed))
+    assert whole.method_state is not None and resumed.method_state is not None
+    assert whole.method_state.conclude([]) == resumed.method_state.conclude([])
+
+
+# --- What is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"share": 0}, r"share=0 must be above 0 and below 1"), ({"search": 1.0}, r"search=1\.0 must be above 0"),
+     ({"heads": "off", "feed_forward": "off"}, r"leave nothing to prune")],
+)  # fmt: skip
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(AttendropError, match=message):
+        build_method("supert", options)
+
+
+@pytest.mark.parametrize("name", ["heads", "feed_forward"])
+def test_a_switch_is_true_or_false(name: str) -> None:
+    with pytest.raises(AttendropError, match=rf"{name}='yes' must be true or false"):
+        SuperT(**{name: "yes"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"total_steps": None}, r"pass total_steps, regularize\(\.\.\., total_steps=total_steps\)"),
+     ({"optimizer": None}, r"pass optimizer"), ({"total_steps": 1}, r"search=0\.5 of 1 steps is less than one")],
+)  # fmt: skip
+def test_what_is_missing_is_said(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(AttendropError, match=message):
+        at_work(zoo.build("bert"), **options)
+
+
+def test_a_share_that_prunes_nothing_is_refused_at_the_first_step() -> None:
+    reg = at_work(zoo.build("bert"), SuperT(share=0.1, search=0.5))
+    with pytest.raises(AttendropError, match=r"share=0\.1 of 4 heads, of which one .* and of 2 feed-forwards is none"):
+        take_step(reg, zoo.batch_of("bert"))
+    reg.close()
+
+
+@pytest.mark.parametrize(
+    ("share", "messages"),
+    [(0.3, [r"share=0\.3 of 2 feed-forwards is none: all of them stay"]), (0.5, []),
+     (0.9, [r"Of 4 heads 2 are pruned, for share=0\.9: one stays in each layer"])],
+)  # fmt: skip
+def test_what_a_share_comes_to_is_said_at_the_start(
+    share: float, messages: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    reg = at_work(zoo.build("bert"), SuperT(share=share, search=0.5), steps=8)
+    for _ in range(2):
+        take_step(reg, zoo.batch_of("bert"))
+    reg.close()
+    assert len(caplog.records) == len(messages)
+    assert all(re.match(text, record.getMessage()) for text, record in zip(messages, caplog.records, strict=True))
+
+
+@pytest.mark.parametrize("other", [AttendOut(), Mixout()], ids=lambda method: method.name)
+def test_methods_that_bring_other_weights_are_refused(other: Any) -> None:
+    with pytest.raises(AttendropError, match=r"other weights|pre-trained values back"):
+        Compose(SuperT(), other)

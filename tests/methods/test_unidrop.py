@@ -1,0 +1,297 @@
+"""UniDrop: where features go, which blocks and tokens, and what is left of the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import zoo
+from torch import Tensor
+from transformers.models.bert import modeling_bert
+
+from attendrop import AttendropError, UniDrop, regularize
+from attendrop.methods.registry import build_method
+from attendrop.methods.unidrop import drop_tokens
+from attendrop.sampling import SampleKey, sample_mask
+from attendrop.training.regularization import Regularization
+
+LENGTHS = (8, 5, 3)
+OFF: dict[str, Any] = {"feature": 0, "structure": 0, "token": 0}
+
+
+def only(**options: Any) -> UniDrop:
+    return UniDrop(**{**OFF, **options})
+
+
+def at_work(model: Any, method: UniDrop, *, step: int = 0, special: tuple[int, ...] = ()) -> Regularization:
+    regularization = Regularization(zoo.training(model, special_tokens=special), method)
+    regularization.begin_step(step)
+    return regularization
+
+
+def loss_of(model: Any, method: UniDrop, batch: zoo.Batch, **options: Any) -> Tensor:
+    reg = at_work(model, method, **options)
+    try:
+        return reg.loss(batch)
+    finally:
+        reg.close()
+
+
+# --- Features: an oracle that has the same draws, and hooks of its own
+
+
+def scaled_mask(p: float, key: SampleKey, name: str, shape: tuple[int, ...]) -> Tensor:
+    """0 with probability p, else 1 / (1 - p)."""
+    rows = shape if len(shape) == 4 else (shape[0], 1, shape[1] if len(shape) == 3 else 1, shape[-1])
+    drop = sample_mask(p, key, name, rows, torch.zeros(shape[0], 2, dtype=torch.long), torch.device("cpu"))  # type: ignore[arg-type]
+    return torch.where(drop, 0.0, 1 / (1 - p)).double().view(shape)
+
+
+def oracle(model: Any, batch: zoo.Batch, p: float, places: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> Tensor:
+    key, called = SampleKey(0, 0, 0, len(batch["input_ids"])), [0]
+
+    def mask(values: Tensor, name: str) -> Tensor:
+        return values * scaled_mask(p, key, name, tuple(values.shape))
+
+    def attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **_: Any) -> Any:
+        layer = f"encoder.{called[0]}"
+        called[0] += 1
+        if 3 in places:
+            named = {"query": query, "key": key, "value": value}
+            query, key, value = (mask(values, f"{name}/{layer}") for name, values in named.items())
+        weights = (query @ key.transpose(2, 3) / query.shape[-1] ** 0.5 + attention_mask).softmax(-1)
+        weights = mask(weights, f"weights/{layer}") if 1 in places else weights
+        return (weights @ value).transpose(1, 2), weights
+
+    monkeypatch.setattr(modeling_bert, "eager_attention_forward", attention)
+    hooks = []
+    for i, layer in enumerate(model.bert.encoder.layer):
+        if 2 in places:
+            change = lambda _, args, i=i: (mask(args[0], f"activations/encoder.{i}"),)  # noqa: E731
+            hooks.append(layer.output.dense.register_forward_pre_hook(change))
+    if 4 in places:
+        hooks.append(model.classifier.register_forward_pre_hook(lambda _, args: (mask(args[0], "features"),)))
+    loss: Tensor = model(**batch).loss
+    for hook in hooks:
+        hook.remove()
+    return loss
+
+
+@pytest.mark.parametrize("places", [(1,), (2,), (3,), (4,), (1, 2, 3, 4)], ids=str)
+def test_features_are_dropped_in_their_places(places: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = zoo.build("bert", "eager", dtype=torch.float64), zoo.batch_of("bert", LENGTHS)
+    loss = loss_of(model, only(feature=0.3, features=places), batch)
+    plain = model(**batch).loss
+    expected = oracle(model, batch, 0.3, places, monkeypatch)
+    torch.testing.assert_close(loss, expected)
+    assert not torch.isclose(loss, plain)
+
+
+def test_what_is_kept_makes_up_for_what_is_dropped() -> None:
+    """The expectation of the features that the head reads is what they are without dropout."""
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert", (5,))
+    model.classifier = torch.nn.Linear(16, 3).double()  # linear in the features
+    expected = model(**batch).logits
+    reg = at_work(model, only(feature=0.3, features="4"))
+    found = []
+    for step in range(2000):
+        reg.begin_step(step)
+        found.append(reg.compute(batch, lambda batch, plan=None, _=None: _run(model, reg, batch, plan))[1])
+    reg.close()
+    logits = torch.stack(found)
+    error = logits.std(0) / len(logits) ** 0.5
+    assert ((logits.mean(0) - expected).abs() < 4 * error).all()
+
+
+def _run(model: Any, reg: Regularization, batch: zoo.Batch, plan: Any) -> tuple[Tensor, Tensor]:
+    outputs = reg._attached.forward(batch, plan)
+    return outputs.loss, outputs.logits.detach()
+
+
+# --- Independence
+
+
+@pytest.mark.parametrize("name", ["bert", "bert-tokens", "gpt2-class", "llama-class", "bart", "t5"])
+def test_padding_does_not_matter(name: str) -> None:
+    model, method = zoo.build(name, dtype=torch.float64), UniDrop(feature=0.2, structure=0.3, data=0.2, token=0.4)
+    near, far = zoo.batch_of(name, LENGTHS), zoo.batch_of(name, LENGTHS, extra=5)
+    torch.testing.assert_close(loss_of(model, method, near), loss_of(model, method, far))
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-class"])
+def test_padding_on_the_left_does_not_matter(name: str) -> None:
+    model, method = zoo.build(name, dtype=torch.float64), UniDrop(feature=0.2, structure=0.3, data=0.2, token=0.4)
+    right, left = (zoo.batch_of(name, LENGTHS, extra=3, left=left) for left in (False, True))
+    torch.testing.assert_close(loss_of(model, method, right), loss_of(model, method, left))
+
+
+@pytest.mark.parametrize("name", ["bert", "bert-choice", "gpt2-class"])
+def test_micro_batches_do_not_matter(name: str) -> None:
+    model, method = zoo.build(name, dtype=torch.float64), UniDrop(feature=0.2, structure=0.3, data=0.2, token=0.4)
+    rows = zoo.rows(name, LENGTHS)
+    whole = loss_of(model, method, zoo.collate(rows))
+    reg = at_work(model, method)
+    parts = [reg.loss(zoo.collate(rows[:1])), reg.loss(zoo.collate(rows[1:]))]
+    reg.close()
+    torch.testing.assert_close(whole, (parts[0] + 2 * parts[1]) / 3)
+
+
+def test_activation_checkpointing_drops_the_same() -> None:
+    found = []
+    for checkpointing in (False, True):
+        model = zoo.build("bert")
+        if checkpointing:
+            model.activation_checkpointing_enable({"use_reentrant": False})
+        reg = at_work(model, UniDrop(feature=0.3, data=0))
+        reg.loss(zoo.batch_of("bert")).backward()
+        found.append((reg.state_dict()["tally"], zoo.gradients(model)))
+        reg.close()
+    assert found[0][0] == found[1][0]
+    zoo.assert_same(found[0][1], found[1][1], 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_stays(dtype: torch.dtype) -> None:
+    model, batch = zoo.build("bert", dtype=dtype), zoo.batch_of("bert")
+    loss = loss_of(model, UniDrop(feature=0.3), batch)
+    loss.backward()
+    assert loss.dtype == dtype
+    assert all(torch.isfinite(gradient).all() for gradient in zoo.gradients(model).values())
+
+
+# --- Blocks
+
+
+def test_all_blocks_may_go() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    loss = loss_of(model, only(structure=1), batch)
+    model.bert.encoder.layer = torch.nn.ModuleList()
+    torch.testing.assert_close(loss, model(**batch).loss)
+
+
+# --- Tokens
+
+
+class _Notes:
+    """Stands for a pass."""
+
+    def __init__(self, batch: zoo.Batch, step: int = 0) -> None:
+        self.batch, self.key, self.model = batch, SampleKey(0, step, 0, len(batch["input_ids"])), None
+        self.noted: list[float] = []
+
+    def note(self, name: str, value: Tensor) -> None:
+        self.noted.append(float(value))
+
+
+def test_tokens_are_dropped_in_two_stages() -> None:
+    ids = torch.arange(10, 50).repeat(4000, 1)
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    step = _Notes(batch)
+    kept = drop_tokens(step, 0.7, 0.2, ())["attention_mask"][:, 1:-1]  # type: ignore[arg-type]
+    whole = kept.bool().all(1)
+    assert whole.double().mean().item() == pytest.approx(0.7 + 0.3 * 0.8**38, abs=0.03)
+    assert kept[~whole].double().mean().item() == pytest.approx(0.8, abs=0.01)
+    assert step.noted == [pytest.approx(0.3 * 0.2 * 38 / 40, abs=0.005)]
+
+
+@pytest.mark.parametrize("special", [(), (7, 8)])
+@pytest.mark.parametrize("left", [False, True])
+def test_which_tokens_stay(special: tuple[int, ...], left: bool) -> None:
+    ids = torch.tensor([[5, 7, 9, 8, 9, 6], [5, 9, 6, 0, 0, 0], [5, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]])
+    ids = ids.flip(1) if left else ids
+    batch = {"input_ids": ids, "attention_mask": (ids > 0).long()}
+    found = drop_tokens(_Notes(batch), 0, 1, special)["attention_mask"]  # type: ignore[arg-type]
+    expected = torch.isin(ids, torch.tensor([5, 6, *special])).long()
+    assert torch.equal(found, expected)
+    assert torch.equal(batch["attention_mask"], (ids > 0).long())
+
+
+def test_a_batch_without_a_mask_gets_one() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert", (8, 8))
+    method = only(data=0, token=0.5)
+    expected = loss_of(model, method, batch)
+    del batch["attention_mask"]
+    assert torch.equal(loss_of(model, method, batch), expected)
+
+
+def test_special_tokens_come_from_the_setup() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    method = only(data=0, token=1)
+    everything = tuple(range(zoo.VOCAB))
+    assert torch.equal(loss_of(model, method, batch, special=everything), model(**batch).loss)
+    assert not torch.equal(loss_of(model, method, batch), model(**batch).loss)
+
+
+def test_a_loop_of_ones_own_can_name_the_tokenizer() -> None:
+    class Tokenizer:
+        mask_token_id = 4
+        all_special_ids = tuple(range(zoo.VOCAB))
+
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with regularize(model, only(data=0, token=1), tokenizer=Tokenizer()) as reg:
+        assert torch.equal(reg.loss(batch), model(**batch).loss)
+
+
+def test_only_the_input_of_an_encoder_loses_tokens() -> None:
+    model, batch = zoo.build("bart"), zoo.batch_of("bart")
+    mask = torch.zeros_like(batch["attention_mask"])
+    for row, length in enumerate(LENGTHS):
+        mask[row, [0, length - 1]] = 1
+    found = loss_of(model, only(data=0, token=1), batch)
+    torch.testing.assert_close(found, model(**{**batch, "attention_mask": mask}).loss)
+
+
+# --- Options
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"feature": 1}, r"feature=1 must be at least 0 and below 1"),
+        ({"structure": 1.5}, r"structure=1\.5 must be at least 0 and at most 1"),
+        ({"data": -0.1}, r"data=-0\.1 must be at least 0"),
+        ({"token": True}, r"token=True"),
+        ({"features": "1,5"}, r"features='1,5' must name some of the places 1, 2, 3 and 4"),
+        ({"features": 1.5}, r"features=1\.5"),
+        ({"features": [True]}, r"features=\[True\]"),
+        (OFF, r"Every part is switched off"),
+        ({"features": "", "structure": 0, "data": 1}, r"Every part is switched off"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(AttendropError, match=message):
+        UniDrop(**options)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [("1,3", (1, 3)), ("[4, 2]", (2, 4)), ([3, 3], (3,)), (2, (2,)), ("", ()), ((), ())],
+)
+def test_places(given: Any, expected: tuple[int, ...]) -> None:
+    assert build_method("unidrop", {"features": given}) == UniDrop(features=expected)
+
+
+def test_images_have_no_tokens() -> None:
+    model, batch = zoo.build("vit"), zoo.batch_of("vit")
+    with pytest.raises(AttendropError, match=r"ViTForImageClassification has no 'input_ids' to drop; set token=0"):
+        loss_of(model, UniDrop(), batch)
+    assert torch.isfinite(loss_of(model, UniDrop(token=0), batch))
+
+
+def test_a_mask_for_pairs_of_tokens_is_refused() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert", (4, 4))
+    batch["attention_mask"] = torch.ones(2, 1, 4, 4, dtype=torch.bool)
+    with pytest.raises(AttendropError, match=r"\(2, 1, 4, 4\) is not one number a token"):
+        loss_of(model, only(data=0, token=0.5), batch)
+
+
+def test_the_log_has_blocks_and_tokens() -> None:
+    model = zoo.build("bert")
+    with regularize(model, UniDrop(structure=0.5, data=0, token=0.5)) as reg:
+        for _ in range(20):
+            reg.loss(zoo.batch_of("bert"))
+            reg.step()
+        logs = reg.logs()
+    assert 0.2 < logs["unidrop/dropped"] < 0.8
+    assert logs["unidrop/tokens"] == pytest.approx(0.5 * 10 / 16, abs=0.1)  # 10 of 16 tokens are inner ones

@@ -1,0 +1,735 @@
+"""Pruned models: the fast form and the plain one against a slow oracle, chosen, saved, loaded, exported."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from helpers import zoo
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+import attendrop
+from attendrop import AttendropError, PrunedModel, export_onnx, export_torch, load, prune
+from attendrop.attention.adapter import ModelAdapter
+from attendrop.pruning.comparison import Difference
+from attendrop.pruning.constant_attention import Constant, mask_layers, prunable_layers
+from attendrop.pruning.pruned_model import unpadded
+from attendrop.pruning.selection import Trial, Wanted, choose, importance, loss_score, parse_wanted, what_is_unknown
+from attendrop.pruning.serialization import CONFIG
+
+DEEP = {"num_hidden_layers": 3}
+BERT = {**zoo.ZOO["bert"].options, **DEEP}
+ELECTRA = {**zoo.ZOO["electra"].options, **DEEP}
+DISTILBERT = {**zoo.ZOO["distilbert"].options, "n_layers": 3}
+# Class, options, and the row of the zoo whose batches it takes.
+FAST: dict[str, tuple[str, dict[str, Any], str]] = {
+    "bert": ("BertForSequenceClassification", BERT, "bert"),
+    "bert-number": ("BertForSequenceClassification", BERT | {"num_labels": 1, "problem_type": "regression"}, "bert"),
+    "bert-tokens": ("BertForTokenClassification", BERT, "bert-tokens"),
+    "bert-choice": ("BertForMultipleChoice", BERT, "bert-choice"),
+    "bert-base": ("BertModel", BERT, "bert"),
+    "roberta-base": ("RobertaModel", BERT, "bert"),
+    "roberta": ("RobertaForSequenceClassification", BERT, "bert"),
+    "roberta-tokens": ("RobertaForTokenClassification", BERT, "bert-tokens"),
+    "roberta-choice": ("RobertaForMultipleChoice", BERT, "bert-choice"),
+    "electra": ("ElectraForSequenceClassification", ELECTRA, "bert"),
+    "electra-tokens": ("ElectraForTokenClassification", ELECTRA, "bert-tokens"),
+    "electra-choice": ("ElectraForMultipleChoice", ELECTRA, "bert-choice"),
+    "distilbert": ("DistilBertForSequenceClassification", DISTILBERT, "bert"),
+    "distilbert-tokens": ("DistilBertForTokenClassification", DISTILBERT, "bert-tokens"),
+    "distilbert-choice": ("DistilBertForMultipleChoice", DISTILBERT, "bert-choice"),
+    "distilbert-base": ("DistilBertModel", DISTILBERT, "bert"),
+}
+PLAIN = ("modernbert", "gpt2-class", "llama-class", "vit", "bart-class")
+PADDINGS = {
+    "right": {},
+    "further": {"extra": 3},
+    "left": {"left": True},
+    "none": {"lengths": (6, 6)},
+}
+
+
+@cache
+def stock(case: str) -> Any:
+    cls, options, _ = FAST[case]
+    return zoo.from_class(cls, options, "sdpa").eval()
+
+
+def batch_for(case: str, *, lengths: Sequence[int] = (8, 5, 3), **padding: Any) -> zoo.Batch:
+    batch = zoo.batch_of(FAST[case][2], lengths, labels=False, **padding)
+    if case == "distilbert-choice":
+        batch.pop("position_ids", None)  # it takes none
+    return batch
+
+
+def output(model: Any, batch: zoo.Batch) -> Tensor:
+    """What a model answers; of what it says of single tokens, only of real ones."""
+    with torch.no_grad():
+        found = model(**batch)
+    if "logits" not in found:
+        tokens = found.last_hidden_state[batch["attention_mask"].bool()]
+        return torch.cat([tokens, found.pooler_output]) if "pooler_output" in found else tokens
+    return found.logits[batch["attention_mask"].bool()] if found.logits.ndim == 3 else found.logits
+
+
+def naive(model: Any, layers: Sequence[int], batch: zoo.Batch) -> Tensor:
+    """The answer of a stock model, in some of whose layers each token gets the mean of its sequence's values."""
+    mask = batch["attention_mask"].flatten(0, -2).bool()
+
+    def average(module: Any, args: tuple[Tensor, ...], _: Any) -> tuple[Tensor, None]:
+        distilled = hasattr(module, "v_lin")
+        values = (module.v_lin if distilled else module.value)(args[0])
+        context = torch.empty_like(values)
+        for row, valid in enumerate(mask):
+            context[row] = sum(values[row, valid]) / int(valid.sum())
+        return (module.out_lin(context) if distilled else context), None
+
+    modules = [model.get_submodule(prunable_layers(model)[number].name) for number in layers]
+    hooks = [module.register_forward_hook(average) for module in modules]
+    try:
+        return output(model, batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def near(found: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+# The same answers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("layers", [(), (0,), (1, 2), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize("case", FAST)
+def test_fast_form_equals_naive(case: str, layers: tuple[int, ...], padding: str) -> None:
+    model, batch = stock(case), batch_for(case, **PADDINGS[padding])
+    light = prune(model, layers)
+    assert light.fast
+    near(output(light, batch), naive(model, layers, batch))
+
+
+@settings(max_examples=15)
+@given(
+    case=st.sampled_from(["bert", "roberta-tokens", "electra", "distilbert-choice"]),
+    layers=st.sets(st.integers(0, 2)),
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=5),
+    extra=st.integers(0, 4),
+    left=st.booleans(),
+)
+def test_fast_form_equals_naive_anywhere(
+    case: str, layers: set[int], lengths: list[int], extra: int, left: bool
+) -> None:
+    model, batch = stock(case), batch_for(case, lengths=lengths, extra=extra, left=left)
+    near(output(prune(model, sorted(layers)), batch), naive(model, sorted(layers), batch))
+
+
+@pytest.mark.parametrize("case", ["bert", "bert-tokens", "distilbert"])
+def test_without_attention_mask(case: str) -> None:
+    batch = batch_for(case, lengths=(6, 6))
+    light = prune(stock(case), [1])
+    tokens = {"input_ids": batch["input_ids"]}
+    with torch.no_grad():
+        near(light(**tokens).logits, light(**batch).logits, 0)
+        near(light(batch["input_ids"]).logits, light(**batch).logits, 0)
+
+
+def test_many_tokens_go_through_in_chunks() -> None:
+    model = zoo.from_class("BertForTokenClassification", BERT | {"max_position_embeddings": 200}).eval()
+    batch = zoo.batch_of("bert-tokens", (200, 190, 7, 150, 160), labels=False)
+    assert batch["attention_mask"].sum() > 512
+    near(output(prune(model, [0, 2]), batch), naive(model, [0, 2], batch))
+
+
+def test_other_inputs_and_outputs_of_the_stock_model() -> None:
+    model, light = stock("bert"), prune(stock("bert"), [])
+    batch = batch_for("bert")
+    batch["token_type_ids"] = torch.arange(8)[None].expand(3, 8) % 2
+    batch["position_ids"] = torch.arange(8)[None].flip(1)
+    batch["labels"] = torch.tensor([0, 2, 1])
+    with torch.no_grad():
+        expected, found = model(**batch), light(**batch)
+        near(found.loss, expected.loss)
+        near(found.logits, expected.logits)
+        loss, logits = light(**batch, return_dict=False)[:2]
+        near(logits, expected.logits)
+        near(loss, expected.loss)
+        embedded = {"inputs_embeds": model.get_input_embeddings()(batch.pop("input_ids"))}
+        near(light(**batch, **embedded).logits, expected.logits)
+
+
+@pytest.mark.parametrize("name", ["output_hidden_states", "output_attentions"])
+def test_what_is_no_longer_computed_is_refused(name: str) -> None:
+    with pytest.raises(AttendropError, match=f"{name}.*to_stock"):
+        prune(stock("bert"), [1])(**batch_for("bert"), **{name: True})
+
+
+def test_loss_of_token_labels() -> None:
+    model = stock("bert-tokens")
+    batch = zoo.batch_of("bert-tokens")
+    with torch.no_grad():
+        near(prune(model, [])(**batch).loss, model(**batch).loss)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("case", ["bert", "distilbert-tokens"])
+def test_half_precision(case: str, dtype: torch.dtype) -> None:
+    model, batch = stock(case), batch_for(case)
+    found = output(prune(copy.deepcopy(model).to(dtype), [0, 2]), batch)
+    assert found.dtype == dtype
+    near(found.float(), naive(model, [0, 2], batch), 0.1)
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("summary", ["first", "last", "mean"])
+def test_electra_choice_whatever_its_summary_reads(summary: str, padding: str) -> None:
+    model = zoo.from_class("ElectraForMultipleChoice", ELECTRA | {"summary_type": summary}).eval()
+    batch = batch_for("electra-choice", **PADDINGS[padding])
+    light = prune(model, [0, 2])
+    assert light.fast == (summary == "first")
+    near(output(light, batch), naive(model, [0, 2], batch))
+
+
+def test_a_mask_for_each_pair_of_tokens_is_refused() -> None:
+    batch = batch_for("bert")
+    batch["attention_mask"] = batch["attention_mask"][:, None, None].expand(-1, 1, 8, 8).bool()
+    with pytest.raises(AttendropError, match=r"attention_mask of shape \(3, 8\)"):
+        prune(stock("bert"), [1])(**batch)
+
+
+def test_the_form_without_padding_of_a_whole_model() -> None:
+    batch = batch_for("bert")
+    near(output(unpadded(stock("bert")), batch), output(stock("bert"), batch))
+
+
+# The plain form -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", [*PLAIN, "bert", "roberta", "electra", "distilbert", "bart"])
+def test_zero_queries_are_constant_attention(name: str, attention: str) -> None:
+    model = zoo.build(name, attention).eval()
+    batch = zoo.batch_of(name)
+    layer = prunable_layers(model)[1]
+    adapter = ModelAdapter(model)
+    adapter.trace(batch)
+    adapter.attach()
+    with torch.no_grad():
+        expected = adapter.forward(batch, Constant([layer.key])).logits
+        adapter.detach()
+        near(mask_layers(model, [1])(**batch).logits, expected)
+
+
+@pytest.mark.parametrize("name", ["bert", "distilbert", "modernbert", "gpt2-class", "llama-class"])
+def test_recovery_leaves_attention_constant(name: str) -> None:
+    model = zoo.build(name)
+    trained = prune(model, [0]).to_stock().train()
+    before = copy.deepcopy(trained.state_dict())
+    optimizer = torch.optim.AdamW([p for p in trained.parameters() if p.requires_grad], lr=0.1, weight_decay=0.1)
+    for _ in range(2):
+        trained(**zoo.batch_of(name)).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    moved = [key for key, value in trained.state_dict().items() if not torch.equal(value, before[key])]
+    assert len(moved) > len(before) / 2
+    assert prune(trained, []).layers == (0,)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_other_families_keep_the_plain_form_and_say_so(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = zoo.build(name).eval()
+    with caplog.at_level(logging.WARNING, "attendrop"):
+        light = prune(model, [1])
+    assert not light.fast
+    assert light.layers == (1,)
+    assert [type(model).__name__ in record.getMessage() for record in caplog.records] == [True]
+    batch = zoo.batch_of(name)
+    with torch.no_grad():
+        near(light(**batch).logits, mask_layers(model, [1])(**batch).logits, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("t5", "position biases"), ("albert", "share their weights")], ids=["t5", "albert"]
+)
+def test_attention_that_zero_queries_do_not_make_constant(name: str, words: str) -> None:
+    with pytest.raises(AttendropError, match=words):
+        prune(zoo.build(name), [0])
+
+
+def test_biases_on_the_scores_are_found_out() -> None:
+    options = zoo.ZOO["vit"].options | {"use_relative_position_bias": True, "vocab_size": 4}
+    with pytest.raises(AttendropError, match="adds something to the scores"):
+        prune(zoo.from_class("BeitForImageClassification", options), [0])
+
+
+@pytest.mark.parametrize("head", ["QuestionAnswering", "MaskedLM"])
+def test_heads_that_look_at_padding_keep_the_plain_form(head: str) -> None:
+    model = zoo.from_class(f"BertFor{head}", BERT | {"num_labels": 2}).eval()
+    assert not prune(model, [1]).fast
+
+
+@pytest.mark.parametrize("case", ["bert", "electra-tokens", "distilbert"])
+def test_to_stock_computes_the_same(case: str) -> None:
+    light = prune(stock(case), [0, 2])
+    plain = light.to_stock()
+    assert type(plain) is type(stock(case))
+    assert not plain.training
+    batch = batch_for(case)
+    near(output(plain, batch), output(light, batch))
+    near(output(prune(plain, []), batch), output(light, batch))
+
+
+# Pruning --------------------------------------------------------------------------------------------------------------
+
+
+def labelled(case: str = "bert") -> list[zoo.Batch]:
+    return [zoo.batch_of(FAST[case][2], (8, 5, 3)), zoo.batch_of(FAST[case][2], (4, 2), seed=8)]
+
+
+def test_the_given_model_stays_as_it_was() -> None:
+    cls, options, _ = FAST["bert"]
+    # The problem type is what the stock model itself writes down at its first loss.
+    model = zoo.from_class(cls, options | {"problem_type": "single_label_classification"}, "sdpa").train()
+    before, config = copy.deepcopy(model.state_dict()), model.config.to_dict()
+    light = prune(model, "auto", batches=labelled())
+    assert model.training
+    assert model.config.to_dict() == config
+    assert model.config._attn_implementation == "sdpa"
+    zoo.assert_same(model.state_dict(), before)
+    shared = {p.data_ptr() for p in model.parameters()} & {p.data_ptr() for p in light.parameters()}
+    assert not shared
+
+
+def test_pruned_layers_lose_three_of_four_matrices() -> None:
+    model = stock("bert")
+    size = BERT["hidden_size"]
+    count = [sum(p.numel() for p in m.parameters()) for m in (model, prune(model, [1, 2]))]
+    assert count[0] - count[1] == 2 * 3 * (size * size + size)
+
+
+def test_it_does_not_train() -> None:
+    light = prune(stock("bert"), [1])
+    assert not light.training
+    assert light.eval() is light
+    with pytest.raises(AttendropError, match="to_stock"):
+        light.train()
+    assert not light(**batch_for("bert")).logits.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("layers", "wanted"),
+    [
+        ("auto", Wanted()),
+        (4, Wanted(count=4)),
+        (0, Wanted(count=0)),
+        ("4", Wanted(count=4)),
+        ("4,", Wanted(layers=(4,))),
+        ("[4]", Wanted(layers=(4,))),
+        ("5, 0,3", Wanted(layers=(0, 3, 5))),
+        ([], Wanted(layers=())),
+        ((2, 1, 2), Wanted(layers=(1, 2))),
+        (">=0.8", Wanted(threshold=0.8)),
+        (">= 1", Wanted(threshold=1.0)),
+    ],
+    ids=str,
+)
+def test_what_layers_mean(layers: Any, wanted: Wanted) -> None:
+    assert parse_wanted(layers) == wanted
+
+
+MALFORMED = ["", "all", "-1", -1, True, 1.0, None, "1;2", "0,x", ">0.5", ">=1.5", ">=", [True], [0.5], ["0"]]
+
+
+@pytest.mark.parametrize("layers", MALFORMED, ids=repr)
+def test_malformed_layers(layers: Any) -> None:
+    with pytest.raises(AttendropError, match=r"is not understood\. Give 'auto'"):
+        parse_wanted(layers)
+
+
+@given(st.sets(st.integers(0, 40), min_size=1))
+def test_lists_read_back(numbers: set[int]) -> None:
+    assert parse_wanted(",".join(map(str, numbers)) + ",") == Wanted(layers=tuple(sorted(numbers)))
+
+
+PI = {"encoder.0": 0.1, "encoder.1": 0.9, "encoder.2": 0.8}
+
+
+@pytest.mark.parametrize(
+    ("layers", "pi", "expected"),
+    [
+        (1, PI, (1,)),
+        ("2", PI, (1, 2)),
+        (3, PI, (0, 1, 2)),
+        (">=0.8", PI, (1, 2)),
+        (">=0.85", PI, (1,)),
+        (">=0.95", PI, ()),
+        (2, [0.9, 0.1, 0.5], (0, 2)),
+        ("0,2", None, (0, 2)),
+        (2, [0.5, 0.5, 0.5], (1, 2)),
+    ],
+)
+def test_layers_go_by_what_the_generator_drops(layers: Any, pi: Any, expected: tuple[int, ...]) -> None:
+    assert prune(stock("bert"), layers, pi=pi).layers == expected
+
+
+def test_importance_is_the_loss_without_one_layer() -> None:
+    model = stock("bert")
+    batches = labelled()
+    found = importance(model, prunable_layers(model), batches)
+    for layer, loss in enumerate(found):
+        rows = [
+            cross_entropy(naive(model, [layer], without_labels(batch)), batch["labels"], reduction="none")
+            for batch in batches
+        ]
+        assert loss == pytest.approx(float(torch.cat(rows).mean()), abs=1e-5)
+    assert model.config._attn_implementation == "sdpa"
+    least = sorted(range(3), key=found.__getitem__)[:2]
+    assert prune(model, 2, batches=batches).layers == tuple(sorted(least))
+
+
+def without_labels(batch: zoo.Batch) -> zoo.Batch:
+    return {name: value for name, value in batch.items() if name != "labels"}
+
+
+@pytest.mark.parametrize(
+    ("scores", "tolerance", "expected"),
+    [
+        ((0.8, 0.8, 0.8, 0.8), 0.0, 3),
+        ((0.8, 0.9, 0.7, 0.6), 0.0, 1),
+        ((0.8, 0.7, 0.8, 0.6), 0.0, 2),  # the largest number, although a smaller one fell short
+        ((0.8, 0.7, 0.7, 0.6), 0.0, 0),
+        ((0.8, 0.7, 0.72, 0.6), 0.1, 2),
+        ((-0.5, -0.6, -0.4, -0.7), 0.0, 2),
+    ],
+)
+def test_auto_takes_the_most_layers_that_cost_nothing(
+    scores: tuple[float, ...], tolerance: float, expected: int
+) -> None:
+    seen = []
+
+    def score(model: PrunedModel) -> float:
+        assert not model.training
+        seen.append(model.layers)
+        return scores[len(model.layers)]
+
+    order = (1, 0, 2)
+    light, found = choose(stock("bert"), order, score, tolerance)
+    assert light.layers == tuple(sorted(order[:expected]))
+    assert [trial.score for trial in found] == list(scores)
+    assert seen == [tuple(sorted(order[:count])) for count in range(4)]
+    assert prune(stock("bert"), score=score, pi=[0.5, 0.9, 0.1], tolerance=tolerance).layers == light.layers
+
+
+@pytest.mark.parametrize(
+    ("rows", "loss", "tolerance", "expected"),
+    [
+        (6, 0.0, 0.0, 3),  # the same on every row
+        (6, 0.01, 0.05, 0),
+        (600, 0.01, 0.05, 3),
+        (600, 0.01, 0.0, 0),
+        (600, -0.3, 0.0, 3),  # surely better
+        (2, -0.3, 1.0, 0),
+    ],
+)
+def test_auto_takes_what_the_rows_vouch_for(
+    rows: int, loss: float, tolerance: float, expected: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    scatter = torch.randn(rows) / 4
+    scatter -= scatter.mean()
+
+    def score(model: PrunedModel) -> list[float]:
+        return [0.5 - loss + float(s) if model.layers and loss else 0.5 for s in scatter]
+
+    with caplog.at_level(logging.WARNING, "attendrop"):
+        light = prune(stock("bert"), score=score, pi=[0.5, 0.9, 0.1], tolerance=tolerance)
+    assert len(light.layers) == expected
+    said = " ".join(record.getMessage() for record in caplog.records)
+    assert (f"{rows} rows cannot tell whether 3 layers would cost more than" in said) == (expected == 0)
+
+
+@pytest.mark.parametrize(("low", "suggested"), [(-0.0312, True), (-0.5, False), (-1.0, False)])
+def test_a_tolerance_is_suggested_only_if_it_is_sensible(low: float, suggested: bool) -> None:
+    trials = [Trial(0, 0.8, 40, Difference(0.0, 0.0, 0.0)), Trial(1, 0.8, 40, Difference(0.0, low, -low))]
+    said = what_is_unknown(trials, 0, 0.0)
+    assert said is not None
+    assert "40 rows cannot tell whether 1 layer would cost more than the tolerance of 0" in said
+    assert ("a tolerance of 0.0312 would accept it" in said) == ("would accept" in said) == suggested
+
+
+def test_a_loss_beyond_doubt_is_not_called_unknown(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "attendrop"):
+        light = prune(stock("bert"), score=lambda model: [1.0 - len(model.layers)] * 40, pi=[0.5, 0.9, 0.1])
+    assert light.layers == ()
+    assert not caplog.records
+
+
+def test_few_rows_take_no_layer_by_their_losses(caplog: pytest.LogCaptureFixture) -> None:
+    model, batches = stock("bert"), labelled()
+    with caplog.at_level(logging.WARNING, "attendrop"):
+        assert prune(model, batches=batches).layers == ()
+    assert "5 rows cannot tell" in caplog.text
+    with torch.no_grad():
+        losses = [
+            float(model(**{name: value[i : i + 1] for name, value in b.items()}).loss)
+            for b in batches
+            for i in range(len(b["labels"]))
+        ]
+    near(torch.tensor(loss_score(batches)(prune(model, []))), -torch.tensor(losses))
+
+
+def test_auto_speaks_of_the_plain_form_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "attendrop"):
+        prune(zoo.build("gpt2-class"), pi=[0.5, 0.9], score=lambda model: 1.0)
+    assert len(caplog.records) == 1
+
+
+def test_auto_by_the_loss_on_batches() -> None:
+    model, batches = stock("bert"), labelled()
+    light = prune(model, batches=batches, tolerance=100.0)
+    assert light.layers == (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"layers": "auto"}, "Give batches"),
+        ({"layers": 2}, "Give batches"),
+        ({"layers": "auto", "pi": [0.1, 0.2, 0.3]}, "Give batches.*'auto'"),
+        ({"layers": ">=0.5"}, "this model has none"),
+        ({"layers": [3]}, "no layer 3; layers are 0 to 2"),
+        ({"layers": 4, "pi": PI}, "only 3 layers"),
+        ({"layers": 1, "pi": [0.5]}, "pi has 1 layers, the model 3"),
+        ({"layers": 1, "pi": {"encoder.7": 0.5}}, "pi has 1 layers, the model 3"),
+        ({"layers": "auto", "batches": [{"input_ids": torch.ones(1, 4, dtype=torch.long)}]}, "labels"),
+        ({"layers": "auto", "batches": [], "score": lambda model: 1.0}, "Give batches"),
+        ({"layers": "auto", "pi": PI, "score": lambda model: 1.0, "tolerance": -1}, "tolerance"),
+        ({"layers": "auto", "pi": PI, "score": lambda model: float("nan")}, "with 0 layers pruned is NaN"),
+        (
+            {"layers": "auto", "pi": PI, "score": lambda model: [1.0] * (1 + len(model.layers))},
+            "gave 2 rows with 1 ",
+        ),
+    ],
+)
+def test_what_is_missing_is_said(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(AttendropError, match=words):
+        prune(stock("bert"), **options)
+
+
+def test_a_pruned_model_is_not_pruned_again() -> None:
+    with pytest.raises(AttendropError, match=r"pruned already.*to_stock"):
+        prune(prune(stock("bert"), [1]), [0])
+
+
+# Saving and loading ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layers", [(), (1,), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize("case", ["bert", "bert-number", "bert-base", "roberta-tokens", "electra-choice", "distilbert"])
+def test_saved_and_loaded(case: str, layers: tuple[int, ...], tmp_path: Path) -> None:
+    light = prune(stock(case), layers)
+    light.save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    assert not loaded.training
+    near(output(loaded, batch_for(case)), output(light, batch_for(case)), 0)
+    assert loaded.config.to_dict() == light.config.to_dict()
+    assert (loaded.layers, loaded.of) == (layers, 3)
+    near(output(loaded.to_stock(), batch_for(case)), output(light, batch_for(case)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_dtype_survives(dtype: torch.dtype, tmp_path: Path) -> None:
+    light = prune(copy.deepcopy(stock("bert")).to(dtype), [1])
+    light.save_pretrained(tmp_path)
+    assert {p.dtype for p in load(tmp_path).parameters()} == {dtype}
+
+
+def test_labels_and_problem_type_survive(tmp_path: Path) -> None:
+    names = {0: "no", 1: "perhaps", 2: "yes"}
+    labels = {"id2label": names, "label2id": {name: number for number, name in names.items()}}
+    options = BERT | labels | {"problem_type": "single_label_classification"}
+    prune(zoo.from_class("BertForSequenceClassification", options), [1]).save_pretrained(tmp_path)
+    config = load(tmp_path).config
+    assert (config.id2label, config.problem_type) == (names, "single_label_classification")
+
+
+def test_queries_keys_and_values_are_gone_from_the_file(tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    prune(stock("bert"), [1]).save_pretrained(tmp_path)
+    assert not list(tmp_path.glob("*.bin"))
+    (weights,) = tmp_path.glob("*.safetensors")
+    with safe_open(weights, "pt") as file:
+        names = list(file.keys())
+    gone = [f"layer.1.attention.self.{part}" for part in ("query", "key", "value")]
+    assert not [name for name in names if any(part in name for part in gone)]
+    assert [name for name in names if "layer.0.attention.self.query" in name]
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [
+        hf.AutoModel,
+        hf.AutoModelForSequenceClassification,
+        hf.AutoConfig,
+        hf.BertForSequenceClassification,
+        hf.BertModel,
+    ],
+)
+def test_transformers_alone_refuses_the_folder(cls: Any, tmp_path: Path) -> None:
+    prune(stock("bert"), [1]).save_pretrained(tmp_path)
+    with pytest.raises((ValueError, OSError, RuntimeError, KeyError)):
+        cls.from_pretrained(tmp_path)
+
+
+def test_an_ordinary_folder_gives_an_ordinary_model(tmp_path: Path) -> None:
+    stock("bert").save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    assert type(loaded) is hf.BertForSequenceClassification
+    near(output(loaded, batch_for("bert")), output(stock("bert"), batch_for("bert")), 0)
+
+
+def test_plain_form_saved_and_loaded(tmp_path: Path) -> None:
+    light = prune(zoo.build("gpt2-class"), [1])
+    light.save_pretrained(tmp_path)
+    batch = zoo.batch_of("gpt2-class")
+    with torch.no_grad():
+        near(load(tmp_path)(**batch).logits, light(**batch).logits, 0)
+
+
+def test_folders_that_hold_nothing_good(tmp_path: Path) -> None:
+    with pytest.raises(AttendropError, match=r"has no config\.json"):
+        load(tmp_path / "nowhere")
+    prune(stock("bert"), [1]).save_pretrained(tmp_path)
+    (weights,) = tmp_path.glob("*.safetensors")
+    content = weights.read_bytes()
+    weights.write_bytes(content[: len(content) // 2])
+    with pytest.raises(AttendropError, match="cannot be read"):
+        load(tmp_path)
+    weights.unlink()
+    with pytest.raises(AttendropError, match="cannot be read"):
+        load(tmp_path)
+    config = json.loads((tmp_path / CONFIG).read_text())
+    for architecture in ("NoSuchModel", "AutoModel", "pipeline", None):
+        (tmp_path / CONFIG).write_text(json.dumps(config | {"architecture": architecture}))
+        with pytest.raises(AttendropError, match="unknown class"):
+            load(tmp_path)
+    (tmp_path / CONFIG).write_text("{")
+    with pytest.raises(AttendropError, match="not valid JSON"):
+        load(tmp_path)
+
+
+def test_a_folder_with_another_model_is_not_mixed_up(tmp_path: Path) -> None:
+    stock("bert").save_pretrained(tmp_path)
+    with pytest.raises(AttendropError, match="holds another model"):
+        prune(stock("bert"), [1]).save_pretrained(tmp_path)
+    near(output(load(tmp_path), batch_for("bert")), output(stock("bert"), batch_for("bert")), 0)
+
+
+def test_weights_of_another_model(tmp_path: Path) -> None:
+    prune(stock("bert"), [1]).save_pretrained(tmp_path / "one")
+    prune(stock("bert"), [1, 2]).save_pretrained(tmp_path / "two")
+    (weights,) = (tmp_path / "two").glob("*.safetensors")
+    (tmp_path / "one" / weights.name).write_bytes(weights.read_bytes())
+    with pytest.raises(AttendropError, match="not whole"):
+        load(tmp_path / "one")
+
+
+# Export ---------------------------------------------------------------------------------------------------------------
+
+# Without this library, and without torch: only what a server has.
+RUNTIME = """
+import sys, numpy, onnxruntime
+session = onnxruntime.InferenceSession(sys.argv[1])
+for name in sys.argv[2:]:
+    batch = dict(numpy.load(name))
+    expected = batch.pop("expected")
+    found, = session.run(["logits"], {i.name: batch[i.name] for i in session.get_inputs()})
+    numpy.testing.assert_allclose(found[batch["mask"]], expected, atol=1e-4)
+assert "attendrop" not in sys.modules and "torch" not in sys.modules
+assert session.get_modelmeta().custom_metadata_map["id2label"] == '{"0": "no", "1": "perhaps", "2": "yes"}'
+"""
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("case", ["bert", "roberta-tokens", "distilbert"])
+def test_onnx_without_this_library(case: str, tmp_path: Path) -> None:
+    import numpy as np
+
+    model = copy.deepcopy(stock(case))
+    model.config.id2label = {0: "no", 1: "perhaps", 2: "yes"}
+    light = prune(model, [0, 2])
+    assert export_onnx(light, tmp_path / "model.onnx") < 1e-5
+    assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
+    names = []
+    for lengths in ((8, 5, 3), (11,), (2, 1, 7, 4, 4)):
+        batch = batch_for(case, lengths=lengths)
+        rows = batch["attention_mask"].bool() if case.endswith("tokens") else torch.ones(len(lengths)).bool()
+        names.append(str(tmp_path / f"{len(lengths)}.npz"))
+        np.savez(
+            names[-1],
+            expected=output(light, batch).numpy(),
+            mask=rows.numpy(),
+            input_ids=batch["input_ids"].numpy(),
+            attention_mask=batch["attention_mask"].numpy(),
+            token_type_ids=torch.zeros_like(batch["input_ids"]).numpy(),
+        )
+    subprocess.run([sys.executable, "-c", RUNTIME, str(tmp_path / "model.onnx"), *names], check=True, timeout=60)
+
+
+def test_a_file_that_does_not_compute_what_the_model_does_is_not_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    light = prune(stock("distilbert"), [1])
+
+    def almost(path: Path) -> Any:
+        return lambda inputs: light(inputs["input_ids"], inputs["attention_mask"]).logits.numpy() + 0.001
+
+    monkeypatch.setattr("torch.onnx.export", lambda *_, **__: None)
+    monkeypatch.setattr("attendrop.pruning.onnx_file.onnx_model", almost)
+    with pytest.raises(AttendropError, match=r"differ from the model's by up to 0\.001, more than 0\.0001 times"):
+        export_onnx(light, tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("case", ["electra", "bert-tokens", "roberta-choice"])
+def test_torch_export(case: str, tmp_path: Path) -> None:
+    light = prune(stock(case), [0, 2])
+    export_torch(light, tmp_path / "model.pt2")
+    program = torch.export.load(tmp_path / "model.pt2").module()
+    for lengths in ((8, 5, 3), (11, 2), (2, 1, 7, 4, 4)):
+        batch = batch_for(case, lengths=lengths)
+        with torch.no_grad():
+            types = (torch.zeros_like(batch["input_ids"]),) if light.config.type_vocab_size > 1 else ()
+            found = program(batch["input_ids"], batch["attention_mask"], *types)
+        valid = batch["attention_mask"].bool()
+        near(found[valid] if case == "bert-tokens" else found, output(light, batch), 1e-4)
+
+
+def test_export_of_a_whole_model(tmp_path: Path) -> None:
+    export_torch(stock("bert"), tmp_path / "model.pt2")
+    assert (tmp_path / "model.pt2").stat().st_size
+
+
+def test_export_without_onnx(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(AttendropError, match=r"needs onnx, onnxscript, onnxruntime; run `pip install att"):
+        export_onnx(prune(stock("distilbert"), [1]), tmp_path / "model.onnx")
+
+
+def test_names_are_public() -> None:
+    assert {"prune", "load", "PrunedModel", "export_onnx", "export_torch"} <= set(attendrop.__all__)

@@ -1,0 +1,385 @@
+"""What AttendOut learnt: read, drawn, fitted, and trained with."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import numpy as np
+import pytest
+from helpers import tiny
+
+from attendrop import AttendropError, Scheduler, cli
+from attendrop.methods.registry import build_method
+from attendrop.reports import learned_patterns as patterns
+from attendrop.reports.learned_patterns import Numbers, Patterns
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+Captured = pytest.CaptureFixture[str]
+
+
+def learnt(progress: Any, probabilities: Any, planned: int = 1000, shares: Any = None) -> Patterns:
+    """Patterns of made-up curves, ``(T,)`` or ``(T, layers)``."""
+    steps = np.asarray(progress, dtype=np.float64) * planned
+    values = np.asarray(probabilities, dtype=np.float64).reshape(len(steps), -1)
+    layers = tuple(f"encoder.{i}" for i in range(values.shape[1]))
+    none = np.zeros(len(steps))
+    shares = np.ones(len(steps)) if shares is None else np.asarray(shares)
+    return Patterns("a run", planned, layers, steps, shares, values, none, (True,) * len(steps), {"options": {}})
+
+
+def write_run(folder: Path, layers: int = 2, count: int = 20, **changed: Any) -> Path:
+    """The folder of a run whose layer ``i`` falls in a straight line from 0.6 to ``0.1 (i + 1)``."""
+    folder.mkdir(parents=True)
+    config = {"model": "org/some model", "task": "cola", "method": "attendout", "options": {"layers": "all"}}
+    config |= {"output_dir": str(folder), "text_columns": [], "epochs": 3, "seed": 4, "bf16": True, "shots": None}
+    steps = [
+        {
+            "step": 10 * (t + 1),
+            "reward": (-1) ** t * 0.25,
+            "baseline": 0.0,
+            "attacker_survived": t % 2 == 0,
+            "generator_loss": 0.5,
+            # In the order of text, which is not that of layers.
+            "drop_probability": {
+                f"encoder.{i}": 0.6 + (0.1 * (i + 1) - 0.6) * (t + 1) / count for i in sorted(range(layers), key=str)
+            },
+        }
+        for t in range(count)
+    ]
+    metrics = {"method": "attendout", "model": "org/some model", "task": "cola", "seed": 4, "all_scores": {}}
+    metrics |= {"planned_steps": 10 * count, "dropout_steps": steps, "config": config, **changed}
+    (folder / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
+    (folder / "run.json").write_text(json.dumps({"config": config, "data_sha256": "", "files": {}}), encoding="utf-8")
+    return folder
+
+
+# --- Reading
+
+
+def test_a_run_is_read_in_the_order_of_its_layers(tmp_path: Path) -> None:
+    found = patterns.read(write_run(tmp_path / "run", layers=12, count=5))
+    assert found.layers == tuple(f"encoder.{i}" for i in range(12))
+    assert found.run == "some model on cola, seed 4"
+    assert found.progress.tolist() == [0.2, 0.4, 0.6, 0.8, 1.0]
+    assert found.probabilities[-1].tolist() == pytest.approx([0.1 * (i + 1) for i in range(12)])
+    assert found.attacker_survived == (True, False, True, False, True)
+
+
+# --- Fitting
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 4])
+def test_a_curve_of_such_pieces_is_found_again(pieces: int) -> None:
+    knots = np.linspace(0, 1, pieces + 1)
+    values = np.random.default_rng(pieces).uniform(0.05, 0.9, (pieces + 1, 3))
+    progress = np.linspace(0.02, 1, 50)
+    curves = np.stack([np.interp(progress, knots, column) for column in values.T], axis=1)
+    fitted = patterns.fit(learnt(progress, curves), pieces)
+    np.testing.assert_allclose(fitted.knots, knots, atol=1e-6)
+    np.testing.assert_allclose(fitted.values, values, atol=1e-5)
+    assert fitted.rms.max() < 1e-5
+    method = Scheduler(tuple(fitted.knots), tuple(map(tuple, fitted.values.T)))
+    assert method.probabilities_at(0.37) == pytest.approx([np.interp(0.37, knots, v) for v in values.T], abs=1e-5)
+
+
+def test_one_piece_is_the_straight_line_of_least_squares() -> None:
+    noise = np.random.default_rng(0).normal(0, 0.05, 40)
+    progress = np.linspace(0.1, 0.8, 40)
+    values = 0.6 - 0.3 * progress + noise
+    fitted = patterns.fit(learnt(progress, values), 1)
+    line = np.polynomial.Polynomial.fit(progress, values, 1)
+    assert fitted.values[:, 0] == pytest.approx([line(0), line(1)], abs=1e-6)
+    assert fitted.rms[0] == pytest.approx(np.sqrt(np.mean((line(progress) - values) ** 2)), abs=1e-6)
+
+
+def test_no_other_values_at_the_knots_fit_better() -> None:
+    random = np.random.default_rng(1)
+    progress = np.linspace(0.05, 1, 40)
+    found = learnt(progress, 0.5 + 0.1 * np.sin(6 * progress) + random.normal(0, 0.05, 40))
+    fitted = patterns.fit(found, 3)
+
+    def error(values: Numbers) -> float:
+        curve = np.interp(progress, fitted.knots, values)
+        return float(np.mean((curve - found.probabilities[:, 0]) ** 2))
+
+    best = error(fitted.values[:, 0])
+    assert best == pytest.approx(fitted.rms[0] ** 2, rel=1e-4)
+    assert all(error(fitted.values[:, 0] + random.normal(0, 0.01, 4)) > best for _ in range(50))
+
+
+def test_a_partial_period_weighs_by_its_length() -> None:
+    progress, values = np.array([0.2, 0.4, 0.6, 0.8, 0.9]), np.array([0.5, 0.45, 0.42, 0.33, 0.9])
+    shares = np.array([1, 1, 1, 1, 0.5])
+    fitted = patterns.fit(learnt(progress, values, shares=shares), 1)
+    twice = [np.append(np.repeat(column[:-1], 2), column[-1]) for column in (progress, values)]
+    expected = patterns.fit(learnt(*twice), 1)
+    np.testing.assert_allclose(fitted.values, expected.values, atol=1e-6)
+    assert fitted.rms == pytest.approx(expected.rms, abs=1e-6)
+
+
+def test_a_layer_that_was_skipped_in_a_period_is_fitted_to_the_others() -> None:
+    progress = np.linspace(0.1, 1, 10)
+    curves = np.stack([0.5 - 0.2 * progress, 0.3 + 0.1 * progress], axis=1)
+    gap = curves.copy()
+    gap[3, 1] = np.nan
+    fitted = patterns.fit(learnt(progress, gap), 1)
+    np.testing.assert_allclose(fitted.values, [[0.5, 0.3], [0.3, 0.4]], atol=1e-6)
+    assert fitted.rms.max() < 1e-5
+
+
+def test_the_fit_stays_where_the_scheduler_can_go() -> None:
+    fitted = patterns.fit(learnt(np.linspace(0.1, 0.8, 8), np.linspace(0.9, 0.1, 8)), 1)
+    assert fitted.values[:, 0].tolist() == [0.95, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("progress", "pieces", "message"),
+    [
+        ([0.5, 1.0], 0, r"fit=0 must be at least 1"),
+        ([0.5], 1, r"fit=1: 1 piece\(s\) have 2 knots, but the run took 1 dropout step"),
+        ([0.2, 0.6, 1.0], 3, r"fit=3: 3 piece\(s\) have 4 knots, but the run took 3 dropout step"),
+        ([0.1, 0.2, 0.3, 0.4, 0.5], 4, r"from 10% to 50% of the planned steps, do not determine every piece"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused(progress: list[float], pieces: int, message: str) -> None:
+    with pytest.raises(AttendropError, match=message):
+        patterns.fit(learnt(progress, [0.5] * len(progress)), pieces)
+
+
+# --- Drawing
+
+
+@pytest.mark.parametrize(("layers", "count", "pieces"), [(12, 60, 4), (2, 5, None), (24, 3, 1), (1, 1, None)])
+def test_a_picture_is_written(tmp_path: Path, layers: int, count: int, pieces: int | None) -> None:
+    found = patterns.read(write_run(tmp_path / "run", layers, count))
+    patterns.plot(found, tmp_path / "p.png", None if pieces is None else patterns.fit(found, pieces))
+    image = matplotlib.image.imread(tmp_path / "p.png")
+    assert image.shape == (675, 1200, 4)
+    colors = np.unique((image * 255).astype(np.uint8).view(np.uint32))
+    assert len(colors) > 20 * layers
+
+
+@pytest.mark.parametrize("last", [1.0, 0.5])
+def test_a_partial_period_is_drawn_as_an_open_circle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: float
+) -> None:
+    metrics: list[Any] = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: metrics.append(figure))
+    patterns.plot(learnt([0.2, 0.4, 0.5], [0.5, 0.4, 0.3], shares=[1, 1, last]), tmp_path / "p.png")
+    (axes,) = metrics[0].axes
+    circles = [line.get_xydata().tolist() for line in axes.lines if str(line.get_markerfacecolor()) == "white"]
+    assert [points for points in circles if points] == ([[[500.0, 0.3]]] if last < 1 else [])
+    assert ("partial period" in axes.get_legend_handles_labels()[1]) == (last < 1)
+
+
+def test_without_matplotlib(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert cli.main(["patterns", str(write_run(tmp_path / "run"))]) == 2
+    assert "A picture needs matplotlib; run `pip install attendrop[plots]`" in capsys.readouterr().err
+
+
+# --- The command
+
+
+def test_the_table_has_the_first_and_the_last_step(tmp_path: Path, capsys: Captured) -> None:
+    run = write_run(tmp_path / "run", layers=12, count=100)
+    assert cli.main(["patterns", str(run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "AttendOut: some model on cola, seed 4"
+    assert lines[3].split() == ["step", *map(str, range(12)), "reward", "kept"]
+    assert lines[4].split() == ["10", "0.595", *lines[4].split()[2:-2], "+0.250", "A"]
+    assert lines[15].split()[:4] == ["1000", "0.100", "0.200", "0.300"]
+    assert lines[16] == "12 of 100 dropout steps. Kept: the attacker (A) or the defender (D); A 50 times."
+    assert len({len(line) for line in lines[3:16]}) == 1
+    assert f"Wrote {run}/patterns.png." in lines
+    assert (run / "patterns.png").stat().st_size > 10_000
+    assert not (run / "scheduler.json").exists()
+
+
+def test_partial_periods_and_skipped_layers_are_marked(tmp_path: Path, capsys: Captured) -> None:
+    run = write_run(tmp_path / "run", count=3)
+    metrics = json.loads((run / "metrics.json").read_text())
+    metrics["dropout_steps"][0]["drop_probability"].pop("encoder.1")
+    metrics["dropout_steps"][-1] |= {"step": 24, "period_share": 0.4}
+    (run / "metrics.json").write_text(json.dumps(metrics))
+    assert cli.main(["patterns", str(run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in lines[4:7]] == [
+        ["10", "0.433", "–"], ["20", "0.267", "0.333"], ["24*", "0.100", "0.200"]
+    ]  # fmt: skip
+    assert lines[8] == "* a partial period, since training ended; it weighs less in a fit."
+    assert cli.main(["patterns", str(run), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["period_shares"], found["drop_probability"]["encoder.1"][0]) == ([1.0, 1.0, 0.4], None)
+
+
+def test_a_fit_is_written_with_the_command_that_uses_it(tmp_path: Path, capsys: Captured) -> None:
+    run = write_run(tmp_path / "run")
+    assert cli.main(["patterns", str(run), "--fit", "2"]) == 0
+    shown = capsys.readouterr().out
+    found = json.loads((run / "scheduler.json").read_text())
+    assert found["method"] == "scheduler"
+    assert found["options"]["progress"] == [0, 0.5, 1]
+    np.testing.assert_allclose(found["options"]["probabilities"], [[0.6, 0.35, 0.1], [0.6, 0.4, 0.2]], atol=1e-5)
+    assert "encoder.1 0.600 0.400 0.200    0.0000" in shown
+    assert shown.splitlines()[-1] == (
+        f"attendrop train --model 'org/some model' --task cola --epochs 3 --seed 4 --bf16 --method scheduler "
+        f"--options {run}/scheduler.json"
+    )
+
+
+def test_json_and_files_of_ones_own(tmp_path: Path, capsys: Captured) -> None:
+    run, picture, fit = write_run(tmp_path / "run"), tmp_path / "p.png", tmp_path / "f.json"
+    arguments = ["--fit", "1", "--output", str(picture), "--options", str(fit), "--json"]
+    assert cli.main(["patterns", str(run), *arguments]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["picture"], found["fit"]["file"]) == (str(picture), str(fit))
+    assert found["steps"][-1] == 200
+    assert found["drop_probability"]["encoder.0"][-1] == pytest.approx(0.1)
+    assert found["fit"]["rms"]["encoder.1"] == pytest.approx(0, abs=1e-5)
+    assert json.loads(fit.read_text())["options"]["probabilities"] == found["fit"]["probabilities"]
+    assert sorted(path.name for path in run.iterdir()) == ["metrics.json", "run.json"]
+
+
+def test_the_fit_keeps_to_the_layers_of_the_run(tmp_path: Path) -> None:
+    config = {"model": "m", "task": "cola", "options": {"layers": [0, 3]}}
+    run = write_run(tmp_path / "run", config=config)
+    assert cli.main(["patterns", str(run), "--fit", "1"]) == 0
+    found = json.loads((run / "scheduler.json").read_text())
+    assert found["options"]["layers"] == [0, 3]
+    assert build_method("scheduler", found["options"]).options() == found["options"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "arguments", "message"),
+    [
+        ({"method": "ad-drop"}, [], "trained with ad-drop, which learns no dropout patterns"),
+        ({"dropout_steps": []}, [], "took no dropout step; train for longer"),
+        ({}, ["--fit", "0"], "fit=0 must be at least 1"),
+        ({}, ["--fit", "20"], "20 piece(s) have 21 knots"),
+        ({}, ["--fit", "x"], "Invalid value for '--fit'"),
+        ({}, ["--options", "f.json"], "say with --fit how many pieces"),
+        ({}, ["--output", "/nowhere/p.png"], "'/nowhere/p.png' cannot be written"),
+        ({}, ["--output", "/tmp"], "'/tmp' cannot be written"),
+        ({}, ["--fit", "1", "--options", "/nowhere/f.json"], "'/nowhere/f.json' cannot be written"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    tmp_path: Path, capsys: Captured, changed: dict[str, Any], arguments: list[str], message: str
+) -> None:
+    run = write_run(tmp_path / "run", **changed)
+    assert cli.main(["patterns", str(run), *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert message in err
+    assert sorted(path.name for path in run.iterdir()) == ["metrics.json", "run.json"]
+
+
+def test_no_run(tmp_path: Path, capsys: Captured) -> None:
+    assert cli.main(["patterns", str(tmp_path)]) == 2
+    assert "holds no finished run; name the folder of one" in capsys.readouterr().err
+
+
+# --- Options from a file
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of two layers and data."""
+    folder = tmp_path_factory.mktemp("options")
+    tiny.save_tiny_bert(folder / "model")
+    tiny.write_data(folder)
+    return folder
+
+
+def train_arguments(folder: Path, output: str, *more: str) -> list[str]:
+    return [
+        *("train", "--train-file", f"{folder}/train.csv", "--eval-file", f"{folder}/dev.csv", "--quiet"),
+        *("--text-columns", "sentence1,sentence2", "--label-column", "label", "--model", f"{folder}/model"),
+        *("--output-dir", f"{folder}/{output}", "--epochs", "1", "--batch-size", "8", "--device", "cpu", *more),
+    ]
+
+
+def test_from_attendout_to_its_schedule(folder: Path, capsys: Captured) -> None:
+    learning = ["--method", "attendout", "--set", "dropout_step=1", "--set", "generator_learning_rate=0.05"]
+    assert cli.main(train_arguments(folder, "learnt", *learning)) == 0
+    run = folder / "learnt"
+    assert cli.main(["patterns", str(run), "--fit", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["drop_probability"]) == ["encoder.0", "encoder.1"]
+    _, *command = shlex.split(found["fit"]["command"])
+    assert cli.main([*command, "--output-dir", f"{folder}/followed", "--quiet"]) == 0
+    learnt, followed = tiny.read_metrics(run), tiny.read_metrics(folder / "followed")
+    assert followed["options"] == json.loads((run / "scheduler.json").read_text())["options"]
+    assert 0.1 < followed["history"][0]["dropped"]["scheduler"] < 0.95
+    same = set(learnt["config"]) - {"method", "options", "output_dir"}
+    assert {k: learnt["config"][k] for k in same} == {k: followed["config"][k] for k in same}
+    # The options, which hold lists of lists, are those of the run that goes on.
+    assert cli.main([*command, "--output-dir", f"{folder}/followed", "--quiet", "--resume"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "expected"),
+    [
+        ({"method": "attention-layerdrop", "options": {"p": 0.4}}, [], {"p": 0.4, "layers": "all"}),
+        ({"p": 0.4, "layers": [1]}, [], {"p": 0.4, "layers": [1]}),
+        ({"p": "0.4"}, ["--set", "layers=0"], {"p": 0.4, "layers": "0"}),
+        ({"p": 0.4}, ["--set", "p=0.5"], {"p": 0.5, "layers": "all"}),
+        ({}, [], {"p": 0.2, "layers": "all"}),
+    ],
+)
+def test_options_come_from_a_file_and_set_goes_over_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, content: Any, arguments: list[str], expected: dict[str, Any]
+) -> None:
+    (folder / "options.json").write_text(json.dumps(content))
+    configs: list[Any] = []
+
+    def seen(config: Any, **_: Any) -> None:
+        configs.append(config)
+        raise AttendropError("stop here")
+
+    monkeypatch.setattr("attendrop.runs.train.train", seen)
+    more = ["--method", "attention-layerdrop", "--options", f"{folder}/options.json", *arguments]
+    assert cli.main(train_arguments(folder, "unused", *more)) == 2
+    assert configs[0].options == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "There is no options file"),
+        ("{p: 0.3}", "is not valid JSON"),
+        ("[1]", "must hold an object such as"),
+        ('{"method": "scheduler", "options": {}}', "is for method 'scheduler'; add --method scheduler"),
+        ('{"method": "ad-drop", "options": 3}', "must hold an object such as"),
+        ('{"pp": 1}', "Method 'ad-drop' has no option 'pp'"),
+        ('{"p": [0.3]}', "p=[0.3] is not a number"),
+        ('{"p": null}', "p=None is not a number"),
+        ('{"p": 3}', "p=3 must be above 0 and below 1"),
+        ('{"steps": 2.5}', "steps=2.5 is not a whole number"),
+        ('{"cross_tuning": 3}', "cross_tuning=3 must be true or false"),
+        ('{"layers": null}', "layers=None is not a selection"),
+        ('{"attribution": ["gradient"]}', "attribution=['gradient'] is not known"),
+    ],
+)
+def test_a_bad_options_file_is_one_sentence(folder: Path, capsys: Captured, content: str | None, message: str) -> None:
+    file = folder / "bad.json"
+    file.unlink(missing_ok=True)
+    if content is not None:
+        file.write_text(content)
+    assert cli.main(train_arguments(folder, "refused", "--options", str(file))) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert message in err
+    assert not (folder / "refused").exists()
+
+
+def test_a_folder_is_no_options_file(folder: Path, capsys: Captured) -> None:
+    assert cli.main(train_arguments(folder, "refused", "--options", str(folder))) == 2
+    assert "is a folder; name a JSON file" in capsys.readouterr().err

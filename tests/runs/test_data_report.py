@@ -1,0 +1,111 @@
+"""What is told of the data before training, and of a model that has learnt nothing after it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers as hf
+from datasets import Dataset
+from helpers import tiny
+
+from attendrop.runs.data import Parts, encode_parts
+from attendrop.runs.data_report import data_report, report_table, report_warnings
+from attendrop.tasks.base import Task, TaskData
+from attendrop.tasks.custom_files import files_task
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> hf.PreTrainedTokenizerBase:
+    return hf.AutoTokenizer.from_pretrained(tiny.save_tiny_bert(tmp_path_factory.mktemp("model")))
+
+
+def report_of(
+    tokenizer: hf.PreTrainedTokenizerBase,
+    train: list[tuple[str, Any]],
+    dev: list[tuple[str, Any]],
+    names: tuple[str, ...] = ("no", "yes"),
+    max_length: int = 6,
+) -> dict[str, Any]:
+    task = files_task(["text"], names)
+    splits = {name: as_dataset(task, rows) for name, rows in {"train": train, "dev": dev}.items()}
+    data, parts = TaskData(task, splits, "here"), Parts(splits["train"], None, {"dev": splits["dev"]})
+    config = tiny.config(Path(), max_length=max_length, method="finetune")
+    return data_report(data, parts, encode_parts(config, data, parts, tokenizer), tokenizer, max_length)
+
+
+def as_dataset(task: Task, rows: list[tuple[str, Any]]) -> Dataset:
+    labels = [task.label_names.index(label) if task.label_names else label for _, label in rows]
+    return Dataset.from_dict({"text": [text for text, _ in rows], "label": labels})
+
+
+TRAIN = [
+    ("the cat sees a dog", "no"),  # seven tokens with [CLS] and [SEP]: cut
+    ("the cat sees a", "yes"),  # six: just fits
+    ("the dog", "yes"),
+    ("the dog", "yes"),
+    ("a bird", "yes"),
+    ("a bird", "no"),
+    ("zzz qqq", "no"),
+]
+DEV = [("the dog", "no"), ("near", "yes"), ("xxx", "no")]
+
+
+def test_every_part_is_counted(tokenizer: hf.PreTrainedTokenizerBase) -> None:
+    parts = report_of(tokenizer, TRAIN, DEV)["parts"]
+    assert parts["train"] == {
+        "rows": 7, "classes": {"no": 3, "yes": 4}, "truncated": 1, "unknown": 1, "duplicates": 2,
+    }  # fmt: skip
+    assert parts["dev"] == {
+        "rows": 3, "classes": {"no": 2, "yes": 1}, "truncated": 0, "unknown": 1, "duplicates": 0, "in_train": 1,
+    }  # fmt: skip
+
+
+def test_warnings_name_what_to_look_at(tokenizer: hf.PreTrainedTokenizerBase) -> None:
+    assert list(report_warnings(report_of(tokenizer, TRAIN, DEV))) == [
+        "1 of 3 rows of dev (33.3 %) have a text that is in train, too: the score on them flatters.",
+        "1 texts of train have several labels, in 2 rows, such as 'a bird': 'no', 'yes'.",
+        "2 rows of train repeat the text of another row.",
+        "1 of 7 rows of train have no token that the model knows.",
+        "1 of 3 rows of dev have no token that the model knows.",
+    ]
+
+
+def test_clean_data_give_no_warnings(tokenizer: hf.PreTrainedTokenizerBase) -> None:
+    rows = [(tiny.sentence(n), ("no", "yes")[n % 2]) for n in range(8)]
+    assert list(report_warnings(report_of(tokenizer, rows[:6], rows[6:]))) == []
+
+
+def test_classes_that_differ_in_case_only_are_pointed_out(tokenizer: hf.PreTrainedTokenizerBase) -> None:
+    report = report_of(tokenizer, [("a", "Pos"), ("the", "pos")], [("dog", "neg")], ("Pos", "pos", "neg"))
+    assert list(report_warnings(report)) == [
+        "The classes 'Pos' and 'pos' differ only in case or spaces: are they the same?",
+        "No row of train is of class 'neg': it cannot be learnt.",
+    ]
+
+
+def test_table_for_people(tokenizer: hf.PreTrainedTokenizerBase) -> None:
+    assert report_table(report_of(tokenizer, TRAIN, DEV)).splitlines() == [
+        "Data: classification, 2 classes",
+        "                     train    dev",
+        "rows                     7      3",
+        "  no                     3      2",
+        "  yes                    4      1",
+        "over 6 tokens, cut  14.3 %  0.0 %",
+    ]
+
+
+def test_table_of_many_classes_is_short(tokenizer: hf.PreTrainedTokenizerBase) -> None:
+    names = tuple(f"intent {n}" for n in range(77))
+    rows = [("the cat", names[n % 77]) for n in range(80)]
+    lines = report_table(report_of(tokenizer, rows, rows[:1], names)).splitlines()
+    assert lines[0] == "Data: classification, 77 classes" and len(lines) == 5
+    assert lines[3].split() == ["rows", "of", "a", "class", "1", "to", "2", "0", "to", "1"]
+
+
+def test_numbers_have_a_range(tokenizer: hf.PreTrainedTokenizerBase) -> None:
+    rows = [("the cat", 0.5), ("a dog", 2.0), ("near", 5.0)]
+    report = report_of(tokenizer, rows, rows[:1], ())
+    assert report["parts"]["train"]["numbers"] == {"min": 0.5, "mean": 2.5, "max": 5.0}
+    assert "numbers             0.5 to 5  0.5 to 0.5" in report_table(report)

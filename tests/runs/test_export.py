@@ -1,0 +1,173 @@
+"""`attendrop export`: a run's model as a file, with all that a program needs to use it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import tiny
+from transformers import AutoConfig, AutoTokenizer
+
+from attendrop import cli
+from attendrop.runs.prune import prune_run
+from attendrop.runs.train import train
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+Captured = pytest.CaptureFixture[str]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, data, a finished run in ``run`` and its pruned model in ``light``."""
+    folder = tmp_path_factory.mktemp("export")
+    tiny.save_tiny_bert(folder / "model")
+    tiny.write_data(folder)
+    train(tiny.config(folder, "run", method="finetune", epochs=1))
+    with pytest.MonkeyPatch.context() as quick:
+        quick.setattr("attendrop.runs.speed.SECONDS", 0.01)
+        prune_run(str(folder / "run"), str(folder / "light"), layers="1,", device="cpu")
+    return folder
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write a word instead of a model, which takes seconds."""
+
+    def write(model: object, path: Path, **_: object) -> float:
+        path.write_text(type(model).__name__)
+        return 1e-7
+
+    monkeypatch.setattr("attendrop.pruning.export.export_onnx", write)
+
+
+def test_a_folder_holds_all_that_a_program_needs(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    out = tmp_path / "served"
+    assert cli.main(["export", f"{folder}/light", "--output", str(out), "--quantize", "int8"]) == 0
+    said = capsys.readouterr().out
+    near = r"On example inputs its logits are within \d\.\de-\d\d of the model's\."
+    assert re.match(rf"Wrote {out}/model\.onnx, \d+ KiB\. {near}\n", said)
+    assert re.search(
+        r"int8: accuracy \d\.\d{4} -> \d\.\d{4} on 12 rows of dev \(95 % interval of the difference: ", said
+    )
+    assert AutoTokenizer.from_pretrained(out)("the cat").input_ids
+    assert AutoConfig.from_pretrained(out).id2label == {0: "no", 1: "yes"}
+    assert len({path.stat().st_mode for path in out.iterdir()}) == 1
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), re.DOTALL)
+    forbidden = "import sys; sys.modules['torch'] = sys.modules['transformers'] = sys.modules['attendrop'] = None\n"
+    found = subprocess.run(
+        [sys.executable, "-c", forbidden + program], cwd=out, capture_output=True, text=True, timeout=60, check=True
+    )
+    answers = tmp_path / "answers.csv"
+    texts = tmp_path / "texts.csv"
+    texts.write_text("sentence1,sentence2\nthe cat sees the dog,a good bird\nthe red bird,not far\n")
+    assert cli.main(["predict", f"{folder}/light", "--predict-file", str(texts), "--output", str(answers)]) == 0
+    labels = [line.split(",")[1] for line in answers.read_text().splitlines()[1:]]
+    assert [line.split()[0] for line in found.stdout.splitlines()] == labels
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("format_", "run"), [("onnx", "run"), ("torch", "run"), ("torch", "light")])
+def test_a_file_and_its_tokenizer_beside_it(
+    folder: Path, tmp_path: Path, capsys: Captured, format_: str, run: str
+) -> None:
+    target = tmp_path / "my.model"
+    assert cli.main(["export", f"{folder}/{run}", "--format", format_, "--output", str(target)]) == 0
+    assert f"Wrote {target}" in capsys.readouterr().out
+    assert target.stat().st_size
+    assert AutoTokenizer.from_pretrained(tmp_path)("the cat").input_ids
+
+
+@pytest.mark.usefixtures("stub")
+def test_nothing_is_replaced_unasked(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    def exported(output: Path, *more: str) -> tuple[int, str]:
+        return cli.main(["export", f"{folder}/run", "--output", str(output), *more]), capsys.readouterr().err
+
+    (tmp_path / "mine.onnx").write_text("mine")
+    code, said = exported(tmp_path / "mine.onnx")
+    assert (code, f"'{tmp_path}/mine.onnx' exists; --overwrite replaces it" in said) == (2, True)
+    (tmp_path / "config.json").write_text("mine")
+    code, said = exported(tmp_path / "other.onnx")
+    assert (code, "belongs to another model; name a file in a folder of its own" in said) == (2, True)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"mine.onnx": "mine", "config.json": "mine"}
+    assert exported(tmp_path / "mine.onnx", "--overwrite") == (0, "")
+    assert exported(tmp_path / "second.onnx") == (0, "")
+    assert exported(tmp_path / "new" / "x")[0] == 2
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.usefixtures("stub")
+def test_folders_of_runs(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    for name in ("run", "light"):
+        shutil.copytree(folder / name, tmp_path / name)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "light").iterdir()}
+    assert cli.main(["export", f"{tmp_path}/run", "--output", f"{tmp_path}/light/model.onnx"]) == 2
+    assert "holds another run" in capsys.readouterr().err
+    assert cli.main(["export", f"{tmp_path}/light", "--output", f"{tmp_path}/light"]) == 0
+    after = {path.name: path.read_bytes() for path in (tmp_path / "light").iterdir()}
+    assert after.pop("model.onnx")
+    assert after == before
+
+
+def test_an_unfinished_run_is_refused(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    shutil.copytree(folder / "run", tmp_path / "run")
+    (tmp_path / "run" / "metrics.json").unlink()
+    assert cli.main(["export", f"{tmp_path}/run", "--output", f"{tmp_path}/served"]) == 2
+    assert "is not finished; `attendrop train` with --resume finishes it." in capsys.readouterr().err
+    assert not (tmp_path / "served").exists()
+
+
+@pytest.mark.usefixtures("stub")
+def test_where_no_data_are_known_nothing_is_made_up(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    shutil.copytree(folder / "run", tmp_path / "plain")
+    for name in ("run.json", "metrics.json"):
+        (tmp_path / "plain" / name).unlink()
+    given = ["export", f"{tmp_path}/plain", "--output", f"{tmp_path}/served", "--quantize", "int8", "--json"]
+    assert cli.main(given) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["loss"] is None
+    assert "What int8 costs was not measured: " in err
+
+
+@pytest.mark.usefixtures("stub")
+def test_what_a_run_is_made_of_is_never_replaced(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    link = tmp_path / "x.onnx"
+    link.symlink_to(folder / "run" / "model.safetensors")
+    before = (folder / "run" / "model.safetensors").read_bytes()
+    assert cli.main(["export", f"{folder}/run", "--output", str(link), "--overwrite"]) == 2
+    assert "which is read; name another" in capsys.readouterr().err
+    assert (folder / "run" / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("run", "more", "words"),
+    [
+        ("run", ("--format", "jpeg", "--output", "x"), "'jpeg' is not known. Choose from: onnx, torch"),
+        ("run", ("--quantize", "int4", "--output", "x"), "quantize='int4' is not known"),
+        ("run", ("--quantize", "int8", "--format", "torch", "--output", "x"), "quantize is for the format onnx"),
+        ("nowhere", ("--output", "x"), "There is no run folder"),
+        ("run", ("--output", "no/such/folder/x"), "cannot be written"),
+        ("run", ("--output", "no/such/x.onnx"), "cannot be written"),
+    ],
+    ids=["format", "quantize", "quantize-torch", "run", "folder", "file"],
+)
+def test_export_mistakes(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Captured,
+    run: str,
+    more: tuple[str, ...],
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["export", f"{folder}/{run}", *more]) == 2
+    assert words in capsys.readouterr().err
+    assert not os.listdir(tmp_path)

@@ -1,0 +1,221 @@
+"""Using a finished model on files: in bounded memory, in batches of similar length, with what a user asks to keep."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from helpers import tiny
+
+from attendrop import cli
+from attendrop.errors import AttendropError
+from attendrop.runs import inference as infer
+from attendrop.runs.inference import evaluate, predict
+from attendrop.runs.model_loading import load_model_and_tokenizer
+from attendrop.runs.model_source import Source
+from attendrop.runs.prediction_passes import predict_logits
+from attendrop.tasks.custom_files import files_task
+from attendrop.tasks.tokenization import encode_columns
+
+Captured = pytest.CaptureFixture[str]
+
+
+def save_run(folder: Path, columns: list[str], labels: tuple[str, ...] = ("no", "yes")) -> Path:
+    """A finished run, without training."""
+    tiny.save_tiny_bert(folder)
+    model, _ = load_model_and_tokenizer(str(folder), files_task(columns, labels))
+    model.save_pretrained(folder)
+    config = {"text_columns": columns, "label_column": "label", "max_length": 24}
+    metrics = {"task": "files", "method": "finetune", "config": config, "all_scores": {}}
+    (folder / "run.json").write_text(json.dumps({"config": config, "data_sha256": ""}))
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    save_run(folder / "single", ["text"])
+    save_run(folder / "pair", ["sentence1", "sentence2"])
+    save_run(folder / "number", ["text"], ())
+    return folder
+
+
+def write_rows(path: Path, count: int) -> Path:
+    rows = [f"{n},{tiny.sentence(n)},{('no', 'yes')[n % 2]}" for n in range(count)]
+    path.write_text("\n".join(["id,text,label", *rows]) + "\n")
+    return path
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.open(newline="")))
+
+
+def test_batches_are_of_similar_length_and_answers_in_the_order_of_the_rows(runs: Path) -> None:
+    model, tokenizer = load_model_and_tokenizer(str(runs / "single"), None)
+    texts = [tiny.sentence(n) for n in range(50)]
+    encoded = encode_columns({"text": texts}, files_task(["text"], ("no", "yes")), tokenizer, 24)
+    widths = []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    logits = predict_logits(model, tokenizer, encoded, 5, "cpu")
+    assert widths == sorted(widths, reverse=True) and len(set(widths)) > 3
+    assert sum(widths) * 5 <= sum(encoded["length"]) + 5 * len(set(encoded["length"])) * 5
+    with torch.no_grad():
+        one_by_one = [model(**tokenizer(text, return_tensors="pt")).logits[0].numpy() for text in texts]
+    np.testing.assert_allclose(logits, one_by_one, atol=1e-5)
+
+
+def test_chunks_change_nothing(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Source(file=str(write_rows(tmp_path / "in.csv", 30)))
+    whole = evaluate(str(runs / "single"), source)
+    predict(str(runs / "single"), source, str(tmp_path / "whole.csv"))
+    monkeypatch.setattr(infer, "CHUNK_ROWS", 7)
+    assert evaluate(str(runs / "single"), source) == whole
+    predict(str(runs / "single"), source, str(tmp_path / "chunks.csv"))
+    assert [row["index"] for row in read_csv(tmp_path / "chunks.csv")] == [str(n) for n in range(30)]
+    for one, other in zip(read_csv(tmp_path / "whole.csv"), read_csv(tmp_path / "chunks.csv"), strict=True):
+        assert one["label"] == other["label"]
+        assert float(one["probability"]) == pytest.approx(float(other["probability"]), abs=2e-6)
+
+
+def no_logits(encoded: dict[str, list[Any]]) -> Any:
+    return np.zeros((len(encoded["length"]), 2))
+
+
+def test_memory_does_not_grow_with_the_file(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(infer, "CHUNK_ROWS", 64)
+    monkeypatch.setattr(infer, "predict_logits", lambda model, tokenizer, encoded, *_: no_logits(encoded))
+
+    def peak(rows: int) -> int:
+        source = Source(file=str(write_rows(tmp_path / f"{rows}.csv", rows)), overwrite=True)
+        predict(str(runs / "single"), source, str(tmp_path / "warm.csv"))
+        tracemalloc.start()
+        predict(str(runs / "single"), source, str(tmp_path / "out.csv"))
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    assert peak(4000) < 1.2 * peak(400)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])
+def test_columns_of_the_input_are_kept(runs: Path, tmp_path: Path, suffix: str) -> None:
+    source = Source(file=str(write_rows(tmp_path / "in.csv", 5)))
+    output = tmp_path / f"out.{suffix}"
+    predict(str(runs / "single"), source, str(output), keep_columns=True, probabilities=True)
+    if suffix == "jsonl":
+        rows: list[dict[str, Any]] = [json.loads(line) for line in output.read_text().splitlines()]
+    else:
+        rows = list(csv.DictReader(output.open(newline=""), delimiter={"csv": ",", "tsv": "\t"}[suffix]))
+    kept = ["id", "text", "label"]
+    assert list(rows[0]) == [*kept, "predicted_label", "probability", "probability_no", "probability_yes"]
+    assert [[row[name] for name in kept] for row in rows] == [
+        [str(n), tiny.sentence(n), ("no", "yes")[n % 2]] for n in range(5)
+    ]
+    for row in rows:
+        probabilities = {name: float(row[f"probability_{name}"]) for name in ("no", "yes")}
+        assert sum(probabilities.values()) == pytest.approx(1, abs=2e-6)
+        assert max(probabilities, key=probabilities.__getitem__) == row["predicted_label"]
+
+
+def test_numbers_are_written_beside_the_columns_of_the_input(runs: Path, tmp_path: Path) -> None:
+    source = Source(file=str(write_rows(tmp_path / "in.csv", 2)))
+    predict(str(runs / "number"), source, str(tmp_path / "out.csv"), keep_columns=True)
+    assert list(read_csv(tmp_path / "out.csv")[0]) == ["id", "text", "label", "predicted_score"]
+
+
+def test_stdin_to_stdout(runs: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = '{"text": "the cat", "id": 7}\n{"text": "a dog", "id": 8}\n'
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    formats = ["--input-format", "jsonl", "--output-format", "jsonl", "--keep-columns", "--device", "cpu"]
+    assert cli.main(["predict", f"{runs}/single", "--predict-file", "-", "--output", "-", *formats]) == 0
+    out, _ = capsys.readouterr()
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["id"] for row in rows] == [7, 8] and rows[0].keys() >= {"predicted_label", "probability"}
+
+
+@pytest.mark.parametrize(
+    ("run", "columns", "message"),
+    [
+        ("pair", ("text",), "was trained on pairs of texts (sentence1, sentence2), not on one text (text)"),
+        ("single", ("id", "text"), "was trained on one text (text), not on pairs of texts (id, text)"),
+    ],
+)
+def test_texts_must_be_as_many_as_in_training(
+    runs: Path, tmp_path: Path, run: str, columns: tuple[str, ...], message: str
+) -> None:
+    source = Source(file=str(write_rows(tmp_path / "in.csv", 4)), text_columns=columns)
+    for use in (lambda: evaluate(str(runs / run), source), lambda: predict(str(runs / run), source, "out.csv")):
+        with pytest.raises(AttendropError) as caught:
+            use()
+        assert message in str(caught.value)
+
+
+def test_bad_rows_are_left_out_of_predictions_and_scores(runs: Path, tmp_path: Path, capsys: Captured) -> None:
+    file, output, listed = tmp_path / "in.csv", tmp_path / "out.csv", tmp_path / "bad.jsonl"
+    file.write_text("text,label\nthe cat,no\n,no\nNan,yes\na dog,maybe\n")
+    arguments = ["--text-columns", "text", "--device", "cpu"]
+    assert (
+        cli.main(["predict", f"{runs}/single", "--predict-file", str(file), "--output", str(output), *arguments]) == 2
+    )
+    assert "line 3, column 'text': the text is empty. --skip-bad-rows leaves such rows out." in capsys.readouterr().err
+    assert not output.exists()
+    skip = [*arguments, "--skip-bad-rows"]
+    assert cli.main(["predict", f"{runs}/single", "--predict-file", str(file), "--output", str(output), *skip]) == 0
+    assert f"Bad rows left out: 1; {output}.skipped.jsonl lists them" in capsys.readouterr().err
+    assert [row["index"] for row in read_csv(output)] == ["0", "2", "3"]
+    skip += ["--skipped-file", str(listed), "--json"]
+    assert cli.main(["evaluate", f"{runs}/single", "--eval-file", str(file), *skip]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["rows"], found["skipped"]) == (2, 2)
+    assert [json.loads(line)["place"] for line in listed.read_text().splitlines()] == ["line 3", "line 5"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--output", "-", "--json"], "both write on stdout"),
+        (["--output", "out.csv", "--input-format", "csv"], "input-format is for standard input"),
+        (["--output", "-", "--skip-bad-rows"], "skip-bad-rows needs skipped-file"),
+        (["--output", "out.csv", "--skipped-file", "x"], "skipped-file is for skip-bad-rows"),
+        (["--output", "out.csv", "--output-format", "xml"], "Predictions are written as .tsv, .csv or .jsonl"),
+        (["--output", "out.csv", "--keep-columns", "--text-columns", "probability"], "has a column 'probability'"),
+    ],
+)
+def test_requests_that_contradict_themselves(
+    runs: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.csv").write_text("text,probability\na cat,a dog\n")
+    assert cli.main(["predict", f"{runs}/single", "--predict-file", "in.csv", *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
+
+
+def test_progress_counts_rows(runs: Path, tmp_path: Path) -> None:
+    done: list[tuple[int, int | None]] = []
+    source = Source(file=str(write_rows(tmp_path / "in.csv", 10)), batch_size=4)
+    evaluate(str(runs / "single"), source, lambda count, total: done.append((count, total)))
+    assert done == [(4, None), (8, None), (10, None)]
+
+
+def test_one_predicted_class_is_pointed_out(runs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = save_run(tmp_path / "run", ["text"])
+    model = hf.AutoModelForSequenceClassification.from_pretrained(run)
+    with torch.no_grad():
+        model.classifier.bias[:] = torch.tensor([-50.0, 50.0])
+    model.save_pretrained(run)
+    found = evaluate(str(run), Source(file=str(write_rows(tmp_path / "in.csv", 10))))
+    assert found["predicted"] == {"yes": 10}
+    assert "The model predicts one class for all 10 rows: yes." in caplog.text

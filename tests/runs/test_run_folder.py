@@ -1,0 +1,291 @@
+"""The folder of a run: held by one process, replaced only when there is something better, never another's."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import tiny
+from transformers import TrainerCallback
+
+from attendrop import ADDrop, AttendropError, cli
+from attendrop.methods.base import MethodState
+from attendrop.runs.inference import evaluate
+from attendrop.runs.lock import locked
+from attendrop.runs.model_source import Source
+from attendrop.runs.run_folder import replace_run
+from attendrop.runs.seeds import train_seeds
+from attendrop.runs.train import train
+
+PLAIN = {"method": "finetune", "epochs": 1}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, data, and in ``run`` a finished run."""
+    folder = tmp_path_factory.mktemp("folders")
+    tiny.save_tiny_bert(folder / "model")
+    tiny.write_data(folder)
+    train(tiny.config(folder, **PLAIN))
+    return folder
+
+
+@pytest.fixture
+def run(folder: Path, tmp_path: Path) -> Path:
+    """A finished run that a test may spoil."""
+    return Path(shutil.copytree(folder / "run", tmp_path / "run"))
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# The lock -------------------------------------------------------------------------------------------------------------
+
+HOLD = """
+import sys
+from pathlib import Path
+from attendrop.runs.lock import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def another_process_holds(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", HOLD, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("more", [{}, {"resume": True}, {"overwrite": True}], ids=str)
+def test_a_folder_in_use_is_refused_and_its_holder_named(folder: Path, run: Path, more: dict[str, bool]) -> None:
+    with another_process_holds(run) as process:
+        before = content(run)
+        said = rf"'{run}' is in use by process {process.pid} on {os.uname().nodename} since 20..-..-.. ..:..:.."
+        with pytest.raises(AttendropError, match=said):
+            train(tiny.config(folder, str(run), **PLAIN), **more)
+        assert content(run) == before
+
+
+def test_a_run_holds_its_folder_from_start_to_end(folder: Path, tmp_path: Path) -> None:
+    seen = []
+
+    class Second(TrainerCallback):
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            with pytest.raises(AttendropError, match="is in use by process") as refused:
+                train(tiny.config(folder, str(tmp_path / "new" / "run"), **PLAIN), resume=True)
+            seen.append(refused)
+
+    train(tiny.config(folder, str(tmp_path / "new" / "run"), **PLAIN), callbacks=[Second()])
+    assert len(seen) == 5
+    assert not (tmp_path / "new" / "run" / ".lock").exists()
+
+
+def test_the_lock_is_gone_with_a_killed_process(tmp_path: Path) -> None:
+    with another_process_holds(tmp_path / "run") as process:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        with locked(tmp_path / "run"):
+            pass
+    assert not (tmp_path / "run" / ".lock").exists()
+
+
+# Nothing is left of what was refused ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("owner", "name", "overwrite"), [(ADDrop, "start", False), (MethodState, "loss", True)])
+def test_a_refused_command_leaves_nothing(
+    folder: Path, run: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, overwrite: bool
+) -> None:
+    def refused(*_: Any) -> None:
+        raise AttendropError("not like this")
+
+    monkeypatch.setattr(owner, name, refused)
+    place = run if overwrite else run.parent / "new" / "folders"
+    before = content(run.parent)
+    with pytest.raises(AttendropError, match="not like this"):
+        train(tiny.config(folder, str(place), options={"cross_tuning": False}), overwrite=overwrite)
+    assert content(run.parent) == before
+    assert sorted(path.name for path in run.parent.iterdir()) == ["run"]
+    assert not (run / ".new-run").exists()
+
+
+# Nothing of others is destroyed ---------------------------------------------------------------------------------------
+
+
+def test_files_of_others_are_named_and_left(folder: Path, run: Path) -> None:
+    (run / "notes.txt").write_text("the only copy")
+    (run / "data").mkdir()
+    before = content(run)
+    with pytest.raises(AttendropError, match=r"did not write there: data, notes.txt\. Move it away"):
+        train(tiny.config(folder, str(run), **PLAIN), overwrite=True)
+    assert content(run) == before
+
+
+def test_what_was_changed_or_added_since_is_named_and_left(folder: Path, run: Path) -> None:
+    with (run / "README.md").open("a") as card:
+        card.write("my notes")
+    checkpoint = next(run.glob("checkpoint-*"))
+    (checkpoint / "notes.txt").write_text("the only copy")
+    before = content(run)
+    with pytest.raises(AttendropError, match=rf"README.md \(changed since\), {checkpoint.name}/notes.txt\. Move"):
+        train(tiny.config(folder, str(run), **PLAIN), overwrite=True)
+    assert content(run) == before
+
+
+@pytest.mark.parametrize("more", [{}, {"resume": True}, {"overwrite": True}], ids=str)
+def test_a_summary_of_another_tool_is_left(folder: Path, tmp_path: Path, more: dict[str, bool]) -> None:
+    (tmp_path / "summary.json").write_text('{"mine": 1}')
+    with pytest.raises(AttendropError, match="not written by attendrop"):
+        train_seeds(tiny.config(folder, str(tmp_path), **PLAIN), [0, 1], **more)
+    assert content(tmp_path) == {"summary.json": b'{"mine": 1}'}
+
+
+def test_a_folder_of_several_seeds_is_held_throughout(folder: Path, tmp_path: Path) -> None:
+    with locked(tmp_path / "seeds"), pytest.raises(AttendropError, match="is in use by process"):
+        train_seeds(tiny.config(folder, str(tmp_path / "seeds"), **PLAIN), [0, 1])
+
+
+@pytest.mark.parametrize("name", ["run.json", "metrics.json"])
+@pytest.mark.parametrize("text", ['{"name": "mine"}', "[]", '{"config": 3, "data_sha256": "", "task": "x"}'])
+@pytest.mark.parametrize("more", [{}, {"resume": True}, {"overwrite": True}], ids=str)
+def test_a_file_of_another_tool_is_no_run(
+    folder: Path, tmp_path: Path, name: str, text: str, more: dict[str, bool]
+) -> None:
+    (tmp_path / name).write_text(text)
+    (tmp_path / "thesis.txt").write_text("the only copy")
+    before = content(tmp_path)
+    with pytest.raises(AttendropError, match=r"not written by attendrop|holds other files"):
+        train(tiny.config(folder, str(tmp_path), **PLAIN), **more)
+    with pytest.raises(AttendropError, match=r"not written by attendrop|has no config.json"):
+        evaluate(str(tmp_path), Source())
+    assert content(tmp_path) == before
+
+
+def test_a_result_does_not_replace_a_file_that_came_meanwhile(folder: Path, tmp_path: Path) -> None:
+    class Writes(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            (tmp_path / "run" / "README.md").write_text("my own")
+
+    with pytest.raises(AttendropError, match=r"README.md' was not written by attendrop"):
+        train(tiny.config(folder, str(tmp_path / "run"), **PLAIN), callbacks=[Writes()])
+    assert (tmp_path / "run" / "README.md").read_text() == "my own"
+    (tmp_path / "run" / "README.md").unlink()
+    assert train(tiny.config(folder, str(tmp_path / "run"), **PLAIN), resume=True)["steps"] == 5
+
+
+# Replacing a run ------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_replaced_when_the_new_one_is_complete(folder: Path, run: Path) -> None:
+    before = content(run)
+
+    class OldIsThere(TrainerCallback):
+        def on_train_end(self, *_: Any, **__: Any) -> None:
+            assert {name: (run / name).read_bytes() for name in before} == before
+
+    metrics = train(tiny.config(folder, str(run), seed=3, **PLAIN), overwrite=True, callbacks=[OldIsThere()])
+    assert metrics["seed"] == tiny.read_metrics(run)["seed"] == 3
+    assert content(run).keys() == before.keys()
+    assert content(run)["model.safetensors"] != before["model.safetensors"]
+
+
+def test_the_current_directory_stays_when_its_run_is_replaced(
+    folder: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run)
+    train(tiny.config(folder, output_dir=".", seed=3, **PLAIN), overwrite=True)
+    assert os.path.samefile(run, ".")
+    assert tiny.read_metrics(Path("."))["seed"] == 3
+
+
+def test_the_old_run_serves_until_an_interrupted_one_is_resumed(folder: Path, run: Path) -> None:
+    class Interrupted(TrainerCallback):
+        def on_epoch_end(self, *_: Any, **__: Any) -> None:
+            raise KeyboardInterrupt
+
+    config = tiny.config(folder, str(run), seed=3, save_steps=2, **PLAIN)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, overwrite=True, callbacks=[Interrupted()])
+    assert evaluate(str(run), Source())["all_scores"] == tiny.read_metrics(run)["all_scores"]["dev"]
+    assert tiny.read_metrics(run)["seed"] == 0
+    with pytest.raises(AttendropError, match="began with seed=3, not 0"):
+        train(tiny.config(folder, str(run), save_steps=2, **PLAIN), resume=True)
+    assert train(config, resume=True)["seed"] == tiny.read_metrics(run)["seed"] == 3
+    assert not (run / ".new-run").exists()
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_replacement_that_was_killed_at_any_point_is_completed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny.config(folder, str(tmp_path / "new"), seed=3, **PLAIN)
+    train(config)
+    expected = content(tmp_path / "new")
+    functions = {(os, "replace"): os.replace, (shutil, "rmtree"): shutil.rmtree, (Path, "unlink"): Path.unlink}
+
+    def replaced_until(calls: int) -> bool:
+        """Whether a replacement is complete before so many changes of the disk."""
+        place = tmp_path / f"after-{calls}"
+        shutil.copytree(folder / "run", place)
+        shutil.copytree(tmp_path / "new", place / ".new-run")
+        left = calls
+
+        def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any, **keywords: Any) -> Any:
+                nonlocal left
+                left -= 1
+                if left < 0:
+                    raise Killed
+                return function(*arguments, **keywords)
+
+            return call
+
+        with monkeypatch.context() as patch:
+            for (owner, name), function in functions.items():
+                patch.setattr(owner, name, counted(function))
+            try:
+                replace_run(place)
+                return True
+            except Killed:
+                pass
+        replace_run(place)
+        assert content(place) == expected
+        return False
+
+    calls = 0
+    while not replaced_until(calls):
+        calls += 1
+    assert calls > 10
+    assert json.loads((tmp_path / "after-3" / "metrics.json").read_text())["seed"] == 3
+
+
+def test_the_command_line_says_how_to_go_on_with_a_replacement(
+    folder: Path, run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("attendrop.runs.train.train", interrupted)
+    arguments = ["train", "--task", "grammar", "--output-dir", str(run)]
+    assert cli.main([*arguments, "--overwrite"]) == 130
+    assert "with --resume instead of --overwrite goes on" in capsys.readouterr().err
+    assert cli.main(arguments) == 130
+    assert "with --resume goes on" in capsys.readouterr().err

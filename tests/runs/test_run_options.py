@@ -1,0 +1,325 @@
+"""What a run tells of its data, and the options that decide, weigh, log, repeat and list runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import statistics
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from helpers import tiny
+from safetensors.torch import load_file
+from sklearn.utils.class_weight import compute_class_weight
+from torch.nn import functional
+from transformers.integrations.integration_utils import TensorBoardCallback
+
+from attendrop import cli
+from attendrop.errors import AttendropError
+from attendrop.runs.class_weights import balanced_loss
+from attendrop.runs.config import RunConfig
+from attendrop.runs.experiment_tracking import keep_in_folder
+from attendrop.runs.inference import evaluate
+from attendrop.runs.listing import list_runs
+from attendrop.runs.model_source import Source
+from attendrop.runs.run_file import run_file
+from attendrop.runs.train import train
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, data, and in ``run`` a finished run on the command line."""
+    folder = tmp_path_factory.mktemp("options")
+    tiny.save_tiny_bert(folder / "model")
+    tiny.write_data(folder)
+    assert cli.main(arguments(folder, "run", "--set", "p=0.4", "--quiet")) == 0
+    return folder
+
+
+def arguments(folder: Path, output: str, *more: str) -> list[str]:
+    return [
+        *("train", "--train-file", f"{folder}/train.csv", "--eval-file", f"{folder}/dev.csv"),
+        *("--text-columns", "sentence1,sentence2", "--label-column", "label", "--model", f"{folder}/model"),
+        *("--epochs", "2", "--batch-size", "8", "--device", "cpu", "--learning-rate", "1e-3"),
+        *("--output-dir", f"{folder}/{output}", *more),
+    ]
+
+
+# The data and what a constant answer would score ---------------------------------------------------------------------
+
+
+def test_data_are_told_before_training_and_kept(folder: Path, capsys: Captured) -> None:
+    """With a class written in two ways, a text in both files, one with two labels, and bad rows."""
+    rows = [f"{tiny.sentence(n)},{('no', 'yes')[n % 2]}" for n in range(12)]
+    more = ["the cat,Yes", "the cat,no", ",no", "a bird,", f"{tiny.sentence(40)},yes", "the dog sees,Yes"]
+    (folder / "ugly.csv").write_text("\n".join(["text,label", *rows, *more]) + "\n")
+    (folder / "ugly-dev.csv").write_text(f"text,label\n{tiny.sentence(40)},yes\nnear,no\nfar,no\n")
+    files = ["--train-file", f"{folder}/ugly.csv", "--eval-file", f"{folder}/ugly-dev.csv", "--text-columns", "text"]
+    options = [*files, "--selection-fraction", "0", "--method", "finetune", "--skip-bad-rows", "--max-length", "6"]
+    assert cli.main(arguments(folder, "ugly", *options)) == 0
+    err = capsys.readouterr().err
+    told = " ".join(err[: err.index("Epoch 1 of 2")].split())
+    for part in (
+        "Data: classification, 3 classes train dev rows 16 3 Yes 2 0 no 7 2 yes 7 1 over 6 tokens, cut 56.2 % 33.3 %",
+        "Warning: Bad rows left out: 2; the run's skipped_rows.jsonl lists them.",
+        "Warning: The classes 'Yes' and 'yes' differ only in case or spaces: are they the same?",
+        "Warning: 1 of 3 rows of dev (33.3 %) have a text that is in train, too",
+        "Warning: 1 texts of train have several labels, in 2 rows, such as 'the cat': 'Yes', 'no'.",
+    ):
+        assert part in told
+    metrics = tiny.read_metrics(folder / "ugly")
+    report = metrics["data"]["report"]
+    assert report["parts"]["train"]["classes"] == {"Yes": 2, "no": 7, "yes": 7}
+    assert report["skipped"] == 2 and report["conflicts"]["texts"] == 1
+    skipped = [json.loads(line) for line in (folder / "ugly" / "skipped_rows.jsonl").read_text().splitlines()]
+    assert [row["place"] for row in skipped] == ["line 16", "line 17"]
+
+
+def test_score_stands_beside_that_of_the_most_common_class(folder: Path, capsys: Captured) -> None:
+    tiny.write_csv(folder / "skewed.csv", ["no", "no", "no", "yes"] * 8)
+    options = ["--train-file", f"{folder}/skewed.csv", "--method", "finetune", "--learning-rate", "1e-7"]
+    assert cli.main(arguments(folder, "skewed", *options)) == 0
+    out, err = capsys.readouterr()
+    assert "dev baseline     accuracy 0.5000, f1 macro 0.3333, matthews correlation 0.0000 (always 'no')" in out
+    metrics = tiny.read_metrics(folder / "skewed")
+    assert metrics["baseline"]["dev"]["answer"] == "no"
+    assert metrics["baseline"]["dev"]["scores"]["accuracy"] == 0.5
+    (answer,) = metrics["predicted"]["dev"]  # the learning rate is too low to learn anything
+    assert f"Warning: The model predicts {answer!r} for all 12 rows of dev." in err
+
+
+def test_without_an_eval_file_the_selection_split_has_a_baseline(folder: Path) -> None:
+    metrics = train(tiny.config(folder, "no-dev", eval_file=None, method="finetune", epochs=1))
+    assert metrics["baseline"].keys() == metrics["predicted"].keys() == {"selection"}
+    assert metrics["all_scores"] == {}
+
+
+# Metric, class weights, logs -----------------------------------------------------------------------------------------
+
+
+def test_metric_of_ones_choice_selects_and_is_reported(folder: Path) -> None:
+    metrics = train(tiny.config(folder, "metric", metric="macro-f1", method="finetune"))
+    assert metrics["metric"] == "f1_macro" and next(iter(metrics["all_scores"]["dev"])) == "f1_macro"
+    assert metrics["selection_score"] == max(entry["selection"]["f1_macro"] for entry in metrics["history"])
+    found = evaluate(str(folder / "metric"), Source())
+    assert (found["metric"], found["score"]) == ("f1_macro", metrics["score"])
+
+
+def test_balanced_loss_weighs_classes_as_scikit_learn_does() -> None:
+    train_labels = [0] * 6 + [1] * 2
+    weights = compute_class_weight("balanced", classes=np.arange(2), y=train_labels)
+    logits, labels = torch.randn(8, 2, dtype=torch.float64), torch.tensor(train_labels)
+    loss = balanced_loss(train_labels, 2)({"logits": logits}, labels)
+    rows = [weights[label] * functional.cross_entropy(row, label) for row, label in zip(logits, labels, strict=True)]
+    assert loss == pytest.approx(sum(rows).item() / 8)
+
+
+def test_balanced_loss_does_not_depend_on_how_a_step_is_cut() -> None:
+    weighted = balanced_loss([0, 0, 0, 1, 2, 2], 4)
+    logits, labels = torch.randn(8, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 0, 2, 1, 1])
+    whole = weighted({"logits": logits}, labels, num_items_in_batch=torch.tensor(8))
+    parts = [
+        weighted({"logits": logits[part]}, labels[part], num_items_in_batch=torch.tensor(8))
+        for part in (slice(0, 3), slice(3, 8))
+    ]
+    torch.testing.assert_close(sum(parts), whole)
+
+
+@pytest.mark.parametrize("method", ["ad-drop", "r-drop"])
+def test_class_weights_change_what_is_learnt_under_a_method(folder: Path, method: str) -> None:
+    tiny.write_csv(folder / "rare.csv", ["no", "no", "no", "yes"] * 8)
+    options: dict[str, Any] = {"train_file": str(folder / "rare.csv"), "method": method, "learning_rate": 1e-2}
+    options |= {"options": {"cross_tuning": False}} if method == "ad-drop" else {}
+    options |= {"epochs": 1}
+    plain = train(tiny.config(folder, f"plain-{method}", **options))
+    balanced = train(tiny.config(folder, f"balanced-{method}", class_weights="balanced", **options))
+    plain_yes, balanced_yes = (metrics["predicted"]["dev"].get("yes", 0) for metrics in (plain, balanced))
+    assert balanced["history"][0]["train_loss"] != plain["history"][0]["train_loss"]
+    assert balanced_yes >= plain_yes
+    if method == "ad-drop":
+        assert balanced["history"][0]["dropped"]["ad-drop"] > 0
+
+
+def test_class_weights_are_for_classes(folder: Path) -> None:
+    tiny.write_csv(folder / "numbers.csv", [number / 10 for number in range(20)])
+    options = {"train_file": str(folder / "numbers.csv"), "eval_file": None, "class_weights": "balanced"}
+    with pytest.raises(AttendropError, match="class-weights='balanced' is for classes"):
+        train(tiny.config(folder, "weighted-numbers", **options))
+    assert not (folder / "weighted-numbers").exists()
+
+
+def test_logs_between_epochs_leave_the_history_as_it_is(folder: Path) -> None:
+    each_epoch = train(tiny.config(folder, "each-epoch"))
+    each_step = train(tiny.config(folder, "each-step", logging_steps=2))
+    for one, other in zip(each_epoch["history"], each_step["history"], strict=True):
+        assert one["train_loss"] == pytest.approx(other["train_loss"], abs=1e-3)
+        assert one["dropped"] == pytest.approx(other["dropped"], abs=0.02)
+        assert one["selection"] == other["selection"]
+    state = json.loads(next((folder / "each-step").glob("checkpoint-10/trainer_state.json")).read_text())
+    assert [entry["step"] for entry in state["log_history"] if "loss" in entry] == [2, 4, 5, 6, 8, 10]
+
+
+@pytest.mark.parametrize("selection", ["0", "0.1"])
+def test_one_line_tells_of_an_epoch_however_often_it_is_logged(folder: Path, capsys: Captured, selection: str) -> None:
+    more = ["--method", "finetune", "--logging-steps", "2", "--selection-fraction", selection]
+    assert cli.main(arguments(folder, f"lines-{selection}", *more)) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Epoch ")]
+    history = tiny.read_metrics(folder / f"lines-{selection}")["history"]
+    assert [line.partition(",")[0] for line in lines] == [
+        f"Epoch {entry['epoch']} of 2: loss {entry['train_loss']:.4f}" for entry in history
+    ]
+
+
+def test_tensorboard_writes_within_the_folder_of_the_run(tmp_path: Path) -> None:
+    callback = TensorBoardCallback.__new__(TensorBoardCallback)  # its package need not be installed
+    trainer: Any = SimpleNamespace(
+        callback_handler=SimpleNamespace(callbacks=[callback]), args=SimpleNamespace(output_dir=tmp_path)
+    )
+    keep_in_folder(trainer)
+    assert callback.logging_dir == str(tmp_path / "tensorboard")
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio", "mlflow"])
+def test_missing_package_of_an_integration_is_named(
+    folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda package: None if name in package else find(package))
+    assert cli.main(arguments(folder, "reported", "--report-to", name)) == 2
+    assert f"Error: report-to {name} needs the package {name}; run `pip install {name}`." in capsys.readouterr().err
+    assert not (folder / "reported").exists()
+
+
+# run.yaml ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_run_leaves_a_file_that_repeats_it(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = str(folder / "run" / "run.yaml")
+    assert cli.main(["train", "--config", file, "--output-dir", f"{folder}/repeated", "--quiet"]) == 0
+    first, second = (tiny.read_metrics(folder / name) for name in ("run", "repeated"))
+    assert first["options"]["p"] == second["options"]["p"] == 0.4
+    for name in ("history", "all_scores", "selection_score"):
+        assert first[name] == second[name]
+    one, other = (load_file(folder / name / "model.safetensors") for name in ("run", "repeated"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_command_line_goes_over_the_file(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    known = yaml.safe_load((folder / "run" / "run.yaml").read_text())
+    changed = known | {"learning_rate": "5e-4", "text-columns": "sentence1,sentence2", "seed": 4}
+    del changed["text_columns"]
+    file.write_text(yaml.safe_dump(changed))
+    more = ["--epochs", "1", "--set", "q=0.2", "--quiet", "--output-dir", f"{folder}/over"]
+    assert cli.main(["train", "--config", str(file), *more]) == 0
+    config = tiny.read_metrics(folder / "over")["config"]
+    assert (config["epochs"], config["learning_rate"], config["seed"]) == (1, 5e-4, 4)
+    assert (config["options"]["p"], config["options"]["q"]) == (0.4, 0.2)
+    plain = ["--method", "finetune", "--epochs", "1", "--quiet", "--output-dir", f"{folder}/m"]
+    assert cli.main(["train", "--config", str(file), *plain]) == 0
+    assert tiny.read_metrics(folder / "m")["options"] == {}
+
+
+def test_config_file_says_where_the_data_of_a_task_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    monkeypatch.setenv("ATTENDROP_DATA", "data")
+    text = run_file(RunConfig(task="rte", model="minilm", output_dir="x"))
+    assert yaml.safe_load(text)["data_dir"] == str(tmp_path / "data")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("epoch: 3", "has an unknown option 'epoch'. Did you mean 'epochs'?"),
+        ("epochs: many", "epochs='many' is not a whole number."),
+        ("epochs: 1.5", "epochs=1.5 is not a whole number."),
+        ("learning-rate: fast", "learning-rate='fast' is not a number."),
+        ("bf16: 1", "bf16=1 is not true or false."),
+        ("model: 3", "model=3 is not a text."),
+        ("options: 3", "options must be a mapping"),
+        ("- a", "must hold options such as"),
+        ("a: [", "cannot be read"),
+        (None, "There is no config file"),
+    ],
+)
+def test_broken_config_file(tmp_path: Path, capsys: Captured, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "run.yaml").write_text(content)
+    assert cli.main(["train", "--config", str(tmp_path / "run.yaml")]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+# Several seeds, and lists of runs ------------------------------------------------------------------------------------
+
+
+def test_several_seeds_have_a_folder_each_and_a_summary(folder: Path, capsys: Captured) -> None:
+    run = arguments(folder, "seeds", "--seed", "0,1,2", "--method", "finetune", "--epochs", "1")
+    assert cli.main(run) == 0
+    assert "mean ± std (n-1) of 3 seeds" in capsys.readouterr().out
+    scores = [tiny.read_metrics(folder / "seeds" / f"seed{n}")["score"] for n in range(3)]
+    summary = json.loads((folder / "seeds" / "summary.json").read_text())
+    found = summary["all_scores"]["dev"]["accuracy"]
+    assert (summary["seeds"], summary["n"], found["values"]) == ([0, 1, 2], 3, scores)
+    assert (found["mean"], found["std"]) == (statistics.mean(scores), statistics.stdev(scores))
+    assert cli.main(run) == 2
+    assert "holds a summary of runs already" in capsys.readouterr().err
+    assert cli.main([*run, "--resume", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err.count("is finished already") == 3 and json.loads(out) == summary
+
+
+@pytest.mark.parametrize(
+    ("seeds", "message"),
+    [
+        ("0,1,1", "seed 1 is given twice"),
+        ("0;1", "several such as 0,1,2, not '0;1'"),
+        ("0,-1", "seed must be at least 0"),
+    ],
+)
+def test_seeds_that_cannot_be(folder: Path, capsys: Captured, seeds: str, message: str) -> None:
+    assert cli.main(arguments(folder, "no-seeds", "--seed", seeds)) == 2
+    assert message in capsys.readouterr().err
+    assert not (folder / "no-seeds").exists()
+
+
+def test_names_of_runs_stand_whole_on_one_line_where_a_program_reads_them(
+    folder: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    run = tmp_path / "a-long-name" / ("of-many-words" * 10)
+    run.mkdir(parents=True)
+    (run / "run.json").write_text((folder / "run" / "run.json").read_text())
+    assert cli.main(["runs", str(tmp_path)]) == 0
+    assert f"{run} (unfinished)" in capsys.readouterr().out
+
+
+def test_runs_below_a_folder_are_listed(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    for name in ("run.json", "metrics.json"):
+        (tmp_path / "a" / "b" / name).write_text((folder / "run" / name).read_text())
+    (tmp_path / "unfinished").mkdir()
+    (tmp_path / "unfinished" / "run.json").write_text((folder / "run" / "run.json").read_text())
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "run.json").write_text('{"made by": "another program"}')
+    finished, unfinished = list_runs(str(tmp_path))
+    metrics = tiny.read_metrics(folder / "run")
+    assert finished["folder"] == str(tmp_path / "a" / "b") and finished["score"] == metrics["score"]
+    assert (finished["finished"], unfinished["finished"], unfinished["score"]) == (True, False, None)
+    assert (unfinished["method"], unfinished["seed"]) == ("ad-drop", 0)
+    assert cli.main(["runs", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [finished, unfinished]
+    assert cli.main(["runs", str(tmp_path)]) == 0
+    assert "ad-drop" in capsys.readouterr().out
+    assert cli.main(["runs", str(tmp_path / "none")]) == 2
+    assert "There is no folder" in capsys.readouterr().err

@@ -1,0 +1,334 @@
+"""Whole runs on a tiny model: the protocol, what is left in the folder, and that nothing is left after a mistake."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import tiny
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from attendrop.errors import AttendropError
+from attendrop.runs.config import RunConfig
+from attendrop.runs.inference import evaluate, predict
+from attendrop.runs.model_source import Source
+from attendrop.runs.presets import preset
+from attendrop.runs.train import train
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, data, and in ``run`` a finished run of AD-DROP."""
+    folder = tmp_path_factory.mktemp("runs")
+    tiny.save_tiny_bert(folder / "model")
+    tiny.write_data(folder)
+    train(tiny.config(folder))
+    return folder
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "model.safetensors")
+
+
+def test_metrics_hold_what_was_promised(folder: Path) -> None:
+    metrics = tiny.read_metrics(folder / "run")
+    assert {
+        "task": "files",
+        "method": "ad-drop",
+        "seed": 0,
+        "protocol": "honest",
+        "metric": "accuracy",
+        "steps": 10,
+        "model": str(folder / "model"),
+    }.items() <= metrics.items()
+    assert metrics["options"]["p"] == 0.3
+    assert metrics["data"]["rows"] == {"train": 36, "selection": 4, "dev": 12}
+    assert metrics["data"]["selected_on"] == "selection"
+    assert metrics["score"] == metrics["all_scores"]["dev"]["accuracy"]
+    assert metrics["train_seconds"] > 0
+    assert metrics["peak_memory_bytes"] > 2**20
+    assert {"attendrop", "torch", "transformers", "python"} <= metrics["versions"].keys()
+
+
+def test_history_has_an_entry_for_each_epoch(folder: Path) -> None:
+    first, second = tiny.read_metrics(folder / "run")["history"]
+    assert (first["epoch"], first["regularized"], first["dropped"]) == (1, False, {})
+    assert (second["epoch"], second["regularized"]) == (2, True)
+    assert 0 < second["dropped"]["ad-drop"] < 0.3
+    for entry in (first, second):
+        assert entry["train_loss"] > 0
+        assert entry["selection"].keys() == {"accuracy", "f1_macro", "matthews_correlation"}
+
+
+def test_best_epoch_is_kept(folder: Path) -> None:
+    metrics = tiny.read_metrics(folder / "run")
+    scores = [entry["selection"]["accuracy"] for entry in metrics["history"]]
+    assert metrics["selection_score"] == max(scores)
+    assert metrics["best_epoch"] == scores.index(max(scores)) + 1
+    (checkpoint,) = (folder / "run").glob(f"checkpoint-{5 * metrics['best_epoch']}")
+    kept, saved = load_file(checkpoint / "model.safetensors"), weights(folder / "run")
+    assert all(torch.equal(kept[name], saved[name]) for name in saved)
+
+
+def test_no_pickle_beside_the_model(folder: Path) -> None:
+    names = {file.name for file in (folder / "run").iterdir() if file.is_file()}
+    assert {"model.safetensors", "config.json", "tokenizer.json", "README.md", "run.json", "metrics.json"} <= names
+    assert not [name for name in names if name.endswith((".bin", ".pt", ".pkl"))]
+    assert "attendrop" not in (folder / "run" / "config.json").read_text()
+
+
+def test_stock_model_gives_the_reported_score(folder: Path) -> None:
+    model = AutoModelForSequenceClassification.from_pretrained(folder / "run").eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder / "run")
+    assert model.config.id2label == {0: "no", 1: "yes"}
+    rows = [line.split(",") for line in (folder / "dev.csv").read_text().splitlines()[1:]]
+    inputs = tokenizer([r[0] for r in rows], [r[1] for r in rows], padding=True, truncation=True, return_tensors="pt")
+    with torch.no_grad():
+        logits = model(**inputs).logits
+    answers = [model.config.id2label[label] for label in logits.argmax(-1).tolist()]
+    score = sum(answer == row[2] for answer, row in zip(answers, rows, strict=True)) / len(rows)
+    assert score == tiny.read_metrics(folder / "run")["score"]
+    predict(str(folder / "run"), Source(file=str(folder / "dev.csv")), str(folder / "predictions.jsonl"))
+    found = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+    assert [row["label"] for row in found] == answers
+    probabilities = logits.double().softmax(-1).max(-1).values
+    assert [row["probability"] for row in found] == [round(float(p), 6) for p in probabilities]
+
+
+def test_evaluate_repeats_the_score(folder: Path) -> None:
+    metrics = tiny.read_metrics(folder / "run")
+    for source in (Source(), Source(file=str(folder / "dev.csv"))):
+        found = evaluate(str(folder / "run"), source)
+        assert found["all_scores"] == metrics["all_scores"]["dev"]
+        assert (found["rows"], found["metric"]) == (12, "accuracy")
+
+
+def test_same_seed_same_numbers(folder: Path) -> None:
+    first, second = tiny.read_metrics(folder / "run"), train(tiny.config(folder, "again"))
+    for name in ("history", "score", "all_scores", "selection_score", "best_epoch"):
+        assert first[name] == second[name]
+    one, other = weights(folder / "run"), weights(folder / "again")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    third = train(tiny.config(folder, "other-seed", seed=1))
+    assert third["history"] != first["history"]
+
+
+def test_paper_protocol_selects_on_dev(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    metrics = train(tiny.config(folder, "paper", protocol="paper", method="finetune"))
+    assert metrics["data"]["rows"] == {"train": 40, "dev": 12}
+    assert metrics["data"]["selected_on"] == "dev"
+    assert metrics["score"] == metrics["selection_score"]
+    assert "the score flatters" in caplog.text
+    assert "on the development set itself" in (folder / "paper" / "README.md").read_text()
+
+
+def test_without_selection_the_last_epoch_is_kept(folder: Path) -> None:
+    metrics = train(tiny.config(folder, "last", selection_fraction=0, method="finetune"))
+    assert metrics["data"]["rows"] == {"train": 40, "dev": 12}
+    assert (metrics["selection_score"], metrics["best_epoch"]) == (None, 2)
+    assert metrics["score"] is not None
+
+
+def test_numbers_are_learnt_by_regression(folder: Path) -> None:
+    tiny.write_csv(folder / "numbers.csv", [number / 10 for number in range(20)])
+    options = {"train_file": str(folder / "numbers.csv"), "eval_file": None, "shots": 16}
+    metrics = train(tiny.config(folder, "numbers", **options))
+    assert (metrics["metric"], metrics["score"]) == ("pearson", None)
+    assert metrics["data"]["rows"] == {"train": 15, "selection": 1}
+    model = AutoModelForSequenceClassification.from_pretrained(folder / "numbers")
+    assert (model.config.num_labels, model.config.problem_type) == (1, "regression")
+    found = evaluate(str(folder / "numbers"), Source(file=str(folder / "numbers.csv")))
+    assert found["all_scores"].keys() == {"pearson", "spearman", "mse"}
+
+
+def test_early_stopping_ends_a_run(folder: Path) -> None:
+    metrics = train(tiny.config(folder, "stopped", epochs=9, patience=1, method="finetune", learning_rate=1e-9))
+    assert len(metrics["history"]) == 2
+    assert metrics["best_epoch"] == 1
+
+
+@pytest.mark.parametrize(
+    ("epochs", "options", "message"),
+    [
+        (4, {}, "ad-drop will regularise epochs 2, 4 of 4"),
+        (1, {}, "would regularise none of the 1 epoch"),
+        (1, {"cross_tuning": False}, "will regularise all 1 epochs"),
+    ],
+)
+def test_log_says_which_epochs_are_regularised(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, epochs: int, options: Any, message: str
+) -> None:
+    caplog.set_level("INFO", "attendrop")
+    train(tiny.config(folder, str(tmp_path / "run"), epochs=epochs, options=options, shots=2, max_length=8))
+    assert message in caplog.text
+
+
+def test_card_names_method_options_data_protocol_and_citation(folder: Path) -> None:
+    card = (folder / "run" / "README.md").read_text()
+    for part in (
+        "---\nlibrary_name: transformers",
+        "fine-tuned on train.csv, dev.csv with ad-drop",
+        "| `p` | 0.3 |",
+        "| `learning_rate` | 0.001 |",
+        "`honest`. The best epoch was chosen on 4 rows",
+        "| dev: accuracy |",
+        "This is one seed.",
+        "from_pretrained",
+        "yang2022addrop",
+    ):
+        assert part in card
+    assert str(folder) not in card
+
+
+def test_finished_run_is_left_alone(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "attendrop")
+    before = (folder / "run" / "metrics.json").read_bytes()
+    assert train(tiny.config(folder), resume=True) == json.loads(before)
+    assert "is finished already" in caplog.text
+    assert (folder / "run" / "metrics.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "message"),
+    [
+        ({}, {}, "holds a run already; --resume continues it, --overwrite replaces it"),
+        ({}, {"resume": True, "overwrite": True}, "resume and overwrite exclude each other"),
+        ({"seed": 1}, {"resume": True}, "began with seed=0, not 1"),
+        ({"options": {"p": 0.5}}, {"resume": True}, "began with p=0.3, not 0.5"),
+        ({"method": "finetune"}, {"resume": True}, "began with method='ad-drop', not 'finetune'"),
+        ({"output_dir": "model"}, {}, "holds other files"),
+        ({"output_dir": "model"}, {"overwrite": True}, "holds other files"),
+        ({"output_dir": "train.csv"}, {}, "is a file"),
+    ],
+)
+def test_folder_that_is_taken(folder: Path, changes: Any, arguments: Any, message: str) -> None:
+    if "output_dir" in changes:
+        changes = {"output_dir": str(folder / changes["output_dir"])}
+    before = sorted((folder / "run").rglob("*"))
+    with pytest.raises(AttendropError, match=re.escape(message)):
+        train(tiny.config(folder, **changes), **arguments)
+    assert sorted((folder / "run").rglob("*")) == before
+
+
+def test_resume_with_other_data_is_refused(tmp_path: Path) -> None:
+    tiny.save_tiny_bert(tmp_path / "model")
+    tiny.write_data(tmp_path)
+    train(tiny.config(tmp_path, epochs=1, method="finetune"))
+    (tmp_path / "run" / "metrics.json").unlink()
+    tiny.write_csv(tmp_path / "train.csv", ["yes", "no", "no"] * 12)
+    with pytest.raises(AttendropError, match="training data changed"):
+        train(tiny.config(tmp_path, epochs=1, method="finetune"), resume=True)
+
+
+def test_run_that_was_killed_after_training_only_reports(tmp_path: Path) -> None:
+    tiny.save_tiny_bert(tmp_path / "model")
+    tiny.write_data(tmp_path)
+    options = {"epochs": 9, "patience": 1, "method": "finetune", "learning_rate": 1e-9}
+    first = train(tiny.config(tmp_path, **options))
+    before = weights(tmp_path / "run")
+    for name in ("metrics.json", "model.safetensors", "README.md"):
+        (tmp_path / "run" / name).unlink()
+    second = train(tiny.config(tmp_path, **options), resume=True)
+    assert second["steps"] == first["steps"]
+    for name in ("history", "score", "selection_score", "best_epoch"):
+        assert first[name] == second[name]
+    assert all(torch.equal(before[name], value) for name, value in weights(tmp_path / "run").items())
+    assert second["train_seconds"] >= 0.0
+
+
+def test_preset_of_the_paper() -> None:
+    chosen = preset("paper", "stsb", "ad-drop")
+    config = RunConfig(model="minilm", output_dir="x", task="stsb", **chosen)
+    assert (config.max_length, config.epochs, config.patience, config.schedule) == (100, 50, 5, "constant")
+    assert config.options["layers"] == "first"
+    assert (config.protocol, config.weight_decay, config.warmup) == ("paper", 0.01, 0.0)
+    assert preset("paper", "mnli", "finetune")["options"] == {}
+    assert (preset("paper", "qqp", "finetune")["epochs"], preset("paper", "sst2", "finetune")["epochs"]) == (10, 20)
+    assert preset("paper", "cola", "ad-drop")["options"] == {"layers": "all"}
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"task": "mnli"}, "The model predicts 2 classes, the task mnli asks for 3 classes."),
+        ({"task": "stsb"}, "The model predicts 2 classes, the task stsb asks for a number."),
+        ({"task": "rte", "file": "x.csv"}, "not both"),
+        ({"task": "rte", "text_columns": ("a",)}, "belong to one's own file"),
+        ({"batch_size": 0}, "batch-size must be at least 1, not 0."),
+    ],
+)
+def test_data_that_a_model_cannot_be_used_on(folder: Path, source: Any, message: str) -> None:
+    with pytest.raises(AttendropError, match=re.escape(message)):
+        evaluate(str(folder / "run"), Source(**source))
+
+
+def test_only_finished_runs_are_used(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(AttendropError, match="no run folder"):
+        evaluate(str(tmp_path / "none"), Source())
+    (tmp_path / "run.json").write_text('{"config": {}, "data_sha256": ""}')
+    with pytest.raises(AttendropError, match="is not finished"):
+        evaluate(str(tmp_path), Source())
+    with pytest.raises(AttendropError, match="no trained head"):
+        evaluate(str(folder / "model"), Source(file=str(folder / "dev.csv"), text_columns=("sentence1",)))
+
+
+# --- Data that the method is rewarded on
+
+
+@pytest.mark.parametrize(
+    ("options", "source", "words"),
+    [
+        ({}, "reward", "rewarded by scores on 3 more rows set aside"),
+        ({"reward_data": "eval"}, "dev", "scored models on the development set during training"),
+        ({"variant": "pruning"}, None, "The best epoch was chosen on 4 rows"),
+    ],
+)
+def test_what_the_method_was_rewarded_on_is_said(
+    options: dict[str, Any], source: str | None, words: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "attendrop")
+    name = f"attendout-{options.get('reward_data', options.get('variant', 'split'))}"
+    config = tiny.config(folder, name, method="attendout", options=options | {"dropout_step": 3})
+    metrics = train(config)
+    assert metrics["data"]["rewarded_on"] == source
+    assert metrics["data"]["rows"] == {"train": 33 if source == "reward" else 36, "selection": 4} | (
+        {"reward": 3} if source == "reward" else {}
+    ) | {"dev": 12}
+    assert words in (folder / name / "README.md").read_text(encoding="utf-8")
+    assert ("so the score on it flatters" in caplog.text) == (source == "dev")
+    assert [step["step"] for step in metrics["dropout_steps"]] == [3, 6, 9, 10]
+    assert set(metrics["dropout_steps"][0]["drop_probability"]) == {"encoder.0", "encoder.1"}
+    assert set(metrics["pruning"]["pi"]) == {"encoder.0", "encoder.1"}
+    assert (folder / name / "generator.safetensors").is_file()
+
+
+def test_rewards_on_an_eval_file_need_one(folder: Path) -> None:
+    with pytest.raises(AttendropError, match="eval-file"):
+        tiny.config(folder, eval_file=None, method="attendout", options={"reward_data": "eval"})
+
+
+def test_a_search_on_the_selection_split(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It costs no training rows; under protocol 'paper' these rows are the development set, and that is said."""
+    how: dict[str, Any] = {"method": "autodropout", "options": {"trials": 2}}
+    honest = train(tiny.config(folder, "searched", **how))
+    assert honest["data"]["rewarded_on"] == "selection"
+    assert honest["data"]["rows"] == {"train": 36, "selection": 4, "dev": 12}
+    assert "rewarded by scores on the same rows" in (folder / "searched" / "README.md").read_text(encoding="utf-8")
+    assert "flatters" not in caplog.text
+    paper = train(tiny.config(folder, "searched-paper", protocol="paper", **how))
+    assert paper["data"]["rewarded_on"] == "dev"
+    assert "development set during training" in caplog.text
+    with pytest.raises(AttendropError, match="scores on the selection split; selection-fraction is 0"):
+        tiny.config(folder, selection_fraction=0.0, **how)
+
+
+def test_a_fixed_number_of_steps(folder: Path) -> None:
+    metrics = train(tiny.config(folder, "steps", max_steps=7, method="finetune"))
+    assert (metrics["steps"], metrics["planned_steps"], len(metrics["history"])) == (7, 7, 2)

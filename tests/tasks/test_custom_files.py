@@ -1,0 +1,354 @@
+"""One's own files: what is read from them, and what is said about each that is wrong."""
+
+import io
+import json
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from attendrop.errors import AttendropError
+from attendrop.tasks.bad_rows import BadRows, write_skipped
+from attendrop.tasks.base import TaskData
+from attendrop.tasks.custom_files import load_files, stream_file
+from attendrop.tasks.table_files import read_chunks, read_table
+
+GOOD = "text,label\ngood,yes\nbad,no\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder of the test, so that messages name files without a path."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(name: str, content: str | bytes) -> str:
+    data = content.encode() if isinstance(content, str) else content
+    Path(name).write_bytes(data)
+    return name
+
+
+def write_parquet(name: str, **columns: list[object]) -> str:
+    pyarrow.parquet.write_table(pyarrow.table(columns), name)
+    return name
+
+
+def load_train(name: str, **options: object) -> TaskData:
+    return load_files(train_file=name, **({"text_columns": ["text"], "label_column": "label"} | options))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", "text,label\none,0\ntwo,1\n"),
+        ("a.CSV", "text,label\none,0\ntwo,1"),
+        ("bom.csv", b"\xef\xbb\xbftext,label\none,0\ntwo,1\n"),
+        ("crlf.csv", "text,label\r\none,0\r\ntwo,1\r\n"),
+        ("blank-lines.csv", "text,label\none,0\n\ntwo,1\n\n\n"),
+        ("other-columns.csv", 'id,label,text\n7,0,one\n8,1,"two"\n'),
+        ("spaces.csv", "label,text\n 0,one\n1 ,two\n"),
+        ("a.tsv", "text\tlabel\none\t0\ntwo\t1\n"),
+        ("a.jsonl", '{"text": "one", "label": 0}\n\n{"label": 1, "text": "two"}\n'),
+        ("mixed-types.jsonl", '{"text": "one", "label": "0"}\r\n{"label": 1, "text": "two"}\r\n'),
+    ],
+)
+def test_formats_agree(folder: Path, name: str, content: str | bytes) -> None:
+    data = load_train(write(name, content))
+    assert data.task.label_names == ("0", "1") and data.task.kind == "classification" and data.source == name
+    assert data.splits["train"].to_dict() == {"text": ["one", "two"], "index": [0, 1], "label": [0, 1]}
+
+
+def test_parquet(folder: Path) -> None:
+    data = load_train(write_parquet("a.parquet", text=["one", "two"], label=[0, 1]))
+    assert data.splits["train"].to_dict() == {"text": ["one", "two"], "index": [0, 1], "label": [0, 1]}
+
+
+def test_texts_are_kept_to_the_letter(folder: Path) -> None:
+    texts = [
+        'say "hi", he said',
+        "two\nlines",
+        "NA",
+        "Nan",
+        "null",
+        "12",
+        "  spaces ",
+        "\u2028 and \x85",
+        "None",
+        "n/a",
+    ]
+    quoted = "".join('"{}",{}\n'.format(text.replace('"', '""'), i) for i, text in enumerate(texts))
+    assert load_train(write("a.csv", "text,label\n" + quoted)).splits["train"]["text"] == texts
+    lines = "".join(json.dumps({"text": text, "label": i}, ensure_ascii=False) + "\n" for i, text in enumerate(texts))
+    assert load_train(write("a.jsonl", lines)).splits["train"]["text"] == texts
+
+
+def test_two_text_columns_and_all_splits(folder: Path) -> None:
+    train = write("train.tsv", "q\ta\tlabel\nx\ty\tno\nx\tz\tyes\n")
+    predict = write("test.csv", "a,q\nanswer,question\n")
+    data = load_files(
+        train_file=train, eval_file=train, predict_file=predict, text_columns=("q", "a"), label_column="label"
+    )
+    assert list(data.splits) == ["train", "dev", "test"] and data.task.text_columns == ("q", "a")
+    assert data.splits["test"].to_dict() == {"text": ["question"], "text_pair": ["answer"], "index": [0]}
+    assert data.splits["dev"]["label"] == [0, 1] and data.task.label_names == ("no", "yes")
+
+
+@pytest.mark.parametrize(
+    ("labels", "label_type", "names", "ids"),
+    [
+        (["10", "9", "-1"], "auto", ("-1", "9", "10"), [2, 1, 0]),  # integers by value, not by spelling
+        (["b", "B", "a"], "auto", ("B", "a", "b"), [2, 0, 1]),
+        (["1", "2.0", "3"], "auto", ("1", "2", "3"), [0, 1, 2]),
+        (["0.0", "1.0", "0."], "auto", ("0", "1"), [0, 1, 0]),  # as pandas writes integers with gaps
+        (["1", "2.5", "3.0"], "auto", (), [1.0, 2.5, 3.0]),
+        (["1e-3", "-.5", "+2."], "auto", (), [0.001, -0.5, 2.0]),
+        (["1", "2", "3"], "number", (), [1.0, 2.0, 3.0]),
+        (["1.5", "2.0", "1.5"], "class", ("2", "1.5"), [1, 0, 1]),
+        (["3", "3+", "2"], "class", ("2", "3", "3+"), [1, 2, 0]),
+        (["3,5", "1_0", "inf"], "auto", ("1_0", "3,5", "inf"), [1, 0, 2]),  # Python would take two of them for numbers
+    ],
+)
+def test_labels(folder: Path, labels: list[str], label_type: str, names: tuple[str, ...], ids: list[float]) -> None:
+    rows = "".join(f'text,"{label}"\n' for label in labels)
+    data = load_train(write("a.csv", "text,label\n" + rows), label_type=label_type)
+    assert data.task.label_names == names and data.splits["train"]["label"] == ids
+    assert (data.task.kind, data.task.metric) == (
+        ("classification", "accuracy") if names else ("regression", "pearson")
+    )
+
+
+def test_one_decimal_point_in_any_file_means_numbers(folder: Path) -> None:
+    train, dev = write("train.csv", "text,label\na,1\nb,2\n"), write("dev.csv", "text,label\na,1.5\n")
+    data = load_files(train_file=train, eval_file=dev, text_columns=["text"], label_column="label")
+    assert data.splits["train"]["label"] == [1.0, 2.0] and data.splits["dev"]["label"] == [1.5]
+
+
+def test_json_and_parquet_numbers_and_booleans(folder: Path) -> None:
+    assert load_train(write_parquet("f.parquet", text=["a", "b"], label=[1.0, 2.5])).task.kind == "regression"
+    names = load_train(write("b.jsonl", '{"text": "a", "label": true}\n{"text": "b", "label": false}')).task.label_names
+    assert names == ("False", "True")
+
+
+def test_classes_of_a_saved_run(folder: Path) -> None:
+    name = write("a.csv", "text,label\na,yes\nb,yes\n")
+    options = {"text_columns": ["text"], "label_column": "label"}
+    data = load_files(eval_file=name, label_names=("yes", "maybe", "no"), **options)
+    assert data.splits["dev"]["label"] == [0, 0] and data.task.label_names == ("yes", "maybe", "no")
+    numbers = load_files(eval_file=write("n.csv", "text,label\na,1\n"), label_names=(), **options)
+    assert numbers.task.kind == "regression" and numbers.splits["dev"]["label"] == [1.0]
+    predicted = load_files(predict_file=name, label_names=("yes", "no"), text_columns=["text"])
+    assert predicted.splits["test"].column_names == ["text", "index"]
+
+
+BAD_FILES = [
+    ("a.csv", "", "a.csv is empty."),
+    ("a.csv", "\n \n", "a.csv is empty."),
+    ("a.csv", "text,label\n", "a.csv has no rows."),
+    ("a.csv", "txt,label\na,b\n", "a.csv has no column 'text'; did you mean 'txt'?"),
+    ("a.csv", "x,y\na,b\n", "a.csv has no column 'text'; its columns are 'x', 'y'."),
+    ("a.csv", "text,lable\na,b\n", "a.csv has no column 'label'; did you mean 'lable'?"),
+    (
+        "a.csv",
+        "text;label\na;b\n",
+        "a.csv has no column 'text': its header is separated by semicolons, but csv is read",
+    ),
+    ("a.tsv", "text,label\na,b\n", "separated by commas, but csv is read with commas and tsv with tabs."),
+    ("a.csv", "text,text,label\na,b,c\n", "a.csv has more than one column 'text'"),
+    ("a.csv", "text,label\na,yes\nb,no,no\n", "a.csv, line 3: 3 fields where the header has 2"),
+    ("a.csv", 'text,label\n"a\nb",yes\nc\n', "a.csv, line 4: 1 fields where the header has 2"),
+    ("a.csv", 'text,label\na,yes\n"b,no\nc,no\n', "a.csv, line 3: broken quoting (unexpected end of data)"),
+    ("a.csv", 'text,label\n"a" b,yes\n', "a.csv, line 2: broken quoting"),
+    ("a.tsv", 'text\tlabel\n"a\tyes\n', "a.tsv, line 2: broken quoting"),
+    ("a.csv", b"text,label\nok,yes\ncaf\xe9,no\n", "a.csv, line 3: byte 0xe9 is not UTF-8"),
+    ("a.csv", "text,label\na,yes\n ,no\n", "a.csv, line 3, column 'text': the text is empty."),
+    ("a.csv", "text,label\na,yes\nb,\n", "a.csv, line 3, column 'label': the label is empty."),
+    ("a.csv", "text,label\na,1.0\nb,NaN\n", "a.csv, line 3, column 'label': the label is NaN."),
+    (
+        "a.csv",
+        "text,label\na,1\nb,no\n",
+        "mix numbers, such as '1' (a.csv, line 2), with text, such as 'no' (a.csv, line 3)",
+    ),
+    ("a.csv", "text,label\na,0.5\nb,no\n", "mix numbers, such as '0.5' (a.csv, line 2), with text, such as 'no'"),
+    (
+        "a.csv",
+        "text,label\na,1.5\nb,1e999\n",
+        "a.csv, line 3, column 'label': the label '1e999' is not a finite number.",
+    ),
+    ("a.csv", "text,label\na,yes\nb,yes\n", "a.csv has only one class, 'yes'; training needs at least two."),
+    ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b"\n', "a.jsonl, line 2: not valid JSON"),
+    ("a.jsonl", '["a", 1]\n', "a.jsonl, line 1: every line must be an object"),
+    ("a.jsonl", '{"text": "a", "text": "b"}\n', "a.jsonl, line 1: not valid JSON (a key occurs twice)"),
+    ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b"}\n', "a.jsonl, line 2, column 'label': the label is empty."),
+    ("a.jsonl", '{"text": "a", "label": NaN}\n', "a.jsonl, line 1, column 'label': the label is NaN."),
+    ("a.jsonl", '{"text": 5, "label": 1}\n', "a.jsonl, line 1, column 'text': 5 is not a text."),
+    (
+        "a.jsonl",
+        '{"text": "a", "label": [1]}\n',
+        "a.jsonl, line 1, column 'label': [1] is neither a class nor a number.",
+    ),
+    (
+        "scores.csv",
+        "text,label\n" + "".join(f"text {n},{n}\n" for n in range(60)),
+        "scores.csv, column 'label': 60 different whole numbers may be classes, numbers to predict or ids; say which",
+    ),
+    (
+        "ids.csv",
+        "text,label\n" + "".join(f"text {n},id-{n}\n" for n in range(60)),
+        "ids.csv, column 'label': 60 different labels in 60 rows look like ids; name another label column",
+    ),
+    ("a.parquet", "text,label\na,b\n", "a.parquet is not a readable Parquet file"),
+    (
+        "a.xlsx",
+        "text",
+        "a.xlsx has the extension '.xlsx'; the files that can be read are .csv, .tsv, .jsonl, .parquet.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), BAD_FILES)
+def test_bad_file(folder: Path, name: str, content: str | bytes, message: str) -> None:
+    with pytest.raises(AttendropError) as caught:
+        load_train(write(name, content))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("label_type", "kind"), [("class", "classification"), ("number", "regression")])
+def test_many_whole_numbers_are_what_one_says(folder: Path, label_type: str, kind: str) -> None:
+    name = write("a.csv", "text,label\n" + "".join(f"text,{n}\n" for n in range(60)))
+    assert load_train(name, label_type=label_type).task.kind == kind
+
+
+def test_many_classes_of_several_rows_each_need_no_word(folder: Path) -> None:
+    name = write("a.csv", "text,label\n" + "".join(f"text,intent {n % 77}\n" for n in range(5 * 77)))
+    assert load_train(name).task.num_labels == 77
+
+
+@pytest.mark.parametrize(("train", "dev"), [("0", "0.0"), ("0.0", "0")])
+def test_whole_numbers_are_one_class_in_both_spellings(folder: Path, train: str, dev: str) -> None:
+    write("train.csv", f"text,label\na,{train}\nb,1\n")
+    write("dev.csv", f"text,label\na,{dev}\nb,1.0\n")
+    data = load_files(train_file="train.csv", eval_file="dev.csv", text_columns=["text"], label_column="label")
+    assert data.task.label_names == ("0", "1") and data.splits["dev"]["label"] == [0, 1]
+    columns = {"text_columns": ["text"], "label_column": "label"}
+    saved = load_files(eval_file="dev.csv", label_names=("0", "1"), **columns)
+    assert saved.splits["dev"]["label"] == [0, 1]
+
+
+UGLY = [
+    ("a.csv", b"text,label\ngood,yes\n,no\nb,\nc,no,more\nfine,no\n", ["line 3", "line 4", "line 5"]),
+    ("a.csv", b"text,label\ngood,0.5\nb,much\nc,nan\nfine,1\n", ["line 3", "line 4"]),
+    (
+        "a.jsonl",
+        b'{"text": "good", "label": 1}\n{"text": 5, "label": 1}\n{"text"\n[]\n{"text": "fine", "label": 0}\n',
+        ["line 2", "line 3", "line 4"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "places"), UGLY, ids=["classes", "numbers", "json"])
+def test_bad_rows_are_left_out_and_listed_when_asked(
+    folder: Path, name: str, content: bytes, places: list[str]
+) -> None:
+    label_type = "number" if b"0.5" in content else "auto"
+    with pytest.raises(AttendropError, match="--skip-bad-rows leaves such rows out"):
+        load_train(write(name, content), label_type=label_type)
+    data = load_train(name, label_type=label_type, skip_bad_rows=True)
+    train = data.splits["train"]
+    assert train["text"] == ["good", "fine"] and train["index"] == [0, len(places) + 1]
+    assert sorted(row.place for row in data.skipped) == places
+    write_skipped("skipped.jsonl", data.skipped)
+    listed = [json.loads(line) for line in Path("skipped.jsonl").read_text().splitlines()]
+    assert sorted(row["place"] for row in listed) == places and all(row["file"] == name for row in listed)
+
+
+def test_skipped_rows_are_listed_in_the_order_of_the_file(folder: Path) -> None:
+    name = write("a.csv", "text,label\ngood,yes\n ,no\na,b,c\nfine,\nfine,no\n ,no\nx,y,z\n")
+    write_skipped("skipped.jsonl", load_train(name, skip_bad_rows=True).skipped)
+    listed = [json.loads(line)["place"] for line in Path("skipped.jsonl").read_text().splitlines()]
+    assert listed == ["line 3", "line 4", "line 5", "line 7", "line 8"]
+
+
+@pytest.mark.parametrize("text", ["text;label\ngood;yes\n", "text;label\ngood, even;yes\n"])
+@pytest.mark.parametrize("file", ["a.csv", "-"])
+def test_semicolons_are_pointed_out(folder: Path, monkeypatch: pytest.MonkeyPatch, file: str, text: str) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    write("a.csv", text)
+    rows = stream_file(file, text_columns=["text"], label_names=["yes"], size=9, bad=BadRows(), format="csv")
+    with pytest.raises(AttendropError, match="its header is separated by semicolons, but csv is read with commas"):
+        list(rows)
+
+
+def test_skipped_rows_say_why_and_what(folder: Path) -> None:
+    name = write("a.csv", "text,label\ngood,yes\n ,no\nfine,no\n")
+    (row,) = load_train(name, skip_bad_rows=True).skipped
+    assert (row.reason, row.row) == ("column 'text': the text is empty", {"text": " ", "label": "no"})
+
+
+def test_only_bad_rows_are_still_an_error(folder: Path) -> None:
+    with pytest.raises(AttendropError, match="no row that can be used"):
+        load_train(write("a.csv", "text,label\n,yes\n,no\n"), skip_bad_rows=True)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_chunks_of_a_file_are_the_file(folder: Path, suffix: str) -> None:
+    texts = [f"text {n}" for n in range(25)]
+    match suffix:
+        case "csv":
+            name = write("a.csv", "text\n" + "\n".join(texts))
+        case "jsonl":
+            name = write("a.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in texts))
+        case _:
+            name = write_parquet("a.parquet", text=texts)
+    chunks = list(read_chunks(name, 10))
+    assert [len(chunk.rows) for chunk in chunks] == [10, 10, 5]
+    whole = read_table(name)
+    for field in ("rows", "places", "index"):
+        assert [value for chunk in chunks for value in getattr(chunk, field)] == getattr(whole, field)
+
+
+def test_missing_file_and_folder(folder: Path) -> None:
+    with pytest.raises(AttendropError, match=r"there is no file none\.csv\."):
+        load_train("none.csv")
+    (folder / "folder.csv").mkdir()
+    with pytest.raises(AttendropError, match=r"folder\.csv is not a file\."):
+        load_train("folder.csv")
+
+
+def test_bad_parquet_values(folder: Path) -> None:
+    with pytest.raises(AttendropError, match=r"a\.parquet, row 2, column 'label': the label is empty\."):
+        load_train(write_parquet("a.parquet", text=["a", "b"], label=[1, None]))
+    with pytest.raises(AttendropError, match=r"a\.parquet, row 1, column 'text': the text is NaN\."):
+        load_train(write_parquet("a.parquet", text=[float("nan")], label=[1]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"text_columns": []}, "one or two text columns, not 0."),
+        ({"text_columns": ["a", "b", "c"]}, "one or two text columns, not 3."),
+        ({"text_columns": ["text", "text"]}, "the column 'text' is named twice"),
+        ({"text_columns": ["label"]}, "the column 'label' is named twice"),
+        ({"label_type": "numbr"}, "there is no label type 'numbr'; did you mean 'number'?"),
+        ({"label_type": "number"}, "good.csv, line 2, column 'label': the label 'yes' is not a finite number."),
+        ({"label_column": None}, "the column of the labels is not given"),
+        ({"train_file": None}, "give at least one file"),
+        ({"train_file": None, "predict_file": "good.csv"}, "a file for prediction alone does not tell the classes"),
+        (
+            {"eval_file": "new.csv"},
+            "new.csv, line 2, column 'label': the label 'yess' is not among those of training; did",
+        ),
+        ({"eval_file": "far.csv"}, "the label 'maybe' is not among those of training; the classes are 'no', 'yes'."),
+        ({"eval_file": "int.csv"}, "mix numbers, such as '1' (int.csv, line 2), with text, such as 'yes' (good.csv"),
+    ],
+)
+def test_bad_request(folder: Path, options: dict[str, object], message: str) -> None:
+    write("good.csv", GOOD)
+    write("new.csv", "text,label\na,yess\n")
+    write("far.csv", "text,label\na,maybe\n")
+    write("int.csv", "text,label\na,1\n")
+    with pytest.raises(AttendropError) as caught:
+        load_files(**{"train_file": "good.csv", "text_columns": ["text"], "label_column": "label"} | options)
+    assert message in str(caught.value)

@@ -1,0 +1,205 @@
+"""Scores against values worked out by hand, and files of predictions to the letter."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sklearn.metrics as skm
+from datasets import Dataset
+
+from attendrop.errors import AttendropError
+from attendrop.tasks.base import Task
+from attendrop.tasks.metrics import compute_scores, constant_scores, score_span, with_metric
+from attendrop.tasks.predictions import write_predictions
+from attendrop.tasks.registry import get_task
+
+OWN_CLASSES = Task(
+    "files", "classification", ("text",), ("a", "b, c", "d"), "accuracy", "", ("f1_macro", "matthews_correlation")
+)
+TWO_CLASSES = Task("files", "classification", ("text",), ("no", "yes"), "accuracy", "", OWN_CLASSES.other_metrics)
+OWN_NUMBERS = Task("files", "regression", ("text",), (), "pearson", "", ("spearman", "mse"))
+
+# Two true positives, one false positive, one false negative, one true negative.
+LABELS = np.array([1, 1, 0, 1, 0])
+LOGITS = np.array([[0, 1], [0, 1], [0, 1], [1, 0], [1, 0]], dtype=np.float32)
+MATTHEWS = (2 * 1 - 1 * 1) / math.sqrt(3 * 3 * 2 * 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("cola", {"matthews_correlation": MATTHEWS}),
+        ("sst2", {"accuracy": 0.6}),
+        ("mrpc", {"accuracy": 0.6, "f1": 2 / 3}),
+        ("qqp", {"accuracy": 0.6, "f1": 2 / 3}),
+        ("mnli", {"accuracy": 0.6}),
+        ("qnli", {"accuracy": 0.6}),
+        ("rte", {"accuracy": 0.6}),
+        ("wnli", {"accuracy": 0.6}),
+        ("grammar", {"accuracy": 0.6, "matthews_correlation": MATTHEWS}),
+    ],
+)
+def test_classification(name: str, expected: dict[str, float]) -> None:
+    task = get_task(name)
+    scores = compute_scores(task, LOGITS, LABELS)
+    assert scores == pytest.approx(expected)
+    assert next(iter(scores)) == task.metric
+    assert all(type(score) is float for score in scores.values())
+
+
+def test_own_classes() -> None:
+    logits = np.eye(3)[[0, 0, 1, 2]]
+    scores = compute_scores(OWN_CLASSES, logits, np.array([0, 1, 1, 2]))
+    assert scores["accuracy"] == 0.75 and scores["f1_macro"] == pytest.approx((2 / 3 + 2 / 3 + 1) / 3)
+    assert scores["matthews_correlation"] == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1)])
+def test_regression(shape: tuple[int, ...]) -> None:
+    predictions, labels = np.array([1.0, 2.0, 3.0, 10.0]).reshape(shape), np.array([1.0, 2.0, 3.0, 4.0])
+    expected = {"pearson": 14 / math.sqrt(50 * 5), "spearman": 1.0}
+    assert compute_scores(get_task("stsb"), predictions, labels) == pytest.approx(expected)
+    assert compute_scores(OWN_NUMBERS, predictions, labels) == pytest.approx(expected | {"mse": 9.0})
+
+
+@pytest.mark.parametrize(
+    ("predictions", "labels"), [([2.0, 2.0, 2.0], [1.0, 2.0, 3.0]), ([1.0, 2.0], [3.0, 3.0]), ([1.0], [2.0])]
+)
+def test_an_undefined_correlation_is_zero(predictions: list[float], labels: list[float]) -> None:
+    scores = compute_scores(get_task("stsb"), np.array(predictions), np.array(labels))
+    assert scores == {"pearson": 0.0, "spearman": 0.0}
+
+
+def test_a_constant_answer_scores_zero_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    always_zero = np.tile([1.0, 0.0], (5, 1))
+    assert compute_scores(get_task("cola"), always_zero, LABELS) == {"matthews_correlation": 0.0}
+    assert compute_scores(get_task("mrpc"), always_zero, LABELS) == {"accuracy": 0.4, "f1": 0.0}
+    assert not recwarn
+
+
+def test_what_cannot_be_scored() -> None:
+    broken = LOGITS.copy()
+    broken[1, 0] = np.nan
+    with pytest.raises(AttendropError, match="NaN or infinite for 1 of 5 rows: training diverged"):
+        compute_scores(get_task("rte"), broken, LABELS)
+    with pytest.raises(AttendropError, match="NaN or infinite for 1 of 5 rows"):
+        write_predictions("out.tsv", get_task("rte"), Dataset.from_dict({"index": [*range(5)]}), broken)
+    with pytest.raises(AttendropError, match="there are no rows to score"):
+        compute_scores(get_task("rte"), np.zeros((0, 2)), np.zeros(0))
+
+
+@pytest.mark.parametrize(
+    ("name", "logits", "answers"),
+    [
+        ("cola", [[0, 1], [1, 0]], ["1", "0"]),
+        ("wnli", [[0, 1], [1, 0]], ["1", "0"]),
+        ("rte", [[0, 1], [1, 0]], ["not_entailment", "entailment"]),
+        ("mnli", [[0, 1, 0], [0, 0, 1]], ["neutral", "contradiction"]),
+        ("stsb", [[5.2], [-0.1]], ["5.000", "0.000"]),
+        ("stsb", [2.71828, 3], ["2.718", "3.000"]),
+    ],
+)
+def test_submission(name: str, logits: list[object], answers: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "new" / "out.tsv"
+    write_predictions(path, get_task(name), Dataset.from_dict({"index": [0, 7]}), np.array(logits))
+    assert path.read_bytes().decode() == f"index\tprediction\n0\t{answers[0]}\n7\t{answers[1]}\n"
+    assert [file.name for file in path.parent.iterdir()] == ["out.tsv"]
+
+
+def test_own_predictions(tmp_path: Path) -> None:
+    dataset, logits = Dataset.from_dict({"index": [0, 1]}), np.log([[0.2, 0.7, 0.1], [0.5, 0.25, 0.25]])
+    write_predictions(tmp_path / "a.csv", OWN_CLASSES, dataset, logits)
+    assert (tmp_path / "a.csv").read_text() == 'index,label,probability\n0,"b, c",0.7\n1,a,0.5\n'
+    write_predictions(tmp_path / "a.jsonl", OWN_CLASSES, dataset, logits)
+    lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert lines[0] == {"index": 0, "label": "b, c", "probability": 0.7}
+    write_predictions(tmp_path / "a.tsv", OWN_NUMBERS, dataset, np.array([[1.25], [-3.0]]))
+    assert (tmp_path / "a.tsv").read_text() == "index\tscore\n0\t1.25\n1\t-3.0\n"
+
+
+def test_unknown_extension(tmp_path: Path) -> None:
+    with pytest.raises(AttendropError, match=r"written as \.tsv, \.csv or \.jsonl, not as 'out\.txt'"):
+        write_predictions(tmp_path / "out.txt", OWN_NUMBERS, Dataset.from_dict({"index": [0]}), np.zeros(1))
+    assert not list(tmp_path.iterdir())
+
+
+METRICS = [
+    ("f1_macro", skm.f1_score, {"average": "macro"}),
+    ("macro-F1", skm.f1_score, {"average": "macro"}),
+    ("balanced-accuracy", skm.balanced_accuracy_score, {}),
+    ("mcc", skm.matthews_corrcoef, {}),
+    ("cohen_kappa", skm.cohen_kappa_score, {}),
+    ("precision", skm.precision_score, {}),
+    ("recall_macro", skm.recall_score, {"average": "macro"}),
+]
+
+
+@pytest.mark.parametrize(("name", "oracle", "options"), METRICS, ids=[row[0] for row in METRICS])
+def test_metric_of_ones_choice_decides(name: str, oracle: Callable[..., float], options: dict[str, Any]) -> None:
+    logits, labels = np.random.default_rng(0).normal(size=(40, 2)), np.arange(40) % 2
+    task = with_metric(TWO_CLASSES, name)
+    first, *others = compute_scores(task, logits, labels).items()
+    assert first == (task.metric, pytest.approx(oracle(labels, logits.argmax(1), **options)))
+    assert {name for name, _ in others} | {task.metric} >= {"accuracy", "f1_macro", "matthews_correlation"}
+
+
+def test_ranking_metrics_read_logits() -> None:
+    logits, labels = np.random.default_rng(0).normal(size=(40, 2)), np.arange(40) % 2
+    margins = logits[:, 1] - logits[:, 0]
+    scores = compute_scores(with_metric(TWO_CLASSES, "roc_auc"), logits, labels)
+    assert scores["roc_auc"] == pytest.approx(skm.roc_auc_score(labels, margins))
+    assert compute_scores(with_metric(TWO_CLASSES, "roc-auc"), logits, 0 * labels)["roc_auc"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "message"),
+    [
+        (TWO_CLASSES, "acuracy", "there is no metric 'acuracy' for 2 classes; did you mean 'accuracy'?"),
+        (TWO_CLASSES, "pearson", "there is no metric 'pearson' for 2 classes"),
+        (OWN_NUMBERS, "accuracy", "there is no metric 'accuracy' for numbers to predict"),
+        (get_task("mnli"), "f1", "there is no metric 'f1' for 3 classes; there are accuracy"),
+    ],
+)
+def test_metric_that_does_not_fit_is_refused(task: Task, name: str, message: str) -> None:
+    with pytest.raises(AttendropError) as caught:
+        with_metric(task, name)
+    assert message in str(caught.value)
+
+
+def test_constant_scores_are_those_of_the_most_common_class_of_training() -> None:
+    answer, scores = constant_scores(TWO_CLASSES, np.array([0, 1, 1]), np.array([0, 0, 0, 1]))
+    assert (answer, scores["accuracy"]) == (TWO_CLASSES.label_names[1], 0.25)
+    answer, scores = constant_scores(OWN_NUMBERS, np.array([1.0, 2.0]), np.array([0.5, 2.5]))
+    assert (answer, scores["pearson"], scores["mse"]) == (1.5, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("task", "right", "wrong", "metrics"),
+    [
+        (
+            TWO_CLASSES,
+            [[3, 0], [0, 3]],
+            [[0, 3], [3, 0]],
+            ["accuracy", "balanced_accuracy", "f1_macro", "f1", "recall"],
+        ),
+        (TWO_CLASSES, [[3, 0], [0, 3]], [[0, 3], [3, 0]], ["matthews_correlation", "cohen_kappa", "roc_auc"]),
+        (OWN_NUMBERS, [0, 1], [1, 0], ["pearson", "spearman"]),
+    ],
+)
+def test_the_span_of_a_metric_lies_between_its_best_and_worst_score(
+    task: Task, right: list[Any], wrong: list[Any], metrics: list[str]
+) -> None:
+    for metric in metrics:
+        best, worst = (
+            compute_scores(with_metric(task, metric), np.array(logits), np.array([0, 1]))[metric]
+            for logits in (right, wrong)
+        )
+        assert score_span(metric) == pytest.approx(best - worst)
+
+
+def test_errors_have_no_span() -> None:
+    assert score_span("r2") == score_span("neg_mean_squared_error") == math.inf

@@ -1,0 +1,175 @@
+"""Few-shot samples, subsets and held-out splits; token ids."""
+
+import warnings
+from collections import Counter
+
+import pytest
+from datasets import Dataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
+
+from attendrop.errors import AttendropError
+from attendrop.runs.config import RunConfig
+from attendrop.tasks.base import Task
+from attendrop.tasks.splits import few_shot, hold_out, subset
+from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, encode, length_limit
+
+REGRESSION = Task("files", "regression", ("text",), (), "pearson", "numbers")
+
+
+def classes(count: int) -> Task:
+    return Task("files", "classification", ("text",), tuple(f"class {i}" for i in range(count)), "accuracy", "classes")
+
+
+def rows(labels: list[int] | list[float]) -> Dataset:
+    indices = list(range(len(labels)))
+    return Dataset.from_dict({"text": [f"row {i}" for i in indices], "label": labels, "index": indices})
+
+
+class TestFewShot:
+    def test_k_of_every_class_in_order(self) -> None:
+        data = rows([0, 1, 2] * 20)
+        sample = few_shot(data, classes(3), 5, seed=0)
+        assert Counter(sample["label"]) == {0: 5, 1: 5, 2: 5}
+        assert sample["index"] == sorted(sample["index"])
+        assert sample["index"] == few_shot(data, classes(3), 5, seed=0)["index"]
+        assert sample["index"] != few_shot(data, classes(3), 5, seed=1)["index"]
+
+    def test_fewer_shots_are_among_more(self) -> None:
+        data = rows([0, 1] * 20)
+        few, more = (few_shot(data, classes(2), k, seed=3)["index"] for k in (4, 9))
+        assert set(few) < set(more)
+
+    def test_a_small_class_gives_all_it_has(self) -> None:
+        with pytest.warns(UserWarning, match="class 'class 1' has only 2 of the 3 rows"):
+            sample = few_shot(rows([0, 0, 0, 0, 1, 1]), classes(2), 3, seed=0)
+        assert Counter(sample["label"]) == {0: 3, 1: 2}
+
+    def test_regression_takes_k_in_all(self) -> None:
+        assert len(few_shot(rows([0.5] * 30), REGRESSION, 7, seed=0)) == 7
+        with pytest.warns(UserWarning, match="the data has only 3 of the 7 rows"):
+            assert len(few_shot(rows([0.5] * 3), REGRESSION, 7, seed=0)) == 3
+
+    @pytest.mark.parametrize("k", [0, -1])
+    def test_out_of_range(self, k: int) -> None:
+        with pytest.raises(AttendropError, match=f"the number of shots must be at least 1, not {k}"):
+            few_shot(rows([0, 1]), classes(2), k, seed=0)
+
+
+def test_subset() -> None:
+    data = rows([0, 1] * 20)
+    sample = subset(data, 10, seed=0)["index"]
+    assert len(sample) == 10 and sample == sorted(sample) == subset(data, 10, seed=0)["index"]
+    assert set(sample) < set(subset(data, 11, seed=0)["index"]) and sample != subset(data, 10, seed=1)["index"]
+    assert subset(data, 41, seed=0)["index"] == data["index"]
+    with pytest.raises(AttendropError, match="the number of rows must be at least 1, not 0"):
+        subset(data, 0, seed=0)
+
+
+class TestHoldOut:
+    @pytest.mark.parametrize(
+        ("labels", "fraction", "held"),
+        [
+            ([0, 1] * 50, 0.1, {0: 5, 1: 5}),
+            ([0] * 80 + [1] * 20, 0.1, {0: 8, 1: 2}),
+            ([0, 1] * 5, 0.1, {0: 1, 1: 1}),  # as many rows as classes
+            ([0, 1] * 50 + [2], 0.1, {0: 5, 1: 5}),  # a class of one row stays
+            ([*range(3)] * 2, 0.1, {0: 1, 1: 1, 2: 1}),
+            ([0, 1] * 5, 0.7, {0: 4, 1: 3}),  # 10 * 0.7 is 7, whatever the floating point says
+        ],
+    )
+    def test_stratified(self, labels: list[int], fraction: float, held: dict[int, int]) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            kept, out = hold_out(rows(labels), classes(3), fraction, seed=0)
+        assert out is not None and sorted(Counter(out["label"]).values()) == sorted(held.values())
+        assert set(out["label"]) == set(held) and len(kept) + len(out) == len(labels)
+
+    @pytest.mark.parametrize(
+        ("labels", "fraction", "held"), [([0, 1], 0.1, 1), ([0, 1, 2, 3], 0.5, 2), ([0, 0, 1, 1], 0.9, 3)]
+    )
+    def test_too_few_rows_are_drawn_plainly(self, labels: list[int], fraction: float, held: int) -> None:
+        with pytest.warns(UserWarning, match="too few to hold out .* drawn without regard to class"):
+            kept, out = hold_out(rows(labels), classes(4), fraction, seed=0)
+        assert out is not None and (len(kept), len(out)) == (len(labels) - held, held)
+
+    def test_nothing_held_out(self) -> None:
+        data = rows([0, 1])
+        assert hold_out(data, classes(2), 0, seed=0) == (data, None)
+
+    def test_regression_is_drawn_plainly(self) -> None:
+        kept, out = hold_out(rows([0.5] * 25), REGRESSION, 0.1, seed=0)
+        assert out is not None and (len(kept), len(out)) == (23, 2)
+
+    @pytest.mark.parametrize("fraction", [-0.1, 1, 1.5, float("nan")])
+    def test_fraction_out_of_range(self, fraction: float) -> None:
+        with pytest.raises(AttendropError, match="the fraction to hold out must be at least 0 and below 1"):
+            hold_out(rows([0, 1]), classes(2), fraction, seed=0)
+
+    def test_one_row(self) -> None:
+        with pytest.raises(AttendropError, match="1 row cannot be divided"):
+            hold_out(rows([0]), classes(2), 0.1, seed=0)
+
+    @settings(max_examples=50, deadline=None)
+    @given(st.lists(st.integers(0, 4), min_size=2, max_size=60), st.floats(0.01, 0.99), st.integers(0, 3))
+    def test_two_disjoint_parts_in_order(self, labels: list[int], fraction: float, seed: int) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            kept, out = hold_out(rows(labels), classes(5), fraction, seed)
+            again = hold_out(rows(labels), classes(5), fraction, seed)[1]
+        assert out is not None and again is not None and 1 <= len(out) < len(labels)
+        assert sorted([*kept["index"], *out["index"]]) == list(range(len(labels)))
+        for part in (kept["index"], out["index"]):
+            assert part == sorted(part)
+        assert out["index"] == again["index"]
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Words to ids, `[CLS] a [SEP] b [SEP]`, at most 12 tokens."""
+    words = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", *"abcdefgh"]
+    model = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    model.pre_tokenizer = Whitespace()
+    model.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=model, model_max_length=12, pad_token="[PAD]")
+
+
+class TestEncode:
+    def test_one_text(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        data = Dataset.from_dict({"text": ["a b", "c"], "label": [1, 0], "index": [0, 1]})
+        encoded = encode(data, classes(2), tokenizer, 10).to_dict()
+        assert encoded["input_ids"] == [[1, 4, 5, 2], [1, 6, 2]]  # no padding
+        assert encoded["labels"] == [1, 0] and encoded["length"] == [4, 3]
+        assert not {"text", "label", "index"} & set(encoded)
+
+    def test_two_texts_are_cut_to_max_length(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        data = Dataset.from_dict({"text": ["a b c d e"], "text_pair": ["f g"], "label": [2.5]})
+        encoded = encode(data, REGRESSION, tokenizer, 8).to_dict()
+        assert encoded["input_ids"] == [[1, 4, 5, 6, 2, 9, 10, 2]]
+        assert encoded["labels"] == [2.5] and encoded["length"] == [8]
+
+    def test_no_labels(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        assert "labels" not in encode(Dataset.from_dict({"text": ["a"]}), classes(2), tokenizer, 8).column_names
+
+    def test_more_than_the_tokenizer_allows_is_lowered(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        data = Dataset.from_dict({"text": ["a " * 20], "label": [0]})
+        with pytest.warns(UserWarning, match="the maximum length 99 was lowered to the model's 12 tokens"):
+            assert encode(data, classes(2), tokenizer, 99)["length"][:] == [12]
+
+    def test_the_default_length_is_lowered_without_a_warning(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        """Nobody asked for it."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert length_limit(tokenizer, DEFAULT_MAX_LENGTH, pair=False) == 12
+        assert RunConfig.max_length == DEFAULT_MAX_LENGTH
+
+    def test_no_room(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        with pytest.raises(AttendropError, match=r"a maximum length of 2 leaves no room .* adds 2 special tokens"):
+            encode(Dataset.from_dict({"text": ["a"]}), classes(2), tokenizer, 2)

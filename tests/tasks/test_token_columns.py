@@ -1,0 +1,262 @@
+"""Columns with numbers for each token, from a file to the batches that train: the command line, alignment, refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from datasets import Dataset
+from helpers import tiny
+from helpers.command_line import Captured, assert_refused
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from attendrop import AttendropError, cli
+from attendrop.methods import structure_mask
+from attendrop.tasks.base import Task
+from attendrop.tasks.custom_files import load_files
+from attendrop.tasks.token_columns import TokenColumn
+from attendrop.tasks.tokenization import encode
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+HEADS = TokenColumn("dependency_heads", "positions")
+
+
+def chain(text: str) -> list[int]:
+    """Each word below the word before, and the first below [CLS]; special tokens have no head."""
+    return [-1, *range(len(text.split())), -1]
+
+
+TEXTS = [tiny.sentence(number) for number in range(12)]
+LABELS = ["no", "yes"] * 6
+ROWS = [
+    {"text": text, "dependency_heads": chain(text), "label": label} for text, label in zip(TEXTS, LABELS, strict=True)
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("columns")
+    tiny.save_tiny_bert(folder / "model")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder / "model")
+    return found
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    names = list(rows[0])
+    match path.suffix:
+        case ".jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        case ".parquet":
+            pyarrow.parquet.write_table(pyarrow.table({name: [row[name] for row in rows] for name in names}), path)
+        case _:
+            cells = [[v if isinstance(v, str) else f'"{json.dumps(v)}"' for v in row.values()] for row in rows]
+            path.write_text("\n".join(",".join(each) for each in [names, *cells]) + "\n")
+    return path
+
+
+def train(folder: Path, file: Path, *more: str) -> list[str]:
+    return [
+        *("train", "--train-file", str(file), "--text-columns", "text", "--label-column", "label"),
+        *("--model", f"{folder}/model", "--output-dir", f"{file}-run", "--epochs", "1", "--batch-size", "4"),
+        *("--device", "cpu", "--method", "structure-mask", "--set", "structure=heads", *more),
+    ]
+
+
+# What arrives ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
+def test_heads_reach_the_batches_that_train(
+    folder: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[int]] = []
+    outside_of_tree = structure_mask.outside_of_tree
+
+    def watched(heads: torch.Tensor, relation: str) -> torch.Tensor:
+        seen.extend(heads.tolist())
+        return outside_of_tree(heads, relation)
+
+    monkeypatch.setattr(structure_mask, "outside_of_tree", watched)
+    dev = write(tmp_path / "dev.csv", [{"text": row["text"], "label": row["label"]} for row in ROWS[:4]])
+    file = write(tmp_path / name, ROWS)
+    assert cli.main(train(folder, file, "--eval-file", str(dev), "--selection-fraction", "0", "--quiet")) == 0
+    width = max(map(len, seen))
+    padded = [[heads + [-1] * (width - len(heads)) for heads in every] for every in (seen, map(chain, TEXTS))]
+    assert sorted(padded[0]) == sorted(padded[1])
+    metrics = tiny.read_metrics(Path(f"{file}-run"))
+    assert metrics["history"][0]["dropped"]["structure-mask"] > 0
+    output = ["--predict-file", str(dev), "--output", f"{tmp_path}/out.csv"]
+    assert cli.main(["evaluate", f"{file}-run", "--quiet"]) == 0
+    assert cli.main(["predict", f"{file}-run", *output, "--quiet"]) == 0
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
+def test_a_matrix_in_a_composition_with_rows_set_aside(folder: Path, tmp_path: Path, name: str) -> None:
+    graphs = [[[int(i == j) for j in chain(text)] for i in chain(text)] for text in TEXTS]
+    rows = zip(TEXTS, graphs, LABELS, strict=True)
+    file = write(tmp_path / name, [{"text": text, "graph": graph, "label": label} for text, graph, label in rows])
+    options = ("--method", "structure-mask+attendout", "--set", "structure-mask.structure=adjacency")
+    arguments = [*train(folder, file)[:-4], *options, "--set", "structure-mask.column=graph", "--quiet"]
+    assert cli.main(arguments) == 0
+    metrics = tiny.read_metrics(Path(f"{file}-run"))
+    assert metrics["data"]["rows"].keys() == {"train", "selection", "reward"}
+    assert metrics["history"][0]["dropped"]["structure-mask"] > 0
+
+
+# Alignment ------------------------------------------------------------------------------------------------------------
+
+TASK = Task("files", "classification", ("text",), ("no", "yes"), "accuracy", "own files")
+
+
+def encoded(
+    tokenizer: PreTrainedTokenizerBase, column: TokenColumn, numbers: list[Any], length: int, *texts: str
+) -> list[Any]:
+    rows = dict(zip(("text", "text_pair"), ([text] for text in texts), strict=False))
+    dataset = Dataset.from_dict({**rows, column.name: [numbers], "place": ["line 2"]})
+    found: list[Any] = encode(dataset, TASK, tokenizer, length, [column])[0][column.name]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("length", "texts", "heads", "expected"),
+    [
+        (9, ["the cat sees a bird"], [-1, 2, 3, 3, 5, 3, -1], [-1, 2, 3, 3, 5, 3, -1]),
+        (7, ["the cat sees a bird"], [-1, 2, 3, 3, 5, 3, -1], [-1, 2, 3, 3, 5, 3, -1]),
+        # Without "bird" and its number; "a" was below it, "the" is below [SEP], which moved.
+        (6, ["the cat sees a bird"], [-1, 6, 3, 3, 5, 3, 0], [-1, 5, 3, 3, -1, 0]),
+        # [CLS] the cat (sees a bird) [SEP] a dog [SEP]: what stands behind the cut moves three places.
+        (7, ["the cat sees a bird", "a dog"], [-1, 2, 3, 3, 5, 3, -1, 8, 8, 1], [-1, 2, -1, -1, 5, 5, 1]),
+    ],
+)
+def test_heads_are_cut_as_the_texts_are(
+    tokenizer: PreTrainedTokenizerBase, length: int, texts: list[str], heads: list[int], expected: list[int]
+) -> None:
+    assert encoded(tokenizer, HEADS, heads, length, *texts) == expected
+
+
+def test_what_is_left_is_what_the_tokenizer_leaves(folder: Path) -> None:
+    """Numbers that are the tokens themselves stay so, whichever end is cut, for one text and two."""
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    column = TokenColumn("own_ids")
+    for tokenizer.truncation_side in ("right", "left"):
+        for texts in (["the cat sees a bird"], ["the cat sees a bird", "a dog"], ["a", "the dog likes a red bird"]):
+            ids = tokenizer(*texts)["input_ids"]
+            for length in range(4, len(ids) + 2):
+                cut = tokenizer(*texts, truncation=True, max_length=length)["input_ids"]
+                assert encoded(tokenizer, column, ids, length, *texts) == cut
+
+
+def test_a_matrix_is_cut_on_both_sides(tokenizer: PreTrainedTokenizerBase) -> None:
+    matrix = [[10 * row + column for column in range(6)] for row in range(6)]
+    found = encoded(tokenizer, TokenColumn("graph", "matrix"), matrix, 4, "the cat sees birds")
+    assert found == [[10 * row + column for column in (0, 1, 2, 5)] for row in (0, 1, 2, 5)]
+
+
+def test_a_tokenizer_that_does_not_tell_what_it_cuts(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    class Slow:
+        def __init__(self) -> None:
+            self.truncation_side = "right"
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(tokenizer, name)
+
+        def __call__(self, *texts: Any, **options: Any) -> Any:
+            found = tokenizer(*texts, **options)
+            found._encodings = None
+            return found
+
+    slow: Any = Slow()
+    assert encoded(slow, HEADS, [-1, 2, 2, -1], 4, "the cat") == [-1, 2, 2, -1]
+    with pytest.raises(AttendropError, match=r"line 2: the input has 4 tokens, of which 3 are left, and Slow does not"):
+        encoded(slow, HEADS, [-1, 2, 2, -1], 3, "the cat")
+
+
+# What is refused ------------------------------------------------------------------------------------------------------
+
+
+def changed(number: int, **values: Any) -> Callable[[], list[dict[str, Any]]]:
+    return lambda: [row | values if i == number else row for i, row in enumerate(ROWS)]
+
+
+WRONG: list[tuple[Callable[[], list[dict[str, Any]]], str]] = [
+    (
+        changed(1, dependency_heads=[1, 1, 2]),
+        "line 3, column 'dependency_heads': 3 entries, but the model's input has 6 tokens: [CLS] ",
+    ),
+    (changed(1, dependency_heads="1 2"), "line 3, column 'dependency_heads': '1 2' is not a list of whole numbers"),
+    (changed(1, dependency_heads=[1.5] * 6), "is not a list of whole numbers"),
+    (changed(1, dependency_heads=[[1]]), "line 3, column 'dependency_heads': '[[1]]' is not a list of whole numbers"),
+    (changed(1, dependency_heads=[0, 6, 0, 0, 0, 0]), "there is no position 6 among 6; they count from 0, and -1 is"),
+    (changed(1, dependency_heads=[0, -2, 0, 0, 0, 0]), "there is no position -2 among 6"),
+]
+
+
+@pytest.mark.parametrize(("rows", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_wrong_columns(
+    folder: Path, tmp_path: Path, capsys: Captured, rows: Callable[[], list[dict[str, Any]]], message: str
+) -> None:
+    file = write(tmp_path / "a.csv", rows())
+    arguments = train(folder, file, "--selection-fraction", "0")
+    assert_refused(arguments, Path(f"{file}-run"), message, capsys)
+
+
+def test_a_file_without_the_column(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    file = tiny.write_csv(tmp_path / "a.csv", ["no", "yes"] * 4)
+    arguments = train(folder, file, "--text-columns", "sentence1")
+    message = "a.csv has no column 'dependency_heads'; its columns are 'sentence1', 'sentence2', 'label'."
+    assert_refused(arguments, Path(f"{file}-run"), message, capsys)
+
+
+@pytest.mark.parametrize("task", ["rte", "grammar"])
+def test_tasks_have_no_such_columns(folder: Path, tmp_path: Path, capsys: Captured, task: str) -> None:
+    output = tmp_path / "run"
+    method = ("--method", "structure-mask+r-drop", "--set", "structure-mask.structure=heads")
+    arguments = ["train", "--task", task, "--model", f"{folder}/model", "--output-dir", str(output), *method]
+    message = f"The data of task '{task}' has no column 'dependency_heads', which method 'structure-mask+r-drop' reads"
+    assert_refused(arguments, output, message, capsys)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        (TokenColumn("x"), ["a"], r"a\.jsonl, line 2, column 'x': \['a'\] is not a list of numbers, or of as many"),
+        (TokenColumn("x"), [True], r"\[True\] is not a list"),
+        (TokenColumn("x"), [float("nan")], r"\[nan\] is not a list"),
+        (TokenColumn("x"), [2**63], r"is not a list"),
+        (TokenColumn("x"), None, r"None is not a list"),
+        (TokenColumn("x"), [[1, 2], [3]], r"is not a list"),
+        (TokenColumn("x", "matrix"), [1, 2], r"is not a list of n lists of n numbers"),
+        (TokenColumn("x", "matrix"), [[1, 2]], r"is not a list of n lists of n numbers"),
+        (TokenColumn("x"), [[1]], r"\[\[1\]\] is not of the form of the rows before"),
+    ],
+    ids=str,
+)
+def test_what_is_not_of_the_kind(column: TokenColumn, value: Any, message: str, tmp_path: Path) -> None:
+    first = [[1]] if column.kind == "matrix" else [1]
+    file = write(tmp_path / "a.jsonl", [{"text": "a", "label": 0, "x": first}, {"text": "b", "label": 1, "x": value}])
+    with pytest.raises(AttendropError, match=message):
+        load_files(train_file=file, text_columns=["text"], label_column="label", token_columns=[column])
+
+
+@pytest.mark.parametrize("name", ["label", "input_ids"])
+def test_names_that_are_taken(name: str) -> None:
+    with pytest.raises(AttendropError, match=f"the column '{name}' cannot keep its name"):
+        TokenColumn(name)
+
+
+def test_a_column_is_not_the_text_too(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", [{"x": "a", "label": 0}, {"x": "b", "label": 1}])
+    with pytest.raises(AttendropError, match="'x' is named twice"):
+        load_files(train_file=file, text_columns=["x"], label_column="label", token_columns=[TokenColumn("x")])

@@ -1,0 +1,89 @@
+"""The packages and their order: imports go down only, and in no circle."""
+
+from __future__ import annotations
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import attendrop
+
+SOURCE = Path(attendrop.__file__).parent
+# From the bottom up. A module belongs to the longest name here that it begins with; what stands in one row is
+# independent of what stands beside it.
+ORDER = [
+    ["errors", "sampling", "masks"],
+    ["validation", "output_files"],
+    ["batches"],
+    ["attention"],
+    ["attribution"],
+    ["methods.info", "methods.options", "methods.compatibility", "methods.running_statistics"],
+    ["methods.context", "methods.replay"],
+    ["methods.base"],
+    ["methods.common"],
+    ["methods"],
+    ["methods.finetune", "methods.compose"],
+    ["methods.registry"],
+    ["training", "tasks"],
+    ["extend", "pruning"],
+    ["runs"],
+    ["reports"],
+    ["cli"],
+    ["__main__", ""],
+]
+LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package, by its name below it."""
+    found = {}
+    for path in SOURCE.rglob("*.py"):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imported(path: Path) -> set[str]:
+    """The modules of the package that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "attendrop":
+            base = str(node.module).partition(".")[2]
+            for alias in node.names:
+                name = f"{base}.{alias.name}".lstrip(".")
+                found.add(name if name in MODULES else base)
+    return found
+
+
+# That of the package itself is left out: it loads public names when they are asked for.
+EDGES = {module: imported(path) - {module, ""} for module, path in MODULES.items()}
+
+
+def place(module: str) -> str:
+    """The row entry that a module belongs to."""
+    parts = module.split(".")
+    return next(name for n in range(len(parts), 0, -1) if (name := ".".join(parts[:n])) in LEVEL)
+
+
+def test_every_module_has_its_place() -> None:
+    assert all(place(module) for module in MODULES if module)
+
+
+def test_imports_go_down_only() -> None:
+    upward = [
+        f"{module} imports {other}"
+        for module, others in EDGES.items()
+        for other in others
+        if place(module) != place(other) and LEVEL[place(other)] >= LEVEL[place(module)]
+    ]
+    assert not upward, "\n".join(sorted(upward))
+
+
+def test_no_modules_import_one_another_in_a_circle() -> None:
+    try:
+        TopologicalSorter(EDGES).prepare()
+    except CycleError as error:
+        raise AssertionError(" -> ".join(error.args[1])) from None

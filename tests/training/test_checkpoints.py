@@ -1,0 +1,125 @@
+"""Which checkpoints are whole, and whose they are."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from attendrop import ADDrop, AttendropError, FineTune
+from attendrop.methods.base import Method
+from attendrop.output_files import sha256, write_json
+from attendrop.training.checkpoints import is_complete, last_checkpoint, load_state, seal, unseal
+
+METHOD = ADDrop(p=0.4, layers=[0, 1])
+STATE = {"seed": 1, "steps_taken": 7}
+
+
+def checkpoint(folder: Path, step: int = 1, method: Method = METHOD) -> Path:
+    made = folder / f"checkpoint-{step}"
+    (made / "sub").mkdir(parents=True)
+    (made / "model.safetensors").write_bytes(b"weights")
+    (made / "sub/file").write_bytes(b"x")
+    (made / "empty").write_bytes(b"")
+    seal(made, method, STATE)
+    return made
+
+
+def test_a_sealed_checkpoint_is_complete_and_gives_its_state_back(tmp_path: Path) -> None:
+    made = checkpoint(tmp_path)
+    assert is_complete(made)
+    assert last_checkpoint(tmp_path) == made
+    assert load_state(made, METHOD) == STATE
+
+
+DAMAGE = {
+    "no manifest": lambda path: unseal(path),
+    "truncated": lambda path: (path / "model.safetensors").write_bytes(b"weigh"),
+    "longer": lambda path: (path / "model.safetensors").write_bytes(b"weights!"),
+    "missing": lambda path: (path / "model.safetensors").unlink(),
+    "missing below": lambda path: (path / "sub/file").unlink(),
+    "missing empty": lambda path: (path / "empty").unlink(),
+    "no state": lambda path: (path / "attendrop_state.json").unlink(),
+    "manifest is not JSON": lambda path: (path / "attendrop_manifest.json").write_text("{"),
+    "manifest is empty": lambda path: (path / "attendrop_manifest.json").write_text(""),
+    "manifest lists nothing": lambda path: (path / "attendrop_manifest.json").write_text("{}"),
+    "manifest is a list": lambda path: (path / "attendrop_manifest.json").write_text("[]"),
+    "manifest lists no sizes": lambda path: (path / "attendrop_manifest.json").write_text('{"files": ["x"]}'),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_passed_over_in_words(
+    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = checkpoint(tmp_path, 9), checkpoint(tmp_path, 10)
+    DAMAGE[damage](bad)
+    assert not is_complete(bad)
+    logger = logging.getLogger("transformers")
+    monkeypatch.setattr(logger, "propagate", True)
+    monkeypatch.setattr(logging.getLogger("attendrop.training.checkpoints"), "propagate", True)
+    with caplog.at_level(logging.WARNING), caplog.at_level(logging.WARNING, "attendrop.training.checkpoints"):
+        assert last_checkpoint(tmp_path) == good
+    assert "checkpoint-10" in caplog.text
+    with pytest.raises(AttendropError, match=r"checkpoint-10' is not complete"):
+        load_state(bad, METHOD)
+
+
+def test_the_newest_has_the_greatest_number_not_the_last_name(tmp_path: Path) -> None:
+    for step in (9, 10, 100):
+        made = checkpoint(tmp_path, step)
+    (tmp_path / "checkpoint-1000").write_text("a file")
+    (tmp_path / "checkpoint-best").mkdir()
+    assert last_checkpoint(tmp_path) == made
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_without_a_checkpoint_there_is_none(there: bool, tmp_path: Path) -> None:
+    assert last_checkpoint(tmp_path if there else tmp_path / "nowhere") is None
+
+
+def test_sealing_again_counts_the_files_anew(tmp_path: Path) -> None:
+    made = checkpoint(tmp_path)
+    unseal(made)
+    unseal(made)
+    (made / "more").write_bytes(b"more")
+    seal(made, METHOD, STATE)
+    assert is_complete(made)
+    (made / "more").unlink()
+    assert not is_complete(made)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (FineTune(), r"from method 'ad-drop', not from 'finetune'"),
+        (ADDrop(p=0.5, layers=[0, 1]), r"made with p=0\.4, not p=0\.5"),
+        (ADDrop(p=0.4), r"made with layers=\[0, 1\], not layers='all'"),
+    ],
+)
+def test_a_checkpoint_of_another_method_is_refused(other: Method, message: str, tmp_path: Path) -> None:
+    with pytest.raises(AttendropError, match=message):
+        load_state(checkpoint(tmp_path), other)
+
+
+def test_an_option_that_the_checkpoint_does_not_know_is_a_change(tmp_path: Path) -> None:
+    made = checkpoint(tmp_path)
+    state = json.loads((made / "attendrop_state.json").read_text())
+    del state["options"]["units"]
+    (made / "attendrop_state.json").write_text(json.dumps(state))
+    seal_again = json.loads((made / "attendrop_manifest.json").read_text())
+    seal_again["files"]["attendrop_state.json"] = sha256(made / "attendrop_state.json")
+    (made / "attendrop_manifest.json").write_text(json.dumps(seal_again))
+    with pytest.raises(AttendropError, match=r"units"):
+        load_state(made, METHOD)
+
+
+def test_json_is_replaced_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"a": object()})
+    assert json.loads(path.read_text()) == {"a": 1}
+    write_json(path, {"a": 2})
+    assert json.loads(path.read_text()) == {"a": 2}
+    assert [found.name for found in tmp_path.iterdir()] == ["file.json"]

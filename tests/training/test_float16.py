@@ -1,0 +1,250 @@
+"""Training under float16 autocast with a real gradient scaler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import zoo
+from helpers.table import TABLE, given
+from helpers.training import trainer_of
+from torch import Tensor
+
+from attendrop import SCAL, ADDrop, AttendOut, AttendropError, ConcreteDropout, FineTune, HeadMask, Method, regularize
+from attendrop.attention.adapter import ModelAdapter
+from attendrop.attribution.finite_gradients import finite_gradients
+
+HALF = {"device_type": "cpu", "dtype": torch.float16}
+
+
+def model_of(task: str) -> Any:
+    if task != "questions":
+        return zoo.build(task)
+    return zoo.from_class("BertForQuestionAnswering", {**zoo.ZOO["bert"].options, "num_labels": 2}, "sdpa").train()
+
+
+def rows_of(task: str, count: int = 3) -> list[zoo.Batch]:
+    rows = zoo.rows("bert" if task == "questions" else task, [8, 5, 3, 6, 7, 4][:count])
+    if task == "questions":
+        for row in rows:
+            first = row.pop("labels")
+            row |= {"start_positions": first, "end_positions": first + 1}
+    return rows
+
+
+@contextmanager
+def at_work(model: Any, method: Method, batch: zoo.Batch, scaler: torch.amp.GradScaler | None) -> Iterator[Any]:
+    """A regularised model, and all that some method needs."""
+    with regularize(model, method, scaler=scaler, **given(model, batch)) as reg:
+        yield reg
+
+
+def step(reg: Any, batches: list[zoo.Batch], scaler: torch.amp.GradScaler, weights: Sequence[float] = (1.0,)) -> None:
+    """Take an optimizer step as PyTorch's documentation of mixed precision does."""
+    for batch, weight in zip(batches, weights, strict=True):
+        with torch.autocast(**HALF, enabled=reg.model.dtype == torch.float32 and scaler.is_enabled()):
+            loss = reg.loss(batch) * weight
+        scaler.scale(loss).backward()
+    scaler.step(reg.training.optimizer)
+    scaler.update()
+    reg.training.optimizer.zero_grad()
+    reg.step()
+
+
+ATTRIBUTIONS: dict[str, Method] = {
+    "gradient": ADDrop(cross_tuning=False),
+    "integrated": ADDrop(attribution="integrated_gradient", steps=2, cross_tuning=False),
+    "hidden": ADDrop(units="hidden", cross_tuning=False),
+}
+
+
+@pytest.mark.parametrize("method", ATTRIBUTIONS.values(), ids=ATTRIBUTIONS)
+@pytest.mark.parametrize("task", ["bert", "questions", "gpt2"])
+def test_as_much_is_dropped_as_in_full_precision(task: str, method: Method) -> None:
+    batch, found = zoo.collate(rows_of(task)), []
+    for half in (True, False):
+        scaler = torch.amp.GradScaler("cpu", enabled=half)
+        with at_work(model_of(task), method, batch, None) as reg:
+            step(reg, [batch], scaler)
+            found.append(reg.logs())
+    assert found[0]["ad_drop/active"] == 1
+    assert found[1]["ad_drop/dropped"] > 0.05
+    for key, value in found[1].items():
+        assert found[0][key] == pytest.approx(value, abs=0.03), key
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", ["gradient", "integrated"])
+@pytest.mark.parametrize("task", ["bert", "questions"])
+def test_the_trainer_drops_as_much_as_in_full_precision(task: str, name: str, tmp_path: Path) -> None:
+    found = []
+    for half in (True, False):
+        options = {"train_dataset": rows_of(task, 6), "max_steps": 2, "learning_rate": 1e-4, "logging_steps": 2}
+        trainer = trainer_of(tmp_path, ATTRIBUTIONS[name], model=model_of(task), logging_strategy="steps", **options)
+        if half:
+            in_float16(trainer)
+        trainer.train()
+        found.append(next(entry for entry in trainer.state.log_history if "ad_drop/dropped" in entry))
+    for key in ("ad_drop/dropped", "ad_drop/dropped/encoder.0", "ad_drop/dropped/encoder.1"):
+        assert found[1][key] > 0.05
+        assert found[0][key] == pytest.approx(found[1][key], abs=0.04)
+
+
+def in_float16(trainer: Any) -> None:
+    """Make a trainer train on the CPU as ``fp16=True`` does on a GPU, where alone it is allowed."""
+    accelerator = trainer.accelerator
+    accelerator.state._mixed_precision, accelerator.native_amp = "fp16", True
+    accelerator.scaler = torch.amp.GradScaler("cpu")
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1.0, 1e3])
+def test_gradients_are_ranked_whatever_their_size(factor: float) -> None:
+    """Neither do small ones vanish, so that rows lose their signal, nor do large ones overflow."""
+    found = {}
+    for half in (True, False):
+        model, batch = model_of("bert"), zoo.batch_of("bert")
+        with torch.no_grad():
+            model.classifier.weight.mul_(factor)
+        adapter = ModelAdapter(model)
+        adapter.attach()
+        adapter.trace(batch)
+        with torch.autocast(**HALF, enabled=half):
+            found[half] = gradient_attribution(adapter, batch, adapter.attention_layers, "gold_label")
+    for key, exact in found[False].items():
+        assert ((found[True][key] != 0) == (exact != 0)).all()
+        torch.testing.assert_close(found[True][key], exact, rtol=0.1, atol=2e-3 * float(exact.abs().max()))
+
+
+def test_what_overflows_is_computed_again_with_a_smaller_factor() -> None:
+    asked = []
+
+    def compute(factor: float) -> dict[str, Tensor]:
+        asked.append(factor)
+        return {"units": torch.tensor([900.0, 3.0], dtype=torch.float16) * factor}
+
+    assert finite_gradients(compute)["units"].tolist() == [900, 3]
+    assert asked == sorted(asked, reverse=True)
+    assert len(asked) == 2
+
+
+METHODS: dict[str, Method] = {
+    **ATTRIBUTIONS,
+    "attention": ADDrop(attribution="attention", cross_tuning=False),
+    "headmask": HeadMask(share=0.5, by="importance"),
+    "scal": SCAL(),
+}
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_attributions_that_are_not_finite_are_an_error(method: Method) -> None:
+    model, batch = model_of("bert"), zoo.batch_of("bert")
+    with torch.no_grad():
+        model.bert.embeddings.LayerNorm.weight[0] = torch.inf
+    with regularize(model, method) as reg, pytest.raises(AttendropError, match="not finite"):
+        reg.loss(batch)
+
+
+# --- The loss scale
+
+
+@pytest.mark.parametrize("method", [m for m in TABLE.values() if m.needs_loss_scale], ids=lambda m: m.name)
+def test_a_loss_scale_that_nobody_told_of_is_refused(method: Method) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with (
+        at_work(model, method, batch, None) as reg,
+        pytest.raises(AttendropError, match=r"multiplied by 65536 .*regularize\(\.\.\., scaler=scaler\)"),
+    ):
+        step(reg, [batch], torch.amp.GradScaler("cpu"))
+
+
+@pytest.mark.parametrize("method", TABLE.values(), ids=TABLE)
+def test_a_loss_scale_changes_nothing(method: Method) -> None:
+    """Methods that do not say that they need to know it do not."""
+    batch, found = zoo.batch_of("bert"), []
+    for scale in (1.0, 2.0**16):
+        model = zoo.build("bert", dtype=torch.float64)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale > 1)
+        with at_work(model, method, batch, scaler if method.needs_loss_scale else None) as reg:
+            for _ in range(2):
+                step(reg, [batch], scaler)
+            found.append({name: value.clone() for name, value in model.state_dict().items()} | kept(reg))
+    zoo.assert_same(*found, 1e-9)
+
+
+def kept(reg: Any) -> dict[str, Tensor]:
+    """What trains beside the model."""
+    found = {}
+    for method_state in reg.method_state.parts:
+        if isinstance(method_state.method, AttendOut):
+            found |= {f"defender.{name}": value.clone() for name, value in defender_of(reg).state_dict().items()}
+        if isinstance(method_state.method, ConcreteDropout):
+            found["logits"] = method_state.logits.detach().clone()
+    return found
+
+
+def defender_of(reg: Any) -> Any:
+    return reg.method_state.players.defender.model
+
+
+def test_the_defender_trains_as_plain_fine_tuning_does() -> None:
+    """With a learning rate at which a factor in its gradients would tell."""
+    batch, found = zoo.batch_of("bert"), []
+    for method in (AttendOut(dropout_step=9), FineTune()):
+        model, scaler = zoo.build("bert"), torch.amp.GradScaler("cpu")
+        with at_work(model, method, batch, scaler) as reg:
+            for _ in range(3):
+                step(reg, [batch], scaler)
+            trained = model if isinstance(method, FineTune) else defender_of(reg)
+            found.append({name: value.clone() for name, value in trained.state_dict().items()})
+    zoo.assert_same(*found, 1e-4)
+    start = zoo.build("bert").state_dict()
+    assert (found[0]["classifier.weight"] - start["classifier.weight"]).abs().max() > 1e-2
+
+
+def test_micro_batches_of_different_weights_weigh_as_much_for_the_defender() -> None:
+    batches, found = [zoo.batch_of("bert", seed=seed) for seed in range(3)], []
+    for method in (AttendOut(dropout_step=9), FineTune()):
+        model, scaler = zoo.build("bert", dtype=torch.float64), torch.amp.GradScaler("cpu", init_scale=1024.0)
+        with at_work(model, method, batches[0], scaler) as reg:
+            for _ in range(2):
+                step(reg, batches, scaler, weights=(0.1, 0.7, 0.2))
+            trained = model if isinstance(method, FineTune) else defender_of(reg)
+            found.append({name: value.clone() for name, value in trained.state_dict().items()})
+    zoo.assert_same(*found, 1e-9)
+
+
+def test_losses_may_be_computed_before_any_of_them_goes_backward() -> None:
+    batches, found = [zoo.batch_of("bert", seed=seed) for seed in range(2)], []
+    for method in (AttendOut(dropout_step=9), FineTune()):
+        model = zoo.build("bert", dtype=torch.float64)
+        with at_work(model, method, batches[0], None) as reg:
+            losses = [reg.loss(batch) for batch in batches]
+            (0.3 * losses[0] + 0.7 * losses[1]).backward()
+            reg.training.optimizer.step()
+            trained = model if isinstance(method, FineTune) else defender_of(reg)
+            found.append({name: value.clone() for name, value in trained.state_dict().items()})
+    zoo.assert_same(*found, 1e-9)
+
+
+@pytest.mark.parametrize("name", ["concrete-dropout", "attendout"])
+def test_steps_that_overflow_are_skipped_and_leave_nothing_behind(name: str) -> None:
+    """The scaler halves its scale until nothing overflows, and skips the steps up to then."""
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=100)
+    taken = []
+    with at_work(model, TABLE[name], batch, scaler) as reg:
+        for _ in range(14):
+            scale = scaler.get_scale()
+            step(reg, [batch], scaler)
+            taken.append(scaler.get_scale() == scale)
+            if not taken[-1]:
+                assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+            assert all(value.isfinite().all() for value in kept(reg).values())
+    assert not taken[0]
+    assert taken[-1]
+    assert not torch.equal(before["classifier.weight"], model.classifier.weight)

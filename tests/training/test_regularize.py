@@ -1,0 +1,421 @@
+"""A training loop of one's own."""
+
+import copy
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import zoo
+from torch.optim.swa_utils import AveragedModel
+
+from attendrop import (
+    SCAL,
+    ADDrop,
+    AttendOut,
+    AttendropError,
+    AutoDropout,
+    Compose,
+    FineTune,
+    HeadMask,
+    HiddenCut,
+    LayerDrop,
+    Mixout,
+    RDrop,
+    Regularization,
+    UniDrop,
+    regularize,
+)
+from attendrop.methods.context import Processes
+
+METHOD = ADDrop(p=0.5, q=0.5, cross_tuning=False)
+
+
+def test_the_loop_of_the_docstring_trains() -> None:
+    assert "reg.step()" in (inspect.getdoc(regularize) or "")
+    model, batches = zoo.build("bert", dropout=0.1), [zoo.batch_of("bert", seed=i) for i in range(3)]
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    with regularize(model, ADDrop()) as reg:
+        for epoch in range(10):
+            reg.set_epoch(epoch)
+            for batch in batches:
+                loss = reg.loss(batch)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                reg.step()
+        assert reg.steps_taken == 30
+    model.eval()
+    with torch.no_grad():
+        assert sum(float(model(**batch).loss) for batch in batches) / 3 < 0.5
+
+
+@pytest.mark.parametrize("method", [METHOD, ADDrop(), FineTune()], ids=["ad-drop", "cross-tuning", "finetune"])
+def test_training_in_evaluation_mode_is_an_error(method: Any) -> None:
+    """Models come from ``from_pretrained`` in it, and nothing would be regularised."""
+    model, batch = zoo.build("bert").eval(), zoo.batch_of("bert")
+    expected = model(**batch).loss
+    with regularize(model, method) as reg:
+        reg.set_epoch(1)
+        with pytest.raises(AttendropError, match=r"call model\.train\(\)"):
+            reg.loss(batch)
+        for off in (torch.no_grad(), torch.inference_mode()):
+            with off:
+                assert reg.loss(batch) == expected
+        assert reg.logs().get("ad_drop/active", 0) == 0
+        model.train()
+        reg.loss(batch).backward()
+
+
+@pytest.mark.parametrize("text", [Path("README.md"), Path("examples/own_loop.py"), inspect.getsource(regularize)])
+def test_the_loops_that_are_shown_train_in_training_mode(text: Any) -> None:
+    shown = (Path(__file__).parents[2] / text).read_text() if isinstance(text, Path) else text
+    assert -1 < shown.find("model.train()") < shown.find("reg.loss(batch)")
+
+
+def test_cross_tuning_alternates_and_says_so() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    plain = model(**batch).loss
+    with regularize(model, ADDrop(p=0.5, q=0.5)) as reg:
+        for epoch in range(4):
+            reg.set_epoch(epoch)
+            loss, logs = reg.loss(batch), reg.logs()
+            assert bool(loss == plain) == (epoch % 2 == 0)
+            assert logs["ad_drop/active"] == epoch % 2
+            assert ("ad_drop/dropped" in logs) == (epoch % 2 == 1)
+
+
+def test_forgetting_the_epoch_is_an_error() -> None:
+    with (
+        regularize(zoo.build("bert"), ADDrop()) as reg,
+        pytest.raises(AttendropError, match=r"set_epoch\(epoch\), from 0"),
+    ):
+        reg.loss(zoo.batch_of("bert"))
+
+
+@pytest.mark.parametrize("method", [METHOD, FineTune()], ids=["ad-drop", "finetune"])
+def test_methods_that_act_always_need_no_epoch(method: Any) -> None:
+    with regularize(zoo.build("bert"), method) as reg:
+        assert torch.isfinite(reg.loss(zoo.batch_of("bert")))
+
+
+def test_plain_fine_tuning_leaves_the_model_untouched() -> None:
+    model, batch = zoo.build("bert", dropout=0.2), zoo.batch_of("bert")
+    torch.manual_seed(0)
+    expected = model(**batch).loss
+    with regularize(model, FineTune()) as reg:
+        assert model.config._attn_implementation == "sdpa"
+        torch.manual_seed(0)
+        assert reg.loss(batch) == expected
+        assert reg.logs() == {}
+
+
+def test_plain_fine_tuning_takes_any_model() -> None:
+    model = zoo.from_class(*zoo.REFUSED["mpnet"])
+    with regularize(model, FineTune()) as reg:
+        assert torch.isfinite(reg.loss(zoo.batch_of("bert")))
+
+
+def test_a_batch_without_labels_is_an_error() -> None:
+    batch = zoo.batch_of("bert", labels=False)
+    with regularize(zoo.build("bert"), METHOD) as reg, pytest.raises(AttendropError, match=r"labels"):
+        reg.loss(batch)
+
+
+def test_a_batch_without_tensors_is_an_error() -> None:
+    with regularize(zoo.build("bert"), METHOD) as reg, pytest.raises(AttendropError, match=r"no tensors"):
+        reg.loss({})
+
+
+def test_backward_may_follow_later_and_elsewhere() -> None:
+    """The trainer calls backward after the loss was returned; recomputed layers must reuse the same masks."""
+    batches = [zoo.batch_of("bert", seed=i) for i in range(2)]
+    found = []
+    for late in (False, True):
+        model = zoo.build("bert", dropout=0.2, dtype=torch.float64)
+        model.activation_checkpointing_enable({"use_reentrant": False})
+        torch.manual_seed(0)
+        with regularize(model, METHOD) as reg:
+            losses = []
+            for batch in batches:
+                losses.append(reg.loss(batch))
+                if not late:
+                    losses.pop().backward()
+            for loss in reversed(losses):
+                loss.backward()
+        found.append(zoo.gradients(model))
+    zoo.assert_same(*found, 1e-12)
+
+
+def test_state_goes_on_where_it_was() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+
+    def losses(reg: Regularization, count: int) -> list[torch.Tensor]:
+        found = []
+        for _ in range(count):
+            found.append(reg.loss(batch).detach())
+            reg.step()
+        return found
+
+    with regularize(model, METHOD, seed=5) as reg:
+        whole, logs = losses(reg, 4), reg.logs()
+    with regularize(model, METHOD, seed=5) as reg:
+        first, state = losses(reg, 2), copy.deepcopy(reg.state_dict())
+    with regularize(model, METHOD) as reg:
+        reg.load_state_dict(state)
+        second = losses(reg, 2)
+        assert reg.logs() == logs
+    assert first + second == whole
+
+
+def test_logs_start_anew_after_they_were_read() -> None:
+    with regularize(zoo.build("bert"), METHOD) as reg:
+        reg.loss(zoo.batch_of("bert"))
+        first = reg.logs()
+        reg.step()
+        assert reg.logs() == {"ad_drop/active": 0}
+        reg.loss(zoo.batch_of("bert"))
+        assert set(reg.logs()) == set(first)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_processes_draw_as_one(ranks: int) -> None:
+    """Sequence ``i`` of the global batch is dropped alike, whichever process holds it."""
+    examples = zoo.rows("bert", (9, 4, 6, 5, 8, 3, 7, 5))
+    model = zoo.build("bert", dtype=torch.float64)
+    with regularize(model, METHOD) as reg:
+        reg.loss(zoo.collate(examples)).backward()
+    expected = zoo.gradients(model)
+    per_rank = 8 // ranks
+    for rank in range(ranks):
+        reg = Regularization(zoo.training(model, Processes(rank, ranks)), METHOD)
+        (reg.loss(zoo.collate(examples[rank * per_rank : (rank + 1) * per_rank])) / ranks).backward()
+        reg.close()
+    zoo.assert_same(zoo.gradients(model), expected, 1e-10)
+
+
+def test_a_compiled_model_gives_the_same() -> None:
+    model, batch = zoo.build("bert", dropout=0.1), zoo.batch_of("bert")
+    found = []
+    for run in (model, torch.compile(model, backend="eager")):
+
+        def compute_loss(batch: Any, plan: Any, run: Any = run) -> Any:
+            outputs = run(**batch) if plan is None else run(**batch, attendrop_plan=plan)
+            return outputs.loss, outputs
+
+        torch.manual_seed(5)
+        with regularize(model, METHOD) as reg:
+            loss, _ = reg.compute(batch, compute_loss)
+            model.zero_grad()
+            loss.backward()
+        found.append(zoo.gradients(model))
+    zoo.assert_same(found[0], found[1])
+
+
+class Holder(torch.nn.Module):
+    """As DistributedDataParallel holds a model."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+@pytest.mark.parametrize("method", [METHOD, Mixout(), FineTune()], ids=lambda method: method.name)
+@pytest.mark.parametrize("wrapper", [torch.nn.DataParallel, AveragedModel, Holder])
+def test_wrappers_are_refused_in_words(wrapper: Any, method: Any) -> None:
+    model = wrapper(zoo.build("bert"))
+    with (
+        pytest.raises(AttendropError, match=rf"{wrapper.__name__} is a wrapper .* its \.module"),
+        regularize(model, method),
+    ):
+        pass
+
+
+class Around(torch.nn.Module):
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.backbone = model
+
+    def forward(self, **batch: Any) -> Any:
+        return self.backbone(**batch)
+
+
+@pytest.mark.parametrize("method", [METHOD, RDrop()], ids=lambda method: method.name)
+def test_a_wrapper_of_ones_own_is_refused_in_words(method: Any) -> None:
+    model = Around(zoo.build("bert"))
+    with pytest.raises(AttendropError, match=r"Around is a wrapper .* its \.backbone"), regularize(model, method):
+        pass
+
+
+def test_what_acts_without_being_counted_is_not_called_idle(caplog: pytest.LogCaptureFixture) -> None:
+    with regularize(zoo.build("bert"), UniDrop(structure=1e-5)) as reg:
+        reg.loss(zoo.batch_of("bert")).backward()
+        reg.step()
+    assert "never took effect" not in caplog.text
+
+
+@pytest.mark.parametrize("method", [METHOD, LayerDrop(p=0.5)], ids=lambda method: method.name)
+def test_a_compiled_model_is_regularised_as_the_model_is(method: Any) -> None:
+    found = []
+    for compiled in (False, True):
+        model, batch = zoo.build("bert"), zoo.batch_of("bert")
+        run = torch.compile(model, backend="eager") if compiled else model
+        with regularize(run, method) as reg:
+            reg.step()
+            reg.loss(batch).backward()
+            assert any("dropped" in key for key in reg.logs())
+        found.append(zoo.gradients(model))
+    zoo.assert_same(found[0], found[1], 1e-6)
+
+
+TUPLES = {
+    "ad-drop": METHOD,
+    "ad-drop integrated": ADDrop(attribution="integrated_gradient", steps=2, cross_tuning=False),
+    "headmask": HeadMask(share=0.5, by="importance"),
+    "r-drop": RDrop(),
+    "hiddencut": HiddenCut(alpha=0.3),
+    "scal": SCAL(),
+    "attendout": AttendOut(dropout_step=1),
+}
+
+
+class Tuples(torch.nn.Module):
+    """A model around another, which returns tuples."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.config, self.inner = inner.config, inner
+
+    def forward(self, labels: Any = None, **kwargs: Any) -> Any:
+        given = kwargs if labels is None else {**kwargs, "labels": labels}
+        return self.inner(**given).to_tuple()
+
+
+@pytest.mark.parametrize("name", ["bert", "bart-class", "gpt2", "bert-answers"])
+@pytest.mark.parametrize("method", TUPLES.values(), ids=TUPLES)
+def test_models_that_return_tuples_are_supported(method: Any, name: str) -> None:
+    found = []
+    for tuples in (False, True):
+        model, batch = model_and_batch(name)
+        model = Tuples(model).train() if tuples else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with regularize(model, method, optimizer=optimizer, reward_data=[batch], total_steps=1) as reg:
+            found.append(reg.loss(batch))
+            found[-1].backward()
+            optimizer.step()
+            reg.step()
+    torch.testing.assert_close(*found)
+
+
+def model_and_batch(name: str) -> tuple[Any, zoo.Batch]:
+    if name != "bert-answers":
+        return zoo.build(name), zoo.batch_of(name)
+    batch = zoo.batch_of("bert", labels=False)
+    batch |= {"start_positions": torch.tensor([1, 2, 0]), "end_positions": torch.tensor([3, 4, 2])}
+    options = {**zoo.ZOO["bert"].options, "num_labels": 2}
+    return zoo.from_class("BertForQuestionAnswering", options).train(), batch
+
+
+def test_a_model_told_to_return_tuples_is_supported() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with regularize(model, METHOD) as reg:
+        expected = reg.loss(batch)
+        model.config.return_dict = False
+        reg.step()
+        reg.begin_step(0)
+        assert reg.loss(batch) == expected
+        assert isinstance(model(**batch), tuple)
+
+
+@pytest.mark.parametrize(
+    ("method", "epochs", "warned"),
+    [
+        (ADDrop(), 1, ["ad-drop"]),
+        (ADDrop(), 2, []),
+        (METHOD, 1, []),
+        (FineTune(), 1, []),
+        (LayerDrop(p=1e-9), 1, ["layerdrop"]),
+        (RDrop(), 1, []),
+        (Compose(ADDrop(), RDrop()), 1, ["ad-drop"]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("logs", [False, True])
+def test_a_method_that_never_took_effect_is_warned_of_at_the_end(
+    method: Any, epochs: int, warned: list[str], logs: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with regularize(model, method) as reg:
+        for epoch in range(epochs):
+            reg.set_epoch(epoch)
+            reg.loss(batch).backward()
+            reg.step()
+            if logs:
+                reg.logs()
+        assert not caplog.messages
+    assert [message.split()[1] for message in caplog.messages] == warned
+    assert all("never took effect" in message for message in caplog.messages)
+    assert all("cross_tuning=False" in message for message in caplog.messages if "ad-drop" in message)
+
+
+def test_a_loop_that_does_not_ask_for_its_loss_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with regularize(model, METHOD) as reg:
+        model(**batch).loss.backward()
+        reg.step()
+    assert "Method ad-drop never took effect" in caplog.text
+
+
+def test_a_block_that_fails_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with pytest.raises(KeyboardInterrupt), regularize(model, ADDrop()) as reg:
+        reg.set_epoch(0)
+        reg.loss(batch)
+        raise KeyboardInterrupt
+    assert not caplog.messages
+
+
+def test_what_took_effect_before_a_restart_counts(caplog: pytest.LogCaptureFixture) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with regularize(model, ADDrop()) as reg:
+        reg.set_epoch(1)
+        reg.loss(batch).backward()
+        reg.step()
+        reg.logs()
+        state = json.loads(json.dumps(reg.state_dict()))
+    with regularize(model, ADDrop()) as reg:
+        reg.load_state_dict(state)
+        reg.set_epoch(2)
+        reg.loss(batch).backward()
+        reg.step()
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("method", [AttendOut(dropout_step=2), AutoDropout(trials=1, search=0.6)], ids=str)
+def test_a_method_that_keeps_batches_refuses_one_with_a_graph(method: Any) -> None:
+    """Words that are embedded outside, as mixup does: the graph behind them is gone after the first backward pass."""
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    batch["inputs_embeds"] = model.get_input_embeddings()(batch.pop("input_ids"))
+    options = {"optimizer": torch.optim.SGD(model.parameters(), 0.1), "reward_data": [zoo.batch_of("bert")]}
+    with (
+        regularize(model, method, total_steps=4, **options) as reg,
+        pytest.raises(AttendropError, match="'inputs_embeds' requires a gradient"),
+    ):
+        reg.loss(batch)
+
+
+def test_a_shallow_copy_of_the_configuration_makes_a_stock_model(tmp_path: Path) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with regularize(model, METHOD) as reg:
+        reg.loss(batch)
+        copied = copy.copy(model.config)
+    other = type(model)(copied)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other.eval()(**batch).logits, model.eval()(**batch).logits)
+    other.save_pretrained(tmp_path)
+    assert "attendrop" not in (tmp_path / "config.json").read_text()
+    with regularize(other.train(), METHOD) as reg:
+        assert reg.loss(batch).isfinite()
+    assert copied._attn_implementation == "sdpa"
