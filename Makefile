@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow lint format typecheck bench docs families study clean
+.PHONY: demo test test-slow lint format typecheck bench docs families study trajectories clean
 
 demo: $(STAMP)
 	$(BIN)/attendrop demo
@@ -46,6 +46,10 @@ families: $(STAMP)
 # The comparison of docs/small_data.md: an hour and a half on a core; can be stopped and started again.
 study: $(STAMP)
 	$(BIN)/python benchmarks/small_data.py
+
+# The losses of ten steps of every method, as data, after a change of behaviour that was intended.
+trajectories: $(STAMP)
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python tests/helpers/trajectories.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

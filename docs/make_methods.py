@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from attendrop.methods.base import Method
-from attendrop.methods.compatibility import ANY, Rule, rules_of
+from attendrop.methods.compatibility import ANY, Rule, rules_among
 from attendrop.methods.options import described
 from attendrop.methods.registry import get_method, method_names
 
@@ -73,7 +73,7 @@ def page() -> str:
     for figure in together:
         name = figure.removesuffix(" / stock step")
         text += f"| `{name}` | {' | '.join(_costs(name, costs))} |\n"
-    text += _REFUSED + "".join(_rule(rule) for rule in rules_of(map(get_method, method_names())))
+    text += _REFUSED + "".join(_rule(rule) for rule in rules_among(get_method(name).rules for name in method_names()))
     return text + "\n" + "\n".join(_section(get_method(name)) for name in method_names())
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attendrop import masks
+from attendrop import sampling
 from attendrop.attention.edits import AttentionCall, origins_of, real_rows
 from attendrop.attention.layers import AttentionLayer
 from attendrop.masks import candidate_region, share
@@ -155,9 +155,9 @@ def test_draws_are_the_same_on_every_device(shape: tuple[int, int, int, int], p:
     seeds = keyed(rows=shape[0]).seeds("encoder.0", shape[0])
     origins = torch.tensor([[0, 0], [2, 2], [0, 1]])[: shape[0]]
     bound = round(p * 65536) - 32768
-    there = masks._lanes(seeds, shape, origins)
+    there = sampling._lanes(seeds, shape, origins)
     below = sample_mask(p, keyed(rows=shape[0]), "encoder.0", shape, origins, torch.device("cpu"))
-    for i, place, lanes in masks._lanes_on_cpu(seeds, shape, origins):
+    for i, place, lanes in sampling._lanes_on_cpu(seeds, shape, origins):
         assert (there[i].numpy()[place] == lanes).all()
         assert (below[i].numpy()[place] == (lanes < bound)).all()
 
@@ -167,7 +167,7 @@ def test_rows_of_a_matrix_are_drawn_alike_elsewhere_and_each_by_itself(columns: 
     rows = torch.tensor([0, 3, 30521, 2**31 - 1])
     mask = sample_row_mask(0.3, 1, 2, "words", rows, columns)
     column = torch.arange(columns)
-    lanes = masks._lane((rows[:, None] << 32) + (column >> 2), masks._signed(masks._hash("1/2/words")), column)
+    lanes = sampling._lane((rows[:, None] << 32) + (column >> 2), sampling._signed(sampling._hash("1/2/words")), column)
     assert (mask == (lanes < round(0.3 * 65536) - 32768)).all()
     for i, row in enumerate(rows):
         assert (sample_row_mask(0.3, 1, 2, "words", row[None], columns)[0] == mask[i]).all()
@@ -183,7 +183,7 @@ def test_rows_of_a_matrix_are_independent_draws() -> None:
 
 
 def test_a_large_parameter_is_drawn_in_pieces_that_differ() -> None:
-    size = masks._CHUNK
+    size = sampling._CHUNK
     mask = sample_parameter_mask(0.25, 1, 2, "weight", (2, size + 50), torch.device("cpu")).flatten()
     pieces = mask[:size].float(), mask[size : 2 * size].float()
     for piece in pieces:

@@ -15,10 +15,10 @@ from attendrop.attribution.attention_weights import attention_attribution
 from attendrop.attribution.finite_gradients import finite_gradients, gradients_of, wide
 from attendrop.attribution.gradient import gradient_attribution
 from attendrop.attribution.head_importance import Gates, head_importance
-from attendrop.attribution.integrated import integrated_gradient_attribution
+from attendrop.attribution.integrated import QUADRATURE_RULES, SCOPES, integrated_gradient_attribution
 from attendrop.attribution.label_positions import aligned_labels
 from attendrop.attribution.targets import fix_target
-from attendrop.batches import Batch, number_of_rows, to_device
+from attendrop.batches import Batch, number_of_rows, refuse_graph, to_device
 from attendrop.errors import AttendropError
 from attendrop.masks import Region, candidate_region, pack, share, unpack
 from attendrop.methods.base import Method, MethodState
@@ -48,6 +48,7 @@ from attendrop.methods.info import MethodInfo
 from attendrop.methods.layer_drop import Skipping, sample_blocks
 from attendrop.methods.options import LAYERS, SWITCH, Range, choice, count, fraction, option, positive
 from attendrop.methods.registry import register_method
+from attendrop.methods.replay import Replay
 from attendrop.methods.running_statistics import RunningStatistics
 from attendrop.methods.vanilla import Bernoulli
 from attendrop.sampling import SampleKey, sample_mask, sample_parameter_mask, sample_row_mask, uniform
@@ -58,8 +59,10 @@ __all__ = [
     "DECIDES_PASSES",
     "EXCHANGES_WEIGHTS",
     "LAYERS",
+    "QUADRATURE_RULES",
     "REPLACES_DROPOUT",
     "REPLACES_PARAMETERS",
+    "SCOPES",
     "SCORES_ROWS",
     "SECOND_MODEL",
     "SKIPS_BLOCKS",
@@ -87,6 +90,7 @@ __all__ = [
     "RandomMaskPlan",
     "Range",
     "Region",
+    "Replay",
     "Rule",
     "RunningStatistics",
     "SampleKey",
@@ -129,6 +133,7 @@ __all__ = [
     "positive",
     "projection_weights",
     "real_rows",
+    "refuse_graph",
     "register_method",
     "sample_blocks",
     "sample_mask",

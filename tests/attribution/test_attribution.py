@@ -163,14 +163,14 @@ class Scaled(Plan):
 
 
 ALL = [
-    ("gradient", {}),
-    ("integrated_gradient", {"steps": 2}),
-    ("integrated_gradient", {"steps": 2, "scope": "layerwise"}),
+    (gradient_attribution, {}),
+    (integrated_gradient_attribution, {"steps": 2}),
+    (integrated_gradient_attribution, {"steps": 2, "scope": "layerwise"}),
 ]
 
 
-@pytest.mark.parametrize(("name", "options"), ALL)
-def test_parameters_modes_and_random_state_are_left_alone(name: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("attribute", "options"), ALL)
+def test_parameters_modes_and_random_state_are_left_alone(attribute: Any, options: dict[str, Any]) -> None:
     adapter, batch = prepared("bert", dropout=0.2)
     model = adapter.model
     model.bert.encoder.layer[1].eval()
@@ -178,7 +178,7 @@ def test_parameters_modes_and_random_state_are_left_alone(name: str, options: di
     modes = [module.training for module in model.modules()]
     trained = [parameter.requires_grad for parameter in model.parameters()]
     random = torch.get_rng_state()
-    found = getattr(attribution, name)(adapter, batch, adapter.attention_layers, "pseudo_label", **options)
+    found = attribute(adapter, batch, adapter.attention_layers, "pseudo_label", **options)
     assert not any(value.requires_grad for value in found.values())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert [parameter.requires_grad for parameter in model.parameters()] == trained

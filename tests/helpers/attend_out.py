@@ -1,4 +1,4 @@
-"""TODO helpers attend_out."""
+"""Periods of AttendOut, taken apart."""
 
 from __future__ import annotations
 

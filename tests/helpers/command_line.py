@@ -1,4 +1,4 @@
-"""TODO helpers command_line."""
+"""The command line, called within a test."""
 
 from __future__ import annotations
 

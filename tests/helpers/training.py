@@ -1,4 +1,4 @@
-"""TODO helpers training."""
+"""Training tiny models, and what tests compare of it."""
 
 from __future__ import annotations
 

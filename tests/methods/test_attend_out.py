@@ -192,7 +192,7 @@ def enumerated(
     mean = [torch.zeros_like(p) for p in learned]
     for number in range(16):
         action = action_of(number).view(1, 1, 2, 2)
-        monkeypatch.setattr(Course, "_draw", lambda self, *_, action=action: action)
+        monkeypatch.setattr(Course, "_sample", lambda self, *_, action=action: action)
         likelihood = players.log_likelihood(micro).sum() * (reward[number] - baseline)
         for total, found in zip(mean, torch.autograd.grad(likelihood, learned, allow_unused=True), strict=True):
             if found is not None:

@@ -87,7 +87,7 @@ def test_a_package_brings_it_to_the_command_line(source: str, tmp_path: Path) ->
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: self-drop\nVersion: 1.0\n", encoding="utf-8")
     (metadata / "entry_points.txt").write_text(
-        "[attendrop.methods.registry]\nself-drop = self_drop:SelfDrop\n", encoding="utf-8"
+        "[attendrop.methods]\nself-drop = self_drop:SelfDrop\n", encoding="utf-8"
     )
     path = os.pathsep.join([str(tmp_path), str(Path(attendrop.__file__).parent.parent)])
     run = subprocess.run(
@@ -116,20 +116,21 @@ def _imports(file: Path) -> set[tuple[str, str]]:
 def _files(module: str) -> list[Path]:
     """The files of a method: its module, or those of its package."""
     path = Path(str(sys.modules[module].__file__))
-    return sorted(path.parent.glob("*.py")) if path.name == "__init__.py" else [path]
+    return [path] if path.parent.name == "methods" else sorted(path.parent.glob("*.py"))
 
 
 def test_everything_that_a_method_of_the_library_imports_is_offered() -> None:
     """But for what is in the files of that method alone, and references."""
-    modules = {get_method(name).__module__ for name in method_names()} - {"attendrop.methods.base"}
+    modules = {get_method(name).__module__ for name in method_names()} - {"attendrop.methods.finetune"}
     modules = {module for module in modules if module.startswith("attendrop.")}
     imported = {module: set().union(*map(_imports, _files(module))) for module in modules}
     users = Counter(module for found in imported.values() for module in {module for module, _ in found})
     missing = set()
     for method, found in imported.items():
         for module, name in found:
-            helper = module.startswith("attendrop.methods.registry.") and module not in modules and users[module] == 1
-            if helper or module.startswith(method) or module == "attendrop.methods.common.citations":
+            helper = module.startswith("attendrop.methods.common.") and users[module] == 1
+            own = module.startswith(method.removesuffix(".method"))
+            if helper or own or module == "attendrop.methods.common.citations":
                 continue
             thing = getattr(importlib.import_module(module), name)
             if getattr(attendrop.extend, name, None) is not thing or name not in attendrop.extend.__all__:

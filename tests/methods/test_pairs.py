@@ -25,7 +25,7 @@ from attendrop import (
     regularize,
 )
 from attendrop.methods.base import MethodState, overrides
-from attendrop.methods.compatibility import DECIDES_PASSES, SKIPS_BLOCKS, rules_of
+from attendrop.methods.compatibility import DECIDES_PASSES, SKIPS_BLOCKS, rules_among
 from attendrop.methods.registry import get_method, method_names
 
 _SINGLE = [(name, method) for name, method in TABLE.items() if len(method.parts) == 1]
@@ -104,6 +104,6 @@ def test_a_rule_names_methods_that_there_are() -> None:
     known = {trait for method in classes for trait in (method.name, *method.traits)}
     for method in classes:
         for rule in method.rules:
-            assert rule in rules_of(classes)
+            assert rule in rules_among(cls.rules for cls in classes)
             assert {rule.one, rule.other} <= known | {"any method"}, rule
             assert rule.one == method.name

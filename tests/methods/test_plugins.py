@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Optional
 import pytest
 
 from attendrop import ADDrop, AttendropError, Compose, FineTune, Method, RDrop, cli
-from attendrop.methods import registry as methods
+from attendrop.methods import registry
 from attendrop.methods.options import count, described, option, positive, read_option
 from attendrop.methods.registry import build_method, get_method, method_names, register_method
 
@@ -36,16 +36,16 @@ class Own(Method):
 @pytest.fixture
 def _own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     method_names()
-    monkeypatch.setattr(methods, "_METHODS", dict(methods._METHODS))
-    methods._load_plugins.cache_clear()
+    monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
+    registry._load_plugins.cache_clear()
     yield
-    methods._load_plugins.cache_clear()
+    registry._load_plugins.cache_clear()
 
 
 def install(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
     """Entry points by name, as packages would bring them."""
-    points = [EntryPoint(name, value, "attendrop.methods.registry") for name, value in values.items()]
-    monkeypatch.setattr(methods, "entry_points", lambda group: points)
+    points = [EntryPoint(name, value, "attendrop.methods") for name, value in values.items()]
+    monkeypatch.setattr(registry, "entry_points", lambda group: points)
 
 
 Clash = type("Clash", (Own,), {"name": "ad-drop"})

@@ -255,7 +255,7 @@ def test_entry_points_bring_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     methods._load_plugins.cache_clear()
     try:
         assert build_method("mine").name == "mine"
-        assert asked == ["attendrop.methods.registry"]
+        assert asked == ["attendrop.methods"]
     finally:
         methods._load_plugins.cache_clear()
 

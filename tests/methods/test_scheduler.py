@@ -12,7 +12,7 @@ from helpers import zoo
 from helpers.oracles import EagerAttention
 
 from attendrop import AttendropError, Scheduler, regularize
-from attendrop.methods.common import random_mask as drawing
+from attendrop.methods.common import random_mask
 from attendrop.methods.context import Processes
 from attendrop.methods.registry import build_method
 from attendrop.sampling import SampleKey, sample_mask
@@ -100,7 +100,7 @@ def test_draws_differ_between_heads_rows_sequences_layers_and_steps(monkeypatch:
         sampled.append(sample_mask(*arguments))
         return sampled[-1]
 
-    monkeypatch.setattr(drawing, "draw", kept)
+    monkeypatch.setattr(random_mask, "sample_mask", kept)
     model, batch = zoo.build("bert"), zoo.batch_of("bert", (30, 30))
     with regularize(model, Scheduler(probabilities=(0.5, 0.5)), total_steps=8) as reg:
         for _ in range(2):

@@ -700,7 +700,7 @@ def test_a_file_that_does_not_compute_what_the_model_does_is_not_written(
         return lambda inputs: light(inputs["input_ids"], inputs["attention_mask"]).logits.numpy() + 0.001
 
     monkeypatch.setattr("torch.onnx.export", lambda *_, **__: None)
-    monkeypatch.setattr("attendrop.pruning.onnx_file.onnx_model", almost)
+    monkeypatch.setattr("attendrop.pruning.export.onnx_model", almost)
     with pytest.raises(AttendropError, match=r"differ from the model's by up to 0\.001, more than 0\.0001 times"):
         export_onnx(light, tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())

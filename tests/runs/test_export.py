@@ -45,7 +45,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> None:
         path.write_text(type(model).__name__)
         return 1e-7
 
-    monkeypatch.setattr("attendrop.pruning.export.export_onnx", write)
+    monkeypatch.setattr("attendrop.runs.export.export_onnx", write)
 
 
 def test_a_folder_holds_all_that_a_program_needs(folder: Path, tmp_path: Path, capsys: Captured) -> None:

@@ -18,7 +18,7 @@ from helpers import tiny
 
 from attendrop import cli
 from attendrop.errors import AttendropError
-from attendrop.runs import inference as infer
+from attendrop.runs import inference
 from attendrop.runs.inference import evaluate, predict
 from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.runs.model_source import Source
@@ -80,7 +80,7 @@ def test_chunks_change_nothing(runs: Path, tmp_path: Path, monkeypatch: pytest.M
     source = Source(file=str(write_rows(tmp_path / "in.csv", 30)))
     whole = evaluate(str(runs / "single"), source)
     predict(str(runs / "single"), source, str(tmp_path / "whole.csv"))
-    monkeypatch.setattr(infer, "CHUNK_ROWS", 7)
+    monkeypatch.setattr(inference, "CHUNK_ROWS", 7)
     assert evaluate(str(runs / "single"), source) == whole
     predict(str(runs / "single"), source, str(tmp_path / "chunks.csv"))
     assert [row["index"] for row in read_csv(tmp_path / "chunks.csv")] == [str(n) for n in range(30)]
@@ -94,8 +94,8 @@ def no_logits(encoded: dict[str, list[Any]]) -> Any:
 
 
 def test_memory_does_not_grow_with_the_file(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(infer, "CHUNK_ROWS", 64)
-    monkeypatch.setattr(infer, "predict_logits", lambda model, tokenizer, encoded, *_: no_logits(encoded))
+    monkeypatch.setattr(inference, "CHUNK_ROWS", 64)
+    monkeypatch.setattr(inference, "predict_logits", lambda model, tokenizer, encoded, *_: no_logits(encoded))
 
     def peak(rows: int) -> int:
         source = Source(file=str(write_rows(tmp_path / f"{rows}.csv", rows)), overwrite=True)

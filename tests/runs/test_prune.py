@@ -160,7 +160,7 @@ def test_pruning_that_was_stopped_can_be_started_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("attendrop.output_files.write_json", stopped)
+        patched.setattr("attendrop.runs.prune.write_json", stopped)
         with pytest.raises(KeyboardInterrupt):
             pruned(folder, tmp_path / "out", layers="1,")
     assert not list(tmp_path.iterdir())

@@ -19,11 +19,11 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reaso
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], Path]:
     """The results of both processes, and their folder."""
     folder = tmp_path_factory.mktemp("ddp")
-    here = Path(__file__).parent
-    path = os.pathsep.join([str(here), str(here.parent / "src"), os.environ.get("PYTHONPATH", "")])
+    tests = Path(__file__).parents[1]
+    path = os.pathsep.join([str(tests), str(tests.parent / "src"), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     run = subprocess.run(
-        [*command, str(here / "ddp_worker.py"), str(folder)],
+        [*command, str(tests / "helpers" / "ddp_worker.py"), str(folder)],
         env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

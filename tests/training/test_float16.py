@@ -17,6 +17,7 @@ from torch import Tensor
 from attendrop import SCAL, ADDrop, AttendOut, AttendropError, ConcreteDropout, FineTune, HeadMask, Method, regularize
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attribution.finite_gradients import finite_gradients
+from attendrop.attribution.gradient import gradient_attribution
 
 HALF = {"device_type": "cpu", "dtype": torch.float16}
 

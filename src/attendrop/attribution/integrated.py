@@ -18,7 +18,7 @@ from attendrop.attribution.recording import Record, _isolated
 from attendrop.attribution.targets import fix_target
 from attendrop.batches import Batch
 
-RULES = ("gauss_legendre", "riemann")
+QUADRATURE_RULES = ("gauss_legendre", "riemann")
 SCOPES = ("joint", "layerwise")
 
 

@@ -14,7 +14,7 @@ from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.attribution.attention_weights import attention_attribution
 from attendrop.attribution.gradient import gradient_attribution
-from attendrop.attribution.integrated import RULES, SCOPES, integrated_gradient_attribution
+from attendrop.attribution.integrated import QUADRATURE_RULES, SCOPES, integrated_gradient_attribution
 from attendrop.errors import AttendropError
 from attendrop.masks import candidate_region
 from attendrop.methods.base import Method
@@ -92,7 +92,7 @@ class ADDrop(Method):
     direction: str = option("high", choice("high", "low"))
     cross_tuning: bool = option(True, SWITCH)
     scope: str = option("joint", choice(*SCOPES))
-    rule: str = option("gauss_legendre", choice(*RULES))
+    rule: str = option("gauss_legendre", choice(*QUADRATURE_RULES))
     steps: int = option(8, count())
     units: str = option("attention", choice("attention", "hidden"))
 

@@ -82,8 +82,8 @@ class Method:
 
         ``"numbers"``: one for each token; ``"positions"``: of another token, -1 for none (where a text is cut to the
         length that the model takes, they are counted anew); ``"matrix"``: one for each pair of tokens. They come in
-        :attr:`StepContext.extra` as ``(batch, n)`` or ``(batch, n, n)``, padded with -1; their rows are those of the batch
-        before any method repeated them.
+        :attr:`StepContext.extra` as ``(batch, n)`` or ``(batch, n, n)``, padded with -1; their rows are those of the
+        batch before any method repeated them.
         """
         return {}
 
@@ -113,7 +113,7 @@ class Method:
         return select_layers(attention_layers, self.options().get("layers", "all"))
 
     def batch(self, context: StepContext) -> Batch:
-        """The batch to train on, made of ``context.batch``; its rows may be repeated, each by its copies side by side."""
+        """Make the batch to train on of ``context.batch``; rows may be repeated, each by its copies side by side."""
         return context.batch
 
     def plan(self, context: StepContext) -> Plan | None:

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import ClassVar, Protocol
 
 from attendrop.errors import AttendropError
-
-if TYPE_CHECKING:
-    from attendrop.methods.base import Method
-
 
 ANY = "any method"
 DECIDES_PASSES = "decides which passes a step takes"
@@ -40,9 +37,20 @@ class Rule:
     other: str
     reason: str
 
-    def forbids(self, one: Method, other: Method) -> bool:
+    def forbids(self, one: Combinable, other: Combinable) -> bool:
         """Whether the rule speaks of these two, in any order."""
         return (one.has(self.one) and other.has(self.other)) or (one.has(self.other) and other.has(self.one))
+
+
+class Combinable(Protocol):
+    """A method, as rules see it."""
+
+    name: ClassVar[str]
+    rules: ClassVar[tuple[Rule, ...]]
+
+    def has(self, trait: str) -> bool:
+        """Whether it has a trait."""
+        ...
 
 
 RULES = (
@@ -58,14 +66,14 @@ RULES = (
 )
 
 
-def rules_of(methods: Iterable[Method | type[Method]]) -> list[Rule]:
-    """The rules that hold among methods: the general ones, and their own."""
-    return list(dict.fromkeys((*(rule for method in methods for rule in method.rules), *RULES)))
+def rules_among(own: Iterable[Sequence[Rule]]) -> list[Rule]:
+    """The rules that hold among methods: the general ones, and each method's ``own``."""
+    return list(dict.fromkeys((*chain.from_iterable(own), *RULES)))
 
 
-def refuse_conflicts(methods: Sequence[Method]) -> None:
+def refuse_conflicts(methods: Sequence[Combinable]) -> None:
     """Raise AttendropError, with the reason, if two of the methods cannot be combined."""
-    rules = rules_of(methods)
+    rules = rules_among(method.rules for method in methods)
     for number, one in enumerate(methods):
         for other in methods[:number]:
             if one.name == other.name:

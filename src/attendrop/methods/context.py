@@ -170,7 +170,7 @@ class StepContext:
 
 
 def tokens_of(tokenizer: Any) -> dict[str, Any]:
-    """What a :class:`TrainingContext` says of tokens, of a tokenizer, of something else that processes inputs, or of None."""
+    """What a :class:`TrainingContext` says of tokens, given a tokenizer, another processor of inputs, or None."""
     return {
         "mask_token": getattr(tokenizer, "mask_token_id", None),
         "special_tokens": tuple(getattr(tokenizer, "all_special_ids", ())),

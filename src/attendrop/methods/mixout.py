@@ -77,8 +77,8 @@ class _Mixout(WeightMixing):
         self.targets = {name: weights[name].detach().clone() for name in projection_weights(training.model)}
         if not self.targets:
             raise AttendropError(
-                f"{type(training.model).__name__} has no linear layers below its head that train, so there is nothing to "
-                "mix; unfreeze some."
+                f"{type(training.model).__name__} has no linear layers below its head that train, so there is nothing "
+                "to mix; unfreeze some."
             )
 
     def choose(self, context: StepContext) -> list[str]:

@@ -1,7 +1,7 @@
 """The methods, by name.
 
 Packages of third parties add theirs with :func:`register_method`, or by an entry point of the group
-``attendrop.methods.registry`` that names the class.
+``attendrop.methods`` that names the class.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ for _method in (
 
 @cache
 def _load_plugins() -> None:
-    for entry_point in entry_points(group="attendrop.methods.registry"):
+    for entry_point in entry_points(group="attendrop.methods"):
         try:
             register_method(entry_point.load())
         except (Exception, SystemExit) as error:  # whatever a package does when it is imported, the others work

@@ -45,8 +45,8 @@ class Scheduler(Method):
         progress: The knots: shares of the planned optimizer steps, ascending from 0 to 1. Numbers, or ``"0,0.5,1"``.
         probabilities: The probability at each knot, in [0, 1]: one list for all layers, or one for each in order. Lists
             of numbers, or ``"0.6,0.5,0.4; 0.6,0.6,0.6"``. Drawn is with at most 0.95.
-        layers: Where to drop: see :func:`attendrop.attention.layers.select_layers`; of these the encoder's self-attention, or if
-            there is none the decoder's.
+        layers: Where to drop: see :func:`attendrop.attention.layers.select_layers`; of these the encoder's
+            self-attention, or if there is none the decoder's.
         shape: ``"own"``: what ``progress`` and ``probabilities`` say. Or a ready-made schedule in their place, from 0.6
             in all layers with a slope for each: ``"qnli"``, the first layer to 0.55, each further one 0.1 lower, to
             0.25; ``"cola"``, all layers to 0.9.

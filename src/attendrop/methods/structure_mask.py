@@ -52,8 +52,8 @@ class StructureMask(Method):
             other file needs: lists in JSON lines and Parquet, cells such as ``"[-1, 2, 2, -1]"`` in CSV and TSV, with
             an entry for each token that the tokenizer makes of the row's texts, special tokens included. Where texts
             are cut to the maximum length it is cut alike, and a token whose head is gone has head -1.
-        layers: Where to drop: see :func:`attendrop.attention.layers.select_layers`; of these the encoder's self-attention, or if
-            there is none the decoder's.
+        layers: Where to drop: see :func:`attendrop.attention.layers.select_layers`; of these the encoder's
+            self-attention, or if there is none the decoder's.
 
     Raises:
         AttendropError: An option is out of its range; or, in training, the batch has no such column, or one that is not

@@ -32,7 +32,8 @@ def predict_logits(
     Args:
         model: A model for sequence classification; it is moved to the device.
         tokenizer: Its tokenizer.
-        encoded: The columns that the model reads, and ``"length"``, as :func:`attendrop.tasks.tokenization.encode` leaves them.
+        encoded: The columns that the model reads, and ``"length"``, as
+            :func:`attendrop.tasks.tokenization.encode` leaves them.
         batch_size: Rows at a time.
         device: ``"auto"`` or ``"cpu"``.
         on_batch: Called after each batch with the number of its rows.

@@ -5,15 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import IntervalStrategy, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from attendrop.methods.base import Method
-
-if TYPE_CHECKING:
-    from attendrop.training.trainer import RegularizedTrainer
-
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +38,7 @@ def warn_of_rest(method: Method, epochs: int) -> bool:
 class Clock(TrainerCallback):
     """Tells the trainer's regularisation and sampler the time: start, epoch, step, end."""
 
-    def __init__(self, trainer: RegularizedTrainer) -> None:
+    def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self.epoch = 0
         self.save_is_due = False

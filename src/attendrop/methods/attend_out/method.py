@@ -71,8 +71,8 @@ class AttendOut(Method):
         learn_bias: Whether the logit of that probability is trained.
         generator_learning_rate: Of the generator's AdamW.
         generator_schedule: ``"constant"``, or ``"linear"`` down to zero over the generator's updates.
-        layers: Where to drop: see :func:`attendrop.attention.layers.select_layers`; of these the encoder's self-attention, or that
-            of a decoder-only model.
+        layers: Where to drop: see :func:`attendrop.attention.layers.select_layers`; of these the encoder's
+            self-attention, or that of a decoder-only model.
         defender_device: A device for the defender, such as ``"cuda:1"``, so that both train at the same time;
             ``"next"`` is the first GPU that no process trains on, plus the number of this process. Empty: the same.
 
