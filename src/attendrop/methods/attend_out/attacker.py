@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,11 +14,9 @@ from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.batches import Batch, to_device
 from attendrop.masks import pack, unpack
+from attendrop.methods.attend_out.policy import Policy
 from attendrop.methods.context import StepContext
 from attendrop.sampling import SampleKey, sample_mask
-
-if TYPE_CHECKING:
-    from attendrop.methods.attend_out.networks import Players
 
 
 @dataclass
@@ -76,20 +74,20 @@ class Course:
     """The generator's way along the layers of one pass of the model.
 
     Args:
-        players: The generator, and where it acts.
+        policy: The generator, and where it acts.
         inputs: What the model is given in that pass.
     """
 
-    def __init__(self, players: Players, inputs: Batch) -> None:
-        self.players = players
-        self.draft = players.generator.begin(inputs)
+    def __init__(self, policy: Policy, inputs: Batch) -> None:
+        self.policy = policy
+        self.draft = policy.generator.begin(inputs)
         self._known: tuple[Tensor | None, Tensor, Tensor | None] | None = None
 
     def logits(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         """The logits of dropping each unit of a layer, and which units there are (None: all)."""
         _, positions = self._places(call)
-        found = self.players.logits(self.draft, call.layer.index, call.valid, positions)
-        return found, positions if self.players.by_score else None
+        found = self.policy.logits(self.draft, call.layer.index, call.valid, positions)
+        return found, positions if self.policy.by_score else None
 
     def act(self, call: AttentionCall, key: SampleKey) -> Outcome:
         """Decide by chance which units of a layer are dropped; the same key decides the same."""
@@ -100,7 +98,7 @@ class Course:
     def _sample(self, probabilities: Tensor, call: AttentionCall, key: SampleKey) -> Tensor:
         batch, heads, queries, keys = probabilities.shape
         origins, _ = self._places(call)
-        if not self.players.by_score:
+        if not self.policy.by_score:
             origins = torch.zeros_like(origins)
         return sample_mask(probabilities, key, call.layer.key, (batch, heads, queries, keys), origins, call.device)
 
@@ -118,21 +116,21 @@ class Guided(Plan):
     It goes along layers that are not chosen as well: its application number ``l`` belongs to layer ``l``.
     """
 
-    def __init__(self, players: Players, inputs: Batch) -> None:
+    def __init__(self, policy: Policy, inputs: Batch) -> None:
         super().__init__()
-        self.players = players
+        self.policy = policy
         self.inputs = inputs
         self._course: Course | None = None
 
     def wants(self, layer: AttentionLayer) -> bool:
-        return layer.key in self.players.layers
+        return layer.key in self.policy.layers
 
     def course(self, call: AttentionCall) -> Course:
         """The generator's way, which begins at the first layer that runs."""
         if self._course is None:
-            self.players.notice_autocast(call.device)
-            with self.players.precision(call.device):
-                self._course = Course(self.players, self.inputs)
+            self.policy.notice_autocast(call.device)
+            with self.policy.precision(call.device):
+                self._course = Course(self.policy, self.inputs)
         return self._course
 
 
@@ -140,16 +138,16 @@ class Attack(Guided):
     """The pass that trains the attacker: draws what is dropped, and notes how to draw it again.
 
     Args:
-        players: The generator.
+        policy: The generator.
         context: The pass.
         micro: It is noted here.
         count: Called with each layer's key, probabilities and units.
     """
 
     def __init__(
-        self, players: Players, context: StepContext, micro: Micro, count: Callable[[str, Tensor, Tensor | None], None]
+        self, policy: Policy, context: StepContext, micro: Micro, count: Callable[[str, Tensor, Tensor | None], None]
     ) -> None:
-        super().__init__(players, context.inputs)
+        super().__init__(policy, context.inputs)
         self.context = context
         self.micro = micro
         self.count = count
@@ -170,8 +168,8 @@ class Attack(Guided):
 
     def _act(self, call: AttentionCall) -> Tensor | None:
         key, course = call.layer.key, self.course(call)
-        with self.players.precision(call.device):
-            if key not in self.players.chosen:
+        with self.policy.precision(call.device):
+            if key not in self.policy.chosen:
                 course.logits(call)
                 return None
             outcome = course.act(call, self.micro.key)
@@ -193,26 +191,26 @@ class Attack(Guided):
 class Decide(Guided):
     """A pass in which nothing is dropped: counts the units that the generator would drop, those above one half."""
 
-    def __init__(self, players: Players, inputs: Batch) -> None:
-        super().__init__(players, inputs)
+    def __init__(self, policy: Policy, inputs: Batch) -> None:
+        super().__init__(policy, inputs)
         self.counts: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def edit(self, call: AttentionCall) -> None:
         logits, units = self.course(call).logits(call)
-        if call.layer.key in self.players.chosen:
+        if call.layer.key in self.policy.chosen:
             dropped = logits > 0 if units is None else (logits > 0) & units
             self.counts[call.layer.key] = torch.stack([dropped.sum().float(), number_of(units, dropped)])
 
 
-def replayed(players: Players, micro: Micro) -> Iterator[Outcome]:
+def replayed(policy: Policy, micro: Micro) -> Iterator[Outcome]:
     """Let the generator act again as it did in a pass, with gradients, on each chosen layer that ran."""
-    course = Course(players, {name: micro.batch[name] for name in micro.inputs})
+    course = Course(policy, {name: micro.batch[name] for name in micro.inputs})
     batch, length, _ = course.draft.hidden.shape
     masks = [None if mask is None else unpack(*mask) for mask in micro.masks]
     for key, number in micro.layers.items():
-        call = AttentionCall(players.layers[key], (batch, 1, length, length), masks[number], course.draft.hidden.device)
-        if key in players.chosen:
+        call = AttentionCall(policy.layers[key], (batch, 1, length, length), masks[number], course.draft.hidden.device)
+        if key in policy.chosen:
             yield course.act(call, micro.key)
         else:
             course.logits(call)

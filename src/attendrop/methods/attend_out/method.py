@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
-from attendrop.attention.layers import AttentionLayer, select_self_attention
-from attendrop.errors import AttendropError
-from attendrop.methods.attend_out.generator import GRANULARITIES, Generator
+from attendrop.methods.attend_out.generator import Generator
+from attendrop.methods.attend_out.options import AttendOutOptions
 from attendrop.methods.attend_out.state import AttendOutState
-from attendrop.methods.base import Method, MethodState
+from attendrop.methods.base import MethodState
 from attendrop.methods.common.citations import WU_2021
 from attendrop.methods.compatibility import DECIDES_PASSES, EXCHANGES_WEIGHTS, SCORES_ROWS, SECOND_MODEL
 from attendrop.methods.context import TrainingContext
 from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import LAYERS, SWITCH, Range, choice, count, fraction, option, positive
 
 __all__ = ["AttendOut", "Generator"]
-VARIANTS = ("dropout", "pruning")
-SCORED = ("reward_data", "train", "noisy_train")
-TOGETHER = ("sample", "best", "attacker")
 
 
 @dataclass(frozen=True)
-class AttendOut(Method):
+class AttendOut(AttendOutOptions):
     """Attention dropout that is learnt by policy gradient.
 
     Two copies of the model train on the same batches: the defender with its own dropout only, the attacker also with
@@ -106,65 +99,5 @@ class AttendOut(Method):
     }
     needs_loss_scale: ClassVar[bool] = True
 
-    variant: str = option("dropout", choice(*VARIANTS))
-    scored: str = option("", choice("", *SCORED))
-    reward_data: str = option("split", choice("split", "eval"))
-    reward_fraction: float = option(0.1, fraction())
-    reward_batch_size: int = option(4, count())
-    score: str = option("loss", choice("loss", "metric"))
-    reward: str = option("difference", choice("difference", "sign"))
-    together: str = option("", choice("", *TOGETHER))
-    temperature: float = option(0.1, positive())
-    baseline_decay: float = option(0.9, fraction(zero=True))
-    credit: str = option("step", choice("step", "return"))
-    granularity: str = option("score", choice(*GRANULARITIES))
-    generator_heads: int = option(1, count())
-    generator_feed_forward: bool = option(False, SWITCH)
-    dropout_step: int = option(10, count())
-    init_drop_prob: float = option(0.5, fraction())
-    learn_bias: bool = option(False, SWITCH)
-    generator_learning_rate: float = option(5e-5, positive())
-    generator_schedule: str = option("constant", choice("constant", "linear"))
-    layers: str | int | Sequence[int] = option("all", LAYERS)
-    defender_device: str = option("", Range("a device (cuda:1), next, or ''", lambda _, value: _device(value)))
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        pruning = self.variant == "pruning"
-        object.__setattr__(self, "scored", self.scored or ("train" if pruning else "reward_data"))
-        object.__setattr__(self, "together", self.together or ("attacker" if pruning else "sample"))
-
-    def has(self, trait: str) -> bool:
-        return self.rewarded_on() is not None if trait == SCORES_ROWS else super().has(trait)
-
-    def chosen(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
-        chosen, reached = (
-            select_self_attention(attention_layers, self.layers),
-            select_self_attention(attention_layers, "all"),
-        )
-        if chosen[0] not in reached:
-            raise AttendropError(
-                f"layers={self.layers!r}: the generator reads what the encoder reads, so it can drop in the "
-                "encoder's self-attention alone."
-            )
-        return chosen
-
-    def rewarded_on(self) -> str | None:
-        return self.reward_data if self.scored == "reward_data" else None
-
-    def reward_share(self) -> float:
-        return self.reward_fraction
-
     def start(self, training: TrainingContext) -> MethodState:
         return AttendOutState(self, training)
-
-
-def _device(name: object) -> object:
-    """The name, if it is empty, ``"next"``, or what torch calls a device that computes; else raises AttendropError."""
-    try:
-        known = name in ("", "next") or torch.device(str(name)).type != "meta"
-    except RuntimeError:
-        known = False
-    if not known:
-        raise AttendropError(f"defender_device={name!r} is no device; use 'cuda:1', 'cpu', 'next', or '' for the same.")
-    return name

@@ -1,10 +1,9 @@
-"""The networks beside the attacker: how the generator acts, and how it learns."""
+"""The networks beside the attacker: the generator that learns, and the defender."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,55 +11,26 @@ from torch.nn import functional
 
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.isolation import evaluating, forked_rng
-from attendrop.attention.layers import select_self_attention
 from attendrop.batches import Batch
 from attendrop.errors import AttendropError
 from attendrop.methods.attend_out.attacker import Decide, Micro, replayed
 from attendrop.methods.attend_out.defender import Defender
-from attendrop.methods.attend_out.generator import Draft, Generator
+from attendrop.methods.attend_out.options import AttendOutOptions
+from attendrop.methods.attend_out.policy import Policy
 from attendrop.methods.context import StepContext, TrainingContext
 
-if TYPE_CHECKING:
-    from attendrop.methods.attend_out.method import AttendOut
 
-
-class Players:
-    """The networks beside the attacker, and how the generator acts and learns.
+class Players(Policy):
+    """The networks beside the attacker: the generator, with how it learns, and the defender.
 
     Args:
         method: The options.
         training: The attacker and its optimizer.
-        context: The first pass, whose inputs show what runs before the first layer of attention.
-
-    Attributes:
-        attention_layers: The layers to drop in.
-        chosen: Their keys.
-        layers: All layers of self-attention up to the last of them, by key: those along which the generator goes.
+        context: The first pass.
     """
 
-    def __init__(self, method: AttendOut, training: TrainingContext, context: StepContext) -> None:
-        self.method = method
-        self.attention_layers = method.chosen(context.adapter.attention_layers)
-        self.chosen = {layer.key for layer in self.attention_layers}
-        every = select_self_attention(context.adapter.attention_layers, "all")
-        self.layers = {
-            layer.key: layer for layer in every if layer.index <= max(chosen.index for chosen in self.attention_layers)
-        }
-        heads = _heads(training.model)
-        own_heads = heads if method.granularity == "head" and method.generator_heads == 1 else method.generator_heads
-        if heads % own_heads:
-            raise AttendropError(f"generator_heads={own_heads} does not divide the model's {heads} heads.")
-        with forked_rng(training.model):
-            self.generator = Generator(
-                training.model,
-                every[0].name,
-                context.inputs,
-                heads=own_heads,
-                feed_forward=method.generator_feed_forward,
-                init_drop_prob=method.init_drop_prob,
-                learn_bias=method.learn_bias,
-                seed=context.key.seed,
-            )
+    def __init__(self, method: AttendOutOptions, training: TrainingContext, context: StepContext) -> None:
+        super().__init__(method, training, context)
         assert training.optimizer is not None
         self.defender = Defender(
             training.model,
@@ -77,29 +47,6 @@ class Players:
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda lesson: max(0.0, 1 - lesson / lessons) if linear else 1.0
         )
-        self.autocast: torch.dtype | None = None
-        self.by_score = method.granularity == "score"
-
-    def notice_autocast(self, device: torch.device) -> None:
-        """Remember what precision the model runs in, at this moment."""
-        on = torch.is_autocast_enabled(device.type)
-        self.autocast = torch.get_autocast_dtype(device.type) if on else None
-
-    def precision(self, device: torch.device) -> AbstractContextManager[None]:
-        """That of the generator, the same when it acts and when it learns; float16 would lose gradients so small."""
-        half = self.autocast == torch.bfloat16
-        return torch.autocast(device.type, self.autocast if half else None, enabled=half)
-
-    def logits(self, draft: Draft, layer: int, valid: Tensor | None, units: Tensor | None) -> Tensor:
-        """The logits of dropping each unit of a layer: ``(batch, heads, n, n)``, or 1 for what a unit spans."""
-        found = draft.logits(layer, valid)
-        match self.method.granularity:
-            case "score":
-                return found
-            case "head":
-                return _mean(found, units, (2, 3))
-            case _:
-                return _mean(found, units, (1, 2, 3))
 
     def teach(self, period: Sequence[Sequence[Micro]], advantages: Tensor, total: Callable[[Tensor], Tensor]) -> float:
         """Take one step of policy gradient; returns the objective.
@@ -180,12 +127,6 @@ class Players:
         self.schedule.load_state_dict(state["generator_schedule"])
 
 
-def _heads(model: torch.nn.Module) -> int:
-    config: Any = model.config
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    return int(text.num_attention_heads)
-
-
 def _device(name: str, training: TrainingContext) -> torch.device | None:
     if not name:
         return None
@@ -200,10 +141,3 @@ def _device(name: str, training: TrainingContext) -> torch.device | None:
                 f"{device.type}. Leave the option empty to train both models on the same."
             )
     return device
-
-
-def _mean(values: Tensor, units: Tensor | None, dims: tuple[int, ...]) -> Tensor:
-    if units is None:
-        return values.mean(dims, keepdim=True)
-    units = units.expand(values.shape)
-    return (values * units).sum(dims, keepdim=True) / units.sum(dims, keepdim=True).clamp(min=1)

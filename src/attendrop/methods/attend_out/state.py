@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,13 +16,10 @@ from attendrop.batches import Batch, number_of_rows, refuse_graph, to_device
 from attendrop.errors import AttendropError
 from attendrop.methods.attend_out.attacker import Attack, Micro, number_of
 from attendrop.methods.attend_out.networks import Players
+from attendrop.methods.attend_out.options import AttendOutOptions
 from attendrop.methods.base import MethodState
 from attendrop.methods.context import ComputeLoss, StepContext, TrainingContext
 from attendrop.sampling import SampleKey, sample_mask
-
-if TYPE_CHECKING:
-    from attendrop.methods.attend_out.method import AttendOut
-
 
 _NOISE = 0.15
 
@@ -33,9 +30,9 @@ class AttendOutState(MethodState):
     The networks are made when the first batch is there, which shows what runs before the first layer of attention.
     """
 
-    method: AttendOut
+    method: AttendOutOptions
 
-    def __init__(self, method: AttendOut, training: TrainingContext) -> None:
+    def __init__(self, method: AttendOutOptions, training: TrainingContext) -> None:
         super().__init__(method)
         _check(method, training)
         self.training = training
@@ -225,7 +222,7 @@ class AttendOutState(MethodState):
         return micro.batch | {"input_ids": tokens.masked_fill(noise, self.training.mask_token)}
 
 
-def _check(method: AttendOut, training: TrainingContext) -> None:
+def _check(method: AttendOutOptions, training: TrainingContext) -> None:
     """Refuse a run that lacks something."""
     if training.optimizer is None:
         raise AttendropError(
