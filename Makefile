@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow lint format typecheck bench docs families study trajectories clean
+.PHONY: demo test test-slow test-all test-lowest coverage lint format typecheck bench docs families study trajectories clean
 
 demo: $(STAMP)
 	$(BIN)/attendrop demo
@@ -17,6 +17,21 @@ test: $(STAMP)
 # Real data, the real model and every family of transformers; ten minutes. Needs ATTENDROP_DATA.
 test-slow: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow -n 2 --dist worksteal
+
+# Everything that `make test` and `make test-slow` run.
+test-all: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m '' -n 2 --dist worksteal
+
+# With the lowest versions that pyproject.toml allows, in an environment of its own; PyTorch brings gigabytes of CUDA.
+test-lowest:
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install -qq uv
+	.venv-lowest/bin/uv pip install -q --python .venv-lowest/bin/python --resolution lowest-direct -e '.[dev]'
+	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -q -n 2 --dist worksteal
+
+# Which lines and branches `make test` runs.
+coverage: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal --cov --cov-report=term:skip-covered
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -52,7 +67,7 @@ trajectories: $(STAMP)
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python tests/helpers/trajectories.py
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-lowest .coverage build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # torch first: by far the largest. Where pip is set up to see a CPU build as well (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS), that
 # one is taken, for 2.13.0+cpu counts as newer than 2.13.0.
