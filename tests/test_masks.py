@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attendrop import sampling
-from attendrop.attention.edits import AttentionCall, origins_of, real_rows
+from attendrop.attention.edits import AttentionCall
 from attendrop.attention.layers import AttentionLayer
-from attendrop.masks import candidate_region, share
+from attendrop.masks import candidate_region, floor_fraction
 from attendrop.sampling import SampleKey, sample_mask, sample_parameter_mask, sample_row_mask
 
 SITE = AttentionLayer("layer", "encoder", 0)
@@ -34,7 +34,7 @@ PINNED = [0, 1, 1, 0, 1, 1, 1, 0, 0, 1, 1, 0, 0, 1, 0, 0]
     ],
 )
 def test_share_rounds_as_the_specification_says(count: int, fraction: float, expected: int) -> None:
-    assert share(torch.tensor(count), fraction) == expected
+    assert floor_fraction(torch.tensor(count), fraction) == expected
 
 
 @pytest.mark.parametrize(
@@ -264,13 +264,13 @@ LEFT = torch.arange(5) >= 5 - LENGTHS
     ],
 )
 def test_origins(valid: Tensor | None, kind: str, expected: list[list[int]]) -> None:
-    assert origins_of(call_of(valid, kind)).tolist() == expected
+    assert call_of(valid, kind).origins().tolist() == expected
 
 
-def test_real_rows_are_those_that_someone_may_attend_to() -> None:
-    assert real_rows(call_of(None)) is None
-    assert real_rows(call_of(RIGHT, "cross")) is None
+def test_valid_queries_are_those_that_someone_may_attend_to() -> None:
+    assert call_of(None).valid_queries() is None
+    assert call_of(RIGHT, "cross").valid_queries() is None
     for valid in (RIGHT, RIGHT & CAUSAL):
-        found = real_rows(call_of(valid))
+        found = call_of(valid).valid_queries()
         assert found is not None
         assert found.squeeze().tolist() == [[True] * 5, [True] * 3 + [False] * 2]

@@ -7,7 +7,7 @@ one pass looks like; a :class:`MethodState` is a method at work that keeps somet
 
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.blocks import Block, block_of
-from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit, origins_of, real_rows
+from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit
 from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.attention.layers import AttentionLayer, checked_layers, select_layers, select_self_attention
 from attendrop.attention.plan import CombinedPlan, Plan
@@ -20,7 +20,7 @@ from attendrop.attribution.label_positions import aligned_labels
 from attendrop.attribution.targets import fix_target
 from attendrop.batches import Batch, number_of_rows, refuse_graph, to_device
 from attendrop.errors import AttendropError
-from attendrop.masks import Region, candidate_region, pack, share, unpack
+from attendrop.masks import Region, candidate_region, floor_fraction, pack, unpack
 from attendrop.methods.base import Method, MethodState
 from attendrop.methods.common.divergence import divergences, kind_of, mean, mean_spread
 from attendrop.methods.common.initial_state import InitialState
@@ -116,6 +116,7 @@ __all__ = [
     "evaluating",
     "finite_gradients",
     "fix_target",
+    "floor_fraction",
     "forked_rng",
     "fraction",
     "gradient_attribution",
@@ -128,11 +129,9 @@ __all__ = [
     "mean_spread",
     "number_of_rows",
     "option",
-    "origins_of",
     "pack",
     "positive",
     "projection_weights",
-    "real_rows",
     "refuse_graph",
     "register_method",
     "sample_blocks",
@@ -141,7 +140,6 @@ __all__ = [
     "sample_row_mask",
     "select_layers",
     "select_self_attention",
-    "share",
     "suggestion",
     "to_device",
     "uniform",

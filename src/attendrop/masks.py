@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def share(count: Tensor, fraction: float) -> Tensor:
+def floor_fraction(count: Tensor, fraction: float) -> Tensor:
     """``floor(count * fraction + 1e-6)`` in float64: 10 times (1 - 0.9) is 1, not 0."""
     return torch.floor(count.double() * fraction + 1e-6).long()
 
@@ -59,9 +59,9 @@ def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, direct
     last = (n_valid - 1).clamp(min=0)
     signal = lowest < _take(ordered, last)
     if direction == "low":
-        threshold = _take(ordered, torch.minimum(share(n_valid, p), last))
+        threshold = _take(ordered, torch.minimum(floor_fraction(n_valid, p), last))
     else:
-        threshold = _take(ordered, torch.minimum(share(n_valid, 1 - p).clamp(min=1), last))
+        threshold = _take(ordered, torch.minimum(floor_fraction(n_valid, 1 - p).clamp(min=1), last))
         # "At least the next larger number" is "above".
         above = torch.nextafter(threshold, torch.full_like(threshold, torch.inf))
         threshold = torch.where(lowest >= threshold, above, threshold)

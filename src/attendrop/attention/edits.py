@@ -13,28 +13,6 @@ from attendrop.attention.layers import AttentionLayer
 from attendrop.errors import AttendropError
 
 
-def origins_of(call: AttentionCall) -> Tensor:
-    """``(batch, 2)``: the first query and the first key of each sequence that are not padding.
-
-    In self-attention both are the first key that any query may attend to; in cross-attention the first query is 0.
-    """
-    batch = call.shape[0]
-    if call.valid is None:
-        return torch.zeros(batch, 2, dtype=torch.long, device=call.device)
-    first = call.valid.any(1).any(1).expand(batch, -1).int().argmax(-1)
-    return torch.stack([torch.zeros_like(first) if call.layer.kind == "cross" else first, first], -1)
-
-
-def real_rows(call: AttentionCall) -> Tensor | None:
-    """Which query positions hold tokens, ``(batch, 1, query, 1)``; None if all do or the mask does not tell.
-
-    A position of self-attention is padding if nothing may attend to it.
-    """
-    if call.valid is None or call.layer.kind == "cross" or call.shape[2] != call.shape[3]:
-        return None
-    return call.valid.any(-2, keepdim=True).transpose(-1, -2)
-
-
 @dataclass(frozen=True)
 class BlockEdit:
     """What a plan changes at one block.
@@ -69,6 +47,26 @@ class AttentionCall:
     shape: tuple[int, int, int, int]
     valid: Tensor | None
     device: torch.device
+
+    def origins(self) -> Tensor:
+        """Find the first query and the first key of each sequence that are not padding, ``(batch, 2)``.
+
+        In self-attention both are the first key that any query may attend to; in cross-attention the first query is 0.
+        """
+        batch = self.shape[0]
+        if self.valid is None:
+            return torch.zeros(batch, 2, dtype=torch.long, device=self.device)
+        first = self.valid.any(1).any(1).expand(batch, -1).int().argmax(-1)
+        return torch.stack([torch.zeros_like(first) if self.layer.kind == "cross" else first, first], -1)
+
+    def valid_queries(self) -> Tensor | None:
+        """Find the query positions that are not padding, ``(batch, 1, query, 1)``; None means all, or not known.
+
+        A position of self-attention is padding if nothing may attend to it.
+        """
+        if self.valid is None or self.layer.kind == "cross" or self.shape[2] != self.shape[3]:
+            return None
+        return self.valid.any(-2, keepdim=True).transpose(-1, -2)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from attendrop.attention.edits import AttentionCall, AttentionEdit, real_rows
+from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.attribution.attention_weights import attention_attribution
@@ -143,7 +143,7 @@ class _DropHigh(RandomMaskPlan):
     def make(self, call: AttentionCall) -> AttentionEdit:
         if self.method.units == "hidden":
             return AttentionEdit(output=partial(self._drop_hidden, call, {}))
-        rows = real_rows(call)
+        rows = call.valid_queries()
         if self.method.attribution == "random":
             drop = self.sample(self.method.p * self.method.q, call)
             drop = drop if call.valid is None else drop & call.valid
@@ -160,7 +160,7 @@ class _DropHigh(RandomMaskPlan):
         if "kept" not in memory:
             batch, queries, heads, dim = output.shape
             shape = (batch, 1, queries, heads * dim)
-            rows = real_rows(call)
+            rows = call.valid_queries()
             if self.method.attribution == "random":
                 drop = self.sample_hidden(self.method.p * self.method.q, call, heads * dim)
             else:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from attendrop.attention.edits import AttentionCall, AttentionEdit, real_rows
+from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.plan import Plan
 from attendrop.methods.base import Method
 from attendrop.methods.common.random_mask import RandomMaskPlan
@@ -81,7 +81,7 @@ class _Saturating(RandomMaskPlan):
         """Act on ``output``, ``(batch, query, heads, dim)``; under activation checkpointing once more, and alike."""
         if "drop" not in memory:
             drop = self.sample_hidden(self.p, call, output.shape[2] * output.shape[3])
-            rows = real_rows(call)
+            rows = call.valid_queries()
             self.report(call, drop if rows is None else drop & rows, rows, None)
             memory["drop"] = drop.view(output.shape)
         scale, shift = affine(self.p)

@@ -13,7 +13,7 @@ from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.attention.plan import Plan
 from attendrop.batches import Batch, number_of_rows
 from attendrop.errors import AttendropError
-from attendrop.masks import share as floor_share
+from attendrop.masks import floor_fraction
 from attendrop.methods.base import Method, MethodState
 from attendrop.methods.common.initial_state import InitialState
 from attendrop.methods.common.structured_patterns import Patterned, part_of, propose
@@ -116,7 +116,7 @@ class _Search(MethodState):
             )
         self.training = training
         self.start = InitialState(method, training)
-        searched = int(floor_share(torch.tensor(self.start.steps), method.search))
+        searched = int(floor_fraction(torch.tensor(self.start.steps), method.search))
         self.length = searched // method.trials
         if not self.length:
             raise AttendropError(

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attendrop.attention.edits import AttentionCall, AttentionEdit, real_rows
+from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.plan import Plan
 from attendrop.methods.base import Method
 from attendrop.methods.common.random_mask import RandomMaskPlan
@@ -81,7 +81,7 @@ class _DropBlocks(RandomMaskPlan):
         chances = begin_chances(call, self.method.p / self.method.rows, self.method.block_size)
         drop = spread(self._seeds(call, chances), self.method.block_size)
         drop = drop if call.valid is None else drop & call.valid
-        self.report(call, drop, real_rows(call), call.valid)
+        self.report(call, drop, call.valid_queries(), call.valid)
         return AttentionEdit(drop=drop)
 
     def _seeds(self, call: AttentionCall, chances: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.plan import Plan
 from attendrop.attribution.head_importance import head_importance
-from attendrop.masks import share
+from attendrop.masks import floor_fraction
 from attendrop.methods.base import Method
 from attendrop.methods.common.random_mask import RandomMaskPlan
 from attendrop.methods.context import StepContext
@@ -75,7 +75,7 @@ class HeadMask(Method):
 
     def count(self, heads: int) -> int:
         """How many of so many heads are masked."""
-        return max(0, min(heads - 1, max(1, int(share(torch.tensor(heads), self.share)))))
+        return max(0, min(heads - 1, max(1, int(floor_fraction(torch.tensor(heads), self.share)))))
 
     def plan(self, context: StepContext) -> Plan:
         attention_layers = self.chosen(context.adapter.attention_layers)

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from attendrop.attention.blocks import Block
-from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit, real_rows
+from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit
 from attendrop.attention.isolation import forked_rng
 from attendrop.attention.layers import AttentionLayer, select_layers
 from attendrop.attention.plan import Plan
 from attendrop.attribution.finite_gradients import wide
 from attendrop.errors import AttendropError
-from attendrop.masks import share
+from attendrop.masks import floor_fraction
 from attendrop.methods.base import Method, MethodState
 from attendrop.methods.common.divergence import mean_spread
 from attendrop.methods.compatibility import DECIDES_PASSES
@@ -152,7 +152,7 @@ class _Received(Plan):
         return layer.key in self.keys
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
-        return AttentionEdit(weights=partial(self._keep, call.layer.key, real_rows(call)))
+        return AttentionEdit(weights=partial(self._keep, call.layer.key, call.valid_queries()))
 
     def _keep(self, key: str, rows: Tensor | None, weights: Tensor) -> Tensor:
         if key not in self.received:
@@ -211,7 +211,7 @@ class Cut(Plan):
         """Draw the span of each sequence, ``(batch, n)``; positions are counted over what is no padding."""
         valid = self._valid[key]
         count, number = valid.sum(-1, keepdim=True), valid.cumsum(-1) - 1
-        length = share(count, self.method.alpha).clamp(min=1)
+        length = floor_fraction(count, self.method.alpha).clamp(min=1)
         origins = torch.zeros(len(valid), 2, dtype=torch.long, device=valid.device)
         sampled = uniform(self.context.key, f"{self.view}/{key}", (len(valid), 1, 1, 1), origins, valid.device).view(
             -1, 1
@@ -220,7 +220,7 @@ class Cut(Plan):
             start = (sampled * (count - length + 1)).long()
         else:
             order = self.received[key].masked_fill(~valid, -1).argsort(stable=True, descending=True)
-            among = share(count, self.method.candidates).clamp(min=1)
+            among = floor_fraction(count, self.method.candidates).clamp(min=1)
             start = number.gather(-1, order.gather(-1, (sampled * among).long()))
         span = valid & (number >= start) & (number < start + length)
         self.context.report(key, span.sum(), valid.sum())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop.attention.edits import AttentionCall, AttentionEdit, real_rows
+from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.layers import AttentionLayer, select_self_attention
 from attendrop.attention.plan import Plan
 from attendrop.errors import AttendropError
@@ -165,7 +165,7 @@ class _DropOutside(RandomMaskPlan):
     def make(self, call: AttentionCall) -> AttentionEdit:
         drop = self.place(call) & self.sample(self.method.p, call)
         drop = drop if call.valid is None else drop & call.valid
-        self.report(call, drop, real_rows(call), call.valid)
+        self.report(call, drop, call.valid_queries(), call.valid)
         return AttentionEdit(drop=drop)
 
     def place(self, call: AttentionCall) -> Tensor:

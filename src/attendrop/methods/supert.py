@@ -15,7 +15,7 @@ from attendrop.attention.plan import Plan
 from attendrop.attribution.head_importance import Gates
 from attendrop.batches import Batch, to_device
 from attendrop.errors import AttendropError
-from attendrop.masks import share as floor_share
+from attendrop.masks import floor_fraction
 from attendrop.methods.base import Method, MethodState
 from attendrop.methods.common.initial_state import InitialState
 from attendrop.methods.common.structured_pruning import Place, lowest, places, refuse_shared, wanted, zero
@@ -115,7 +115,7 @@ class _SuperT(MethodState):
         super().__init__(method)
         self.training = training
         self.start = InitialState(method, training)
-        self.search_steps = int(floor_share(torch.tensor(self.start.steps), method.search))
+        self.search_steps = int(floor_fraction(torch.tensor(self.start.steps), method.search))
         if self.search_steps < 1:
             raise AttendropError(
                 f"search={method.search} of {self.start.steps} steps is less than one. Train longer, or raise search."

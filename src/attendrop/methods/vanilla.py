@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attendrop.attention.edits import AttentionCall, AttentionEdit, real_rows
+from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.plan import Plan
 from attendrop.methods.base import Method
 from attendrop.methods.common.citations import WU_2021
@@ -81,7 +81,7 @@ class Bernoulli(RandomMaskPlan):
     def make(self, call: AttentionCall) -> AttentionEdit:
         drop = self.sample(self.probabilities[call.layer.key], call)
         drop = drop if call.valid is None else drop & call.valid
-        self.report(call, drop, real_rows(call), call.valid)
+        self.report(call, drop, call.valid_queries(), call.valid)
         return AttentionEdit(drop=drop)
 
 
@@ -94,7 +94,7 @@ class _Weights(RandomMaskPlan):
 
     def make(self, call: AttentionCall) -> AttentionEdit:
         drop = self.sample(self.p, call)
-        self.report(call, drop if call.valid is None else drop & call.valid, real_rows(call), call.valid)
+        self.report(call, drop if call.valid is None else drop & call.valid, call.valid_queries(), call.valid)
         scale = 1 / (1 - self.p)
         return AttentionEdit(
             dropout=0.0, weights=lambda weights: weights * drop.logical_not().to(weights.dtype).mul_(scale)

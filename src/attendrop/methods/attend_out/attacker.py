@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attendrop.attention.edits import AttentionCall, AttentionEdit, origins_of, real_rows
+from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.batches import Batch, to_device
@@ -105,8 +105,8 @@ class Course:
     def _places(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         """The first token of each sequence, and which positions hold tokens that attend to tokens (None: all)."""
         if self._known is None or self._known[0] is not call.valid:  # layers mostly share their mask
-            rows, valid = real_rows(call), call.valid
-            self._known = valid, origins_of(call), valid if valid is None or rows is None else valid & rows
+            rows, valid = call.valid_queries(), call.valid
+            self._known = valid, call.origins(), valid if valid is None or rows is None else valid & rows
         return self._known[1], self._known[2]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from attendrop.attention.edits import AttentionCall, AttentionEdit, origins_of
+from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.methods.context import StepContext
@@ -56,11 +56,11 @@ class RandomMaskPlan(Plan):
         raise NotImplementedError
 
     def origins(self, call: AttentionCall) -> Tensor:
-        """:func:`attendrop.attention.edits.origins_of`; layers of a kind mostly share their mask."""
+        """Return ``call.origins()``, remembered by kind: layers of a kind mostly share their mask."""
         kind, batch = call.layer.kind, call.shape[0]
         mask, origins = self._origins.get(kind, (None, None))
         if origins is None or mask is not call.valid or len(origins) != batch:
-            origins = origins_of(call)
+            origins = call.origins()
             self._origins[kind] = (call.valid, origins)
         return origins
 

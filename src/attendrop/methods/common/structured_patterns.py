@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from attendrop.attention.edits import AttentionCall, AttentionEdit, real_rows
+from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.layers import AttentionLayer
 from attendrop.errors import AttendropError
 from attendrop.methods.common.random_mask import RandomMaskPlan
@@ -42,7 +42,7 @@ class Patterned(RandomMaskPlan):
         column = torch.arange(length, device=call.device) - origins[:, 1].view(-1, 1, 1, 1)
         drop = chosen & ((column - begin) % period < pattern["size"])
         drop = (drop if call.valid is None else drop & call.valid).expand(call.shape)
-        self.report(call, drop, real_rows(call), call.valid)
+        self.report(call, drop, call.valid_queries(), call.valid)
         return AttentionEdit(drop=drop)
 
 

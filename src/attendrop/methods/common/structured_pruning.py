@@ -10,7 +10,7 @@ from transformers.pytorch_utils import Conv1D
 
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.errors import AttendropError
-from attendrop.masks import share as floor_share
+from attendrop.masks import floor_fraction
 
 # A dimension of a parameter, and the indices in it; None for the whole parameter.
 Place = tuple[int, list[int]] | None
@@ -44,7 +44,7 @@ def lowest(importance: Mapping[str, Tensor], share: float) -> dict[str, list[int
 def wanted(importance: Mapping[str, Tensor], kind: str, share: float) -> int:
     """How many heads, or feed-forwards, a share of all of them is."""
     total = sum(len(values) for key, values in importance.items() if key.startswith(kind))
-    return int(floor_share(torch.tensor(total), share))
+    return int(floor_fraction(torch.tensor(total), share))
 
 
 def places(adapter: ModelAdapter, pruned: Mapping[str, list[int]], heads: Mapping[str, int]) -> dict[str, Place]:
