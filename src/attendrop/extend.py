@@ -46,7 +46,7 @@ from attendrop.methods.compatibility import (
 from attendrop.methods.context import ComputeLoss, LabelledData, Processes, StepContext, TrainingContext
 from attendrop.methods.info import MethodInfo
 from attendrop.methods.layer_drop import Skipping, sample_blocks
-from attendrop.methods.options import LAYERS, SWITCH, Range, choice, count, fraction, option, positive
+from attendrop.methods.options import LAYERS, SWITCH, Range, choice, count, option, positive, unit_interval
 from attendrop.methods.registry import register_method
 from attendrop.methods.replay import Replay
 from attendrop.methods.running_statistics import RunningStatistics
@@ -118,7 +118,6 @@ __all__ = [
     "fix_target",
     "floor_fraction",
     "forked_rng",
-    "fraction",
     "gradient_attribution",
     "gradients_of",
     "head_importance",
@@ -143,6 +142,7 @@ __all__ = [
     "suggestion",
     "to_device",
     "uniform",
+    "unit_interval",
     "unpack",
     "wide",
 ]

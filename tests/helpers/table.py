@@ -51,7 +51,7 @@ class StructureOfAll(StructureMask):
     def plan(self, context: StepContext) -> Plan:
         tree = torch.arange(40) // 2
         graph = tree[:, None] == torch.arange(40)
-        column = (tree if self.structure == "heads" else graph.long())[None]
+        column = (tree if self.structure == "dependencies" else graph.long())[None]
         rows = number_of_rows(context.batch)
         return super().plan(replace(context, extra={self.column: column.repeat(rows, *[1] * (column.ndim - 1))}))
 
@@ -80,19 +80,19 @@ TABLE: dict[str, Method] = {
     "unidrop": UniDrop(structure=0.3, data=0.2, token=0.3),
     "unidrop tokens": UniDrop(feature=0, structure=0, data=0, token=0.5),
     "drophead": DropHead(p_start=0.5),
-    "headmask": HeadMask(share=0.5),
-    "headmask importance": HeadMask(share=0.5, by="importance"),
+    "headmask": HeadMask(fraction=0.5),
+    "headmask importance": HeadMask(fraction=0.5, select_by="importance"),
     "dropblock": DropBlock(p=0.3, block_size=2),
-    "dropblock rows": DropBlock(p=0.3, block_size=2, rows=2),
+    "dropblock block_rows": DropBlock(p=0.3, block_size=2, block_rows=2),
     "structure-mask": StructureMask(p=0.8, window=1),
-    "structure-mask heads": StructureOfAll(p=0.5, structure="heads"),
+    "structure-mask dependencies": StructureOfAll(p=0.5, structure="dependencies"),
     "structure-mask adjacency": StructureOfAll(p=0.5, structure="adjacency"),
     "alpha-dropout": AlphaDropout(p=0.2),
     "concrete-dropout": ConcreteDropout(p=0.3),
-    "supert": SuperT(share=0.5),
+    "supert": SuperT(fraction=0.5),
     "autodropout": AutoDropout(trials=1, search=0.6),
     "hiddencut": HiddenCut(alpha=0.3),
-    "hiddencut random": HiddenCut(alpha=0.3, by="random", views=2, where="feed_forward"),
+    "hiddencut random": HiddenCut(alpha=0.3, select_by="random", views=2, where="feed_forward"),
     "scal": SCAL(),
     "scal attention": SCAL(where="attention", contrast=0),
     "compose": Compose(ADDrop(cross_tuning=False), Vanilla(), RDrop()),
@@ -104,8 +104,8 @@ TABLE: dict[str, Method] = {
 TERMS: dict[str, Method] = {
     "unidrop feature": UniDrop(feature=0.3, structure=0, token=0),
     "unidrop layers": UniDrop(feature=0, structure=0.5, token=0),
-    "supert heads": SuperT(share=0.5, feed_forward=False),
-    "supert feed-forward": SuperT(share=0.5, heads=False),
+    "supert heads": SuperT(fraction=0.5, feed_forward=False),
+    "supert feed-forward": SuperT(fraction=0.5, heads=False),
     "hiddencut loss": HiddenCut(alpha=0.3, eta=0),
     "hiddencut divergence": HiddenCut(alpha=0.3, gamma=0),
     "scal copies": SCAL(contrast=0),

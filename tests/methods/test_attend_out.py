@@ -291,8 +291,8 @@ def states(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> di
     }
 
 
-@pytest.mark.parametrize("together", ["sample", "best", "attacker"])
-def test_after_a_period_both_are_the_survivor(together: str) -> None:
+@pytest.mark.parametrize("merge", ["sample", "best", "attacker"])
+def test_after_a_period_both_are_the_survivor(merge: str) -> None:
     before: dict[str, Any] = {}
     survivors = []
 
@@ -312,9 +312,9 @@ def test_after_a_period_both_are_the_survivor(together: str) -> None:
             )
             before.update(ours=ours)
 
-    run(AttendOut(together=together, dropout_step=3, temperature=0.01), 18, watch=watch)
+    run(AttendOut(merge=merge, dropout_step=3, temperature=0.01), 18, watch=watch)
     assert len(survivors) == 6
-    assert set(survivors) == ({True} if together == "attacker" else {True, False})
+    assert set(survivors) == ({True} if merge == "attacker" else {True, False})
 
 
 @pytest.mark.parametrize("gap", [-0.2, 0.0, 0.05, 0.3])
@@ -373,7 +373,7 @@ def test_rewards_are_the_difference_of_scores_on_the_items() -> None:
     [
         {},
         {"variant": "pruning"},
-        {"reward": "sign", "credit": "return", "together": "best"},
+        {"reward": "sign", "credit": "return", "merge": "best"},
         {"granularity": "head"},
         {"granularity": "layer", "generator_feed_forward": True},
         {"generator_heads": 2, "learn_bias": True, "init_drop_prob": 0.2},
@@ -528,7 +528,7 @@ def test_drop_shares_count_the_units_above_one_half(tmp_path: Path) -> None:
         ({}, {}, "pass your optimizer"),
         ({}, {"optimizer": True}, "pass reward_data"),
         ({"score": "metric"}, {"optimizer": True, "reward_data": True}, "compute_metrics"),
-        ({"scored": "noisy_train"}, {"optimizer": True}, "mask token"),
+        ({"score_on": "noisy_train"}, {"optimizer": True}, "mask token"),
         ({"generator_schedule": "linear"}, {"optimizer": True, "reward_data": True}, "pass total_steps"),
     ],
 )
@@ -548,8 +548,8 @@ def test_what_is_missing_is_said(options: dict[str, Any], given: dict[str, Any],
     "options",
     [
         {"variant": "both"},
-        {"scored": "dev"},
-        {"together": "worst"},
+        {"score_on": "dev"},
+        {"merge": "worst"},
         {"granularity": "row"},
         {"dropout_step": 0},
         {"temperature": 0.0},
@@ -600,7 +600,7 @@ def test_noise_on_tokens_needs_tokens() -> None:
     class Tokenizer:
         mask_token_id, all_special_ids = 3, (0, 1)
 
-    method = AttendOut(variant="pruning", scored="noisy_train")
+    method = AttendOut(variant="pruning", score_on="noisy_train")
     with (
         pytest.raises(AttendropError, match="ViTForImageClassification has no 'input_ids'"),
         regularize(model, method, optimizer=optimizer_of(model), tokenizer=Tokenizer()) as reg,
@@ -616,10 +616,10 @@ def test_an_optimizer_of_something_else_is_refused() -> None:
 
 def test_variants_are_the_versions_of_the_papers() -> None:
     dropout, pruning = AttendOut(), AttendOut(variant="pruning")
-    assert (dropout.scored, dropout.together, dropout.rewarded_on()) == ("reward_data", "sample", "split")
-    assert (pruning.scored, pruning.together, pruning.rewarded_on()) == ("train", "attacker", None)
+    assert (dropout.score_on, dropout.merge, dropout.rewarded_on()) == ("reward_data", "sample", "split")
+    assert (pruning.score_on, pruning.merge, pruning.rewarded_on()) == ("train", "attacker", None)
     assert AttendOut(reward_data="eval").rewarded_on() == "eval"
-    assert AttendOut(variant="pruning", together="best").together == "best"
+    assert AttendOut(variant="pruning", merge="best").merge == "best"
 
 
 def test_noise_masks_the_stated_share_of_ordinary_tokens() -> None:

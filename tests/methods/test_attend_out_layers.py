@@ -161,7 +161,7 @@ class Stopping(hf.TrainerCallback):
 @pytest.mark.parametrize("best", [False, True])
 def test_a_period_is_completed_when_training_ends_early(best: bool, tmp_path: Path) -> None:
     """Early stopping after the second epoch of four steps, or a callback after six; the best model is then loaded."""
-    method = AttendOut(variant="pruning", dropout_step=5, together="sample")
+    method = AttendOut(variant="pruning", dropout_step=5, merge="sample")
     choice = {"metric_for_best_model": "eval_loss", "load_best_model_at_end": True, "save_strategy": "epoch"}
     stopping = hf.EarlyStoppingCallback(1, 1e9) if best else Stopping(6)
     trainer = trainer_of(

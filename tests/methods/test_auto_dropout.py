@@ -297,7 +297,7 @@ def test_patterns_are_scored_on_what_the_best_epoch_is_chosen_on(tmp_path: Path)
         trainer_of(tmp_path, AutoDropout(trials=1))
 
 
-@pytest.mark.parametrize("method", [AutoDropout(trials=2), SuperT(share=0.5, search=0.5)], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [AutoDropout(trials=2), SuperT(fraction=0.5, search=0.5)], ids=lambda m: m.name)
 def test_evaluations_during_the_search_do_not_count(method: Any, tmp_path: Path) -> None:
     """The search is the first of two epochs' length, in which a metric that only falls has its best value."""
     held, falling = list(zoo.rows("bert", [5, 7, 4, 6], seed=9)), iter([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2])

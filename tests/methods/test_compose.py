@@ -227,7 +227,7 @@ def test_a_head_that_is_dropped_puts_out_zeros_whatever_acts_beside() -> None:
     model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
     read: list[Tensor] = []
     dense = model.bert.encoder.layer[0].attention.output.dense
-    with regularize(model, Compose(HeadMask(share=0.5), AlphaDropout(p=0.5))) as reg:
+    with regularize(model, Compose(HeadMask(fraction=0.5), AlphaDropout(p=0.5))) as reg:
         reg.loss(batch)
         hook = dense.register_forward_pre_hook(lambda module, args: read.append(args[0]))
         reg.loss(batch)

@@ -39,7 +39,7 @@ SHAPE = (2, 2, 5, 5)
 
 
 def at_work(model: Any, processes: Processes | None = None, **options: Any) -> Regularization:
-    return Regularization(zoo.training(model, processes), ConcreteDropout(**({"rows": 10} | options)))
+    return Regularization(zoo.training(model, processes), ConcreteDropout(**({"num_train_rows": 10} | options)))
 
 
 def acted(weights: Tensor, **options: Any) -> Tensor:
@@ -47,7 +47,7 @@ def acted(weights: Tensor, **options: Any) -> Tensor:
     model, batch = zoo.build("bert"), zoo.batch_of("bert", (weights.shape[-1],) * weights.shape[0])
     adapter = ModelAdapter(model)
     adapter.trace(batch)
-    key, method = SampleKey(0, 0, 0, weights.shape[0]), ConcreteDropout(rows=10, **options)
+    key, method = SampleKey(0, 0, 0, weights.shape[0]), ConcreteDropout(num_train_rows=10, **options)
     context = StepContext(model, batch, key, RunningStatistics(), method.source, adapter_if_any=adapter)
     plan = method.start(zoo.training(model)).plan(context)
     assert plan is not None
@@ -99,7 +99,7 @@ def value_matrices(name: str, model: Any) -> list[Tensor]:
 def test_the_penalty_is_that_of_the_paper(name: str) -> None:
     model, batch = zoo.build(name, dtype=torch.float64), zoo.batch_of(name)
     p, scale, count, rows = 0.2, 0.7, 3.0, 50
-    reg = at_work(model, p=p, length_scale=scale, entropy_weight=count, rows=rows)
+    reg = at_work(model, p=p, length_scale=scale, entropy_weight=count, num_train_rows=rows)
     with_penalty = reg.loss(batch)
     setattr(reg.method_state, "penalty", lambda step, outputs: None)  # noqa: B010
     reg.begin_step(0)
@@ -143,7 +143,7 @@ def learnt(reg: Regularization) -> list[float]:
 def test_a_prior_alone_leads_to_one_half_and_its_weights_to_less() -> None:
     for scale, low, high in ((1e-4, 0.4, 0.6), (30.0, 0.0, 0.1)):
         model, batch = zoo.build("bert"), zoo.batch_of("bert")
-        reg = at_work(model, rows=1, length_scale=scale, learning_rate=0.1)
+        reg = at_work(model, num_train_rows=1, length_scale=scale, learning_rate=0.1)
         for _ in range(40):
             reg.loss(batch).backward()
             reg.step()
@@ -156,7 +156,7 @@ def test_data_outweighs_the_prior_on_a_few_hundred_rows() -> None:
     """The prior's gradient is that of one draw, however wide the model is; what the data say of layers is larger."""
     batch = zoo.batch_of("bert", (8, 5, 3, 6, 7, 9, 4, 8))
     model, rows = zoo.build("bert"), 300
-    reg = at_work(model, rows=rows)
+    reg = at_work(model, num_train_rows=rows)
     method_state: Any = reg.method_state
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     of_data = []
@@ -225,7 +225,7 @@ def test_data_tells_against_a_prior_of_little_weight() -> None:
     for rows in (1, 10**9):
         torch.manual_seed(0)
         model, batch = zoo.build("bert"), zoo.batch_of("bert")
-        reg = at_work(model, rows=rows, p=0.3, learning_rate=0.05)
+        reg = at_work(model, num_train_rows=rows, p=0.3, learning_rate=0.05)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
         for _ in range(30):
             reg.loss(batch).backward()
@@ -283,12 +283,12 @@ def test_rows_are_those_of_the_training_data() -> None:
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
     with regularize(model, ConcreteDropout(), train_data=[batch, batch]) as reg:
         reg.loss(batch)
-        assert reg.method_state.rows == 6  # type: ignore[attr-defined]
+        assert reg.method_state.num_train_rows == 6  # type: ignore[attr-defined]
         assert set(json.loads(json.dumps(reg.method_state.conclude([])))["concrete_dropout"]) == {
             "encoder.0",
             "encoder.1",
         }
-    with pytest.raises(AttendropError, match=r"number of training rows: pass train_data, or set rows"):
+    with pytest.raises(AttendropError, match=r"number of training rows: pass train_data, or set num_train_rows"):
         Regularization(zoo.training(model), ConcreteDropout())
 
 
@@ -296,7 +296,8 @@ def test_rows_are_those_of_the_training_data() -> None:
     ("options", "message"),
     [({"p": 0}, r"p=0 must be above 0 and below 1"), ({"p": 1.0}, r"p=1\.0 must be above 0 and below 1"),
      ({"learning_rate": 0}, r"learning_rate=0 must be above 0"), ({"temperature": -1.0}, r"temperature=-1\.0 must be"),
-     ({"length_scale": 0.0}, r"length_scale=0\.0 must be above 0"), ({"rows": -1}, r"rows=-1 must be a whole number"),
+     ({"length_scale": 0.0}, r"length_scale=0\.0 must be above 0"),
+     ({"num_train_rows": -1}, r"num_train_rows=-1 must be a whole number"),
      ({"layers": "x"}, r"layers='x' is not a selection")],
 )  # fmt: skip
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:

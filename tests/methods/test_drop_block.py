@@ -63,12 +63,12 @@ def blocks(method: DropBlock, key: SampleKey, layer: str, valid: Tensor) -> Tens
     for index in torch.cartesian_prod(*map(torch.arange, valid.shape[:3])).tolist():
         row = valid[tuple(index)].nonzero().flatten().tolist()
         for place in row[: max(1, len(row) - method.block_size + 1)]:
-            chances[(*index, place)] = gamma(method.p, method.block_size, method.rows, len(row))
-    if method.rows == 1:
+            chances[(*index, place)] = gamma(method.p, method.block_size, method.block_rows, len(row))
+    if method.block_rows == 1:
         seeds = sample_mask(chances, key, layer, tuple(valid.shape), origins, CPU)[:, :, None]  # type: ignore[arg-type]
     else:
-        sampled = uniform(key, layer, (batch, heads, queries + method.rows - 1, keys), origins, CPU)
-        seeds = torch.stack([sampled[:, :, above : above + queries] < chances for above in range(method.rows)], 2)
+        sampled = uniform(key, layer, (batch, heads, queries + method.block_rows - 1, keys), origins, CPU)
+        seeds = torch.stack([sampled[:, :, above : above + queries] < chances for above in range(method.block_rows)], 2)
     drop = torch.zeros_like(valid)
     for b, h, _, i, j in seeds.nonzero().tolist():
         for position in range(j, min(j + method.block_size, keys)):
@@ -76,7 +76,7 @@ def blocks(method: DropBlock, key: SampleKey, layer: str, valid: Tensor) -> Tens
     return drop
 
 
-METHODS = [DropBlock(p=0.4, block_size=3), DropBlock(p=0.3, block_size=1), DropBlock(p=0.5, block_size=3, rows=3)]
+METHODS = [DropBlock(p=0.4, block_size=3), DropBlock(p=0.3, block_size=1), DropBlock(p=0.5, block_size=3, block_rows=3)]
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
@@ -99,7 +99,7 @@ def test_the_loss_is_that_of_the_formula(name: str, method: DropBlock) -> None:
 @pytest.mark.parametrize("n", [1, 4, 12])
 def test_each_position_is_dropped_as_often_as_blocks_cover_it(p: float, size: int, rows: int, n: int) -> None:
     valid = torch.arange(14) < n
-    drop = dropped(DropBlock(p=p, block_size=size, rows=rows), (40, 10, 50, 14), valid[None, None, None])
+    drop = dropped(DropBlock(p=p, block_size=size, block_rows=rows), (40, 10, 50, 14), valid[None, None, None])
     exact = expected(p, size, rows, n)
     found = drop.double().mean((0, 1, 2))
     assert found[:n].tolist() == pytest.approx(exact, abs=0.02)  # 20,000 rows
@@ -119,7 +119,7 @@ def test_rows_of_causal_attention_have_as_many_blocks_as_keys() -> None:
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_each_dropped_position_is_in_a_block(rows: int) -> None:
-    drop = dropped(DropBlock(p=0.15, block_size=4, rows=rows), (10, 4, 30, 30), None)
+    drop = dropped(DropBlock(p=0.15, block_size=4, block_rows=rows), (10, 4, 30, 30), None)
     # Blocks of several rows are cut off above the first row and below the last.
     drop = functional.pad(drop, (0, 0, rows - 1, rows - 1), value=True)
     covered = torch.zeros_like(drop)
@@ -165,7 +165,7 @@ def test_layers() -> None:
         ({"p": 0}, r"p=0 must be above 0 and below 1"),
         ({"p": 1}, r"p=1 must be above 0 and below 1"),
         ({"block_size": 0}, r"block_size=0 must be a whole number, and at least 1"),
-        ({"rows": -1}, r"rows=-1 must be a whole number, and at least 1"),
+        ({"block_rows": -1}, r"block_rows=-1 must be a whole number, and at least 1"),
         ({"layers": "x"}, r"layers='x' is not a selection"),
     ],
 )

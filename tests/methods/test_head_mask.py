@@ -44,12 +44,12 @@ def masked(method: HeadMask, batch: int, heads: int, importance: Tensor | None =
 
 
 @pytest.mark.parametrize(
-    ("share", "heads", "expected"),
+    ("fraction", "heads", "expected"),
     [(0.125, 8, 1), (0.125, 12, 1), (0.125, 16, 2), (0.3, 10, 3), (1 - 0.9, 10, 1), (0.5, 3, 1), (0.01, 12, 1),
      (0.99, 4, 3), (1 - 1e-9, 4, 3), (0.5, 1, 0)],
 )  # fmt: skip
-def test_a_share_of_the_heads(share: float, heads: int, expected: int) -> None:
-    method = HeadMask(share=share)
+def test_a_fraction_of_the_heads(fraction: float, heads: int, expected: int) -> None:
+    method = HeadMask(fraction=fraction)
     assert method.count(heads) == expected
     assert masked(method, 50, heads).sum(1).eq(expected).all()
 
@@ -58,17 +58,17 @@ def test_a_share_of_the_heads(share: float, heads: int, expected: int) -> None:
 
 
 def test_random_heads_are_equally_often_masked() -> None:
-    found = masked(HeadMask(share=0.3), 6000, 10).double()
+    found = masked(HeadMask(fraction=0.3), 6000, 10).double()
     assert found.mean(0).sub(0.3).abs().max() < 0.025  # 4 standard deviations
     # Two of them together, without replacement: 3 * 2 / (10 * 9).
     pairs = found.T @ found / 6000
     assert (pairs[~torch.eye(10, dtype=torch.bool)] - 6 / 90).abs().max() < 0.015
-    assert not torch.equal(found, masked(HeadMask(share=0.3), 6000, 10, layer=1).double())
+    assert not torch.equal(found, masked(HeadMask(fraction=0.3), 6000, 10, layer=1).double())
 
 
 def test_the_most_important_heads_are_masked() -> None:
     importance = torch.tensor([[0.1, 0.4, 0.3, 0.2], [5.0, 1.0, 2.0, 6.0], [0.0, 0.0, 0.0, 0.0]])
-    found = masked(HeadMask(share=0.5, by="importance"), 3, 4, importance)
+    found = masked(HeadMask(fraction=0.5, select_by="importance"), 3, 4, importance)
     assert found.tolist() == [
         [False, True, True, False],
         [True, False, False, True],
@@ -102,16 +102,16 @@ def test_importance_is_the_effect_of_a_gate_on_the_loss(name: str) -> None:
             assert quotient == pytest.approx(found[layer.key][row, head].item(), rel=1e-3, abs=1e-4)
 
 
-@pytest.mark.parametrize("by", ["random", "importance"])
-def test_the_loss_is_that_of_a_model_without_these_heads(by: str) -> None:
+@pytest.mark.parametrize("select_by", ["random", "importance"])
+def test_the_loss_is_that_of_a_model_without_these_heads(select_by: str) -> None:
     model = zoo.build("bert", dtype=torch.float64, num_attention_heads=4)
     batch = zoo.batch_of("bert", (8, 5, 3))
-    method = HeadMask(share=0.5, by=by, layers="first")
+    method = HeadMask(fraction=0.5, select_by=select_by, layers="first")
     with regularize(model, method) as reg:
         loss, logs = reg.loss(batch), reg.logs()
         importance = head_importance(reg._attached, batch, reg._attached.attention_layers)["encoder.0"]
     assert logs["headmask/dropped"] == 0.5
-    if by == "random":
+    if select_by == "random":
         drop = masked(method, 3, 4)
     else:
         order = [sorted(range(4), key=lambda h: -float(importance[row, h]))[:2] for row in range(3)]
@@ -123,20 +123,20 @@ def test_the_loss_is_that_of_a_model_without_these_heads(by: str) -> None:
 def test_importance_needs_labels() -> None:
     batch = zoo.batch_of("bert", labels=False)
     with (
-        regularize(zoo.build("bert"), HeadMask(by="importance")) as reg,
+        regularize(zoo.build("bert"), HeadMask(select_by="importance")) as reg,
         pytest.raises(AttendropError, match=r"for the loss, and the batch has no 'labels'"),
     ):
         reg.loss(batch)
 
 
-@pytest.mark.parametrize("by", ["random", "importance"])
+@pytest.mark.parametrize("select_by", ["random", "importance"])
 @pytest.mark.parametrize("name", ["bert", "bert-choice", "bart-class", "llama-class"])
-def test_padding_and_cutting_are_immaterial(name: str, by: str) -> None:
-    if by == "random":
-        cuts.assert_immaterial(name, HeadMask(share=0.5), left=name == "llama-class")
+def test_padding_and_cutting_are_immaterial(name: str, select_by: str) -> None:
+    if select_by == "random":
+        cuts.assert_immaterial(name, HeadMask(fraction=0.5), left=name == "llama-class")
         return
     model, rows = zoo.build(name, dtype=torch.float64), zoo.rows(name, (8, 5, 3, 6))
-    method = HeadMask(share=0.5, by="importance")
+    method = HeadMask(fraction=0.5, select_by="importance")
     whole = cuts.logits(model, method, rows)
     cut = torch.cat([cuts.logits(model, method, rows[:1]), cuts.logits(model, method, rows[1:])])
     for other in (cut, cuts.logits(model, method, rows, extra=3)):
@@ -146,9 +146,9 @@ def test_padding_and_cutting_are_immaterial(name: str, by: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"share": 0}, r"share=0 must be above 0 and below 1"),
-        ({"share": 1}, r"share=1 must be above 0 and below 1"),
-        ({"by": "important"}, r"by='important' is not known\. Did you mean 'importance'\?"),
+        ({"fraction": 0}, r"fraction=0 must be above 0 and below 1"),
+        ({"fraction": 1}, r"fraction=1 must be above 0 and below 1"),
+        ({"select_by": "important"}, r"select_by='important' is not known\. Did you mean 'importance'\?"),
         ({"layers": "x"}, r"layers='x' is not a selection"),
     ],
 )

@@ -47,7 +47,7 @@ def starts(key: SampleKey, view: int, layer: int, rows: int) -> list[float]:
 def span(attention: Tensor, length: int, method: HiddenCut, sampled: float) -> list[int]:
     """The positions to cut, of a sequence at the left; attention is (heads, query, key)."""
     cut = max(1, int(length * method.alpha + 1e-6))
-    if method.by == "random":
+    if method.select_by == "random":
         start = int(sampled * (length - cut + 1))
     else:
         received = [sum(float(head[i][j]) for head in attention for i in range(length)) for j in range(length)]
@@ -80,7 +80,7 @@ def cut_pass(model: Any, batch: zoo.Batch, spans: list[list[list[int]]], where: 
     [
         HiddenCut(alpha=0.4, gamma=0.7, eta=2.0),
         HiddenCut(alpha=0.3, candidates=1, views=3, where="feed_forward"),
-        HiddenCut(alpha=0.4, by="random", views=2),
+        HiddenCut(alpha=0.4, select_by="random", views=2),
     ],
     ids=str,
 )
@@ -153,7 +153,7 @@ class _Step:
 
 def test_the_share_that_is_cut() -> None:
     model, batch = zoo.build("bert"), zoo.batch_of("bert", (10, 10))
-    with regularize(model, HiddenCut(alpha=0.2, by="random")) as reg:
+    with regularize(model, HiddenCut(alpha=0.2, select_by="random")) as reg:
         reg.loss(batch)
         logs = reg.logs()
     assert logs["hiddencut/dropped"] == logs["hiddencut/dropped/encoder.1"] == pytest.approx(0.2)
@@ -216,7 +216,7 @@ def test_first_pass_has_the_dropout_of_plain_fine_tuning() -> None:
     torch.manual_seed(5)
     plain, after = model(**batch).logits, torch.rand(1)
     torch.manual_seed(5)
-    reg = at_work(model, HiddenCut(by="random"))
+    reg = at_work(model, HiddenCut(select_by="random"))
     seen = []
 
     def compute(batch: Any, plan: Any = None, _: Any = None) -> Any:
@@ -256,7 +256,7 @@ def test_a_sequence_of_one_token() -> None:
     [
         ({"alpha": 0}, r"alpha=0 must be above 0 and at most 1"),
         ({"candidates": 1.2}, r"candidates=1\.2 must be above 0 and at most 1"),
-        ({"by": "lime"}, r"by='lime' is not known.*attention, random"),
+        ({"select_by": "lime"}, r"select_by='lime' is not known.*attention, random"),
         ({"where": "layer"}, r"where='layer' is not known.*block, feed_forward"),
         ({"views": 0}, r"views=0 must be a whole number, and at least 1"),
         ({"gamma": -1}, r"gamma=-1 must be 0 or more"),
@@ -279,6 +279,6 @@ def test_layers_without_a_block_of_their_own_are_refused() -> None:
 
 
 def test_options() -> None:
-    assert build_method("hiddencut", {"alpha": "0.2", "views": "2", "by": "random"}) == HiddenCut(
-        0.2, by="random", views=2
+    assert build_method("hiddencut", {"alpha": "0.2", "views": "2", "select_by": "random"}) == HiddenCut(
+        0.2, select_by="random", views=2
     )

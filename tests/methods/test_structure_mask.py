@@ -20,7 +20,7 @@ from attendrop.methods.registry import build_method
 from attendrop.methods.structure_mask import outside_of_tree
 from attendrop.sampling import SampleKey, sample_mask
 
-HARD = {"p": 1, "structure": "heads"}
+HARD = {"p": 1, "structure": "dependencies"}
 # "[CLS] the cat sat on the mat [SEP]", and two shorter sentences. Special tokens have no head.
 TREES = ([-1, 2, 3, 3, 3, 6, 4, -1], [-1, 1, 1, 2, -1], [-1, 1, -1])
 
@@ -156,7 +156,7 @@ def test_padding_and_cutting_are_immaterial_to_the_window(name: str, p: float) -
 @pytest.mark.parametrize("name", ["bert", "llama-class", "bart-class"])
 def test_padding_and_cutting_are_immaterial_to_trees(name: str, p: float) -> None:
     model, rows = zoo.build(name, dtype=torch.float64), zoo.rows(name, (8, 5, 3))
-    method = StructureMask(p=p, structure="heads")
+    method = StructureMask(p=p, structure="dependencies")
 
     def logits(part: slice, width: int | None = None, **padding: Any) -> Tensor:
         column = {"dependency_heads": padded(TREES[part], width)}
@@ -244,12 +244,16 @@ def test_a_data_set_with_a_column_of_heads_trains(tmp_path: Path, kind: Any, rem
 @pytest.mark.parametrize(
     ("options", "column", "message"),
     [
-        ({"structure": "heads"}, {}, r"no column 'dependency_heads', which structure='heads' reads"),
+        ({"structure": "dependencies"}, {}, r"no column 'dependency_heads', which structure='dependencies' reads"),
         ({"structure": "adjacency", "column": "graph"}, {}, r"no column 'graph', which structure='adjacency' reads"),
-        ({"structure": "heads"}, {"dependency_heads": torch.zeros(3, 8, 8)}, r"\(3, 8, 8\); .* needs \(batch, n\)"),
+        (
+            {"structure": "dependencies"},
+            {"dependency_heads": torch.zeros(3, 8, 8)},
+            r"\(3, 8, 8\); .* needs \(batch, n\)",
+        ),
         ({"structure": "adjacency"}, {"dependency_heads": torch.zeros(3, 8)}, r"\(3, 8\); .* needs \(batch, n, n\)"),
         ({"structure": "adjacency"}, {"dependency_heads": torch.zeros(3, 8, 9)}, r"needs \(batch, n, n\)"),
-        ({"structure": "heads"}, {"dependency_heads": torch.zeros(2, 8)}, r"has 2 rows for a batch of 3"),
+        ({"structure": "dependencies"}, {"dependency_heads": torch.zeros(2, 8)}, r"has 2 rows for a batch of 3"),
     ],
 )
 def test_columns_that_do_not_fit_are_refused(options: Any, column: dict[str, Tensor], message: str) -> None:
@@ -262,7 +266,7 @@ def test_columns_that_do_not_fit_are_refused(options: Any, column: dict[str, Ten
     [
         ({"p": 0}, r"p=0 must be above 0 and at most 1"),
         ({"p": 1.1}, r"p=1\.1 must be above 0 and at most 1"),
-        ({"structure": "head"}, r"structure='head' is not known\. Did you mean 'heads'\?"),
+        ({"structure": "dependency"}, r"structure='dependency' is not known\. Did you mean 'dependencies'\?"),
         ({"window": -1}, r"window=-1 must be a whole number, and at least 0"),
         ({"relation": "ancestor"}, r"relation='ancestor' is not known\. Did you mean 'ancestors'\?"),
         ({"column": ""}, r"column='' is not the name of a column"),
@@ -276,5 +280,5 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
 
 def test_columns() -> None:
     assert StructureMask().columns == {}
-    assert StructureMask(structure="heads").columns == {"dependency_heads": "positions"}
+    assert StructureMask(structure="dependencies").columns == {"dependency_heads": "positions"}
     assert StructureMask(structure="adjacency", column="graph").columns == {"graph": "matrix"}

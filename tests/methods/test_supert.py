@@ -21,7 +21,7 @@ from attendrop.methods.context import Processes
 from attendrop.methods.registry import build_method
 from attendrop.training.regularization import Regularization
 
-HALF = SuperT(share=0.5, search=0.5)
+HALF = SuperT(fraction=0.5, search=0.5)
 
 
 def at_work(model: nn.Module, method: SuperT = HALF, steps: int = 2, **options: Any) -> Regularization:
@@ -90,7 +90,7 @@ def test_importance_is_the_mean_of_absolute_gradients(cut: int, scale: float, ab
     rows = zoo.rows("bert", (8, 5, 3, 6))
     model = zoo.build("bert", dtype=torch.float64)
     expected = sensitivities(copy.deepcopy(model), rows, absolute)
-    reg = at_work(model, SuperT(share=0.5, search=0.5, absolute=absolute))
+    reg = at_work(model, SuperT(fraction=0.5, search=0.5, absolute=absolute))
     reg.loss_scale = scale
     for start in range(0, 4, cut):
         (reg.loss(zoo.collate(rows[start : start + cut])) * scale * cut / 4).backward()
@@ -146,18 +146,18 @@ def test_heads_are_ranked_within_their_layer_and_feed_forwards_apart() -> None:
     assert not any(lowest(importance, 0.1).values())
 
 
-@pytest.mark.parametrize("share", [0.5, 0.7, 0.99])
-def test_one_head_stays_in_each_layer(share: float) -> None:
+@pytest.mark.parametrize("fraction", [0.5, 0.7, 0.99])
+def test_one_head_stays_in_each_layer(fraction: float) -> None:
     importance = {
         "heads/encoder.0": torch.tensor([1.0, 1.1, 1.2, 1.15]),
         "heads/encoder.1": torch.tensor([0.1, 0.01, 5.0, 0.2]),  # two of the lowest four over the norm of the layer
         "heads/encoder.2": torch.tensor([0.0]),
     }
-    found = lowest(importance, share)
+    found = lowest(importance, fraction)
     assert found["heads/encoder.2"] == []
     assert 2 not in found["heads/encoder.0"] + found["heads/encoder.1"]
-    assert sum(map(len, found.values())) == min(int(9 * share), 6)
-    if share == 0.99:
+    assert sum(map(len, found.values())) == min(int(9 * fraction), 6)
+    if fraction == 0.99:
         assert (found["heads/encoder.0"], found["heads/encoder.1"]) == ([0, 1, 3], [0, 1, 3])
 
 
@@ -214,7 +214,7 @@ def test_the_stock_model_is_the_ticket(name: str) -> None:
 @pytest.mark.parametrize(("option", "kept"), [("heads", "feed_forward"), ("feed_forward", "heads")])
 def test_each_kind_can_be_left_out(option: str, kept: str) -> None:
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    reg = at_work(model, build_method("supert", {"share": 0.5, "search": 0.5, option: "off"}))  # type: ignore[arg-type]
+    reg = at_work(model, build_method("supert", {"fraction": 0.5, "search": 0.5, option: "off"}))  # type: ignore[arg-type]
     take_step(reg, batch)
     found = concluded(reg)
     reg.close()
@@ -224,7 +224,7 @@ def test_each_kind_can_be_left_out(option: str, kept: str) -> None:
 
 def test_what_is_pruned_stays_zero_and_the_rest_trains() -> None:
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    reg = at_work(model, SuperT(share=0.5, search=0.25), steps=4)
+    reg = at_work(model, SuperT(fraction=0.5, search=0.25), steps=4)
     take_step(reg, batch)
     assert reg.metrics() == {"supert/pruned/heads": 2.0, "supert/pruned/feed_forward": 1.0}
     assert not reg.training.optimizer.state  # type: ignore[union-attr]
@@ -244,7 +244,7 @@ def test_what_is_pruned_stays_zero_and_the_rest_trains() -> None:
 
 def test_the_search_is_plain_fine_tuning() -> None:
     found = []
-    for method in (FineTune(), SuperT(share=0.5, search=0.9)):
+    for method in (FineTune(), SuperT(fraction=0.5, search=0.9)):
         model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with regularize(model, method, optimizer=optimizer, total_steps=10) as reg:
@@ -261,9 +261,9 @@ def test_the_search_is_plain_fine_tuning() -> None:
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_a_run_goes_on_exactly_before_at_and_after_the_way_back(step: int, tmp_path: Path) -> None:
     """The search takes 2 of 8 steps."""
-    whole = trainer_of(tmp_path, SuperT(share=0.5), save_strategy="steps", save_steps=1)
+    whole = trainer_of(tmp_path, SuperT(fraction=0.5), save_strategy="steps", save_steps=1)
     whole.train()
-    resumed = trainer_of(tmp_path, SuperT(share=0.5))
+    resumed = trainer_of(tmp_path, SuperT(fraction=0.5))
     resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
     zoo.assert_same(weights(whole), weights(resumed))
     assert whole.method_state is not None and resumed.method_state is not None
@@ -275,7 +275,7 @@ def test_a_run_goes_on_exactly_before_at_and_after_the_way_back(step: int, tmp_p
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"share": 0}, r"share=0 must be above 0 and below 1"), ({"search": 1.0}, r"search=1\.0 must be above 0"),
+    [({"fraction": 0}, r"fraction=0 must be above 0 and below 1"), ({"search": 1.0}, r"search=1\.0 must be above 0"),
      ({"heads": "off", "feed_forward": "off"}, r"leave nothing to prune")],
 )  # fmt: skip
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
@@ -299,22 +299,22 @@ def test_what_is_missing_is_said(options: dict[str, Any], message: str) -> None:
         at_work(zoo.build("bert"), **options)
 
 
-def test_a_share_that_prunes_nothing_is_refused_at_the_first_step() -> None:
-    reg = at_work(zoo.build("bert"), SuperT(share=0.1, search=0.5))
-    with pytest.raises(AttendropError, match=r"share=0\.1 of 4 heads, of which one .* and of 2 feed-forwards is none"):
+def test_a_fraction_that_prunes_nothing_is_refused_at_the_first_step() -> None:
+    reg = at_work(zoo.build("bert"), SuperT(fraction=0.1, search=0.5))
+    with pytest.raises(AttendropError, match=r"fraction=0\.1 of 4 heads, of which .* and of 2 feed-forwards is none"):
         take_step(reg, zoo.batch_of("bert"))
     reg.close()
 
 
 @pytest.mark.parametrize(
-    ("share", "messages"),
-    [(0.3, [r"share=0\.3 of 2 feed-forwards is none: all of them stay"]), (0.5, []),
-     (0.9, [r"Of 4 heads 2 are pruned, for share=0\.9: one stays in each layer"])],
+    ("fraction", "messages"),
+    [(0.3, [r"fraction=0\.3 of 2 feed-forwards is none: all of them stay"]), (0.5, []),
+     (0.9, [r"Of 4 heads 2 are pruned, for fraction=0\.9: one stays in each layer"])],
 )  # fmt: skip
-def test_what_a_share_comes_to_is_said_at_the_start(
-    share: float, messages: list[str], caplog: pytest.LogCaptureFixture
+def test_what_a_fraction_comes_to_is_said_at_the_start(
+    fraction: float, messages: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    reg = at_work(zoo.build("bert"), SuperT(share=share, search=0.5), steps=8)
+    reg = at_work(zoo.build("bert"), SuperT(fraction=fraction, search=0.5), steps=8)
     for _ in range(2):
         take_step(reg, zoo.batch_of("bert"))
     reg.close()

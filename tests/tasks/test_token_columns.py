@@ -70,7 +70,7 @@ def train(folder: Path, file: Path, *more: str) -> list[str]:
     return [
         *("train", "--train-file", str(file), "--text-columns", "text", "--label-column", "label"),
         *("--model", f"{folder}/model", "--output-dir", f"{file}-run", "--epochs", "1", "--batch-size", "4"),
-        *("--device", "cpu", "--method", "structure-mask", "--set", "structure=heads", *more),
+        *("--device", "cpu", "--method", "structure-mask", "--set", "structure=dependencies", *more),
     ]
 
 
@@ -222,7 +222,7 @@ def test_a_file_without_the_column(folder: Path, tmp_path: Path, capsys: Capture
 @pytest.mark.parametrize("task", ["rte", "grammar"])
 def test_tasks_have_no_such_columns(folder: Path, tmp_path: Path, capsys: Captured, task: str) -> None:
     output = tmp_path / "run"
-    method = ("--method", "structure-mask+r-drop", "--set", "structure-mask.structure=heads")
+    method = ("--method", "structure-mask+r-drop", "--set", "structure-mask.structure=dependencies")
     arguments = ["train", "--task", task, "--model", f"{folder}/model", "--output-dir", str(output), *method]
     message = f"The data of task '{task}' has no column 'dependency_heads', which method 'structure-mask+r-drop' reads"
     assert_refused(arguments, output, message, capsys)

@@ -135,7 +135,7 @@ def test_what_overflows_is_computed_again_with_a_smaller_factor() -> None:
 METHODS: dict[str, Method] = {
     **ATTRIBUTIONS,
     "attention": ADDrop(attribution="attention", cross_tuning=False),
-    "headmask": HeadMask(share=0.5, by="importance"),
+    "headmask": HeadMask(fraction=0.5, select_by="importance"),
     "scal": SCAL(),
 }
 

@@ -273,7 +273,7 @@ def test_a_compiled_model_is_regularised_as_the_model_is(method: Any) -> None:
 TUPLES = {
     "ad-drop": METHOD,
     "ad-drop integrated": ADDrop(attribution="integrated_gradient", steps=2, cross_tuning=False),
-    "headmask": HeadMask(share=0.5, by="importance"),
+    "headmask": HeadMask(fraction=0.5, select_by="importance"),
     "r-drop": RDrop(),
     "hiddencut": HiddenCut(alpha=0.3),
     "scal": SCAL(),

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from attendrop.cli.training_summary import dropped_share
+from attendrop.cli.training_summary import dropped_fraction
 from attendrop.runs.metrics import epoch_metrics
 
 
@@ -44,8 +44,8 @@ class TrainingProgress(TrainerCallback):
             number = math.ceil(state.epoch or 0)
             metrics = epoch_metrics(state.log_history, number)
             dropped = {name.partition("/")[0]: value for name, value in metrics.items() if name.endswith("/dropped")}
-            share = "".join(f", {dropped_share(source.replace('_', '-'), value)}" for source, value in dropped.items())
-            self.line = f"Epoch {number} of {args.num_train_epochs:.0f}: loss {metrics['loss']:.4f}{share}"
+            parts = [f", {dropped_fraction(name.replace('_', '-'), value)}" for name, value in dropped.items()]
+            self.line = f"Epoch {number} of {args.num_train_epochs:.0f}: loss {metrics['loss']:.4f}{''.join(parts)}"
         score = logs.get(args.metric_for_best_model or "")
         ended = float(state.epoch or 0).is_integer() or state.global_step == state.max_steps
         if self.line and (score is not None or (args.metric_for_best_model is None and ended)):

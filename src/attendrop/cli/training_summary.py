@@ -79,14 +79,14 @@ def _acted(metrics: Mapping[str, Any]) -> str:
     numbers = ", ".join(str(entry["epoch"]) for entry in epochs)
     dropped = ""
     for method in dict.fromkeys(name for entry in epochs for name in entry["dropped"]):
-        shares = [entry["dropped"][method] for entry in epochs if method in entry["dropped"]]
-        dropped += f"; {dropped_share(method, statistics.fmean(shares))} there"
+        fractions = [entry["dropped"][method] for entry in epochs if method in entry["dropped"]]
+        dropped += f"; {dropped_fraction(method, statistics.fmean(fractions))} there"
     return f"epoch{'s' if len(epochs) > 1 else ''} {numbers} of {len(metrics['history'])}{dropped}"
 
 
-def dropped_share(method: str, share: float) -> str:
-    """The share of its units that a method dropped."""
-    return f"{100 * share:.1f} % of {get_method(method).info.units} dropped"
+def dropped_fraction(method: str, fraction: float) -> str:
+    """Say which fraction of its units a method dropped."""
+    return f"{100 * fraction:.1f} % of {get_method(method).info.units} dropped"
 
 
 def _generator(steps: Sequence[Mapping[str, Any]]) -> str:

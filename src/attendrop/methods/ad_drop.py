@@ -21,7 +21,7 @@ from attendrop.methods.base import Method
 from attendrop.methods.common.random_mask import RandomMaskPlan
 from attendrop.methods.context import StepContext
 from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import LAYERS, SWITCH, choice, count, fraction, option
+from attendrop.methods.options import LAYERS, SWITCH, choice, count, option, unit_interval
 
 ATTRIBUTIONS = ("gradient", "integrated_gradient", "attention", "random")
 TARGETS = ("pseudo_label", "gold_label")
@@ -84,8 +84,8 @@ class ADDrop(Method):
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("scores",), forward="2", backward="1 + activations")
     rests: ClassVar[str] = "With cross-tuning it acts in every second epoch; set cross_tuning=False for all."
 
-    p: float = option(0.3, fraction())
-    q: float = option(0.3, fraction(one=True))
+    p: float = option(0.3, unit_interval())
+    q: float = option(0.3, unit_interval(one=True))
     attribution: str = option("gradient", choice(*ATTRIBUTIONS))
     target: str = option("pseudo_label", choice(*TARGETS))
     layers: str | int | Sequence[int] = option("all", LAYERS)

@@ -15,7 +15,7 @@ from attendrop.methods.base import Method
 from attendrop.methods.common.random_mask import RandomMaskPlan
 from attendrop.methods.context import StepContext
 from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import LAYERS, fraction, option
+from attendrop.methods.options import LAYERS, option, unit_interval
 
 # -lambda * alpha, of the constants of the SELU: the limit of its value for large negative inputs.
 SATURATED = -1.0507009873554805 * 1.6732632423543772
@@ -60,7 +60,7 @@ class AlphaDropout(Method):
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("heads",), units="hidden units")
     order: ClassVar[int] = -1  # a head that is taken away puts out zeros, not a x + b of them
 
-    p: float = option(0.1, fraction())
+    p: float = option(0.1, unit_interval())
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def plan(self, context: StepContext) -> Plan:

@@ -15,7 +15,7 @@ from attendrop.methods.base import Method
 from attendrop.methods.common.citations import WU_2021
 from attendrop.methods.context import StepContext
 from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import LAYERS, fraction, option
+from attendrop.methods.options import LAYERS, option, unit_interval
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class AttentionLayerDrop(Method):
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("layers",), units="layers")
     skips_parameters: ClassVar[bool] = True  # those of queries and keys
 
-    p: float = option(0.2, fraction(one=True))
+    p: float = option(0.2, unit_interval(one=True))
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def plan(self, context: StepContext) -> Plan:

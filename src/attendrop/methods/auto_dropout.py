@@ -20,7 +20,7 @@ from attendrop.methods.common.structured_patterns import Patterned, part_of, pro
 from attendrop.methods.compatibility import EXCHANGES_WEIGHTS, SCORES_ROWS
 from attendrop.methods.context import StepContext, TrainingContext
 from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import LAYERS, choice, count, fraction, option
+from attendrop.methods.options import LAYERS, choice, count, option, unit_interval
 from attendrop.methods.replay import Replay
 
 
@@ -84,19 +84,19 @@ class AutoDropout(Method):
     )
     traits: ClassVar[Mapping[str, str]] = {EXCHANGES_WEIGHTS: "", SCORES_ROWS: ""}
 
-    search: float = option(0.5, fraction())
+    search: float = option(0.5, unit_interval())
     trials: int = option(8, count())
     max_size: int = option(8, count())
     max_stride: int = option(8, count())
     reward_data: str = option("selection", choice("selection", "split", "eval"))
-    reward_fraction: float = option(0.1, fraction())
+    reward_fraction: float = option(0.1, unit_interval())
     reward_batch_size: int = option(32, count())
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def rewarded_on(self) -> str | None:
         return self.reward_data
 
-    def reward_share(self) -> float:
+    def rewarded_fraction(self) -> float:
         return self.reward_fraction
 
     def start(self, training: TrainingContext) -> MethodState:

@@ -132,8 +132,8 @@ class Method:
         """
         return None
 
-    def reward_share(self) -> float:
-        """The share of the training rows to set aside where :meth:`rewarded_on` says ``"split"``."""
+    def rewarded_fraction(self) -> float:
+        """The fraction of the training rows to set aside where :meth:`rewarded_on` says ``"split"``."""
         return 0.0
 
     def start(self, training: TrainingContext) -> MethodState:

@@ -17,7 +17,7 @@ from attendrop.methods.base import Method, MethodState
 from attendrop.methods.common.parameter_override import embedding_weights, layer_parameters
 from attendrop.methods.context import StepContext, TrainingContext
 from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import choice, count, fraction, option, positive
+from attendrop.methods.options import choice, count, option, positive, unit_interval
 from attendrop.sampling import sample_parameter_mask, sample_row_mask
 
 # Elements of a parameter up to which it is drawn together with others.
@@ -77,7 +77,7 @@ class ChildTuning(Method):
     uses_attention: ClassVar[bool] = False
 
     variant: str = option("F", choice(*VARIANTS))
-    p: float = option(0.3, fraction())
+    p: float = option(0.3, unit_interval())
     fisher_batch_size: int = option(1, count())
     fisher_max_norm: float = option(0.0, positive(zero=True))
 
@@ -204,7 +204,7 @@ def fisher_information(training: TrainingContext, method: ChildTuning) -> dict[s
 def largest(values: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
     """Masks, True at the ``share`` of all elements that are the greatest, and at those that equal the least of them.
 
-    The number is rounded down, as in :func:`attendrop.masks.share`, and at least 1.
+    The number is rounded down, as in :func:`attendrop.masks.floor_fraction`, and at least 1.
     """
     flat = torch.cat([value.flatten() for value in values.values()])
     kept = max(1, math.floor(share * flat.numel() + 1e-6))

@@ -88,8 +88,8 @@ class Compose(Method):
     def rewarded_on(self) -> str | None:
         return next((part.rewarded_on() for part in self.methods if part.rewarded_on() is not None), None)
 
-    def reward_share(self) -> float:
-        return max(part.reward_share() for part in self.methods)
+    def rewarded_fraction(self) -> float:
+        return max(part.rewarded_fraction() for part in self.methods)
 
     def start(self, training: TrainingContext) -> MethodState:
         return ComposedState(self, training)

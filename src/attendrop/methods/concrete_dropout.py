@@ -22,7 +22,7 @@ from attendrop.methods.common.random_mask import RandomMaskPlan
 from attendrop.methods.compatibility import EXCHANGES_WEIGHTS, SECOND_MODEL, SKIPS_BLOCKS, Rule
 from attendrop.methods.context import StepContext, TrainingContext
 from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import LAYERS, count, fraction, option, positive
+from attendrop.methods.options import LAYERS, count, option, positive, unit_interval
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ConcreteDropout(Method):
         length_scale: ``l``, that of the prior of the weights, above 0.
         entropy_weight: ``K``, how many draws the entropy counts for, above 0. It draws all probabilities to 1/2 alike;
             data must outweigh it for layers to come to differ.
-        rows: ``N``. 0: the number of training rows, which must then be known.
+        num_train_rows: ``N``. 0: the number of training rows, which must then be known.
         temperature: ``t``, above 0.
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
@@ -114,11 +114,11 @@ class ConcreteDropout(Method):
         ),
     )
 
-    p: float = option(0.1, fraction())
+    p: float = option(0.1, unit_interval())
     learning_rate: float = option(0.01, positive())
     length_scale: float = option(1e-4, positive())
     entropy_weight: float = option(1.0, positive())
-    rows: int = option(0, count(0))
+    num_train_rows: int = option(0, count(0))
     temperature: float = option(0.1, positive())
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
@@ -135,10 +135,11 @@ class _Learning(MethodState):
         super().__init__(method)
         self.training = training
         data: Any = training.train_data
-        self.rows = method.rows or (len(data) if hasattr(data, "__len__") else 0)
-        if not self.rows:
+        self.num_train_rows = method.num_train_rows or (len(data) if hasattr(data, "__len__") else 0)
+        if not self.num_train_rows:
             raise AttendropError(
-                "Concrete Dropout weighs its prior by the number of training rows: pass train_data, or set rows."
+                "Concrete Dropout weighs its prior by the number of training rows: pass train_data, or set "
+                "num_train_rows."
             )
         self.keys: list[str] = []
         self.logits = nn.Parameter(torch.empty(0))
@@ -164,7 +165,7 @@ class _Learning(MethodState):
             weight = value_weight(*self._projections[key])
             norm = weight.square().sum() / (2 * torch.sigmoid(-logit))
             total = total + self.method.length_scale**2 * norm - self.method.entropy_weight * entropy(logit)
-        return total / self.rows
+        return total / self.num_train_rows
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
         if self.optimizer is None or self.logits.grad is None:

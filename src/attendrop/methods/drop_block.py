@@ -15,7 +15,7 @@ from attendrop.methods.base import Method
 from attendrop.methods.common.random_mask import RandomMaskPlan
 from attendrop.methods.context import StepContext
 from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import LAYERS, count, fraction, option
+from attendrop.methods.options import LAYERS, count, option, unit_interval
 from attendrop.sampling import sample_mask, uniform
 
 
@@ -32,11 +32,11 @@ class DropBlock(Method):
         ...     reg.loss(batch).backward()
 
     Args:
-        p: About the share of positions that is dropped, in (0, 1): exactly ``gamma * b * (n - b + 1) / n``, less what
-            blocks overlap.
+        p: About the fraction of positions that is dropped, in (0, 1): exactly ``gamma * b * (n - b + 1) / n``, less
+            what blocks overlap.
         block_size: Keys in a block.
-        rows: Queries in a block. Blocks of several are cut off at the first and the last row, so that each row has the
-            same share.
+        block_rows: Queries in a block. Blocks of several are cut off at the first and the last query, so that as much
+            is dropped there as anywhere.
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
@@ -61,9 +61,9 @@ class DropBlock(Method):
 }"""
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("scores",))
 
-    p: float = option(0.1, fraction())
+    p: float = option(0.1, unit_interval())
     block_size: int = option(4, count())
-    rows: int = option(1, count())
+    block_rows: int = option(1, count())
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def plan(self, context: StepContext) -> Plan:
@@ -78,7 +78,7 @@ class _DropBlocks(RandomMaskPlan):
         self.method = method
 
     def make(self, call: AttentionCall) -> AttentionEdit:
-        chances = begin_chances(call, self.method.p / self.method.rows, self.method.block_size)
+        chances = begin_chances(call, self.method.p / self.method.block_rows, self.method.block_size)
         drop = spread(self._seeds(call, chances), self.method.block_size)
         drop = drop if call.valid is None else drop & call.valid
         self.report(call, drop, call.valid_queries(), call.valid)
@@ -86,7 +86,7 @@ class _DropBlocks(RandomMaskPlan):
 
     def _seeds(self, call: AttentionCall, chances: Tensor) -> Tensor:
         """Where blocks begin, in each of the rows that they reach down to."""
-        key, rows = self.context.key, self.method.rows
+        key, rows = self.context.key, self.method.block_rows
         if rows == 1:
             return sample_mask(chances, key, call.layer.key, call.shape, self.origins(call), call.device)
         batch, heads, queries, keys = call.shape

@@ -12,7 +12,7 @@ from attendrop.methods.common.weight_mixing import WeightMixing
 from attendrop.methods.compatibility import REPLACES_PARAMETERS
 from attendrop.methods.context import StepContext, TrainingContext
 from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import LAYERS, fraction, option
+from attendrop.methods.options import LAYERS, option, unit_interval
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class DropConnect(Method):
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("parameters",))
     traits: ClassVar[Mapping[str, str]] = {REPLACES_PARAMETERS: ""}
 
-    p: float = option(0.1, fraction())
+    p: float = option(0.1, unit_interval())
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def start(self, training: TrainingContext) -> MethodState:

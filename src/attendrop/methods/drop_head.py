@@ -12,7 +12,7 @@ from attendrop.methods.base import Method
 from attendrop.methods.common.random_mask import RandomMaskPlan
 from attendrop.methods.context import StepContext
 from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import LAYERS, choice, fraction, option
+from attendrop.methods.options import LAYERS, choice, option, unit_interval
 
 SCHEDULES = ("v", "constant")
 
@@ -59,9 +59,9 @@ class DropHead(Method):
 }"""
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("heads",), units="heads")
 
-    p_start: float = option(0.2, fraction())
-    p_end: float = option(0.2, fraction())
-    turn: float = option(0.1, fraction())
+    p_start: float = option(0.2, unit_interval())
+    p_end: float = option(0.2, unit_interval())
+    turn: float = option(0.1, unit_interval())
     schedule: str = option("v", choice(*SCHEDULES))
     layers: str | int | Sequence[int] = option("all", LAYERS)
 

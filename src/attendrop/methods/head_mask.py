@@ -17,27 +17,27 @@ from attendrop.methods.base import Method
 from attendrop.methods.common.random_mask import RandomMaskPlan
 from attendrop.methods.context import StepContext
 from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import LAYERS, choice, fraction, option
+from attendrop.methods.options import LAYERS, choice, option, unit_interval
 
-BY = ("random", "importance")
+SELECT_BY = ("random", "importance")
 
 
 @dataclass(frozen=True)
 class HeadMask(Method):
-    """Masks a fixed share of the attention heads.
+    """Masks a fixed fraction of the attention heads.
 
-    Of the ``H`` heads of a layer, ``floor(share * H)`` are masked, at least one and at most ``H - 1``, for each
+    Of the ``H`` heads of a layer, ``floor(fraction * H)`` are masked, at least one and at most ``H - 1``, for each
     sequence by itself: what they put out is zero before the output projection. Nothing is rescaled.
 
     Example:
-        >>> with regularize(model, HeadMask(share=0.25)) as reg:
+        >>> with regularize(model, HeadMask(fraction=0.25)) as reg:
         ...     reg.loss(batch).backward()
 
     Args:
-        share: Share of a layer's heads that is masked, in (0, 1).
-        by: ``"random"``: any of them. ``"importance"``: the most important ones, by ``|dL/dxi|``, where ``xi`` is a
-            gate of 1 that what a head puts out is multiplied by, and ``L`` the loss that the model itself computes of
-            the sequence; that takes a pass forward and one backward, without parameter gradients.
+        fraction: Fraction of a layer's heads that is masked, in (0, 1).
+        select_by: ``"random"``: any of them. ``"importance"``: the most important ones, by ``|dL/dxi|``, where ``xi``
+            is a gate of 1 that what a head puts out is multiplied by, and ``L`` the loss that the model itself computes
+            of the sequence; that takes a pass forward and one backward, without parameter gradients.
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
@@ -69,18 +69,18 @@ class HeadMask(Method):
         units="heads",
     )
 
-    share: float = option(0.125, fraction())
-    by: str = option("random", choice(*BY))
+    fraction: float = option(0.125, unit_interval())
+    select_by: str = option("random", choice(*SELECT_BY))
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def count(self, heads: int) -> int:
         """How many of so many heads are masked."""
-        return max(0, min(heads - 1, max(1, int(floor_fraction(torch.tensor(heads), self.share)))))
+        return max(0, min(heads - 1, max(1, int(floor_fraction(torch.tensor(heads), self.fraction)))))
 
     def plan(self, context: StepContext) -> Plan:
         attention_layers = self.chosen(context.adapter.attention_layers)
         importance: dict[str, Tensor] = {}
-        if self.by == "importance":
+        if self.select_by == "importance":
             importance = head_importance(context.adapter, context.batch, attention_layers)
         return _MaskHeads(self, context, {layer.key for layer in attention_layers}, importance)
 

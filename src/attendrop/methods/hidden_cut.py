@@ -23,10 +23,10 @@ from attendrop.methods.common.divergence import mean_spread
 from attendrop.methods.compatibility import DECIDES_PASSES
 from attendrop.methods.context import ComputeLoss, StepContext, TrainingContext
 from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import LAYERS, choice, count, fraction, option, positive
+from attendrop.methods.options import LAYERS, choice, count, option, positive, unit_interval
 from attendrop.sampling import uniform
 
-BY = ("attention", "random")
+SELECT_BY = ("attention", "random")
 WHERE = ("block", "feed_forward")
 
 
@@ -39,18 +39,18 @@ class HiddenCut(Method):
     pass, plus ``gamma`` times the mean loss of the cut views, plus ``eta`` times the mean Kullback-Leibler divergence
     of the predictions of all passes from their mean (for two passes, Jensen-Shannon).
 
-    Where a span starts is drawn evenly, by ``by="attention"`` from the ``max(1, floor(candidates n))`` tokens that got
-    most attention in that layer in the first pass, over all heads and tokens; by ``"random"`` from all starts that
-    leave room for the span. Each layer, sequence and view draws for itself.
+    Where a span starts is drawn evenly: with ``select_by="attention"`` from the ``max(1, floor(candidates n))`` tokens
+    that got most attention in that layer in the first pass, over all heads and tokens; with ``"random"`` from all
+    starts that leave room for the span. Each layer, sequence and view draws for itself.
 
     Example:
         >>> with regularize(model, HiddenCut(alpha=0.1, eta=1.0)) as reg:
         ...     reg.loss(batch).backward()
 
     Args:
-        alpha: Length of a span as a share of the sequence, in (0, 1].
-        by: ``"attention"`` or ``"random"``.
-        candidates: Share of the tokens that a span may start at, by attention; in (0, 1].
+        alpha: Length of a span as a fraction of the sequence, in (0, 1].
+        select_by: Where a span may start: ``"attention"`` or ``"random"``, see above.
+        candidates: Fraction of the tokens that a span may start at, by attention; in (0, 1].
         gamma: Weight of the loss of the cut views, 0 or more.
         eta: Weight of the divergence, 0 or more; one of the two is above 0.
         views: How many cut views a batch has, 1 or more.
@@ -93,9 +93,9 @@ class HiddenCut(Method):
     )
     traits: ClassVar[Mapping[str, str]] = {DECIDES_PASSES: ""}
 
-    alpha: float = option(0.1, fraction(one=True))
-    by: str = option("attention", choice(*BY))
-    candidates: float = option(0.4, fraction(one=True))
+    alpha: float = option(0.1, unit_interval(one=True))
+    select_by: str = option("attention", choice(*SELECT_BY))
+    candidates: float = option(0.4, unit_interval(one=True))
     gamma: float = option(1.0, positive(zero=True))
     eta: float = option(1.0, positive(zero=True))
     views: int = option(1, count())
@@ -126,7 +126,7 @@ class _State(MethodState):
         method = self.method
         assert isinstance(method, HiddenCut)
         keys = method.keys(context)
-        record = _Received(keys) if method.by == "attention" else None
+        record = _Received(keys) if method.select_by == "attention" else None
         loss, outputs = compute_loss(context.batch, record)
         received = None if record is None else record.received
         with forked_rng(context.model):

@@ -17,7 +17,7 @@ from attendrop.methods.base import Method
 from attendrop.methods.compatibility import SKIPS_BLOCKS
 from attendrop.methods.context import StepContext
 from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import LAYERS, fraction, option
+from attendrop.methods.options import LAYERS, option, unit_interval
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class LayerDrop(Method):
     traits: ClassVar[Mapping[str, str]] = {SKIPS_BLOCKS: ""}
     skips_parameters: ClassVar[bool] = True
 
-    p: float = option(0.2, fraction(one=True))
+    p: float = option(0.2, unit_interval(one=True))
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def plan(self, context: StepContext) -> Plan:

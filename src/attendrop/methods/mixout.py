@@ -15,7 +15,7 @@ from attendrop.methods.common.weight_mixing import WeightMixing
 from attendrop.methods.compatibility import REPLACES_PARAMETERS
 from attendrop.methods.context import StepContext, TrainingContext
 from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import choice, fraction, option
+from attendrop.methods.options import choice, option, unit_interval
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Mixout(Method):
     traits: ClassVar[Mapping[str, str]] = {REPLACES_PARAMETERS: ""}
     uses_attention: ClassVar[bool] = False
 
-    p: float = option(0.7, fraction())
+    p: float = option(0.7, unit_interval())
     unit: str = option("neuron", choice("neuron", "element"))
 
     def start(self, training: TrainingContext) -> MethodState:

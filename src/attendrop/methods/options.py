@@ -31,7 +31,7 @@ def option(default: Any, allowed: Range) -> Any:
     return dataclasses.field(default=default, metadata={"range": allowed})
 
 
-def fraction(*, one: bool = False, zero: bool = False) -> Range:
+def unit_interval(*, one: bool = False, zero: bool = False) -> Range:
     """A number between 0 and 1; whether it may be either of these."""
     text = f"{'at least' if zero else 'above'} 0 and {'at most' if one else 'below'} 1"
     return _checked(text, lambda name, value: check_probability(name, value, one_allowed=one, zero_allowed=zero))

@@ -18,9 +18,9 @@ from attendrop.methods.base import Method
 from attendrop.methods.common.random_mask import RandomMaskPlan
 from attendrop.methods.context import StepContext
 from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import LAYERS, Range, choice, count, fraction, option
+from attendrop.methods.options import LAYERS, Range, choice, count, option, unit_interval
 
-STRUCTURES = ("window", "heads", "adjacency")
+STRUCTURES = ("window", "dependencies", "adjacency")
 RELATIONS = ("ancestors", "neighbours")
 
 
@@ -32,18 +32,19 @@ class StructureMask(Method):
     A token always attends to itself.
 
     Example:
-        >>> method = StructureMask(p=0.5, structure="heads", column="dependency_heads")
+        >>> method = StructureMask(p=0.5, structure="dependencies", column="dependency_heads")
         >>> trainer = RegularizedTrainer(model=model, args=args, train_dataset=dataset, regularizer=method)
 
     Args:
         p: Probability that a position outside of the structure is dropped, in (0, 1].
         structure: ``"window"``: a token attends to tokens at most ``window`` positions away, and to the first token.
-            ``"heads"``: it attends to tokens that it is related to in a tree, which a column of the data gives as the
-            position of each token's head; the head of a root is itself. ``"adjacency"``: it attends to the tokens with
-            which its row of a matrix, a list of ``n`` lists of ``n``, has a 1 (and not to those with which it has 0).
+            ``"dependencies"``: it attends to tokens that it is related to in a dependency tree, which a column of the
+            data gives as the position of each token's head; the head of a root is itself. ``"adjacency"``: it attends
+            to the tokens with which its row of a matrix, a list of ``n`` lists of ``n``, has a 1 (and not to those with
+            which it has 0).
         window: See there; at least 0.
-        relation: Of heads, ``"ancestors"``: a token attends to all tokens on the way to its root; ``"neighbours"``: to
-            its head and to the tokens that it is the head of.
+        relation: Of dependencies, ``"ancestors"``: a token attends to all tokens on the way to its root;
+            ``"neighbours"``: to its head and to the tokens that it is the head of.
         column: Of the data, with numbers for each token. Positions count from 0, the first token of the model's input,
             special tokens included. In a loop of your own it is a key of the batch, ``(batch, n)`` or
             ``(batch, n, n)``. It is padded with -1 at the end, wherever the input is. Tokens whose head is -1 (special
@@ -82,7 +83,7 @@ class StructureMask(Method):
         acts_on=("scores",), tasks="all; encoder-decoder: the encoder's self-attention"
     )
 
-    p: float = option(0.5, fraction(one=True))
+    p: float = option(0.5, unit_interval(one=True))
     structure: str = option("window", choice(*STRUCTURES))
     window: int = option(4, count(0))
     relation: str = option("ancestors", choice(*RELATIONS))
@@ -91,7 +92,7 @@ class StructureMask(Method):
 
     @property
     def columns(self) -> Mapping[str, str]:
-        kinds = {"heads": "positions", "adjacency": "matrix"}
+        kinds = {"dependencies": "positions", "adjacency": "matrix"}
         return {} if self.structure == "window" else {self.column: kinds[self.structure]}
 
     def chosen(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:

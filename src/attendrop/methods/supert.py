@@ -22,7 +22,7 @@ from attendrop.methods.common.structured_pruning import Place, lowest, places, r
 from attendrop.methods.compatibility import EXCHANGES_WEIGHTS, Rule
 from attendrop.methods.context import StepContext, TrainingContext
 from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import SWITCH, choice, fraction, option
+from attendrop.methods.options import SWITCH, choice, option, unit_interval
 
 logger = logging.getLogger(__name__)
 ABSOLUTE = ("token", "row")
@@ -39,16 +39,16 @@ class SuperT(Method):
     beside it.
 
     Example:
-        >>> with regularize(model, SuperT(share=0.1), optimizer=optimizer, total_steps=1000) as reg:
+        >>> with regularize(model, SuperT(fraction=0.1), optimizer=optimizer, total_steps=1000) as reg:
         ...     reg.loss(batch).backward()
         ...     optimizer.step()
         ...     optimizer.zero_grad()
         ...     reg.step()  # after the 300th step the model is the ticket, with the weights of the start
 
     Args:
-        share: Of the heads, and of the feed-forwards, to prune (rounded down), in (0, 1). The most important head of a
-            layer stays. By 0.1, a model of fewer than ten layers loses no feed-forward, which is warned of.
-        search: Of the planned steps, the share before the model begins anew, in (0, 1).
+        fraction: Of the heads, and of the feed-forwards, to prune (rounded down), in (0, 1). The most important head
+            of a layer stays. With 0.1, a model of fewer than ten layers loses no feed-forward, which is warned of.
+        search: Of the planned steps, the fraction before the model begins anew, in (0, 1).
         heads: Whether to prune heads.
         feed_forward: Whether to prune feed-forwards.
         absolute: What the absolute value is taken of: ``"token"``, the gradient of a gate for each token; ``"row"``,
@@ -61,7 +61,7 @@ class SuperT(Method):
 
     Source: Liang et al. (2021), https://aclanthology.org/2021.acl-long.510. As in their code, the absolute value is
     taken for each token; heads are ranked after the importances of a layer are divided by their norm, feed-forwards
-    apart from them; of both the same share is pruned; one head at least stays in each layer; and 0.1 is the least share
+    apart from them; of both the same fraction is pruned; one head at least stays in each layer; and 0.1 is the least
     that its scripts try. Deviations: one run holds all of it, so that importances are those of the steps of the search,
     with dropout, not of one more pass after it without (``search=0.3`` is ours), and the learning rate goes on in its
     schedule. Clipping still counts the gradients of what is pruned. Evaluations during the search count neither for the
@@ -91,8 +91,8 @@ class SuperT(Method):
     )
     needs_loss_scale: ClassVar[bool] = True
 
-    share: float = option(0.1, fraction())
-    search: float = option(0.3, fraction())
+    fraction: float = option(0.1, unit_interval())
+    search: float = option(0.3, unit_interval())
     heads: bool = option(True, SWITCH)
     feed_forward: bool = option(True, SWITCH)
     absolute: str = option("token", choice(*ABSOLUTE))
@@ -145,7 +145,7 @@ class _SuperT(MethodState):
         if self.pruned is not None or self._adapter is None:
             return {}
         self._add()
-        self._check_probability(self._adapter)
+        self._check_fraction(self._adapter)
         return self._begin_anew(self._adapter) if steps_taken >= self.search_steps else {}
 
     def searching(self) -> bool:
@@ -196,8 +196,8 @@ class _SuperT(MethodState):
         for key, value in zip(found, torch.split(total, [len(value) for value in found.values()]), strict=True):
             self.importance[key] = value + self.importance.get(key, 0)
 
-    def _check_probability(self, adapter: ModelAdapter) -> None:
-        """Say what the share comes to, once all layers were seen (LayerDrop may leave some out).
+    def _check_fraction(self, adapter: ModelAdapter) -> None:
+        """Say what the fraction comes to, once all layers were seen (LayerDrop may leave some out).
 
         Raises:
             AttendropError: Nothing would be pruned.
@@ -207,28 +207,28 @@ class _SuperT(MethodState):
         if self._checked or len(self.importance) < known:
             return
         self._checked = True
-        share, chosen = self.method.share, lowest(self.importance, self.method.share)
+        fraction, chosen = self.method.fraction, lowest(self.importance, self.method.fraction)
         if not any(chosen.values()):
             raise AttendropError(
-                f"share={share} of {_count(self.importance, 'heads')} heads, of which one stays in each layer, and of "
-                f"{_count(self.importance, 'feed_forward')} feed-forwards is none; raise it."
+                f"fraction={fraction} of {_count(self.importance, 'heads')} heads, of which one stays in each layer, "
+                f"and of {_count(self.importance, 'feed_forward')} feed-forwards is none; raise it."
             )
         for kind, words in (("heads", "heads"), ("feed_forward", "feed-forwards")):
             total, pruned = _count(self.importance, kind), _count(chosen, kind)
             if total and not pruned:
                 logger.warning(
-                    "share=%s of %d %s is none: all of them stay. Raise it to prune some.", share, total, words
+                    "fraction=%s of %d %s is none: all of them stay. Raise it to prune some.", fraction, total, words
                 )
-            elif pruned < wanted(self.importance, kind, share):
+            elif pruned < wanted(self.importance, kind, fraction):
                 logger.warning(
-                    "Of %d heads %d are pruned, for share=%s: one stays in each layer.", total, pruned, share
+                    "Of %d heads %d are pruned, for fraction=%s: one stays in each layer.", total, pruned, fraction
                 )
 
     def _begin_anew(self, adapter: ModelAdapter) -> dict[str, float]:
         """Rewind, and prune."""
         self.start.rewind()
         self.start.forget()
-        self.pruned = lowest(self.importance, self.method.share)
+        self.pruned = lowest(self.importance, self.method.fraction)
         heads = {key: len(values) for key, values in self.importance.items()}
         self.zeros = places(adapter, self.pruned, heads)
         parameters = dict(self.training.model.named_parameters())

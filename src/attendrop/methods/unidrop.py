@@ -21,7 +21,7 @@ from attendrop.methods.compatibility import SKIPS_BLOCKS
 from attendrop.methods.context import StepContext, TrainingContext
 from attendrop.methods.info import MethodInfo
 from attendrop.methods.layer_drop import sample_blocks
-from attendrop.methods.options import Range, fraction, option
+from attendrop.methods.options import Range, option, unit_interval
 from attendrop.sampling import sample_mask
 
 PLACES = (1, 2, 3, 4)
@@ -89,13 +89,13 @@ class UniDrop(Method):
     skips_parameters: ClassVar[bool] = True
     counts_all: ClassVar[bool] = False  # blocks only
 
-    feature: float = option(0.1, fraction(zero=True))
+    feature: float = option(0.1, unit_interval(zero=True))
     features: str | int | Sequence[int] = option(
         PLACES, Range("some of 1, 2, 3, 4 (1,3), or none", lambda _, value: _places(value))
     )
-    structure: float = option(0.2, fraction(one=True, zero=True))
-    data: float = option(0.5, fraction(one=True, zero=True))
-    token: float = option(0.1, fraction(one=True, zero=True))
+    structure: float = option(0.2, unit_interval(one=True, zero=True))
+    data: float = option(0.5, unit_interval(one=True, zero=True))
+    token: float = option(0.1, unit_interval(one=True, zero=True))
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,7 +14,7 @@ from attendrop.methods.common.random_mask import RandomMaskPlan
 from attendrop.methods.compatibility import REPLACES_DROPOUT
 from attendrop.methods.context import StepContext
 from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import LAYERS, choice, fraction, option
+from attendrop.methods.options import LAYERS, choice, option, unit_interval
 
 WHERE = ("scores", "weights")
 
@@ -50,7 +50,7 @@ class Vanilla(Method):
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("scores", "weights"))
     traits: ClassVar[Mapping[str, str]] = {REPLACES_DROPOUT: "where=weights"}
 
-    p: float = option(0.1, fraction())
+    p: float = option(0.1, unit_interval())
     where: str = option("scores", choice(*WHERE))
     layers: str | int | Sequence[int] = option("all", LAYERS)
 

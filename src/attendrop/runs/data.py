@@ -75,7 +75,7 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
         kept, selection = hold_out(rows, data.task, config.selection_fraction, config.seed)
     match config.rewarded_on():
         case "split":
-            kept, reward = hold_out(kept, data.task, config.build_method().reward_share(), config.seed)
+            kept, reward = hold_out(kept, data.task, config.build_method().rewarded_fraction(), config.seed)
         case "selection":
             reward = selection
         case "eval":

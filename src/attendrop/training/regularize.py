@@ -61,7 +61,7 @@ def regularize(
             list of batches.
         train_data: The training rows, in the same forms, for methods that look at them beforehand (Child-Tuning-D).
         tokenizer: The tokenizer of the model, for methods that change tokens (UniDrop, AttendOut with
-            ``scored="noisy_train"``) and have to know which are special.
+            ``score_on="noisy_train"``) and have to know which are special.
 
     Raises:
         AttendropError: The model is not supported by the method, or the method needs something that is not given.

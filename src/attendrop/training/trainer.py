@@ -281,7 +281,7 @@ class RegularizedTrainer(Trainer):
             return
         match self.regularizer.rewarded_on():
             case "split":
-                share = self.regularizer.reward_share()
+                share = self.regularizer.rewarded_fraction()
                 self.train_dataset, self.reward_dataset = set_aside(self.train_dataset, share, self.args.seed)
             case "eval" | "selection" as rows:
                 if self.eval_dataset is None or isinstance(self.eval_dataset, dict):

@@ -38,9 +38,9 @@ class AttendOut(AttendOutOptions):
         ...     reg.step()  # every ``dropout_step`` steps: scores, rewards, one model again
 
     Args:
-        variant: ``"dropout"`` (Wu et al. 2021) or ``"pruning"`` (the self-pruning version): decides ``scored`` and
-            ``together`` where these are not given.
-        scored: What both models are scored on. ``"reward_data"``: items drawn from it, one for each step; the dropout
+        variant: ``"dropout"`` (Wu et al. 2021) or ``"pruning"`` (the self-pruning version): decides ``score_on`` and
+            ``merge`` where these are not given.
+        score_on: What both models are scored on. ``"reward_data"``: items drawn from it, one for each step; the dropout
             version. ``"train"``: the batches just trained on; the pruning version. ``"noisy_train"``: these with 15 %
             of their tokens masked.
         reward_data: ``"split"``: ``reward_fraction`` of the training rows, set aside for it. ``"eval"``: the
@@ -49,9 +49,9 @@ class AttendOut(AttendOutOptions):
         reward_batch_size: Samples in an item. The paper has 1; 4 give steadier rewards.
         score: Of an item: ``"loss"``, its negative mean, or ``"metric"``, that of the task.
         reward: ``"difference"`` of the scores, or its ``"sign"``.
-        together: How the two become one: ``"sample"``, the survivor drawn by softmax of the mean scores over
+        merge: How the two become one: ``"sample"``, the survivor drawn by softmax of the mean scores over
             ``temperature``; ``"best"``; ``"attacker"``, the pruning version.
-        temperature: See ``together``.
+        temperature: See ``merge``.
         baseline_decay: Of the moving average of rewards that is subtracted from them.
         credit: ``"step"``: the ``t``-th action of a period is paired with the ``t``-th reward (Eq. 5). ``"return"``:
             each is paired with the mean reward of the period.
@@ -95,7 +95,7 @@ class AttendOut(AttendOutOptions):
         DECIDES_PASSES: "",
         EXCHANGES_WEIGHTS: "",
         SECOND_MODEL: "",
-        SCORES_ROWS: "scored=reward_data",
+        SCORES_ROWS: "score_on=reward_data",
     }
     needs_loss_scale: ClassVar[bool] = True
 

@@ -12,11 +12,11 @@ from attendrop.errors import AttendropError
 from attendrop.methods.attend_out.generator import GRANULARITIES
 from attendrop.methods.base import Method
 from attendrop.methods.compatibility import SCORES_ROWS
-from attendrop.methods.options import LAYERS, SWITCH, Range, choice, count, fraction, option, positive
+from attendrop.methods.options import LAYERS, SWITCH, Range, choice, count, option, positive, unit_interval
 
 VARIANTS = ("dropout", "pruning")
-SCORED = ("reward_data", "train", "noisy_train")
-TOGETHER = ("sample", "best", "attacker")
+SCORE_ON = ("reward_data", "train", "noisy_train")
+MERGE = ("sample", "best", "attacker")
 
 
 @dataclass(frozen=True)
@@ -24,21 +24,21 @@ class AttendOutOptions(Method):
     """The options, as :class:`attendrop.AttendOut` documents them."""
 
     variant: str = option("dropout", choice(*VARIANTS))
-    scored: str = option("", choice("", *SCORED))
+    score_on: str = option("", choice("", *SCORE_ON))
     reward_data: str = option("split", choice("split", "eval"))
-    reward_fraction: float = option(0.1, fraction())
+    reward_fraction: float = option(0.1, unit_interval())
     reward_batch_size: int = option(4, count())
     score: str = option("loss", choice("loss", "metric"))
     reward: str = option("difference", choice("difference", "sign"))
-    together: str = option("", choice("", *TOGETHER))
+    merge: str = option("", choice("", *MERGE))
     temperature: float = option(0.1, positive())
-    baseline_decay: float = option(0.9, fraction(zero=True))
+    baseline_decay: float = option(0.9, unit_interval(zero=True))
     credit: str = option("step", choice("step", "return"))
     granularity: str = option("score", choice(*GRANULARITIES))
     generator_heads: int = option(1, count())
     generator_feed_forward: bool = option(False, SWITCH)
     dropout_step: int = option(10, count())
-    init_drop_prob: float = option(0.5, fraction())
+    init_drop_prob: float = option(0.5, unit_interval())
     learn_bias: bool = option(False, SWITCH)
     generator_learning_rate: float = option(5e-5, positive())
     generator_schedule: str = option("constant", choice("constant", "linear"))
@@ -48,8 +48,8 @@ class AttendOutOptions(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         pruning = self.variant == "pruning"
-        object.__setattr__(self, "scored", self.scored or ("train" if pruning else "reward_data"))
-        object.__setattr__(self, "together", self.together or ("attacker" if pruning else "sample"))
+        object.__setattr__(self, "score_on", self.score_on or ("train" if pruning else "reward_data"))
+        object.__setattr__(self, "merge", self.merge or ("attacker" if pruning else "sample"))
 
     def has(self, trait: str) -> bool:
         return self.rewarded_on() is not None if trait == SCORES_ROWS else super().has(trait)
@@ -67,9 +67,9 @@ class AttendOutOptions(Method):
         return chosen
 
     def rewarded_on(self) -> str | None:
-        return self.reward_data if self.scored == "reward_data" else None
+        return self.reward_data if self.score_on == "reward_data" else None
 
-    def reward_share(self) -> float:
+    def rewarded_fraction(self) -> float:
         return self.reward_fraction
 
 

@@ -121,10 +121,10 @@ class AttendOutState(MethodState):
 
     def _players(self, context: StepContext) -> Players:
         if self.players is None:
-            if self.method.scored == "noisy_train" and "input_ids" not in context.batch:
+            if self.method.score_on == "noisy_train" and "input_ids" not in context.batch:
                 raise AttendropError(
-                    f"scored='noisy_train' masks tokens, and the batch for {type(context.model).__name__} has no "
-                    "'input_ids'; use scored='train' or 'reward_data'."
+                    f"score_on='noisy_train' masks tokens, and the batch for {type(context.model).__name__} has no "
+                    "'input_ids'; use score_on='train' or 'reward_data'."
                 )
             self.players = Players(self.method, self.training, context)
             self.players.defender.before_step = self.training.accompany(self.players.defender.model)
@@ -144,7 +144,7 @@ class AttendOutState(MethodState):
         metrics["period_share"] = len(self.period) / self.method.dropout_step
         decay = self.method.baseline_decay
         self.baseline = decay * self.baseline + (1 - decay) * metrics["reward"]
-        survived = self._come_together(players, attacker.mean().item(), defender.mean().item(), chance.random())
+        survived = self._merge(players, attacker.mean().item(), defender.mean().item(), chance.random())
         metrics["attacker_survived"] = float(survived)
         nothing = torch.zeros(2, device=next(self.training.model.parameters()).device)
         for layer in players.attention_layers:
@@ -156,9 +156,9 @@ class AttendOutState(MethodState):
         self.period = [[]]
         return metrics
 
-    def _come_together(self, players: Players, attacker: float, defender: float, chance: float) -> bool:
+    def _merge(self, players: Players, attacker: float, defender: float, chance: float) -> bool:
         """Make both networks the survivor; returns whether that is the attacker."""
-        match self.method.together:
+        match self.method.merge:
             case "attacker":
                 survives = True
             case "best":
@@ -192,9 +192,9 @@ class AttendOutState(MethodState):
 
     def _items(self, seed: int) -> list[list[Batch]]:
         """What both are scored on: for each step of the period its batches, of which this process has a share."""
-        if self.method.scored == "train":
+        if self.method.score_on == "train":
             return [[micro.batch for micro in step] for step in self.period]
-        if self.method.scored == "noisy_train":
+        if self.method.score_on == "noisy_train":
             return [[self._noisy(micro) for micro in step] for step in self.period]
         assert self.training.reward_data is not None
         sampled = self.training.reward_data.sample(seed, len(self.period), self.method.reward_batch_size)
@@ -228,7 +228,7 @@ def _check(method: AttendOutOptions, training: TrainingContext) -> None:
         raise AttendropError(
             "AttendOut trains a second model beside yours: pass your optimizer, regularize(..., optimizer=optimizer)."
         )
-    if method.scored == "reward_data" and training.reward_data is None:
+    if method.score_on == "reward_data" and training.reward_data is None:
         raise AttendropError(
             "AttendOut scores its models on labelled rows that are not trained on: pass reward_data, or use "
             "variant='pruning', which scores on the training batches."
@@ -237,9 +237,9 @@ def _check(method: AttendOutOptions, training: TrainingContext) -> None:
         raise AttendropError(
             "score='metric' needs a trainer with compute_metrics and metric_for_best_model; use score='loss'."
         )
-    if method.scored == "noisy_train" and training.mask_token is None:
+    if method.score_on == "noisy_train" and training.mask_token is None:
         raise AttendropError(
-            "scored='noisy_train' needs a tokenizer with a mask token: the trainer's processing_class, or tokenizer= "
+            "score_on='noisy_train' needs a tokenizer with a mask token: the trainer's processing_class, or tokenizer= "
             "of regularize."
         )
     if method.generator_schedule == "linear" and training.total_steps is None:

@@ -16,7 +16,7 @@ from attendrop.masks import floor_fraction
 Place = tuple[int, list[int]] | None
 
 
-def lowest(importance: Mapping[str, Tensor], share: float) -> dict[str, list[int]]:
+def lowest(importance: Mapping[str, Tensor], fraction: float) -> dict[str, list[int]]:
     """Choose what to prune: of each layer the numbers of heads, and ``[0]`` or nothing for a feed-forward.
 
     Heads are ranked by their importance over the norm of those of their layer, feed-forwards by themselves. The head of
@@ -24,7 +24,7 @@ def lowest(importance: Mapping[str, Tensor], share: float) -> dict[str, list[int
 
     Args:
         importance: By ``heads/SITE``, ``(heads,)``, and by ``feed_forward/BLOCK``, ``(1,)``.
-        share: Of the heads, and of the feed-forwards, rounded down.
+        fraction: Of the heads, and of the feed-forwards, rounded down.
     """
     found: dict[str, list[int]] = {key: [] for key in importance}
     for kind in ("heads", "feed_forward"):
@@ -36,15 +36,15 @@ def lowest(importance: Mapping[str, Tensor], share: float) -> dict[str, list[int
                 kept = int(values.argmax()) if kind == "heads" else None
                 ranked += [(v, key, number) for number, v in enumerate((values / scale).tolist()) if number != kept]
         ranked.sort(key=lambda item: item[0])
-        for _, key, number in ranked[: wanted(importance, kind, share)]:
+        for _, key, number in ranked[: wanted(importance, kind, fraction)]:
             found[key] = sorted([*found[key], number])
     return found
 
 
-def wanted(importance: Mapping[str, Tensor], kind: str, share: float) -> int:
-    """How many heads, or feed-forwards, a share of all of them is."""
+def wanted(importance: Mapping[str, Tensor], kind: str, fraction: float) -> int:
+    """How many heads, or feed-forwards, a fraction of all of them is."""
     total = sum(len(values) for key, values in importance.items() if key.startswith(kind))
-    return int(floor_fraction(torch.tensor(total), share))
+    return int(floor_fraction(torch.tensor(total), fraction))
 
 
 def places(adapter: ModelAdapter, pruned: Mapping[str, list[int]], heads: Mapping[str, int]) -> dict[str, Place]:
