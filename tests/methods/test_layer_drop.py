@@ -1,0 +1,203 @@
+"""LayerDrop and the plans that skip blocks: which go, what is left, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from helpers import zoo
+from torch import Tensor
+
+from attendrop import AttendropError, Compose, DropConnect, LayerDrop, regularize
+from attendrop.attention.adapter import ModelAdapter
+from attendrop.attention.blocks import Block
+from attendrop.attention.edits import AttentionCall, BlockEdit
+from attendrop.attention.plan import Plan
+
+
+class Without(torch.nn.Module):
+    """Gives its input back."""
+
+    def __init__(self, attention_type: str | None) -> None:
+        super().__init__()
+        self.attention_type = attention_type  # ModernBERT chooses its mask by it
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return hidden_states
+
+
+@pytest.mark.parametrize("name", ["bert", "distilbert", "modernbert", "bart-class", "gpt2-class", "vit"])
+def test_a_dropped_block_passes_its_input_on(name: str) -> None:
+    model, batch = zoo.build(name, dtype=torch.float64), zoo.batch_of(name)
+    key = "decoder:0" if name == "gpt2-class" else "encoder:0"
+    with regularize(model, LayerDrop(p=1.0, layers=key)) as reg:
+        loss = reg.loss(batch)
+    adapter = ModelAdapter(model)
+    adapter.trace(batch)
+    block = adapter.blocks[0].module
+    for module in model.modules():
+        for child_name, child in module.named_children():
+            if child is block:
+                module._modules[child_name] = Without(getattr(block, "attention_type", None))
+    torch.testing.assert_close(loss, model(**batch).loss)
+
+
+def test_blocks_are_dropped_as_often_as_asked_for_the_whole_batch() -> None:
+    model, batch = zoo.build("bert", num_hidden_layers=8), zoo.batch_of("bert")
+    with regularize(model, LayerDrop(p=0.25)) as reg:
+        for _ in range(60):
+            reg.loss(batch)
+            reg.step()
+        logs = reg.logs()
+    assert logs["layerdrop/dropped"] == pytest.approx(0.25, abs=0.04)  # of 480
+
+
+def test_blocks_are_dropped_independently() -> None:
+    """Of 8 blocks at one half, the number that goes in a step has the variance of a binomial."""
+    model, batch = zoo.build("bert", num_hidden_layers=8), zoo.batch_of("bert", (3,))
+    counts = []
+    with regularize(model, LayerDrop(p=0.5)) as reg:
+        for _ in range(150):
+            reg.loss(batch)
+            reg.step()
+            counts.append(8 * reg.logs()["layerdrop/dropped"])
+    assert float(torch.tensor(counts).var()) == pytest.approx(8 * 0.5 * 0.5, rel=0.35)
+
+
+def test_a_dropped_block_is_not_computed_and_gets_no_gradient() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    ran: list[int] = []
+    with regularize(model, LayerDrop(p=1.0, layers=[1])) as reg:
+        reg.loss(batch)
+        for number, layer in enumerate(model.bert.encoder.layer):
+            layer.intermediate.register_forward_hook(lambda *_, number=number: ran.append(number))
+        reg.loss(batch).backward()
+    assert ran == [0]
+    assert all(p.grad is None for p in model.bert.encoder.layer[1].parameters())
+    assert all(p.grad is not None for p in model.bert.encoder.layer[0].parameters())
+
+
+@pytest.mark.parametrize("name", ["bert", "t5", "bart"])
+def test_activation_checkpointing(name: str) -> None:
+    found = []
+    for checkpointing in (False, True):
+        model, batch = zoo.build(name, dtype=torch.float64), zoo.batch_of(name)
+        if checkpointing:
+            model.activation_checkpointing_enable({"use_reentrant": False})
+        with regularize(model, LayerDrop(p=0.5), seed=2) as reg:
+            for _ in range(3):
+                reg.loss(batch).backward()
+                reg.step()
+            found.append((zoo.gradients(model), reg.logs()))
+    zoo.assert_same(found[0][0], found[1][0], 1e-9)
+    assert found[0][1] == found[1][1]
+
+
+def test_a_block_that_others_need_always_stays() -> None:
+    """T5's first block makes the position bias of all."""
+    model, batch = zoo.build("t5"), zoo.batch_of("t5")
+    with regularize(model, LayerDrop(p=1.0)) as reg:
+        reg.loss(batch)
+        assert {key for key in reg.logs() if "dropped/" in key} == {
+            "layerdrop/dropped/encoder.1",
+            "layerdrop/dropped/decoder.1",
+        }
+    with (
+        pytest.raises(AttendropError, match="none of these layers can be left out"),
+        regularize(model, LayerDrop(layers="encoder:0")) as reg,
+    ):
+        reg.loss(batch)
+
+
+def test_a_copy_is_free_of_what_was_put_on_the_model() -> None:
+    """A model that is copied while blocks are wrapped runs its own blocks, not those of the original."""
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    expected = model(**batch).logits
+    with regularize(model, Compose(LayerDrop(p=0.5), DropConnect(p=0.5))) as reg:
+        reg.loss(batch)
+        copied = copy.deepcopy(model)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+    assert torch.equal(copied(**batch).logits, expected)
+    assert not any("forward" in module.__dict__ or module._forward_pre_hooks for module in copied.modules())
+
+
+def test_a_plan_cannot_skip_what_others_need() -> None:
+    class Skip(Plan):
+        def block(self, block: Block) -> BlockEdit:
+            return BlockEdit(skip=True)
+
+    with pytest.raises(AttendropError, match=r"T5Block encoder\.0 makes what others need"):
+        passed(zoo.build("t5"), zoo.batch_of("t5"), Skip())
+
+
+def passed(model: Any, batch: Any, plan: Plan) -> None:
+    """One pass with the plan."""
+    adapter = ModelAdapter(model)
+    adapter.trace(batch)
+    adapter.attach()
+    try:
+        adapter.forward(batch, plan)
+    finally:
+        adapter.detach()
+
+
+@pytest.mark.parametrize("name", ["bert", "albert"])
+@pytest.mark.parametrize("skipped", [{0}, {1}, {0, 2}])
+def test_attention_is_told_apart_where_blocks_are_skipped(name: str, skipped: set[int]) -> None:
+    """Also in a model that shares its layers, whose attention layers are told apart by counting calls."""
+
+    class Skip(Plan):
+        def __init__(self) -> None:
+            super().__init__()
+            self.met: list[str] = []
+
+        def block(self, block: Block) -> BlockEdit:
+            return BlockEdit(skip=block.attention_layers[0].index in skipped)
+
+        def edit(self, call: AttentionCall) -> None:
+            self.met.append(call.layer.key)
+
+    plan = Skip()
+    passed(zoo.build(name, num_hidden_layers=3), zoo.batch_of(name), plan)
+    assert plan.met == [f"encoder.{layer}" for layer in range(3) if layer not in skipped]
+
+
+class Feeding(Plan):
+    """Doubles what feed-forwards put out, and keeps the shapes that it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[int, ...]] = []
+
+    def block(self, block: Block) -> BlockEdit:
+        return BlockEdit(activations=self.keep, feed_forward=self.keep)
+
+    def keep(self, states: Tensor) -> Tensor:
+        self.shapes.append(tuple(states.shape))
+        return states * 2
+
+
+@pytest.mark.parametrize("name", ["bert", "opt-class"])
+def test_a_feed_forward_is_given_by_sequence_and_token(name: str) -> None:
+    """OPT puts all tokens of the batch in one dimension."""
+    plan = Feeding()
+    passed(zoo.build(name), zoo.batch_of(name, (6, 4)), plan)
+    assert plan.shapes == [(2, 6, 16)] * 4
+
+
+def test_a_feed_forward_in_chunks_is_refused() -> None:
+    model = zoo.build("bert", chunk_size_feed_forward=2)
+    with pytest.raises(AttendropError, match=r"some of the tokens at a time.*chunk_size_feed_forward"):
+        passed(model, zoo.batch_of("bert", (6, 4)), Feeding())
+
+
+def test_wrapped_layers_are_refused() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    layer = model.bert.encoder.layer[0]
+    layer.forward = layer.forward
+    with pytest.raises(AttendropError, match="wrapped already"), regularize(model, LayerDrop(p=0.5)) as reg:
+        reg.loss(batch)
