@@ -12,7 +12,8 @@ from helpers import zoo
 from torch import nn
 
 from attendrop import SCAL, ADDrop, AttendropError, LayerDrop, Vanilla, regularize
-from attendrop.attention.adapter import _KNOWN, ModelAdapter, find_attention_layers
+from attendrop.attention.adapter import ModelAdapter, find_attention_layers
+from attendrop.attention.trace_cache import _CACHES
 from attendrop.extend import Plan
 
 RANDOM = ADDrop(attribution="random", cross_tuning=False)
@@ -213,11 +214,11 @@ def test_batches_with_other_columns_are_traced_anew() -> None:
 
 def test_what_is_remembered_keeps_no_model_alive() -> None:
     gc.collect()
-    before = len(_KNOWN)
+    before = len(_CACHES)
     model = zoo.build("bert")
     passes(model, zoo.batch_of("bert"))
     alive = weakref.ref(model)
     del model
     gc.collect()
     assert alive() is None
-    assert len(_KNOWN) <= before
+    assert len(_CACHES) <= before

@@ -1,12 +1,10 @@
-"""The library's hold on one model: its attention layers, and passes with a plan."""
+"""The adapter that connects a model's attention layers and blocks to plans."""
 
 from __future__ import annotations
 
 import logging
-import operator
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,39 +15,31 @@ from attendrop.attention.block_hooks import BlockHooks
 from attendrop.attention.blocks import Block
 from attendrop.attention.example_inputs import example_inputs
 from attendrop.attention.interface import (
-    _REGISTERED_AS,
-    _attention_configs,
-    _attention_modules,
-    _original,
-    _refuse_reentrant_checkpointing,
+    attention_configs,
+    check_implementations,
+    find_attention_modules,
+    implementation_of,
+    is_routed,
+    refuse_reentrant_checkpointing,
+    restore,
+    route,
 )
 from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.model_outputs import named_outputs
-from attendrop.attention.plan import PLAN_KEYWORD, CombinedPlan, Plan
+from attendrop.attention.plan import PLAN_KEYWORD, Plan
+from attendrop.attention.trace_cache import trace_cache
 from attendrop.attention.tracing import Trace, trace
 from attendrop.errors import AttendropError
 
-__all__ = [
-    "PLAN_KEYWORD",
-    "CombinedPlan",
-    "ModelAdapter",
-    "Plan",
-    "attention_module_names",
-    "evaluating",
-    "example_inputs",
-    "find_attention_layers",
-    "forked_rng",
-]
 logger = logging.getLogger(__name__)
 
-
-# The attachments in force. Two models made from one configuration share it: the last to leave puts it back.
+# Attached adapters. Two models made from one configuration share it: the last adapter to be detached restores it.
 _ATTACHED: weakref.WeakSet[ModelAdapter] = weakref.WeakSet()
 
 
 class ModelAdapter:
-    """The library's hold on one model: its attention sites, and passes with a plan.
+    """Connection to one model: its attention layers and blocks, and forward passes that follow a plan.
 
     Args:
         model: A transformers model. It is not changed until :meth:`attach`.
@@ -61,15 +51,15 @@ class ModelAdapter:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self._known = _known(model)
-        self._configs = _attention_configs(model, self._known.attention)
-        self._check_implementations()
+        self._cache = trace_cache(model)
+        self._configs = attention_configs(model, self._cache.attention)
+        check_implementations(model, self._cache.attention, self._configs)
         self._trace: Trace | None = None
         self._hooks = BlockHooks(model)
         self._attached = False
 
     def attach(self) -> None:
-        """Route the model's attention through this module. Idempotent."""
+        """Route the model's attention through this library. Idempotent."""
         if self._attached:
             return
         if any(other.model is self.model for other in _ATTACHED):
@@ -79,7 +69,7 @@ class ModelAdapter:
         self._attached = True
 
     def detach(self) -> None:
-        """Give the model back exactly as it was. Idempotent."""
+        """Restore the model exactly. Idempotent."""
         self._hooks.close()
         if not self._attached:
             return
@@ -87,60 +77,58 @@ class ModelAdapter:
         in_use = {id(config) for other in _ATTACHED for config in other._configs}
         for config in self._configs:
             if id(config) not in in_use:
-                config._attn_implementation_internal = _original(config)
+                restore(config)
         self._attached = False
 
     @property
     def attention_layers(self) -> list[AttentionLayer]:
-        """The attention sites, in the order in which their modules first run; empty until :meth:`trace` has run."""
-        return (
-            []
-            if self._trace is None
-            else [layer for attention_layers in self._trace.attention_layers.values() for layer in attention_layers]
-        )
+        """Attention layers, in the order in which their modules first run; empty until :meth:`trace` has run."""
+        by_module = {} if self._trace is None else self._trace.layers_by_module
+        return [layer for layers in by_module.values() for layer in layers]
 
     @property
     def blocks(self) -> list[Block]:
-        """The blocks that attention layers are in, in the order in which their modules first run, once probed.
+        """Blocks that hold attention layers, in the order in which their modules first run; needs :meth:`trace`.
 
         Raises:
-            AttendropError: The model's layers are not to be told apart.
+            AttendropError: The model's blocks cannot be told apart.
         """
-        modules = {} if self._trace is None else self._trace.structure.blocks
-        found = [block for blocks in modules.values() for block in blocks if block.attention_layers]
+        by_module = {} if self._trace is None else self._trace.structure.blocks
+        found = [block for blocks in by_module.values() for block in blocks if block.attention_layers]
         if len(found) != len({block.key for block in found}) or not found:
             raise AttendropError(f"{type(self.model).__name__} keeps its layers in no list, so none can be reached.")
         return found
 
     def trace(self, batch: Mapping[str, Any]) -> list[AttentionLayer]:
-        """Find the sites by running the model once on ``batch``, without gradients and without touching random states.
+        """Find the attention layers by running the model once on ``batch``.
 
-        What was found is remembered for as long as the model's modules stay the same, for batches of the same columns.
+        The pass computes no gradients and leaves random states as they were. Its result is cached for batches with the
+        same columns, for as long as the model's modules stay the same.
 
         Raises:
             AttendropError: The model does not hand keywords on to its attention layers, or some of its layers compute
                 their attention themselves.
         """
-        known = _known(self.model)
-        if known is not self._known:
-            self._known, self._configs = known, _attention_configs(self.model, known.attention)
-        self._hold()
-        _refuse_reentrant_checkpointing(known.checkpointing)
-        inputs = frozenset(name for name, value in batch.items() if value is not None)
-        kind = inputs, *(_original(config) for config in self._configs)
-        if kind not in known.traces:
-            known.traces[kind] = self._traced(batch)
-        self._trace = known.traces[kind]
+        cache = trace_cache(self.model)
+        if cache is not self._cache:
+            self._cache, self._configs = cache, attention_configs(self.model, cache.attention)
+        self._follow_switches()
+        refuse_reentrant_checkpointing(cache.checkpointing)
+        columns = frozenset(name for name, value in batch.items() if value is not None)
+        key = columns, *(implementation_of(config) for config in self._configs)
+        if key not in cache.traces:
+            cache.traces[key] = self._run_trace(batch)
+        self._trace = cache.traces[key]
         return self.attention_layers
 
     def bind(self, plan: Plan) -> Plan:
-        """Tell ``plan`` the sites of this model; required before a pass is run with it.
+        """Give ``plan`` the attention layers and blocks of this model; required before a pass is run with it.
 
         Raises:
             AttendropError: The plan changes the embedded words, and the model embeds none; or the model was switched to
                 an attention implementation that is not supported.
         """
-        self._hold()
+        self._follow_switches()
         assert self._trace is not None
         structure = self._trace.structure
         if plan.embeds() and structure.embedding is None:
@@ -148,7 +136,7 @@ class ModelAdapter:
                 f"{type(self.model).__name__} embeds no words here (ids of tokens), so they cannot be changed; let the "
                 "method act on attention, if it can."
             )
-        plan.bind(self._trace.attention_layers, structure)
+        plan.bind(self._trace.layers_by_module, structure)
         if plan.reaches_beyond():
             self._hooks.open(structure)
         return plan
@@ -158,7 +146,7 @@ class ModelAdapter:
         keywords = {} if plan is None else {PLAN_KEYWORD: self.bind(plan)}
         return named_outputs(self.model(**batch, **keywords), batch)
 
-    def _traced(self, batch: Mapping[str, Any]) -> Trace:
+    def _run_trace(self, batch: Mapping[str, Any]) -> Trace:
         def run(plan: Plan) -> None:
             with torch.no_grad(), forked_rng(self.model), evaluating(self.model):
                 self.model(**batch, **{PLAN_KEYWORD: plan})
@@ -166,77 +154,34 @@ class ModelAdapter:
         was_attached = self._attached
         self.attach()
         try:
-            return trace(self.model, self._known.attention, run)
+            return trace(self.model, self._cache.attention, run)
         finally:
             if not was_attached:
                 self.detach()
 
     def _route(self) -> None:
         for config in self._configs:
-            config._attn_implementation_internal = _REGISTERED_AS[_original(config)]
+            route(config)
 
-    def _hold(self) -> None:
-        """Attach again where the model was switched to another attention implementation meanwhile."""
-        if not self._attached or all(c._attn_implementation in _REGISTERED_AS.values() for c in self._configs):
+    def _follow_switches(self) -> None:
+        """Route attention again if the model was switched to another implementation while attached."""
+        if not self._attached or all(is_routed(config) for config in self._configs):
             return
-        self._check_implementations()
+        check_implementations(self.model, self._cache.attention, self._configs)
         self._route()
         logger.warning(
             "%s was switched to attention implementation '%s' while it is regularised; it goes on with that one.",
             type(self.model).__name__,
-            _original(self._configs[0]),
+            implementation_of(self._configs[0]),
         )
-
-    def _check_implementations(self) -> None:
-        originals = [_original(config) for config in self._configs]
-        for original in originals:
-            if original not in _REGISTERED_AS:
-                raise AttendropError(
-                    f"{type(self.model).__name__} runs attention implementation '{original}', which cannot drop single "
-                    "attention positions. Load it with attn_implementation='sdpa'."
-                )
-        if "eager" in originals and any(getattr(m, "reorder_and_upcast_attn", False) for m in self._known.attention):
-            raise AttendropError(
-                f"{type(self.model).__name__} computes eager attention with reorder_and_upcast_attn, which bypasses "
-                "the attention interface. Load it with attn_implementation='sdpa'."
-            )
-
-
-@dataclass
-class _Known:
-    """What is known of a model for as long as it consists of the same modules.
-
-    Attributes:
-        modules: These, without the model itself, which would keep it alive.
-        attention: Those that call the attention interface, with their names.
-        checkpointing: Those that checkpoint activations when they are told to.
-        traces: What passes showed, by the names of their inputs and the attention implementations.
-    """
-
-    modules: list[nn.Module]
-    attention: dict[nn.Module, str]
-    checkpointing: list[nn.Module]
-    traces: dict[tuple[Any, ...], Trace] = field(default_factory=dict)
-
-
-_KNOWN: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary()
-
-
-def _known(model: nn.Module) -> _Known:
-    """What is known of a model, also from earlier attachments."""
-    known, modules = _KNOWN.get(model), list(model.modules())[1:]
-    if known is None or len(modules) != len(known.modules) or not all(map(operator.is_, modules, known.modules)):
-        checkpointing = [module for module in modules if hasattr(module, "gradient_checkpointing")]
-        known = _KNOWN[model] = _Known(modules, _attention_modules(model), checkpointing)
-    return known
 
 
 def find_attention_layers(model: PreTrainedModel, batch: Mapping[str, Any] | None = None) -> list[AttentionLayer]:
-    """List the attention sites of a model, in the order in which a forward pass meets them.
+    """List the attention layers of a model, in the order in which a forward pass meets them.
 
     Args:
-        model: A transformers model; left as it was.
-        batch: Inputs for one forward pass. Without it, a tiny input is made up from the model's configuration.
+        model: A transformers model; it is left unchanged.
+        batch: Inputs for one forward pass. Default: a tiny example made from the model's configuration.
 
     Raises:
         AttendropError: The model is not supported; the message says why.
@@ -246,5 +191,5 @@ def find_attention_layers(model: PreTrainedModel, batch: Mapping[str, Any] | Non
 
 
 def attention_module_names(model: nn.Module) -> list[str]:
-    """The names of the modules that call transformers' attention interface, whether or not a batch reaches them."""
-    return list(_attention_modules(model).values())
+    """List the modules that call transformers' attention interface, by name, also those that no batch reaches."""
+    return list(find_attention_modules(model).values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -27,7 +28,13 @@ class AttentionComputation:
     """
 
     def __init__(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kwargs: dict[str, Any]
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        kwargs: Mapping[str, Any],
     ) -> None:
         for name in _UNSUPPORTED_KEYWORDS:
             if kwargs.get(name) is not None:

@@ -1,10 +1,13 @@
-"""The attention function that is registered with transformers, and which modules call it."""
+"""Transformers' attention interface: the functions registered with it, and the switch of a model's configuration.
+
+Nothing outside this package knows how transformers looks up attention and mask functions.
+"""
 
 from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -36,10 +39,16 @@ class _RegisteredName(str):
 # The name registered in place of each implementation that is supported. A name must not contain "sdpa", "flash" or
 # "flex": transformers tests for these substrings.
 _REGISTERED_AS = {"sdpa": _RegisteredName("attendrop", "sdpa"), "eager": _RegisteredName("attendrop_eager", "eager")}
+# Registered for masks alone: a model that runs its own encoder is given its mask as the caller passed it.
+_UNCHANGED_MASK = "attendrop_packed"
 
 
-def _attention_modules(model: nn.Module) -> dict[nn.Module, str]:
-    """Map the modules whose forward looks its attention function up in the interface to their names."""
+def find_attention_modules(model: nn.Module) -> dict[nn.Module, str]:
+    """Map the modules whose forward looks its attention function up in the interface to their names.
+
+    Raises:
+        AttendropError: There is none.
+    """
     found = {module: name for name, module in model.named_modules() if _uses_interface(module)}
     if not found:
         raise AttendropError(
@@ -48,6 +57,81 @@ def _attention_modules(model: nn.Module) -> dict[nn.Module, str]:
             "work; `attendrop doctor` tells for any."
         )
     return found
+
+
+def attention_configs(model: nn.Module, modules: Iterable[nn.Module]) -> list[Any]:
+    """List the distinct configurations of a model and its attention ``modules``."""
+    owners = [module for module in model.modules() if isinstance(module, PreTrainedModel)] + list(modules)
+    configs = {id(owner.config): owner.config for owner in owners if hasattr(owner, "config")}
+    return list(configs.values())
+
+
+def implementation_of(config: Any) -> str:
+    """Return the attention implementation that a configuration was given, also while it is routed to this library."""
+    name: str = config._attn_implementation
+    return next((original for original, registered in _REGISTERED_AS.items() if registered == name), name)
+
+
+def is_routed(config: Any) -> bool:
+    """Return whether attention goes through the functions registered here."""
+    return config._attn_implementation in _REGISTERED_AS.values()
+
+
+def route(config: Any) -> None:
+    """Send attention through the function registered in place of the configured implementation."""
+    config._attn_implementation_internal = _REGISTERED_AS[implementation_of(config)]
+
+
+def restore(config: Any) -> None:
+    """Undo :func:`route`."""
+    config._attn_implementation_internal = implementation_of(config)
+
+
+def leave_masks_unchanged(config: Any) -> None:
+    """Have a model hand its attention mask on as it came, ``(batch, length)``, to an encoder that replaces its own."""
+    config._attn_implementation_internal = _UNCHANGED_MASK
+
+
+def forget_implementation(config: Any) -> None:
+    """Let transformers choose the attention implementation of a model made from a configuration."""
+    config._attn_implementation_internal = None
+
+
+def check_implementations(model: nn.Module, modules: Collection[nn.Module], configs: Iterable[Any]) -> None:
+    """Refuse attention implementations that no function is registered for.
+
+    Args:
+        model: The model.
+        modules: Its attention modules.
+        configs: Their configurations.
+
+    Raises:
+        AttendropError: The model runs one.
+    """
+    originals = [implementation_of(config) for config in configs]
+    for original in originals:
+        if original not in _REGISTERED_AS:
+            raise AttendropError(
+                f"{type(model).__name__} runs attention implementation '{original}', which cannot drop single "
+                "attention positions. Load it with attn_implementation='sdpa'."
+            )
+    if "eager" in originals and any(getattr(module, "reorder_and_upcast_attn", False) for module in modules):
+        raise AttendropError(
+            f"{type(model).__name__} computes eager attention with reorder_and_upcast_attn, which bypasses "
+            "the attention interface. Load it with attn_implementation='sdpa'."
+        )
+
+
+def refuse_reentrant_checkpointing(modules: Iterable[nn.Module]) -> None:
+    """Raise AttendropError if one of the modules checkpoints activations in the reentrant way."""
+    for module in modules:
+        function = getattr(module, "_gradient_checkpointing_func", None)
+        keywords = getattr(function, "keywords", None) or {}
+        if getattr(module, "gradient_checkpointing", False) and keywords.get("use_reentrant"):
+            raise AttendropError(
+                "Reentrant activation checkpointing is on, under which no attribution can be computed. Switch to "
+                "activation_checkpointing_kwargs={'use_reentrant': False}."
+            )
 
 
 def _uses_interface(module: nn.Module) -> bool:
@@ -59,31 +143,7 @@ def _own_forward(module: nn.Module) -> Any:
     return inspect.unwrap(type(module).forward)
 
 
-def _attention_configs(model: nn.Module, modules: Mapping[nn.Module, str]) -> list[Any]:
-    """The distinct configurations that masks are built and attention functions looked up by."""
-    owners = [module for module in model.modules() if isinstance(module, PreTrainedModel)] + list(modules)
-    configs = {id(owner.config): owner.config for owner in owners if hasattr(owner, "config")}
-    return list(configs.values())
-
-
-def _original(config: Any) -> str:
-    """The attention implementation of a configuration, looking through an attachment."""
-    name: str = config._attn_implementation
-    return next((original for original, registered in _REGISTERED_AS.items() if registered == name), name)
-
-
-def _refuse_reentrant_checkpointing(modules: Sequence[nn.Module]) -> None:
-    for module in modules:
-        function = getattr(module, "_gradient_checkpointing_func", None)
-        keywords = getattr(function, "keywords", None) or {}
-        if getattr(module, "gradient_checkpointing", False) and keywords.get("use_reentrant"):
-            raise AttendropError(
-                "Reentrant activation checkpointing is on, under which no attribution can be computed. Switch to "
-                "activation_checkpointing_kwargs={'use_reentrant': False}."
-            )
-
-
-def _attend(base: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
+def _attention_function(base: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """Make the attention function that is registered in place of implementation ``base``."""
 
     def attention_forward(
@@ -118,9 +178,9 @@ def _follow(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    kwargs: dict[str, Any],
+    kwargs: Mapping[str, Any],
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Compute one attention layer as the plan wants it; None if it wants nothing there.
+    """Compute one attention layer as the plan says; None if the plan changes nothing there.
 
     A compiled model leaves its graph here: plans are ordinary Python, another one in each pass.
     """
@@ -132,6 +192,11 @@ def _follow(
     return None if edit is None else computation.attend(edit)
 
 
+def _unchanged_mask(*_: Any, attention_mask: Tensor | None = None, **__: Any) -> Tensor | None:
+    return attention_mask
+
+
 for _base, _name in _REGISTERED_AS.items():
-    AttentionInterface.register(_name, _attend(_base))
+    AttentionInterface.register(_name, _attention_function(_base))
     AttentionMaskInterface.register(_name, eager_mask if _base == "eager" else sdpa_mask)
+AttentionMaskInterface.register(_UNCHANGED_MASK, _unchanged_mask)

@@ -1,4 +1,4 @@
-"""One pass through a model that shows which attention layers run, and what is around them."""
+"""Tracing one pass of a model: which attention layers run, and the blocks around them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Trace:
-    """What the pass showed.
+    """Result of one traced pass.
 
     Attributes:
-        attention_layers: The sites of each attention module, in the order in which the modules first ran.
-        structure: What is around them.
+        layers_by_module: The attention layers of each attention module, in the order in which the modules first ran.
+        structure: Blocks, embedding and head.
     """
 
-    attention_layers: Mapping[nn.Module, tuple[AttentionLayer, ...]]
+    layers_by_module: Mapping[nn.Module, tuple[AttentionLayer, ...]]
     structure: ModelStructure
 
 
@@ -47,27 +47,27 @@ def trace(model: nn.Module, modules: Mapping[nn.Module, str], run: Callable[[Pla
             attention themselves.
     """
     tracer = Tracer(model, list(modules.values()))
-    following = _Following(tracer)
-    own = _OwnAttention(model, modules)
+    recorder = _CallRecorder(tracer)
+    bypasses = _BypassDetector(model, modules)
     calls: Counter[nn.Module] = Counter()
     hooks = [module.register_forward_pre_hook(lambda module, _: calls.update([module])) for module in modules]
     try:
-        with tracer.listening(), own.listening():
-            run(following)
+        with tracer.listening(), bypasses.listening():
+            run(recorder)
     except TypeError as error:
         if PLAN_KEYWORD not in str(error):
             raise
-        raise _lost(model, "") from None
+        raise _keyword_lost(model, "") from None
     finally:
         for hook in hooks:
             hook.remove()
-    _refuse_lost(model, modules, calls, Counter(following.called))
-    own.refuse()
-    attention_layers = _numbered(following.called, modules)
-    return Trace(attention_layers, tracer.structure(attention_layers))
+    _check_calls(model, modules, calls, Counter(recorder.called))
+    bypasses.refuse()
+    layers_by_module = _number_layers(recorder.called, modules)
+    return Trace(layers_by_module, tracer.structure(layers_by_module))
 
 
-class _Following(Plan):
+class _CallRecorder(Plan):
     """Records which attention modules a pass calls, in order."""
 
     def __init__(self, tracer: Tracer) -> None:
@@ -81,19 +81,19 @@ class _Following(Plan):
         return AttentionLayer("", "", 0)
 
     def wants(self, layer: AttentionLayer) -> bool:
-        """Have each call described, so that keywords that are not supported are found."""
+        """Ask for every call to be described, so that unsupported keywords are found."""
         return True
 
 
-class _OwnAttention(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Finds modules that compute attention themselves, and so do nothing of what a plan says.
+class _BypassDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Finds modules that compute attention themselves, which no plan reaches.
 
-    These are modules, attention by their name or class, that run a softmax or a fused attention kernel and do not call
-    the attention interface.
+    These have attention in their name or class, run a softmax or a fused attention kernel, and do not call the
+    attention interface.
 
     Args:
         model: The model.
-        modules: The modules that do call it.
+        modules: The modules that call the attention interface, with their names.
     """
 
     def __init__(self, model: nn.Module, modules: Mapping[nn.Module, str]) -> None:
@@ -109,7 +109,7 @@ class _OwnAttention(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Listen within the block."""
+        """Watch the passes within the block."""
         hooks: list[Any] = []
         for module in self.model.modules():
             if module in self.names or not type(module).__module__.startswith("torch.nn."):
@@ -123,7 +123,7 @@ class _OwnAttention(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 hook.remove()
 
     def refuse(self) -> None:
-        """Raise if layers of the model do so, and warn of others, such as pooling heads."""
+        """Raise AttendropError if layers of the model were found; warn of other modules, such as pooling heads."""
         layers = [module for module, name in self.found.items() if block_of(self.model, name) is not None]
         others = [module for module in self.found if module not in layers]
         bypass = "not through transformers' AttentionInterface"
@@ -152,37 +152,39 @@ class _OwnAttention(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._running.pop()
 
 
-def _refuse_lost(
+def _check_calls(
     model: nn.Module, modules: Mapping[nn.Module, str], calls: Counter[nn.Module], reached: Counter[nn.Module]
 ) -> None:
-    """Raise if the plan did not come to every call of every attention module."""
+    """Raise AttendropError if the plan did not reach every call of every attention module."""
     lost = [module for module in calls if reached[module] < calls[module]]
     if lost:
         missed, of = calls[lost[0]] - reached[lost[0]], calls[lost[0]]
-        raise _lost(model, f" ({modules[lost[0]]}{f', in {missed} of its {of} calls' if of > 1 else ''})")
+        raise _keyword_lost(model, f" ({modules[lost[0]]}{f', in {missed} of its {of} calls' if of > 1 else ''})")
     if not reached:
-        raise _lost(model, "")
+        raise _keyword_lost(model, "")
 
 
-def _lost(model: nn.Module, where: str) -> AttendropError:
+def _keyword_lost(model: nn.Module, where: str) -> AttendropError:
     return AttendropError(
         f"{type(model).__name__} is not supported: its forward pass does not hand keyword arguments on to its "
         f"attention layers{where}, so nothing could be dropped there."
     )
 
 
-def _numbered(called: list[nn.Module], modules: Mapping[nn.Module, str]) -> dict[nn.Module, tuple[AttentionLayer, ...]]:
-    """Give each call of an attention module its site: numbered within its kind, in the order of execution."""
+def _number_layers(
+    called: list[nn.Module], modules: Mapping[nn.Module, str]
+) -> dict[nn.Module, tuple[AttentionLayer, ...]]:
+    """Make an attention layer of each call of a module, numbered within its kind, in the order of execution."""
     per_kind: Counter[str] = Counter()
     total = Counter(called)
-    attention_layers: dict[nn.Module, list[AttentionLayer]] = {module: [] for module in called}
+    layers: dict[nn.Module, list[AttentionLayer]] = {module: [] for module in called}
     for module in called:
         name = modules[module]
         kind = _kind(name, module)
-        suffix = f"#{len(attention_layers[module])}" if total[module] > 1 else ""
-        attention_layers[module].append(AttentionLayer(name + suffix, kind, per_kind[kind]))
+        suffix = f"#{len(layers[module])}" if total[module] > 1 else ""
+        layers[module].append(AttentionLayer(name + suffix, kind, per_kind[kind]))
         per_kind[kind] += 1
-    return {module: tuple(found) for module, found in attention_layers.items()}
+    return {module: tuple(found) for module, found in layers.items()}
 
 
 def _kind(name: str, module: nn.Module) -> str:

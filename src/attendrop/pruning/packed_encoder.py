@@ -15,13 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AttentionMaskInterface
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from attendrop.errors import AttendropError
 
-# A model with a packed encoder hands its mask on as it came, (batch, length); see AttentionMaskInterface.
-IMPLEMENTATION = "attendrop_packed"
 # On a CPU, so many tokens at a time go through the feed-forward part: what lies between its layers stays in the cache,
 # and in memory that the process holds already.
 _CHUNK = 512
@@ -218,10 +215,3 @@ class Packed(Padded):
             chunk = slice(start, start + self._chunk)
             x[chunk] = function(chunk)
         return x
-
-
-def _mask_as_it_came(*_: Any, attention_mask: Tensor | None = None, **__: Any) -> Tensor | None:
-    return attention_mask
-
-
-AttentionMaskInterface.register(IMPLEMENTATION, _mask_as_it_came)

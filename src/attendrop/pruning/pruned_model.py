@@ -14,10 +14,11 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from attendrop.attention.interface import leave_masks_unchanged
 from attendrop.errors import AttendropError
 from attendrop.pruning.constant_attention import mask_layers, masked_layers, prunable_layers
 from attendrop.pruning.families import _READ_FIRST, _family, _layers, _layers_path, has_fast_form
-from attendrop.pruning.packed_encoder import IMPLEMENTATION, PackedEncoder
+from attendrop.pruning.packed_encoder import PackedEncoder
 from attendrop.pruning.serialization import (
     _WEIGHTS,
     CONFIG,
@@ -207,5 +208,5 @@ def _pack(model: Any) -> None:
     heads = model.config.num_attention_heads
     encoder = PackedEncoder(_layers(model), family.names, heads, first_only=first_only, pools_first=pools_first)
     setattr(base, family.encoder, encoder)
-    model.config._attn_implementation_internal = IMPLEMENTATION
+    leave_masks_unchanged(model.config)
     model.requires_grad_(False)

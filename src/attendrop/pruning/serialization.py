@@ -11,6 +11,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from attendrop.attention.interface import forget_implementation
 from attendrop.errors import AttendropError
 
 # Not config.json, so that transformers says that there is no model, instead of loading one that is not whole.
@@ -33,7 +34,7 @@ def _class(folder: Path, name: Any) -> Any:
 def stock_config(config: Any) -> Any:
     """A copy of a model's configuration, as the model of transformers has it."""
     stock = copy.deepcopy(config)
-    stock._attn_implementation_internal = None
+    forget_implementation(stock)
     return stock
 
 

@@ -1,0 +1,24 @@
+"""One package knows how transformers looks up attention functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import attendrop
+
+SOURCE = Path(attendrop.__file__).parent
+WORDS = (
+    "AttentionInterface",
+    "AttentionMaskInterface",
+    "ALL_ATTENTION_FUNCTIONS",
+    "_attn_implementation",
+    "_gradient_checkpointing_func",
+)
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_dispatch_is_known_in_one_package(word: str) -> None:
+    found = {path.relative_to(SOURCE).parts[0] for path in SOURCE.rglob("*.py") if word in path.read_text("utf-8")}
+    assert found == {"attention"}
