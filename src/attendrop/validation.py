@@ -8,6 +8,20 @@ from difflib import get_close_matches
 from attendrop.errors import AttendropError
 
 
+def defines(thing: object, base: type, name: str) -> bool:
+    """Tell whether ``thing``, by its class or by itself, has another function of this name than ``base`` has."""
+    function = getattr(thing, name)
+    return getattr(function, "__func__", function) is not getattr(base, name)
+
+
+def check_declared(owner: str, function: str, declaration: str, *, defined: bool, declared: bool) -> None:
+    """Raise unless a function is defined where, and only where, that is declared."""
+    if defined and not declared:
+        raise AttendropError(f"{owner} defines {function} and does not declare it: declare {declaration}.")
+    if declared and not defined:
+        raise AttendropError(f"{owner} declares {declaration} and does not define {function}: define it.")
+
+
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     """Raise unless ``value`` is one of ``choices``."""
     if value not in choices:

@@ -20,7 +20,7 @@ from attendrop.attention.adapter import ModelAdapter, find_attention_layers
 from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.example_inputs import example_inputs
 from attendrop.attention.layers import AttentionLayer, parse_layers, select_layers
-from attendrop.attention.plan import Plan
+from attendrop.attention.plan import CombinedPlan, Plan
 
 BACKENDS = ["sdpa", "eager"]
 METHOD = ADDrop(p=0.5, q=0.5, cross_tuning=False)
@@ -28,6 +28,8 @@ METHOD = ADDrop(p=0.5, q=0.5, cross_tuning=False)
 
 class Everywhere(Plan):
     """Answers the same at every site, and remembers what it was asked."""
+
+    acts_on = frozenset({"attention"})
 
     def __init__(self, edit: AttentionEdit | None) -> None:
         super().__init__()
@@ -41,6 +43,8 @@ class Everywhere(Plan):
 
 class Weights(Plan):
     """Looks at the weights of every site without changing them."""
+
+    acts_on = frozenset({"attention"})
 
     def __init__(self) -> None:
         super().__init__()
@@ -579,3 +583,41 @@ def test_an_attachment_that_was_forgotten_leaves_no_trace_on_others() -> None:
     with regularize(model, METHOD):
         pass
     assert model.config._attn_implementation == "sdpa"
+
+
+# --- What a plan declares
+
+
+def forwarded(plan: Plan) -> Any:
+    """The logits of a pass with a plan."""
+    batch = zoo.batch_of("bert")
+    adapter = attached(zoo.build("bert", dtype=torch.float64), batch)
+    try:
+        return adapter.forward(batch, plan).logits
+    finally:
+        adapter.detach()
+
+
+def test_an_instance_defines_what_it_declares() -> None:
+    everything = AttentionEdit(drop=torch.ones(1, 1, 1, 1, dtype=torch.bool))
+    plan = Plan()
+    plan.acts_on = frozenset({"attention"})
+    plan.edit = lambda call: everything  # type: ignore[method-assign]
+    assert torch.equal(forwarded(plan), forwarded(Everywhere(everything)))
+
+
+def test_what_is_declared_and_what_is_defined_must_agree() -> None:
+    undeclared = Plan()
+    undeclared.edit = lambda call: None  # type: ignore[method-assign]
+    with pytest.raises(AttendropError, match=r"Plan defines Plan\.edit and does not declare it: declare 'attention'"):
+        forwarded(undeclared)
+    with pytest.raises(AttendropError, match=r"defines Plan\.edit"):
+        forwarded(CombinedPlan([Everywhere(None), undeclared]))
+    undefined = Plan()
+    undefined.acts_on = frozenset({"features"})
+    with pytest.raises(AttendropError, match=r"Plan declares 'features' .* does not define Plan\.features"):
+        forwarded(undefined)
+    unknown = Everywhere(None)
+    unknown.acts_on = frozenset({"attention", "feature"})
+    with pytest.raises(AttendropError, match=r"acts_on='feature' is not known\. Did you mean 'features'"):
+        forwarded(unknown)

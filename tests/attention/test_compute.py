@@ -30,6 +30,8 @@ BIASES: dict[str, Callable[[], Tensor]] = {
 class Looking(Plan):
     """Drops what it is told to drop, and keeps the valid keys and the weights."""
 
+    acts_on = frozenset({"attention"})
+
     def __init__(self, drop: Tensor | None = None) -> None:
         super().__init__()
         self.drop = drop

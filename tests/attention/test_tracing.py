@@ -102,6 +102,8 @@ def test_a_layer_within_that_takes_no_keywords_is_refused() -> None:
 
 
 class Embedding(Plan):
+    acts_on = frozenset({"embeddings"})
+
     def embed(self, embedded: torch.Tensor) -> torch.Tensor:
         return embedded * 0
 

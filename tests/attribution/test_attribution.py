@@ -152,6 +152,8 @@ def test_weights_are_taken_after_the_models_own_dropout() -> None:
 class Scaled(Plan):
     """The model with the recorded weights of some sites times a factor: the function that is integrated."""
 
+    acts_on = frozenset({"attention"})
+
     def __init__(self, weights: Mapping[str, Tensor], factor: float) -> None:
         super().__init__()
         self.weights = weights

@@ -45,6 +45,8 @@ ALWAYS = ADDrop(p=0.5, q=0.5, cross_tuning=False)
 class Dropping(Plan):
     """Drops given positions; keeps what it was asked."""
 
+    acts_on = frozenset({"attention"})
+
     def __init__(self, drop: Tensor) -> None:
         super().__init__()
         self.drop = drop
@@ -70,6 +72,8 @@ def test_masks_of_two_plans_add_up() -> None:
 
 def test_what_plans_call_is_called_in_turn() -> None:
     class Scaling(Plan):
+        acts_on = frozenset({"attention", "features"})
+
         def __init__(self, factor: float, shift: float) -> None:
             super().__init__()
             self.factor, self.shift = factor, shift

@@ -127,6 +127,8 @@ def test_a_copy_is_free_of_what_was_put_on_the_model() -> None:
 
 def test_a_plan_cannot_skip_what_others_need() -> None:
     class Skip(Plan):
+        acts_on = frozenset({"blocks"})
+
         def block(self, block: Block) -> BlockEdit:
             return BlockEdit(skip=True)
 
@@ -151,6 +153,8 @@ def test_attention_is_told_apart_where_blocks_are_skipped(name: str, skipped: se
     """Also in a model that shares its layers, whose attention layers are told apart by counting calls."""
 
     class Skip(Plan):
+        acts_on = frozenset({"attention", "blocks"})
+
         def __init__(self) -> None:
             super().__init__()
             self.met: list[str] = []
@@ -168,6 +172,8 @@ def test_attention_is_told_apart_where_blocks_are_skipped(name: str, skipped: se
 
 class Feeding(Plan):
     """Doubles what feed-forwards put out, and keeps the shapes that it was given."""
+
+    acts_on = frozenset({"blocks"})
 
     def __init__(self) -> None:
         super().__init__()

@@ -131,13 +131,13 @@ class ModelAdapter:
         self._follow_switches()
         assert self._trace is not None
         structure = self._trace.structure
-        if plan.embeds() and structure.embedding is None:
+        if "embeddings" in plan.acts_on and structure.embedding is None:
             raise AttendropError(
                 f"{type(self.model).__name__} embeds no words here (ids of tokens), so they cannot be changed; let the "
                 "method act on attention, if it can."
             )
         plan.bind(self._trace.layers_by_module, structure)
-        if plan.reaches_beyond():
+        if plan.acts_on - {"attention"}:
             self._hooks.open(structure)
         return plan
 

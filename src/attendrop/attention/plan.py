@@ -12,8 +12,11 @@ from attendrop.attention.blocks import Block, ModelStructure
 from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit, chained, merged
 from attendrop.attention.layers import AttentionLayer
 from attendrop.errors import AttendropError
+from attendrop.validation import check_choice, check_declared, defines
 
 PLAN_KEYWORD = "attendrop_plan"
+# What a plan may declare that it acts on, and its function for that.
+_FUNCTIONS = {"attention": "edit", "blocks": "block", "embeddings": "embed", "features": "features"}
 _Place = TypeVar("_Place")
 
 
@@ -22,7 +25,14 @@ class Plan:
 
     Under activation checkpointing sites and blocks run again during the backward pass, so :meth:`edit` and
     :meth:`block` must answer the same for the same one every time, and what they answer must act the same.
+
+    Attributes:
+        acts_on: What the plan changes or reads: ``"attention"`` (:meth:`edit`), ``"blocks"`` (:meth:`block`),
+            ``"embeddings"`` (:meth:`embed`), ``"features"`` (:meth:`features`). A class or an instance declares what it
+            defines.
     """
+
+    acts_on: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
         self._attention_layers: Mapping[nn.Module, Sequence[AttentionLayer]] = {}
@@ -35,31 +45,41 @@ class Plan:
 
     def wants(self, layer: AttentionLayer) -> bool:
         """Whether :meth:`edit` needs to be asked at this site; a False answer saves the work of describing it."""
-        return type(self).edit is not Plan.edit
+        return "attention" in self.acts_on
 
     def block(self, block: Block) -> BlockEdit | None:
-        """Return what to change at a block; None: nothing. Only asked where a subclass overrides it."""
+        """Return what to change at a block; None: nothing."""
         return None
 
     def embed(self, embedded: Tensor) -> Tensor:
         """Change the embedded words, ``(batch, n, width)``, before positions and normalisation."""
         return embedded
 
-    def embeds(self) -> bool:
-        """Whether :meth:`embed` must be called, so that a model in which it cannot be is refused."""
-        return type(self).embed is not Plan.embed
-
     def features(self, features: Tensor) -> Tensor:
         """Change what the model's last projection reads: ``(batch, width)``, or ``(batch, n, width)``."""
         return features
 
-    def reaches_beyond(self) -> bool:
-        """Whether the plan acts elsewhere than at attention."""
-        return any(getattr(type(self), name) is not getattr(Plan, name) for name in ("block", "embed", "features"))
-
     def bind(self, attention_layers: Mapping[nn.Module, Sequence[AttentionLayer]], structure: ModelStructure) -> None:
-        """Take the model to act on: its attention modules with their sites, and what is around them."""
+        """Take the model to act on: its attention modules with their layers, and what is around them.
+
+        Raises:
+            AttendropError: What the plan declares in :attr:`acts_on` is not what it defines.
+        """
+        self.check_declarations()
         self._attention_layers, self._structure = attention_layers, structure
+
+    def check_declarations(self) -> None:
+        """Raise AttendropError if :attr:`acts_on` is not what the plan defines, by its class or by itself."""
+        for place in self.acts_on:
+            check_choice("acts_on", place, tuple(_FUNCTIONS))
+        for place, name in _FUNCTIONS.items():
+            check_declared(
+                type(self).__name__,
+                f"Plan.{name}",
+                f"'{place}' in Plan.acts_on",
+                defined=defines(self, Plan, name),
+                declared=place in self.acts_on,
+            )
 
     def locate(self, module: nn.Module) -> AttentionLayer | None:
         """Return the site that ``module`` stands for in this call.
@@ -107,6 +127,11 @@ class CombinedPlan(Plan):
     def __init__(self, plans: Sequence[Plan]) -> None:
         super().__init__()
         self.plans = plans
+        self.acts_on = frozenset().union(*(plan.acts_on for plan in plans))
+
+    def check_declarations(self) -> None:
+        for plan in self.plans:
+            plan.check_declarations()
 
     def wants(self, layer: AttentionLayer) -> bool:
         return any(plan.wants(layer) for plan in self.plans)
@@ -131,13 +156,7 @@ class CombinedPlan(Plan):
             embedded = plan.embed(embedded)
         return embedded
 
-    def embeds(self) -> bool:
-        return any(plan.embeds() for plan in self.plans)
-
     def features(self, features: Tensor) -> Tensor:
         for plan in self.plans:
             features = plan.features(features)
         return features
-
-    def reaches_beyond(self) -> bool:
-        return any(plan.reaches_beyond() for plan in self.plans)

@@ -25,6 +25,8 @@ SCOPES = ("joint", "layerwise")
 class Replace(Plan):
     """Uses given units at some sites; see :class:`Record`."""
 
+    acts_on = frozenset({"attention"})
+
     def __init__(self, given: Mapping[str, Tensor], units: str = "attention") -> None:
         super().__init__()
         self.given = given

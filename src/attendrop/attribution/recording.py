@@ -23,6 +23,8 @@ class Record(Plan):
         units: ``"attention"``: the weights ``A``; ``"hidden"``: what the heads put out, ``(batch, query, heads, dim)``.
     """
 
+    acts_on = frozenset({"attention"})
+
     def __init__(self, attention_layers: Sequence[AttentionLayer], units: str = "attention") -> None:
         super().__init__()
         self._wanted = [layer.key for layer in attention_layers]

@@ -62,6 +62,8 @@ class AttentionLayerDrop(Method):
 class _Constant(Plan):
     """Constant attention at the sites that were drawn."""
 
+    acts_on = frozenset({"attention"})
+
     def __init__(self, keys: set[str]) -> None:
         super().__init__()
         self.keys = keys

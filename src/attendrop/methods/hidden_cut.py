@@ -143,6 +143,8 @@ class _State(MethodState):
 class _Received(Plan):
     """Keeps how much attention each token gets, ``(batch, n)``, of some layers."""
 
+    acts_on = frozenset({"attention"})
+
     def __init__(self, keys: Collection[str]) -> None:
         super().__init__()
         self.keys = keys
@@ -171,6 +173,8 @@ class Cut(Plan):
         received: How much attention each of their tokens got, if that decides where a span starts.
         view: Number of the view.
     """
+
+    acts_on = frozenset({"attention", "blocks"})
 
     def __init__(
         self,

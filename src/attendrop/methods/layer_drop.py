@@ -77,6 +77,8 @@ class Skipping(Plan):
         keys: Which.
     """
 
+    acts_on = frozenset({"blocks"})
+
     def __init__(self, keys: set[str]) -> None:
         super().__init__()
         self.keys = keys

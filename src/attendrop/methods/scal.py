@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -107,14 +107,17 @@ class _State(MethodState):
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
         method = self.method
         assert isinstance(method, SCAL)
-        attention_layers = method.chosen(context.adapter.attention_layers) if method.where == "attention" else None
-        clean = _Perturbed({}, None if attention_layers is None else {layer.key for layer in attention_layers})
+        perturbed: Callable[[Mapping[str, Tensor]], _Perturbed] = _PerturbedWords
+        if method.where == "attention":
+            keys = {layer.key for layer in method.chosen(context.adapter.attention_layers)}
+            perturbed = partial(_PerturbedAttention, keys)
+        clean = perturbed({})
         loss, outputs = compute_loss(context.batch, clean)
         if clean.read is None:
             raise AttendropError(f"{type(context.model).__name__} ends in no projection.")
-        if attention_layers is None and not clean.units:
+        if method.where == "embeddings" and not clean.units:
             raise AttendropError(f"{type(context.model).__name__} embeds no words; set where='attention'.")
-        copy = _Perturbed(clean.perturbations(wide(loss), method.epsilon), clean.keys)
+        copy = perturbed(clean.perturbations(wide(loss), method.epsilon))
         with forked_rng(context.model):
             adversarial, _ = compute_loss(context.batch, copy)
         loss = loss + method.adversarial * adversarial
@@ -129,33 +132,20 @@ class _State(MethodState):
 
 
 class _Perturbed(Plan):
-    """Adds to the embedded words, or to attention weights; and keeps these, and what the head reads.
+    """Adds to units of the model, and keeps these, and what the head reads.
 
     Args:
-        given: What to add, by site, or by ``"words"``.
-        keys: The sites; None for words.
+        given: What to add, by the name of the units.
     """
 
-    def __init__(self, given: Mapping[str, Tensor], keys: set[str] | None) -> None:
+    acts_on = frozenset({"features"})
+
+    def __init__(self, given: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.given, self.keys = given, keys
+        self.given = given
         self.units: dict[str, Tensor] = {}
         self.read: Tensor | None = None
         self._valid: dict[str, Tensor | None] = {}
-
-    def wants(self, layer: AttentionLayer) -> bool:
-        return self.keys is not None and layer.key in self.keys
-
-    def edit(self, call: AttentionCall) -> AttentionEdit:
-        key = call.layer.key
-        self._valid[key] = call.valid
-        return AttentionEdit(weights=partial(self._unit, key))
-
-    def embed(self, embedded: Tensor) -> Tensor:
-        return embedded if self.keys is not None or "words" in self.units else self._unit("words", embedded)
-
-    def embeds(self) -> bool:
-        return self.keys is None
 
     def features(self, features: Tensor) -> Tensor:
         self.read = features if self.read is None else self.read
@@ -182,6 +172,37 @@ class _Perturbed(Plan):
             unit = unit.detach().requires_grad_()
         self.units.setdefault(key, unit)
         return unit + self.given[key] if key in self.given else unit
+
+
+class _PerturbedWords(_Perturbed):
+    """Adds to the embedded words, which are named ``"words"``."""
+
+    acts_on = frozenset({"embeddings", "features"})
+
+    def embed(self, embedded: Tensor) -> Tensor:
+        return embedded if "words" in self.units else self._unit("words", embedded)
+
+
+class _PerturbedAttention(_Perturbed):
+    """Adds to the attention weights of layers, which are named by the key of the layer.
+
+    Args:
+        keys: Which layers.
+        given: What to add.
+    """
+
+    acts_on = frozenset({"attention", "features"})
+
+    def __init__(self, keys: Collection[str], given: Mapping[str, Tensor]) -> None:
+        super().__init__(given)
+        self.keys = keys
+
+    def wants(self, layer: AttentionLayer) -> bool:
+        return layer.key in self.keys
+
+    def edit(self, call: AttentionCall) -> AttentionEdit:
+        self._valid[call.layer.key] = call.valid
+        return AttentionEdit(weights=partial(self._unit, call.layer.key))
 
 
 def represent(model: nn.Module, read: Tensor, batch: Batch) -> Tensor:

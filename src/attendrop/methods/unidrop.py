@@ -190,6 +190,8 @@ class _Features(RandomMaskPlan):
         skipped: The blocks to leave out.
     """
 
+    acts_on = frozenset({"attention", "blocks", "features"})
+
     def __init__(self, context: StepContext, p: float, places: Sequence[int], skipped: set[str]) -> None:
         # Where sequences begin is only known at attention, so every layer is asked.
         super().__init__(context, {layer.key for layer in context.adapter.attention_layers} if places else set())

@@ -25,6 +25,8 @@ _FUSED = ("c_attn", "Wqkv", "qkv")
 class Constant(Plan):
     """Constant attention at some sites."""
 
+    acts_on = frozenset({"attention"})
+
     def __init__(self, keys: Iterable[str]) -> None:
         super().__init__()
         self.keys = set(keys)

@@ -116,6 +116,8 @@ class Guided(Plan):
     It goes along layers that are not chosen as well: its application number ``l`` belongs to layer ``l``.
     """
 
+    acts_on = frozenset({"attention"})
+
     def __init__(self, policy: Policy, inputs: Batch) -> None:
         super().__init__()
         self.policy = policy

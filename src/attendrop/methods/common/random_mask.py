@@ -35,6 +35,8 @@ class RandomMaskPlan(Plan):
         keys: Keys of the sites to act on.
     """
 
+    acts_on = frozenset({"attention"})
+
     def __init__(self, context: StepContext, keys: Collection[str]) -> None:
         super().__init__()
         self.context = context
