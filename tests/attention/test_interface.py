@@ -1,4 +1,4 @@
-"""One package knows how transformers looks up attention functions."""
+"""One package knows how transformers dispatches attention, and of its linear layers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ WORDS = (
     "ALL_ATTENTION_FUNCTIONS",
     "_attn_implementation",
     "_gradient_checkpointing_func",
+    "Conv1D",
 )
 
 
 @pytest.mark.parametrize("word", WORDS)
-def test_dispatch_is_known_in_one_package(word: str) -> None:
+def test_what_transformers_calls_things_is_known_in_one_package(word: str) -> None:
     found = {path.relative_to(SOURCE).parts[0] for path in SOURCE.rglob("*.py") if word in path.read_text("utf-8")}
     assert found == {"attention"}

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from attendrop.attention.layers import AttentionLayer
+from attendrop.attention.projections import is_projection
 from attendrop.errors import AttendropError
 
 
@@ -98,7 +98,7 @@ class Tracer:
             if module in self.blocks:
                 hooks.append(module.register_forward_pre_hook(lambda m, *_: self._events.append(("block", m, None))))
                 hooks.append(module.register_forward_hook(self._left, with_kwargs=True))
-            elif isinstance(module, nn.Linear | Conv1D):
+            elif is_projection(module):
                 hooks.append(module.register_forward_pre_hook(lambda m, *_: self._events.append(("linear", m, None))))
         hooks += [module.register_forward_pre_hook(self._embeds) for module in _input_embeddings(self.model)]
         try:

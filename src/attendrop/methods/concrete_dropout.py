@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
-from transformers.pytorch_utils import Conv1D
 
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
+from attendrop.attention.projections import ValueProjection, find_value_projection
+from attendrop.attribution.finite_gradients import wide
 from attendrop.batches import Batch
 from attendrop.errors import AttendropError
 from attendrop.methods.base import Method, MethodState
@@ -145,7 +146,7 @@ class _Learning(MethodState):
         self.logits = nn.Parameter(torch.empty(0))
         self.optimizer: torch.optim.Optimizer | None = None
         self.loss_scale = 1.0
-        self._projections: dict[str, tuple[nn.Module, bool]] = {}
+        self._projections: dict[str, ValueProjection] = {}
 
     def plan(self, context: StepContext) -> Plan:
         attention_layers = self.method.chosen(context.adapter.attention_layers)
@@ -162,8 +163,8 @@ class _Learning(MethodState):
     def penalty(self, context: StepContext, outputs: Any) -> Tensor:
         total = torch.zeros((), device=self.logits.device)
         for key, logit in zip(self.keys, self.logits, strict=True):
-            weight = value_weight(*self._projections[key])
-            norm = weight.square().sum() / (2 * torch.sigmoid(-logit))
+            weight = self._projections[key].weight()
+            norm = wide(weight).square().sum() / (2 * torch.sigmoid(-logit))
             total = total + self.method.length_scale**2 * norm - self.method.entropy_weight * entropy(logit)
         return total / self.num_train_rows
 
@@ -228,37 +229,16 @@ def entropy(logit: Tensor) -> Tensor:
     return -(torch.sigmoid(logit) * logsigmoid(logit) + torch.sigmoid(-logit) * logsigmoid(-logit))
 
 
-def value_projections(
-    adapter: ModelAdapter, attention_layers: Sequence[AttentionLayer]
-) -> dict[str, tuple[nn.Module, bool]]:
-    """Of each site the module that makes its values, and whether that makes queries and keys, too."""
+def value_projections(adapter: ModelAdapter, attention_layers: Sequence[AttentionLayer]) -> dict[str, ValueProjection]:
+    """Find the value projection of each attention layer, by the layer's key."""
     names = {module: name.rpartition(".")[2] for name, module in adapter.model.named_modules()}
     inputs = {key: modules for block in adapter.blocks for key, modules in block.inputs.items()}
-    found: dict[str, tuple[nn.Module, bool]] = {}
+    found: dict[str, ValueProjection] = {}
     for layer in attention_layers:
-        modules = inputs.get(layer.key, [])
-        own = [module for module in modules if names[module].startswith("v")]
-        fused = [module for module in modules if is_fused(module, names[module])]
-        if len(own or fused) != 1:
+        projection = find_value_projection((names[module], module) for module in inputs.get(layer.key, []))
+        if projection is None:
             raise AttendropError(
                 f"The value projection of {layer.name} is not to be found; choose other layers, or another method."
             )
-        found[layer.key] = (own or fused)[0], not own
+        found[layer.key] = projection
     return found
-
-
-def is_fused(module: nn.Module, name: str) -> bool:
-    """Whether a projection is known to make queries, keys and values, one after the other and of the same width.
-
-    Others go head by head (GPT-NeoX), or make fewer keys and values than queries (Phi-3).
-    """
-    if isinstance(module, Conv1D):
-        return name == "c_attn" and module.nf == 3 * module.nx
-    return isinstance(module, nn.Linear) and name == "Wqkv" and module.out_features == 3 * module.in_features
-
-
-def value_weight(module: nn.Module, fused: bool) -> Tensor:
-    """The weight that makes values, ``(features read, features made)``, in float32 or better."""
-    weight: Tensor = module.weight if isinstance(module, Conv1D) else module.weight.T  # type: ignore[assignment]
-    weight = weight[:, -(weight.shape[1] // 3) :] if fused else weight
-    return weight.to(torch.promote_types(weight.dtype, torch.float32))

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
-from torch import nn
 
 from attendrop.attention.adapter import ModelAdapter, find_attention_layers
 from attendrop.attention.edits import AttentionCall, AttentionEdit
@@ -15,11 +14,8 @@ from attendrop.attention.example_inputs import example_inputs
 from attendrop.attention.isolation import evaluating
 from attendrop.attention.layers import AttentionLayer, select_self_attention
 from attendrop.attention.plan import Plan
+from attendrop.attention.projections import query_key_parameters
 from attendrop.errors import AttendropError
-
-# What families call the projections to queries and keys; and those to queries, keys and values at once, in thirds.
-_SEPARATE = (("query", "key"), ("q_lin", "k_lin"), ("q_proj", "k_proj"), ("q", "k"))
-_FUSED = ("c_attn", "Wqkv", "qkv")
 
 
 class Constant(Plan):
@@ -73,7 +69,7 @@ def mask_layers(model: Any, layers: Collection[int]) -> Any:
             raise AttendropError(
                 f"{type(module).__name__} adds position biases to its scores, so its attention cannot be made constant."
             )
-        for parameter, rows in _score_parameters(module):
+        for parameter, rows in query_key_parameters(module):
             with torch.no_grad():
                 parameter[rows] = 0
             if rows == (slice(None),):
@@ -86,7 +82,7 @@ def masked_layers(model: Any) -> list[int]:
     """The layers whose queries and keys are zero."""
     found = []
     for number, layer in enumerate(prunable_layers(model)):
-        parameters = _score_parameters(model.get_submodule(layer.name))
+        parameters = query_key_parameters(model.get_submodule(layer.name))
         if all(not parameter.detach()[rows].any() for parameter, rows in parameters):
             found.append(number)
     return found
@@ -96,24 +92,6 @@ def _check_numbers(layers: Collection[int], count: int) -> None:
     wrong = [number for number in layers if not 0 <= number < count]
     if wrong:
         raise AttendropError(f"layers: the model has no layer {wrong[0]}; layers are 0 to {count - 1}.")
-
-
-def _score_parameters(module: nn.Module) -> list[tuple[nn.Parameter, tuple[slice, ...]]]:
-    """The parameters that make queries and keys, each with the part of it that does."""
-    for pair in _SEPARATE:
-        if all(isinstance(getattr(module, name, None), nn.Linear) for name in pair):
-            return [(p, (slice(None),)) for name in pair for p in module.get_submodule(name).parameters()]
-    for name in _FUSED:
-        projection: Any = getattr(module, name, None)
-        if isinstance(getattr(projection, "weight", None), nn.Parameter):
-            # A linear layer has its outputs in the rows of its weight, GPT-2's Conv1D in the columns.
-            axis = 0 if isinstance(projection, nn.Linear) else 1
-            part = slice(0, projection.weight.shape[axis] // 3 * 2)
-            rows = (part,) if axis == 0 else (slice(None), part)
-            return [(p, rows if p.ndim == 2 else (part,)) for p in projection.parameters()]
-    raise AttendropError(
-        f"{type(module).__name__} has no projections to queries and keys that are known here; it cannot be pruned."
-    )
 
 
 def _check_constant(masked: Any, keys: Collection[str]) -> None:

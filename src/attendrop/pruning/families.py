@@ -7,58 +7,81 @@ from typing import Any
 
 from torch import nn
 
+from attendrop.attention.projections import BERT_NAMES, DISTILBERT_NAMES, ProjectionNames
+
 
 @dataclass(frozen=True)
 class Family:
-    """How a family of encoders calls its parts.
+    """Names of the parts of an encoder.
 
     Attributes:
         encoder: Attribute of the base model that runs the layers.
-        names: Of the parts of a layer, see :class:`attendrop.pruning.packed_encoder.Parts`.
+        attention: The module of a layer that holds the projections to queries, keys and values.
+        projections: Their names in it.
+        output: The output projection of attention.
+        norm: The layer norm after attention.
+        up, activation, down: The feed-forward part.
+        last_norm: The layer norm after it.
     """
 
     encoder: str
-    names: tuple[str, ...]
+    attention: str
+    projections: ProjectionNames
+    output: str
+    norm: str
+    up: str
+    activation: str
+    down: str
+    last_norm: str
+
+    @property
+    def query(self) -> str:
+        """Name of the query projection in a layer."""
+        return f"{self.attention}.{self.projections.query}"
+
+    @property
+    def key(self) -> str:
+        """Name of the key projection in a layer."""
+        return f"{self.attention}.{self.projections.key}"
+
+    @property
+    def value(self) -> str:
+        """Name of the value projection in a layer."""
+        return f"{self.attention}.{self.projections.value}"
 
 
 _BERT = Family(
-    "encoder",
-    (
-        "attention.self.query",
-        "attention.self.key",
-        "attention.self.value",
-        "attention.output.dense",
-        "attention.output.LayerNorm",
-        "intermediate.dense",
-        "intermediate.intermediate_act_fn",
-        "output.dense",
-        "output.LayerNorm",
-    ),
+    encoder="encoder",
+    attention="attention.self",
+    projections=BERT_NAMES,
+    output="attention.output.dense",
+    norm="attention.output.LayerNorm",
+    up="intermediate.dense",
+    activation="intermediate.intermediate_act_fn",
+    down="output.dense",
+    last_norm="output.LayerNorm",
 )
 _DISTILBERT = Family(
-    "transformer",
-    (
-        "attention.q_lin",
-        "attention.k_lin",
-        "attention.v_lin",
-        "attention.out_lin",
-        "sa_layer_norm",
-        "ffn.lin1",
-        "ffn.activation",
-        "ffn.lin2",
-        "output_layer_norm",
-    ),
+    encoder="transformer",
+    attention="attention",
+    projections=DISTILBERT_NAMES,
+    output="attention.out_lin",
+    norm="sa_layer_norm",
+    up="ffn.lin1",
+    activation="ffn.activation",
+    down="ffn.lin2",
+    last_norm="output_layer_norm",
 )
 FAMILIES = dict.fromkeys(("bert", "roberta", "electra", "xlm-roberta", "camembert"), _BERT) | {
     "distilbert": _DISTILBERT
 }
-# Heads to which padding means nothing, and none ("Model"); of these, those that read nothing but the first token.
+# Heads that ignore padding, and none ("Model"); of these, those that read the first token alone.
 _HEADS = ("ForSequenceClassification", "ForMultipleChoice", "ForTokenClassification", "Model")
-_READ_FIRST = ("ForSequenceClassification", "ForMultipleChoice")
+_FIRST_TOKEN_HEADS = ("ForSequenceClassification", "ForMultipleChoice")
 
 
 def has_fast_form(model: Any) -> bool:
-    """Whether a model has a fast form, by its family and its head."""
+    """Return whether a model has a fast form, by its family and its head."""
     config = model.config
     if getattr(config, "is_decoder", False) or not type(model).__name__.endswith(_HEADS):
         return False
@@ -67,16 +90,24 @@ def has_fast_form(model: Any) -> bool:
     return config.model_type in FAMILIES
 
 
-def _family(model: Any) -> Family:
+def reads_first_token(model: Any) -> bool:
+    """Return whether a model's head reads the first token of each sequence alone."""
+    return type(model).__name__.endswith(_FIRST_TOKEN_HEADS)
+
+
+def family_of(model: Any) -> Family:
+    """Return the family of a model that has a fast form."""
     return FAMILIES[model.config.model_type]
 
 
-def _layers(model: Any) -> nn.ModuleList:
-    found: nn.ModuleList = getattr(model.base_model, _family(model).encoder).layer
+def encoder_layers(model: Any) -> nn.ModuleList:
+    """Return the encoder layers of a model that has a fast form."""
+    found: nn.ModuleList = getattr(model.base_model, family_of(model).encoder).layer
     return found
 
 
-def _layers_path(model: Any) -> str:
-    layers = _layers(model)
+def encoder_layers_path(model: Any) -> str:
+    """Return the qualified name of :func:`encoder_layers`."""
+    layers = encoder_layers(model)
     path: str = next(name for name, module in model.named_modules() if module is layers)
     return path

@@ -7,8 +7,8 @@ sequence: the two matrices are folded into one, and applied once per sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.nn import functional
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from attendrop.errors import AttendropError
+from attendrop.pruning.families import Family
 
 # On a CPU, so many tokens at a time go through the feed-forward part: what lies between its layers stays in the cache,
 # and in memory that the process holds already.
@@ -26,7 +27,7 @@ _CHUNK = 512
 
 @dataclass(frozen=True)
 class Parts:
-    """The modules of one encoder layer (normalised after each half), whatever its family calls them.
+    """Modules of one encoder layer, normalised after each half.
 
     Attributes:
         query, key, value: None in a layer with constant attention.
@@ -45,9 +46,9 @@ class Parts:
     last_norm: nn.LayerNorm
 
     @classmethod
-    def of(cls, layer: nn.Module, names: Sequence[str]) -> Parts:
-        """Pick the parts of ``layer`` by their names, in the order of the attributes; a missing one is None."""
-        return cls(*(attrgetter(name)(layer) for name in names))
+    def of(cls, layer: nn.Module, family: Family) -> Parts:
+        """Pick the parts of ``layer`` by the names that a family gives them."""
+        return cls(**{field.name: attrgetter(getattr(family, field.name))(layer) for field in fields(cls)})
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """What follows attention: the residual, the norm, the feed-forward part; ``(..., hidden)``."""
@@ -60,14 +61,14 @@ class PackedEncoder(nn.Module):
 
     Args:
         layer: The layers, of which those with constant attention have no query, key and value any more.
-        names: See :meth:`Parts.of`.
-        heads: Of the attention.
+        family: Names of the parts of a layer.
+        heads: Number of attention heads.
         first_only: The model reads nothing but the first token; the last layer then computes no other.
         pools_first: The model reads the first token besides all real ones; it is computed even where it is padding.
     """
 
     def __init__(
-        self, layer: nn.ModuleList, names: Sequence[str], heads: int, *, first_only: bool, pools_first: bool = False
+        self, layer: nn.ModuleList, family: Family, heads: int, *, first_only: bool, pools_first: bool = False
     ) -> None:
         super().__init__()
         self.layer = layer
@@ -75,7 +76,7 @@ class PackedEncoder(nn.Module):
         self.first_only = first_only
         self.keep_first = first_only or pools_first
         self.padded = False  # export sets it: packed tensors have sizes that depend on values
-        self._parts = [Parts.of(module, names) for module in layer]
+        self._parts = [Parts.of(module, family) for module in layer]
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any) -> Any:
         """Encode ``(batch, length, hidden)``, with a mask ``(batch, length)``, True on real tokens.

@@ -6,7 +6,6 @@ import copy
 import json
 import logging
 from collections.abc import Collection
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,13 @@ from torch import nn
 from attendrop.attention.interface import leave_masks_unchanged
 from attendrop.errors import AttendropError
 from attendrop.pruning.constant_attention import mask_layers, masked_layers, prunable_layers
-from attendrop.pruning.families import _READ_FIRST, _family, _layers, _layers_path, has_fast_form
+from attendrop.pruning.families import (
+    encoder_layers,
+    encoder_layers_path,
+    family_of,
+    has_fast_form,
+    reads_first_token,
+)
 from attendrop.pruning.packed_encoder import PackedEncoder
 from attendrop.pruning.serialization import (
     _WEIGHTS,
@@ -94,17 +99,16 @@ class PrunedModel(nn.Module):
             return copy.deepcopy(self.model)
         stock = type(self.model)(stock_config(self.model.config)).to(self.model.dtype).to(self.model.device)
         found = self.model.state_dict()
-        names = _family(self.model).names
+        family, path = family_of(self.model), encoder_layers_path(self.model)
         for number in self.layers:
-            prefix = f"{_layers_path(self.model)}.{number}."
+            prefix = f"{path}.{number}."
             for kind in ("weight", "bias"):
-                folded = found.pop(f"{prefix}{names[3]}.{kind}")
-                size = len(folded)
-                zero, one = torch.zeros_like(folded), torch.eye(size).to(folded)
-                for query_or_key in names[:2]:
-                    found[f"{prefix}{query_or_key}.{kind}"] = zero
-                found[f"{prefix}{names[2]}.{kind}"] = folded if kind == "weight" else zero
-                found[f"{prefix}{names[3]}.{kind}"] = one if kind == "weight" else folded
+                folded = found.pop(f"{prefix}{family.output}.{kind}")
+                zero, identity = torch.zeros_like(folded), torch.eye(len(folded)).to(folded)
+                for name in (family.query, family.key):
+                    found[f"{prefix}{name}.{kind}"] = zero
+                found[f"{prefix}{family.value}.{kind}"] = folded if kind == "weight" else zero
+                found[f"{prefix}{family.output}.{kind}"] = identity if kind == "weight" else folded
         stock.load_state_dict(found)
         return mask_layers(stock, self.layers).eval()
 
@@ -155,7 +159,7 @@ def load(folder: str | Path) -> Any:
     model = cls(cls.config_class.from_dict(config["stock"]))
     pruned = PrunedModel.__new__(PrunedModel)
     nn.Module.__init__(pruned)
-    pruned.layers, pruned.of, pruned.fast = tuple(config["pruned_layers"]), len(_layers(model)), True
+    pruned.layers, pruned.of, pruned.fast = tuple(config["pruned_layers"]), len(encoder_layers(model)), True
     for number in pruned.layers:
         _drop_attention(model, number)
     _load_weights(model, folder)
@@ -182,10 +186,11 @@ def unpadded(model: Any) -> PrunedModel:
 
 def _fold(model: Any, layers: Collection[int]) -> None:
     """Replace four matrices of each pruned layer by one: ``W_V W_O``, computed in float64."""
-    names = _family(model).names
+    family = family_of(model)
     for number in layers:
-        layer = _layers(model)[number]
-        value, output = (attrgetter(name)(layer) for name in names[2:4])
+        layer = encoder_layers(model)[number]
+        value: Any = layer.get_submodule(family.value)
+        output: Any = layer.get_submodule(family.output)
         weight = output.weight.detach().double() @ value.weight.detach().double()
         bias = output.weight.detach().double() @ value.bias.detach().double() + output.bias.detach().double()
         _drop_attention(model, number)
@@ -194,19 +199,21 @@ def _fold(model: Any, layers: Collection[int]) -> None:
 
 
 def _drop_attention(model: Any, number: int) -> None:
-    """Take queries, keys and values away from a layer."""
-    for name in _family(model).names[:3]:
-        parent, _, attribute = name.rpartition(".")
-        setattr(_layers(model)[number].get_submodule(parent), attribute, None)
+    """Remove the projections to queries, keys and values from a layer."""
+    family = family_of(model)
+    attention = encoder_layers(model)[number].get_submodule(family.attention)
+    for name in (family.projections.query, family.projections.key, family.projections.value):
+        setattr(attention, name, None)
 
 
 def _pack(model: Any) -> None:
-    """Put the encoder that computes no padding in place of the model's own."""
-    family, base = _family(model), model.base_model
-    first_only = type(model).__name__.endswith(_READ_FIRST)
+    """Replace the model's encoder by one that computes no padding."""
+    family, base = family_of(model), model.base_model
     pools_first = getattr(base, "pooler", None) is not None
     heads = model.config.num_attention_heads
-    encoder = PackedEncoder(_layers(model), family.names, heads, first_only=first_only, pools_first=pools_first)
+    encoder = PackedEncoder(
+        encoder_layers(model), family, heads, first_only=reads_first_token(model), pools_first=pools_first
+    )
     setattr(base, family.encoder, encoder)
     leave_masks_unchanged(model.config)
     model.requires_grad_(False)

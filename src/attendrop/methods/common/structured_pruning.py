@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
+from torch import Tensor
 
 from attendrop.attention.adapter import ModelAdapter
+from attendrop.attention.projections import inputs_of_heads
 from attendrop.errors import AttendropError
 from attendrop.masks import floor_fraction
 
@@ -61,9 +61,8 @@ def places(adapter: ModelAdapter, pruned: Mapping[str, list[int]], heads: Mappin
         for key, module in block.projections.items():
             numbers = pruned.get(f"heads/{key}")
             if numbers:
-                dim, weight = _inputs(module)
-                width = weight.shape[dim] // heads[f"heads/{key}"]
-                found[names[weight]] = dim, [number * width + unit for number in numbers for unit in range(width)]
+                weight = module.get_parameter("weight")
+                found[names[weight]] = inputs_of_heads(module, numbers, heads[f"heads/{key}"])
         if pruned.get(f"feed_forward/{block.key}") and block.feed_forward is not None:
             found |= {names[parameter]: None for parameter in block.feed_forward.parameters()}
     return found
@@ -88,10 +87,3 @@ def refuse_shared(adapter: ModelAdapter) -> None:
         layer.key for layer in adapter.attention_layers
     }:
         raise AttendropError(f"{name} has attention without an output projection that could be pruned.")
-
-
-def _inputs(module: nn.Module) -> tuple[int, nn.Parameter]:
-    """The weight of a projection, and which of its dimensions are the inputs."""
-    weight = module.weight
-    assert isinstance(weight, nn.Parameter)
-    return (0 if isinstance(module, Conv1D) else 1), weight

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
+from attendrop.attention.projections import input_dim
 from attendrop.batches import Batch
 from attendrop.methods.base import Method, MethodState
 from attendrop.methods.common.parameter_override import ParameterOverride
@@ -88,9 +88,7 @@ class WeightMixing(MethodState):
         rows, columns = weight.shape
         if not self.by_neuron:
             return rows, columns
-        # The weight of transformers' Conv1D is the transpose of a linear layer's.
-        transposed = isinstance(self.model.get_submodule(name.rpartition(".")[0]), Conv1D)
-        return (rows, 1) if transposed else (1, columns)
+        return (rows, 1) if input_dim(self.model.get_submodule(name.rpartition(".")[0])) == 0 else (1, columns)
 
 
 class _Mix(torch.autograd.Function):

@@ -1,0 +1,134 @@
+"""Projections of attention: how models name them, and which part of a weight makes queries, keys or values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from attendrop.errors import AttendropError
+
+
+@dataclass(frozen=True)
+class ProjectionNames:
+    """Attributes of an attention module that projects to queries, keys and values separately."""
+
+    query: str
+    key: str
+    value: str
+
+
+BERT_NAMES = ProjectionNames("query", "key", "value")
+DISTILBERT_NAMES = ProjectionNames("q_lin", "k_lin", "v_lin")
+_SEPARATE = (
+    BERT_NAMES,
+    DISTILBERT_NAMES,
+    ProjectionNames("q_proj", "k_proj", "v_proj"),
+    ProjectionNames("q", "k", "v"),
+)
+# Attributes of an attention module that projects to queries, keys and values at once.
+_FUSED = ("c_attn", "Wqkv", "qkv")
+# Of these, known to make them one after the other and of the same width, if made by modules of this class. Others go
+# head by head (GPT-NeoX, the linear c_attn of GPTBigCode), or make fewer keys and values than queries (Phi-3).
+_THIRDS: dict[str, type[nn.Module]] = {"c_attn": Conv1D, "Wqkv": nn.Linear}
+
+
+def is_projection(module: nn.Module) -> bool:
+    """Return whether a module multiplies by a weight: a linear layer, or a ``Conv1D`` of transformers."""
+    return isinstance(module, nn.Linear | Conv1D)
+
+
+def input_dim(projection: nn.Module) -> int:
+    """Return the dimension of a projection's weight that holds its inputs; its outputs are in the other.
+
+    The weight of a ``Conv1D`` (GPT-2) is the transpose of a linear layer's.
+    """
+    return 0 if isinstance(projection, Conv1D) else 1
+
+
+def query_key_parameters(attention: nn.Module) -> list[tuple[nn.Parameter, tuple[slice, ...]]]:
+    """List the parameters of an attention module that make queries and keys, each with the part of it that does.
+
+    Of a fused projection that is taken to be the first two thirds.
+
+    Raises:
+        AttendropError: The module has no projections that are known here.
+    """
+    for names in _SEPARATE:
+        projections = [getattr(attention, name, None) for name in (names.query, names.key)]
+        if all(isinstance(projection, nn.Linear) for projection in projections):
+            return [(p, (slice(None),)) for projection in projections for p in projection.parameters()]  # type: ignore[union-attr]
+    for name in _FUSED:
+        fused: Any = getattr(attention, name, None)
+        if isinstance(getattr(fused, "weight", None), nn.Parameter):
+            # Unlike input_dim, by the class of linear layers: a fused projection may be neither.
+            axis = 0 if isinstance(fused, nn.Linear) else 1
+            part = slice(0, fused.weight.shape[axis] // 3 * 2)
+            rows = (part,) if axis == 0 else (slice(None), part)
+            return [(p, rows if p.ndim == 2 else (part,)) for p in fused.parameters()]
+    raise AttendropError(
+        f"{type(attention).__name__} has no projections to queries and keys that are known here; it cannot be pruned."
+    )
+
+
+@dataclass(frozen=True)
+class ValueProjection:
+    """The module that makes the values of an attention layer.
+
+    Attributes:
+        module: The projection.
+        fused: Whether it makes queries and keys, too, and values last.
+    """
+
+    module: nn.Module
+    fused: bool
+
+    def weight(self) -> Tensor:
+        """Return the weight that makes values, ``(features read, features made)``."""
+        weight: Tensor = self.module.weight  # type: ignore[assignment]
+        weight = weight if input_dim(self.module) == 0 else weight.T
+        return weight[:, -(weight.shape[1] // 3) :] if self.fused else weight
+
+
+def find_value_projection(candidates: Iterable[tuple[str, nn.Module]]) -> ValueProjection | None:
+    """Find the projection to values among those that run before an attention layer computes its attention.
+
+    Args:
+        candidates: Each with the name that it has in its parent module.
+
+    Returns:
+        The projection; None if none is known, or more than one may be meant.
+    """
+    candidates = list(candidates)
+    separate = [module for name, module in candidates if name.startswith("v")]
+    fused = [module for name, module in candidates if _makes_thirds(name, module)]
+    found = separate or fused
+    return ValueProjection(found[0], fused=not separate) if len(found) == 1 else None
+
+
+def inputs_of_heads(projection: nn.Module, numbers: Iterable[int], num_heads: int) -> tuple[int, list[int]]:
+    """Locate the outputs of some heads among the inputs of an output projection.
+
+    Args:
+        projection: The output projection of an attention layer.
+        numbers: Numbers of the heads, from 0.
+        num_heads: How many heads the layer has.
+
+    Returns:
+        A dimension of the projection's weight, and indices in it.
+    """
+    dim = input_dim(projection)
+    weight: Tensor = projection.weight  # type: ignore[assignment]
+    width = weight.shape[dim] // num_heads
+    return dim, [number * width + unit for number in numbers for unit in range(width)]
+
+
+def _makes_thirds(name: str, module: nn.Module) -> bool:
+    if name not in _THIRDS or not isinstance(module, _THIRDS[name]):
+        return False
+    weight: Tensor = module.weight  # type: ignore[assignment]
+    inputs = input_dim(module)
+    return weight.shape[1 - inputs] == 3 * weight.shape[inputs]
