@@ -79,7 +79,7 @@ class AttentionEdit:
         weights: Called with the weights that are about to multiply the values, after softmax and the model's own
             dropout; what it returns is used instead.
         replace: Used instead of the weights, which are then not computed; the model's own dropout does not act.
-        constant: Every row attends equally to its valid keys (Eq. 4 of the AttendOut paper), as if all were dropped;
+        constant: Every row attends equally to its valid keys (Eq. 4 of Wu et al., 2021), as if all were dropped;
             queries and keys are not multiplied. The model's own dropout acts on the equal weights.
         output: Called with the hidden units that the heads put out, ``(batch, query, heads, dim)``, before the output
             projection; what it returns is used instead.

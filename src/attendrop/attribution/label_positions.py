@@ -41,7 +41,7 @@ def aligned_labels(model: nn.Module, logits: Tensor, batch: Mapping[str, Any]) -
         raise AttendropError(
             f"{type(model).__name__} returns logits of shape {tuple(logits.shape)} for labels of shape "
             f"{tuple(labels.shape)}: which position predicts which label is not known (CTC, prompt tuning). Use a "
-            "method that does not look at predictions, such as 'vanilla', or ad-drop with attribution='attention'."
+            "method that does not look at predictions, or attribution='attention'."
         )
     return functional.pad(labels[:, 1:], (0, 1), value=IGNORED) if shifts_labels(model, batch) else labels
 

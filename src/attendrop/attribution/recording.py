@@ -33,7 +33,7 @@ class Record(Plan):
 
     @property
     def keys(self) -> list[str]:
-        """The sites that ran, in the order in which they were asked for: a model may skip layers (LayerDrop)."""
+        """The sites that ran, in the order in which they were asked for: a model may skip layers."""
         return [key for key in self._wanted if key in self.recorded]
 
     def wants(self, layer: AttentionLayer) -> bool:

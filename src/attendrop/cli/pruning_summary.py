@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attendrop.cli.console import aligned, size
+from attendrop.pruning.selection import IMPORTANCE
 from attendrop.runs.pruned_model_card import interval
 
 
@@ -71,9 +72,9 @@ def _listed(layers: list[int]) -> str:
 
 def _ranking(pruned: Mapping[str, Any]) -> str:
     values = "  ".join(f"{key.split('.')[1]}: {value:.3f}" for key, value in pruned["harm"].items())
-    if pruned["ranked_by"] == "generator":
-        return f"share that the generator drops  {values}"
-    return f"loss with this layer constant  {values}"
+    if pruned["ranked_by"] == IMPORTANCE:
+        return f"loss with this layer constant  {values}"
+    return f"share that the {pruned['ranked_by']} drops  {values}"
 
 
 def _change(both: Mapping[str, Mapping[str, float]], metric: str) -> str:

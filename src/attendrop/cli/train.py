@@ -13,7 +13,7 @@ from attendrop.cli.console import messages
 from attendrop.cli.interrupts import Interrupted
 from attendrop.cli.option_files import read_options
 from attendrop.errors import AttendropError
-from attendrop.runs.config import RunConfig, default_output_dir
+from attendrop.runs.config import DEFAULT_METHOD, RunConfig, default_output_dir
 from attendrop.runs.presets import preset
 from attendrop.runs.run_file import read_run_file
 
@@ -33,7 +33,7 @@ def train(
     model: Annotated[str | None, typer.Option(help="minilm, a folder, or a hub id.", show_default="minilm")] = None,
     method: Annotated[
         str | None,
-        typer.Option(help="`attendrop methods` lists them; finetune is the baseline.", show_default="ad-drop"),
+        typer.Option(help="`attendrop methods` lists them; finetune is the baseline.", show_default=DEFAULT_METHOD),
     ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Option of the method.")] = None,
     options_: Annotated[
@@ -135,13 +135,13 @@ def _read_run(given: Mapping[str, Any]) -> tuple[RunConfig, list[int]]:
     line = {name: given[name] for name in _FIELDS if name in given}
     if "text_columns" in line:
         line["text_columns"] = split_columns(line["text_columns"])
-    options = {"model": "minilm", "method": "ad-drop", **file, **line}
+    options = {"model": "minilm", "method": DEFAULT_METHOD, **file, **line}
     method = options["method"]
     named = given.get("preset_", options.pop("preset", None))
     of_preset = {} if named is None else preset(named, options.get("task"), method)
     options = of_preset | options
     of_method = dict(of_preset.get("options", {}))
-    if file.get("method", "ad-drop") == method:  # options of another method mean nothing
+    if file.get("method", DEFAULT_METHOD) == method:  # options of another method mean nothing
         of_method |= file.get("options", {})
     if "options_" in given:
         of_method |= read_options(given["options_"], method)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from attendrop.cli.console import aligned, size
-from attendrop.methods.registry import get_method
+from attendrop.methods.registry import build_method, get_method
 from attendrop.runs.model_card import scored_once
 
 
@@ -18,8 +18,7 @@ def run_summary(metrics: Mapping[str, Any]) -> str:
         "rows": ", ".join(f"{count} {part}" for part, count in data["rows"].items()),
         "regularised": _acted(metrics),
     }
-    if metrics["dropout_steps"]:
-        lines["generator"] = _generator(metrics["dropout_steps"])
+    lines |= build_method(metrics["method"], metrics["options"]).summary_lines(metrics)
     lines["epoch kept"] = f"{metrics['best_epoch']} of {len(metrics['history'])}"
     if data["selected_on"] is None:
         lines["epoch kept"] += ", the last"
@@ -87,15 +86,6 @@ def _acted(metrics: Mapping[str, Any]) -> str:
 def dropped_fraction(method: str, fraction: float) -> str:
     """Say which fraction of its units a method dropped."""
     return f"{100 * fraction:.1f} % of {get_method(method).info.units} dropped"
-
-
-def _generator(steps: Sequence[Mapping[str, Any]]) -> str:
-    """How often the attacker survived, and what the probability of dropping came to."""
-    survived = sum(step["attacker_survived"] for step in steps)
-    first, last = (statistics.fmean(steps[i]["drop_probability"].values()) for i in (0, -1))
-    return (
-        f"attacker survived {survived} of {len(steps)} periods; drop probability {first:.3f} at first, {last:.3f} last"
-    )
 
 
 def _scores(scores: Mapping[str, float]) -> str:

@@ -20,7 +20,7 @@ from attendrop.masks import candidate_region
 from attendrop.methods.base import Method
 from attendrop.methods.common.random_mask import RandomMaskPlan
 from attendrop.methods.context import StepContext
-from attendrop.methods.info import MethodInfo
+from attendrop.methods.info import MethodInfo, Preset
 from attendrop.methods.options import LAYERS, SWITCH, choice, count, option, unit_interval
 
 ATTRIBUTIONS = ("gradient", "integrated_gradient", "attention", "random")
@@ -100,6 +100,11 @@ class ADDrop(Method):
         super().__post_init__()
         if self.units == "hidden" and self.attribution == "attention":
             raise AttendropError("attribution='attention' has no meaning for units='hidden'; use 'gradient'.")
+
+    @classmethod
+    def preset(cls, name: str, task: str | None) -> Preset:
+        """The layers of the paper; its tuned ``p`` and ``q`` are not public."""
+        return Preset(options={"layers": cls.paper_layers(task or "")})
 
     @staticmethod
     def paper_layers(task: str) -> str:

@@ -96,6 +96,10 @@ class AutoDropout(Method):
     def rewarded_on(self) -> str | None:
         return self.reward_data
 
+    @property
+    def rewarded_by(self) -> str:
+        return f"reward_data={self.reward_data!r}"
+
     def rewarded_fraction(self) -> float:
         return self.reward_fraction
 

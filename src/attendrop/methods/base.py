@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from attendrop.methods.replay import Replay
 from attendrop.batches import Batch
 from attendrop.methods.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.methods.info import MethodInfo
+from attendrop.methods.info import LayerRanking, MethodInfo, Preset
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,33 @@ class Method:
     def rewarded_fraction(self) -> float:
         """The fraction of the training rows to set aside where :meth:`rewarded_on` says ``"split"``."""
         return 0.0
+
+    @property
+    def rewarded_by(self) -> str:
+        """What asks for the rows of :meth:`rewarded_on`, for messages."""
+        return f"method '{self.name}'"
+
+    @classmethod
+    def preset(cls, name: str, task: str | None) -> Preset:
+        """Look up what a published setting says of this method.
+
+        Args:
+            name: Of the setting; ``"paper"``: that of the method's own paper.
+            task: Name of the task; None: own files.
+        """
+        return Preset()
+
+    def dropout_steps(self, log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Collect from the log of a run what the method learnt in each of its periods, for ``metrics.json``."""
+        return []
+
+    def summary_lines(self, metrics: Mapping[str, Any]) -> dict[str, str]:
+        """Describe what the method did in a finished run, given its ``metrics.json``: texts by their captions."""
+        return {}
+
+    def layer_ranking(self, metrics: Mapping[str, Any]) -> LayerRanking | None:
+        """Rank layers for pruning by what the method learnt in a finished run; None if it learnt no such thing."""
+        return None
 
     def start(self, training: TrainingContext) -> MethodState:
         """Begin a run. A method that keeps something from step to step returns a session of its own kind."""

@@ -16,6 +16,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.base import Method, MethodState, overrides, run_pass
 from attendrop.methods.compatibility import refuse_conflicts
 from attendrop.methods.context import ComputeLoss, StepContext, TrainingContext
+from attendrop.methods.info import LayerRanking
 from attendrop.methods.replay import Replay
 
 
@@ -88,8 +89,21 @@ class Compose(Method):
     def rewarded_on(self) -> str | None:
         return next((part.rewarded_on() for part in self.methods if part.rewarded_on() is not None), None)
 
+    @property
+    def rewarded_by(self) -> str:
+        return next((part.rewarded_by for part in self.methods if part.rewarded_on() is not None), super().rewarded_by)
+
     def rewarded_fraction(self) -> float:
         return max(part.rewarded_fraction() for part in self.methods)
+
+    def dropout_steps(self, log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        return [step for part in self.methods for step in part.dropout_steps(log)]
+
+    def summary_lines(self, metrics: Mapping[str, Any]) -> dict[str, str]:
+        return {caption: text for part in self.methods for caption, text in part.summary_lines(metrics).items()}
+
+    def layer_ranking(self, metrics: Mapping[str, Any]) -> LayerRanking | None:
+        return next((found for part in self.methods if (found := part.layer_ranking(metrics)) is not None), None)
 
     def start(self, training: TrainingContext) -> MethodState:
         return ComposedState(self, training)

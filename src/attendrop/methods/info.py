@@ -1,19 +1,10 @@
-"""What the documentation's table says of a method."""
+"""What a method tells of itself: for the documentation, in published settings, and to prune with."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from attendrop.validation import check_choice as check_choice
-from attendrop.validation import check_count as check_count
-from attendrop.validation import check_positive as check_positive
-from attendrop.validation import check_probability as check_probability
-from attendrop.validation import check_switch as check_switch
-from attendrop.validation import suggestion as suggestion
-
-if TYPE_CHECKING:
-    pass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -36,3 +27,29 @@ class MethodInfo:
     state: str = "none"
     tasks: str = "all"
     units: str = "attention positions"
+
+
+@dataclass(frozen=True)
+class Preset:
+    """What a published setting says of a method.
+
+    Attributes:
+        training: Options of the run, such as ``max_length``, where they differ from the setting's usual ones.
+        options: Options of the method.
+    """
+
+    training: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LayerRanking:
+    """The order in which a method would prune layers.
+
+    Attributes:
+        ranked_by: Name of what decided, as it is reported.
+        drop_shares: By the key of a layer, the fraction of its units that is dropped; layers with the highest go first.
+    """
+
+    ranked_by: str
+    drop_shares: Mapping[str, float]

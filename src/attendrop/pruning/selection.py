@@ -27,6 +27,8 @@ from attendrop.training.regularization import loss_and_outputs
 Score = Callable[[PrunedModel], float | Sequence[float]]
 # The same, or the predictions that a score is made of.
 Judge = Callable[[PrunedModel], float | Sequence[float] | Predictions]
+# The name of the ranking by :func:`importance`.
+IMPORTANCE = "importance"
 # A tolerance is suggested only up to this fraction of the whole model's score.
 _SUGGESTED_TOLERANCE = 0.1
 logger = logging.getLogger(__name__)
@@ -39,12 +41,17 @@ class Wanted:
     Attributes:
         count: So many layers.
         layers: These layers.
-        threshold: Layers of which the generator drops at least this share.
+        threshold: Layers of which a method learnt to drop at least this share.
     """
 
     count: int | None = None
     layers: tuple[int, ...] | None = None
     threshold: float | None = None
+
+    @property
+    def auto(self) -> bool:
+        """Whether the number of layers is to be found."""
+        return self.count is None and self.layers is None and self.threshold is None
 
 
 def prune(
@@ -75,7 +82,7 @@ def prune(
             ``pi``, and scored on, if not by ``score``.
         score: How well a model does, more is better: a score for each of the same rows, or a single number, of which
             there is no interval, so that it is taken at its word. Default: minus the loss on each row of ``batches``.
-        pi: Of each layer the share of its units that AttendOut's generator drops, in order or by keys such as
+        pi: Of each layer the share of its units that a method learnt to drop, in order or by keys such as
             ``"encoder.0"``. Layers then go in this order, highest first. Default: by importance, the loss on
             ``batches`` with this one layer's attention constant, lowest first.
         tolerance: See ``layers``; in units of the score.
@@ -87,19 +94,11 @@ def prune(
     if isinstance(model, PrunedModel):
         raise AttendropError("The model is pruned already; prune what its to_stock() gives.")
     attention_layers = prunable_layers(model)
-    if wanted.layers is not None:
-        return _made(model, wanted.layers)
-    if wanted.threshold is not None:
-        shares = _shares(pi, attention_layers)
-        return _made(model, [number for number, share in enumerate(shares) if share >= wanted.threshold])
-    if wanted.count is not None and wanted.count > len(attention_layers):
-        raise AttendropError(f"layers={wanted.count}: the model has only {len(attention_layers)} layers of attention.")
-    order = ranked(model, attention_layers, batches=batches, pi=pi)
-    if wanted.count is not None:
-        return _made(model, order[: wanted.count])
-    if score is None:
+    if wanted.auto and score is None:
         score = loss_score(_needed(batches, "layers='auto'"))
-    light, trials = choose(model, order, score, tolerance)
+    light, trials = prune_wanted(
+        model, wanted, pi, lambda: importance(model, attention_layers, batches), score, tolerance
+    )
     undecided = what_is_unknown(trials, len(light.layers), tolerance)
     if undecided is not None:
         logger.warning(undecided)
@@ -136,24 +135,45 @@ def parse_wanted(layers: str | int | Sequence[int]) -> Wanted:
     return Wanted(threshold=float(threshold[1]))
 
 
-def ranked(
+def prune_wanted(
     model: Any,
-    attention_layers: Sequence[AttentionLayer],
-    *,
-    batches: Sequence[Batch] | None = None,
-    pi: Mapping[str, float] | Sequence[float] | None = None,
-) -> list[int]:
-    """The layers in the order in which they go: see :func:`prune`."""
-    harm = (
-        [-share for share in _shares(pi, attention_layers)]
-        if pi is not None
-        else importance(model, attention_layers, batches)
-    )
-    return sorted(range(len(attention_layers)), key=lambda number: (harm[number], -number))
+    wanted: Wanted,
+    pi: Mapping[str, float] | Sequence[float] | None,
+    measure_importance: Callable[[], Sequence[float]],
+    judge: Judge | None,
+    tolerance: float,
+) -> tuple[PrunedModel, list[Trial]]:
+    """Decide which layers go, and prune them.
+
+    Args:
+        model: As for :func:`prune`.
+        wanted: How many layers, or which.
+        pi: As for :func:`prune`.
+        measure_importance: Gives the importance of each layer; called where ``pi`` is None and layers are ranked.
+        judge: How well a model does; needed for ``auto``.
+        tolerance: As for :func:`prune`.
+
+    Returns:
+        The pruned model; with ``auto`` also what was tried.
+    """
+    attention_layers = prunable_layers(model)
+    if wanted.layers is not None:
+        return _made(model, wanted.layers), []
+    if wanted.threshold is not None:
+        shares = _shares(pi, attention_layers)
+        return _made(model, [number for number, share in enumerate(shares) if share >= wanted.threshold]), []
+    if wanted.count is not None and wanted.count > len(attention_layers):
+        raise AttendropError(f"layers={wanted.count}: the model has only {len(attention_layers)} layers of attention.")
+    harm = measure_importance() if pi is None else [-share for share in _shares(pi, attention_layers)]
+    order = sorted(range(len(attention_layers)), key=lambda number: (harm[number], -number))
+    if wanted.count is not None:
+        return _made(model, order[: wanted.count]), []
+    assert judge is not None
+    return choose(model, order, judge, tolerance)
 
 
 def importance(model: Any, attention_layers: Iterable[AttentionLayer], batches: Sequence[Batch] | None) -> list[float]:
-    """Of each layer, the mean loss of the model with this layer's attention constant."""
+    """Measure the mean loss of the model with the attention of each layer, one at a time, made constant."""
     batches = _needed(batches, "the importance of layers")
     adapter = ModelAdapter(model)
     adapter.attach()
@@ -276,8 +296,8 @@ def _shares(
 ) -> list[float]:
     if pi is None:
         raise AttendropError(
-            "A threshold is on the share of a layer that AttendOut's generator drops, pi; this model has none. Prune "
-            "by count, or 'auto'."
+            "A threshold is on pi, the share of a layer that a method learnt to drop; this model has none. Prune by "
+            "count, or 'auto'."
         )
     keys = [layer.key for layer in attention_layers]
     shares = dict(pi) if isinstance(pi, Mapping) else dict(zip(keys, pi, strict=False))

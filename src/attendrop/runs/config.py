@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,9 @@ if TYPE_CHECKING:
     from attendrop.methods.base import Method
 
 
+DEFAULT_METHOD = "ad-drop"
 PROTOCOLS = ("honest", "paper")
 SCHEDULES = ("linear", "constant", "cosine")
-
-
 DEVICES = ("auto", "cpu")
 CLASS_WEIGHTS = ("balanced",)
 REPORT_TO = ("none", "tensorboard", "wandb", "trackio", "mlflow")
@@ -92,7 +92,7 @@ class RunConfig:
     skip_bad_rows: bool = False
     metric: str | None = None
     class_weights: str | None = None
-    method: str = "ad-drop"
+    method: str = DEFAULT_METHOD
     options: Mapping[str, Any] = field(default_factory=dict)
     epochs: int = 4
     max_steps: int | None = None
@@ -142,18 +142,8 @@ class RunConfig:
         self._check_selection()
         if self.bf16 and self.fp16:
             raise AttendropError("bf16 and fp16 exclude each other; choose one.")
-        object.__setattr__(self, "options", self.build_method().options())
-        rewarded_on = self.rewarded_on()
-        if rewarded_on == "eval" and self.train_file is not None and self.eval_file is None:
-            raise AttendropError("reward_data='eval' scores models on the eval-file during training; it is not given.")
-        if rewarded_on == "selection" and self.selection_fraction == 0:
-            raise AttendropError("reward_data='selection' scores on the selection split; selection-fraction is 0.")
-        columns = self.build_method().columns
-        if columns and self.task is not None:
-            raise AttendropError(
-                f"The data of task {self.task!r} has no column {next(iter(columns))!r}, which method {self.method!r} "
-                "reads with these options; give a train-file that has it, or other options."
-            )
+        object.__setattr__(self, "options", self.regularizer.options())
+        self._check_rows_of_method(self.regularizer)
 
     def _check_data(self) -> None:
         if (self.task is None) == (self.train_file is None):
@@ -182,15 +172,31 @@ class RunConfig:
         elif self.patience is not None and self.selection_fraction == 0:
             raise AttendropError("patience needs a selection split to watch; selection-fraction is 0.")
 
-    def build_method(self) -> Method:
-        """The method with its options."""
+    def _check_rows_of_method(self, method: Method) -> None:
+        """Refuse a method that reads rows or columns which the data does not have."""
+        if self.rewarded_on == "eval" and self.train_file is not None and self.eval_file is None:
+            raise AttendropError(
+                f"{method.rewarded_by} scores models on the eval-file during training; it is not given."
+            )
+        if self.rewarded_on == "selection" and self.selection_fraction == 0:
+            raise AttendropError(f"{method.rewarded_by} scores on the selection split; selection-fraction is 0.")
+        if method.columns and self.task is not None:
+            raise AttendropError(
+                f"The data of task {self.task!r} has no column {next(iter(method.columns))!r}, which method "
+                f"{self.method!r} reads with these options; give a train-file that has it, or other options."
+            )
+
+    @cached_property
+    def regularizer(self) -> Method:
+        """The method with its options, built once."""
         from attendrop.methods.registry import build_method
 
         return build_method(self.method, self.options)
 
+    @property
     def rewarded_on(self) -> str | None:
         """What models are scored on during training; under protocol 'paper' the selection rows are those of "eval"."""
-        found = self.build_method().rewarded_on()
+        found = self.regularizer.rewarded_on()
         return "eval" if found == "selection" and self.protocol == "paper" else found
 
     def as_dict(self) -> dict[str, Any]:

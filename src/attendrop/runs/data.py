@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from attendrop.methods.base import Method
 from attendrop.runs.config import RunConfig
-from attendrop.tasks.base import TaskData
+from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.custom_files import load_files
 from attendrop.tasks.metrics import with_metric
 from attendrop.tasks.registry import load_task
@@ -51,7 +51,7 @@ def _load_files(config: RunConfig) -> TaskData:
         text_columns=config.text_columns,
         label_column=config.label_column,
         label_type=config.label_type,
-        token_columns=_token_columns(config.build_method()),
+        token_columns=_token_columns(config.regularizer),
         skip_bad_rows=config.skip_bad_rows,
     )
 
@@ -73,9 +73,9 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
         kept, selection = rows, report["dev"]
     else:
         kept, selection = hold_out(rows, data.task, config.selection_fraction, config.seed)
-    match config.rewarded_on():
+    match config.rewarded_on:
         case "split":
-            kept, reward = hold_out(kept, data.task, config.build_method().rewarded_fraction(), config.seed)
+            kept, reward = hold_out(kept, data.task, config.regularizer.rewarded_fraction(), config.seed)
         case "selection":
             reward = selection
         case "eval":
@@ -85,15 +85,15 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
     return Parts(kept, selection, report, reward)
 
 
-def encode_parts(config: RunConfig, data: TaskData, parts: Parts, tokenizer: PreTrainedTokenizerBase) -> Parts:
+def encode_parts(config: RunConfig, task: Task, parts: Parts, tokenizer: PreTrainedTokenizerBase) -> Parts:
     """Tokenise all parts; what trains keeps the columns that the method reads."""
 
     def encoded(rows: Dataset, token_columns: Sequence[TokenColumn] = ()) -> Dataset:
-        return encode(rows, data.task, tokenizer, config.max_length, token_columns)
+        return encode(rows, task, tokenizer, config.max_length, token_columns)
 
     selection, reward = (None if rows is None else encoded(rows) for rows in (parts.selection, parts.reward))
     report = {name: encoded(rows) for name, rows in parts.report.items()}
-    return Parts(encoded(parts.train, _token_columns(config.build_method())), selection, report, reward)
+    return Parts(encoded(parts.train, _token_columns(config.regularizer)), selection, report, reward)
 
 
 def fingerprint(parts: Parts) -> str:

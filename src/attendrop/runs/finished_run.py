@@ -12,10 +12,12 @@ from datasets import Dataset
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
+from attendrop.methods.base import Method
 from attendrop.pruning.comparison import Array, Predictions
 from attendrop.runs.config import RunConfig
-from attendrop.runs.data import Parts, divide, fingerprint, load_data
+from attendrop.runs.data import Parts, fingerprint
 from attendrop.runs.model_loading import load_model_and_tokenizer
+from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.run_folder import read_metrics, read_run
 from attendrop.tasks.base import Task
 from attendrop.tasks.metrics import compute_scores, score_span
@@ -41,6 +43,11 @@ class FinishedRun:
     parts: Parts
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def method(self) -> Method:
+        """What regularised its training."""
+        return self.config.regularizer
 
     @property
     def chosen_on(self) -> str | None:
@@ -96,14 +103,13 @@ def load_finished_run(run_dir: str, *, data_dir: str | None = None, device: str 
         raise AttendropError(f"'{run_dir}' holds no finished run; name the folder of one.")
     changed = {"device": device} | ({"data_dir": data_dir} if data_dir is not None else {})
     config = RunConfig(**(run["config"] | changed), output_dir=run_dir)
-    data = load_data(config)
-    parts = divide(config, data)
-    if fingerprint(parts) != run["data_sha256"]:
+    resolved = resolve_run(config)
+    if fingerprint(resolved.parts) != run["data_sha256"]:
         raise AttendropError(
             f"The data changed since the run in '{run_dir}': its selection split cannot be made again."
         )
     model, tokenizer = load_model_and_tokenizer(str(folder.absolute()), None)
-    return FinishedRun(config, metrics, data.task, parts, model, tokenizer)
+    return FinishedRun(config, metrics, resolved.task, resolved.parts, model, tokenizer)
 
 
 def check_finished(run_dir: str) -> None:

@@ -14,10 +14,9 @@ import torch
 from datasets import Dataset
 
 import attendrop
-from attendrop.methods.attend_out.method import AttendOut
 from attendrop.methods.base import Method
-from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts
+from attendrop.runs.resolved_run import ResolvedRun
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.metrics import compute_scores, constant_scores, predicted_counts
 from attendrop.training.trainer import RegularizedTrainer
@@ -60,15 +59,17 @@ def _score(trainer: RegularizedTrainer, task: Task, train: Dataset, rows: Datase
 
 
 def run_metrics(
-    config: RunConfig,
-    method: Method,
-    data: TaskData,
-    parts: Parts,
-    trainer: RegularizedTrainer,
-    scores: Mapping[str, SetScores],
-    seconds: float,
+    run: ResolvedRun, trainer: RegularizedTrainer, scores: Mapping[str, SetScores], seconds: float
 ) -> dict[str, Any]:
-    """The content of ``metrics.json``, given what :func:`score_report` found, and the time that training took."""
+    """Put the content of ``metrics.json`` together.
+
+    Args:
+        run: What was trained.
+        trainer: That trained it.
+        scores: From :func:`score_report`.
+        seconds: Time that training took.
+    """
+    config, method, data, parts = run.config, run.method, run.data, run.parts
     history = _history(trainer.state.log_history, method, data)
     best = trainer.state.best_metric if parts.selection is not None else None
     chosen = [entry["epoch"] for entry in history if best is not None and entry["selection"][data.task.metric] == best]
@@ -88,7 +89,7 @@ def run_metrics(
         "predicted": {name: found.predicted for name, found in scores.items()},
         "best_epoch": chosen[0] if chosen else len(history),
         "history": history,
-        "dropout_steps": _dropout_steps(trainer.state.log_history),
+        "dropout_steps": method.dropout_steps(trainer.state.log_history),
         "steps": trainer.state.global_step,
         "planned_steps": trainer.state.max_steps,
         "train_seconds": round(seconds, 3),
@@ -98,10 +99,10 @@ def run_metrics(
             "text_columns": list(data.task.text_columns),
             "classes": list(data.task.label_names),
             "selected_on": selected_on,
-            "rewarded_on": {"split": "reward", "selection": "selection", "eval": "dev"}.get(config.rewarded_on() or ""),
+            "rewarded_on": {"split": "reward", "selection": "selection", "eval": "dev"}.get(config.rewarded_on or ""),
             "rows": {"train": len(parts.train)}
             | ({"selection": len(parts.selection)} if selected_on == "selection" and parts.selection else {})
-            | ({"reward": len(parts.reward)} if config.rewarded_on() == "split" and parts.reward else {})
+            | ({"reward": len(parts.reward)} if config.rewarded_on == "split" and parts.reward else {})
             | {name: len(rows) for name, rows in parts.report.items()},
         },
         "config": config.as_dict(),
@@ -163,22 +164,6 @@ def _is_metric(name: str, method: Method) -> bool:
     """Whether an entry of the log is what a method had to tell, but for what it dropped and single layers."""
     source, _, own = name.partition("/")
     return source in [part.source for part in method.parts] and own != "active" and not own.startswith("dropped")
-
-
-def _dropout_steps(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What AttendOut logged at the end of each of its periods; empty for other methods."""
-    prefix = f"{AttendOut.name}/"
-    layers = f"{prefix}drop_probability/"
-    return [
-        {
-            "step": int(entry["step"]),
-            **{name: entry[prefix + name] for name in ("reward", "baseline", "generator_loss", "period_share")},
-            "attacker_survived": bool(entry[f"{prefix}attacker_survived"]),
-            "drop_probability": {k.removeprefix(layers): v for k, v in entry.items() if k.startswith(layers)},
-        }
-        for entry in log
-        if "loss" not in entry and f"{prefix}attacker_survived" in entry
-    ]
 
 
 def _peak_memory(device: torch.device) -> int:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attendrop.validation import check_choice
 
-if TYPE_CHECKING:
-    pass
-
-
 PRESETS = ("paper",)
-
-
-# Of the paper's code (SST-2, and the three large sets, train for fewer epochs and stop sooner).
+# The fine-tuning of Yang et al. (2022) and of their code (SST-2 and the three large sets train for fewer epochs and
+# stop sooner). Of the values that they searched (learning rate 1, 2, 3e-5; batch 16, 32, 64) these are the middle and
+# the first; the best epoch is chosen on the development set.
 _PAPER = {
     "learning_rate": 2e-5,
     "batch_size": 16,
@@ -35,29 +31,25 @@ _PAPER_BY_TASK: dict[str, dict[str, Any]] = {
 
 
 def preset(name: str, task: str | None, method: str) -> dict[str, Any]:
-    """The options of a preset, as keywords of :class:`RunConfig`.
+    """Look up the options of a preset, as keywords of :class:`RunConfig`.
 
     Args:
-        name: ``"paper"``: the training of the AD-DROP paper and its code. Of the values that it searched (learning rate
-            1, 2, 3e-5; batch 16, 32, 64) these are the middle and the first; its tuned ``p`` and ``q`` are not public.
-            It selects on the development set. AttendOut's papers give no training but "optimal parameters" and length
-            256; with it the preset rewards on the development set, one sample at a time, as they do.
-        task: Decides length, epochs, patience and the layers that AD-DROP acts on.
-        method: The method's name.
+        name: ``"paper"``: fine-tuning as in Yang et al. (2022), and what the method's own paper says where it differs
+            (:meth:`attendrop.methods.base.Method.preset`).
+        task: Decides length, epochs and patience, and options of some methods.
+        method: Name of the method, or several joined by ``+``.
 
     Raises:
-        AttendropError: There is no such preset.
+        AttendropError: There is no such preset or method.
     """
     check_choice("preset", name, PRESETS)
-    from attendrop.methods.ad_drop import ADDrop
-    from attendrop.methods.attend_out.method import AttendOut
+    from attendrop.methods.registry import get_method
 
     training = {**_PAPER, **_PAPER_BY_TASK.get(task or "", {})}
-    names = [name.strip() for name in method.split("+")]
+    methods = [get_method(part.strip()) for part in method.split("+")]
     options: dict[str, dict[str, Any]] = {}
-    if AttendOut.name in names:
-        training["max_length"] = 256
-        options[AttendOut.name] = {"reward_data": "eval", "reward_batch_size": 1}
-    if ADDrop.name in names:
-        options[ADDrop.name] = {"layers": ADDrop.paper_layers(task or "")}
-    return training | {"options": options if len(names) > 1 else options.get(names[0], {})}
+    for each in methods:
+        published = each.preset(name, task)
+        training |= published.training
+        options |= {each.name: dict(published.options)} if published.options else {}
+    return training | {"options": options if len(methods) > 1 else options.get(methods[0].name, {})}

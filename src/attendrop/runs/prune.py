@@ -12,18 +12,16 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import DataCollatorWithPadding, TrainerCallback, TrainingArguments
+from transformers import DataCollatorWithPadding, TrainerCallback
 
 from attendrop.attention.layers import AttentionLayer
 from attendrop.batches import to_device
 from attendrop.errors import AttendropError
-from attendrop.methods.attend_out.method import AttendOut
-from attendrop.methods.finetune import FineTune
 from attendrop.output_files import write_json
 from attendrop.pruning.comparison import CONFIDENCE, Array, Predictions, paired_difference
 from attendrop.pruning.constant_attention import mask_layers, prunable_layers
 from attendrop.pruning.pruned_model import PrunedModel
-from attendrop.pruning.selection import Trial, choose, importance, parse_wanted, prune, ranked, what_is_unknown
+from attendrop.pruning.selection import IMPORTANCE, importance, parse_wanted, prune_wanted, what_is_unknown
 from attendrop.runs.class_weights import run_loss
 from attendrop.runs.finished_run import FinishedRun, load_finished_run
 from attendrop.runs.ownership import RUN, digests
@@ -32,7 +30,8 @@ from attendrop.runs.pruned_model_card import pruned_card
 from attendrop.runs.run_folder import METRICS, read_run
 from attendrop.runs.speed import measure_speed
 from attendrop.runs.staging import new_folder
-from attendrop.runs.train import on_cpu, silence
+from attendrop.runs.train import silence
+from attendrop.runs.training_args import on_cpu, recovery_arguments
 from attendrop.tasks.metrics import compute_scores
 from attendrop.training.trainer import RegularizedTrainer
 
@@ -57,8 +56,8 @@ def prune_run(
 ) -> dict[str, Any]:
     """Prune the model of a finished run, and leave it, with its figures, in another folder.
 
-    Layers are ranked by what AttendOut's generator drops, if the run trained with its pruning version, else by
-    importance; both on rows that were not trained on. They are chosen on the run's selection split. The folder appears
+    Layers are ranked by what the run's method learnt to drop, if it learnt that, else by importance; both on rows that
+    were not trained on. They are chosen on the run's selection split. The folder appears
     when it is whole: one whose pruning was stopped can be pruned into again.
 
     Args:
@@ -98,9 +97,23 @@ def _pruned(
     """The pruned model, and what is to be told of it."""
     run = work.run
     attention_layers = prunable_layers(run.model)
-    pi = _pi(run.metrics, attention_layers)
-    harm = work.importance(attention_layers) if pi is None else pi
-    light, trials = _choose(work, layers, pi, harm, tolerance)
+    ranking = run.method.layer_ranking(run.metrics)
+    if ranking is None:
+        pi, harm = None, work.importance(attention_layers)
+    else:  # nothing is known of layers that the method did not see
+        pi = harm = {layer.key: ranking.drop_shares.get(layer.key, 0.0) for layer in attention_layers}
+    wanted = parse_wanted(layers)
+    if wanted.auto:
+        rows = len(run.sets[work.chosen_on])
+        logger.info("Scoring with 0 to %d layers pruned, on %d rows of %s.", len(harm), rows, work.chosen_on)
+    light, trials = prune_wanted(
+        run.model,
+        wanted,
+        pi,
+        lambda: list(harm.values()),
+        lambda candidate: work.predictions(candidate, work.chosen_on),
+        tolerance,
+    )
     whole = PrunedModel(mask_layers(run.model, []))
     before = {name: work.logits(whole, name) for name in run.sets}
     if recover_epochs and light.layers:
@@ -111,7 +124,7 @@ def _pruned(
         "layers": list(light.layers),
         "of": light.of,
         "fast": light.fast,
-        "ranked_by": "generator" if pi is not None else "importance",
+        "ranked_by": IMPORTANCE if ranking is None else ranking.ranked_by,
         "harm": harm,
         "chosen_on": work.chosen_on,
         "rows": len(run.sets[work.chosen_on]),
@@ -195,44 +208,9 @@ def _load(run_dir: str, data_dir: str | None, device: str) -> FinishedRun:
     return run
 
 
-def _pi(metrics: Mapping[str, Any], attention_layers: Sequence[AttentionLayer]) -> dict[str, float] | None:
-    """What the generator drops of each layer, where it was trained to prune; nothing of layers that it did not see."""
-    options = metrics["options"].get(AttendOut.name, metrics["options"])
-    if AttendOut.name not in metrics["method"].split("+") or options.get("variant") != "pruning":
-        return None
-    found = metrics.get("pruning", {}).get("pi")
-    return None if found is None else {layer.key: found.get(layer.key, 0.0) for layer in attention_layers}
-
-
-def _choose(
-    work: _Work, layers: str | int, pi: Mapping[str, float] | None, harm: Mapping[str, float], tolerance: float
-) -> tuple[PrunedModel, list[Trial]]:
-    """The pruned model; with ``auto`` also what was tried."""
-    wanted, model, name = parse_wanted(layers), work.run.model, work.chosen_on
-    if wanted.layers is not None or wanted.threshold is not None:
-        return prune(model, layers, pi=pi), []
-    order = _by_harm(harm) if pi is None else ranked(model, prunable_layers(model), pi=pi)
-    if wanted.count is not None:
-        return prune(model, order[: _checked(wanted.count, len(order))]), []
-    rows = len(work.run.sets[name])
-    logger.info("Scoring with 0 to %d layers pruned, on %d rows of %s.", len(order), rows, name)
-    return choose(model, order, lambda candidate: work.predictions(candidate, name), tolerance)
-
-
 def _by_length(rows: Dataset) -> Dataset:
     """Rows sorted by length, for batches with little padding."""
     return rows.select(np.argsort(rows["length"], kind="stable"))
-
-
-def _by_harm(harm: Mapping[str, float]) -> list[int]:
-    losses = list(harm.values())
-    return sorted(range(len(losses)), key=lambda number: (losses[number], -number))
-
-
-def _checked(count: int, layers: int) -> int:
-    if count > layers:
-        raise AttendropError(f"layers={count}: the model has only {layers} layers of attention.")
-    return count
 
 
 def _recover(
@@ -242,30 +220,9 @@ def _recover(
     logger.info("Fine-tuning for %d epoch(s) with layers %s pruned.", epochs, ", ".join(map(str, layers)))
     masked, rows = mask_layers(run.model, layers), run.encoded(run.parts.train)
     with tempfile.TemporaryDirectory() as unused:
-        arguments = TrainingArguments(
-            output_dir=unused,
-            num_train_epochs=epochs,
-            per_device_train_batch_size=run.config.batch_size,
-            gradient_accumulation_steps=run.config.gradient_accumulation,
-            learning_rate=run.config.learning_rate,
-            weight_decay=run.config.weight_decay,
-            lr_scheduler_type=run.config.schedule,
-            warmup_steps=run.config.warmup,
-            train_sampling_strategy="group_by_length",
-            save_strategy="no",
-            logging_strategy="epoch",
-            seed=run.config.seed,
-            use_cpu=on_cpu(run.config.device),
-            bf16=run.config.bf16,
-            fp16=run.config.fp16,
-            dataloader_pin_memory=torch.cuda.is_available(),
-            disable_tqdm=True,
-            report_to="none",
-        )
         trainer = RegularizedTrainer(
             masked,
-            arguments,
-            regularizer=FineTune(),
+            recovery_arguments(run.config, unused, epochs),
             train_dataset=rows,
             data_collator=DataCollatorWithPadding(run.tokenizer),
             processing_class=run.tokenizer,

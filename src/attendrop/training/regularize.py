@@ -53,15 +53,14 @@ def regularize(
         method: What to do, such as ``ADDrop(p=0.3, q=0.3)``.
         seed: Seed of the method's own random draws. They do not touch torch's global random state.
         total_steps: How many optimizer steps are planned. Methods that follow a schedule need it.
-        optimizer: The model's optimizer. Methods that act on gradients need it, and AttendOut, which trains a second
-            model with another like it.
-        max_grad_norm: To which norm you clip the model's gradients, so that AttendOut clips its second model's alike.
+        optimizer: The model's optimizer. Methods that act on gradients need it, and those that train a second model
+            with another like it.
+        max_grad_norm: To which norm you clip the model's gradients; those of a method's second model are clipped alike.
         scaler: The gradient scaler, if you train in float16 with one. Methods that read gradients themselves need it.
-        reward_data: What AttendOut scores models on: a ``DataLoader`` over labelled rows that are not trained on, or a
-            list of batches.
-        train_data: The training rows, in the same forms, for methods that look at them beforehand (Child-Tuning-D).
-        tokenizer: The tokenizer of the model, for methods that change tokens (UniDrop, AttendOut with
-            ``score_on="noisy_train"``) and have to know which are special.
+        reward_data: What methods score models on while they train: a ``DataLoader`` over labelled rows that are not
+            trained on, or a list of batches.
+        train_data: The training rows, in the same forms, for methods that look at them beforehand.
+        tokenizer: The tokenizer of the model, for methods that change tokens and have to know which are special.
 
     Raises:
         AttendropError: The model is not supported by the method, or the method needs something that is not given.

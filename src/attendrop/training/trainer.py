@@ -61,7 +61,7 @@ class RegularizedTrainer(Trainer):
     Args:
         *args: As for ``transformers.Trainer``.
         regularizer: A method, such as ``ADDrop(p=0.3, q=0.3)``. None is plain fine-tuning.
-        reward_dataset: Labelled rows, not trained on, that a method may score models on while it trains (AttendOut).
+        reward_dataset: Labelled rows, not trained on, that a method may score models on while it trains.
             By default the method sets a share of ``train_dataset`` aside, or takes ``eval_dataset``, as it says.
         **kwargs: As for ``transformers.Trainer``.
 
@@ -283,10 +283,10 @@ class RegularizedTrainer(Trainer):
             case "split":
                 share = self.regularizer.rewarded_fraction()
                 self.train_dataset, self.reward_dataset = set_aside(self.train_dataset, share, self.args.seed)
-            case "eval" | "selection" as rows:
+            case "eval" | "selection":
                 if self.eval_dataset is None or isinstance(self.eval_dataset, dict):
                     raise AttendropError(
-                        f"reward_data={rows!r} needs one eval_dataset; or pass reward_dataset, or use 'split'."
+                        f"{self.regularizer.rewarded_by} needs one eval_dataset; or pass reward_dataset."
                     )
                 self.reward_dataset = self.eval_dataset
 

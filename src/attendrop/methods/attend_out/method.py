@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from attendrop.methods.attend_out import report
 from attendrop.methods.attend_out.generator import Generator
 from attendrop.methods.attend_out.options import AttendOutOptions
 from attendrop.methods.attend_out.state import AttendOutState
@@ -13,7 +14,7 @@ from attendrop.methods.base import MethodState
 from attendrop.methods.common.citations import WU_2021
 from attendrop.methods.compatibility import DECIDES_PASSES, EXCHANGES_WEIGHTS, SCORES_ROWS, SECOND_MODEL
 from attendrop.methods.context import TrainingContext
-from attendrop.methods.info import MethodInfo
+from attendrop.methods.info import LayerRanking, MethodInfo, Preset
 
 __all__ = ["AttendOut", "Generator"]
 
@@ -98,6 +99,23 @@ class AttendOut(AttendOutOptions):
         SCORES_ROWS: "score_on=reward_data",
     }
     needs_loss_scale: ClassVar[bool] = True
+
+    @classmethod
+    def preset(cls, name: str, task: str | None) -> Preset:
+        """The papers give length 256, and rewards on the development set, one sample at a time."""
+        return Preset({"max_length": 256}, {"reward_data": "eval", "reward_batch_size": 1})
+
+    def dropout_steps(self, log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        return report.dropout_steps(log, f"{self.source}/")
+
+    def summary_lines(self, metrics: Mapping[str, Any]) -> dict[str, str]:
+        steps = metrics["dropout_steps"]
+        return {"generator": report.summary(steps)} if steps else {}
+
+    def layer_ranking(self, metrics: Mapping[str, Any]) -> LayerRanking | None:
+        """Only the pruning version learns what can be left out."""
+        pi = metrics.get("pruning", {}).get("pi")
+        return None if pi is None or self.variant != "pruning" else LayerRanking("generator", pi)
 
     def start(self, training: TrainingContext) -> MethodState:
         return AttendOutState(self, training)

@@ -69,6 +69,10 @@ class AttendOutOptions(Method):
     def rewarded_on(self) -> str | None:
         return self.reward_data if self.score_on == "reward_data" else None
 
+    @property
+    def rewarded_by(self) -> str:
+        return f"reward_data={self.reward_data!r}"
+
     def rewarded_fraction(self) -> float:
         return self.reward_fraction
 

@@ -1,0 +1,70 @@
+"""What a run logs before it trains, and of its predictions."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from attendrop.methods.base import Method
+from attendrop.runs.data_report import report_table, report_warnings
+from attendrop.runs.metrics import SetScores
+from attendrop.runs.resolved_run import ResolvedRun
+from attendrop.runs.training_args import num_epochs
+
+SKIPPED = "skipped_rows.jsonl"
+logger = logging.getLogger(__name__)
+
+
+def announce_run(run: ResolvedRun) -> None:
+    """Log what is trained on which rows, what makes scores flatter, and when the method acts."""
+    config, parts = run.config, run.parts
+    counts = [f"{len(parts.train)} rows to train on"]
+    if parts.selection is not None and config.protocol == "honest":
+        counts.append(f"{len(parts.selection)} more to choose the best epoch")
+    if config.rewarded_on == "split" and parts.reward is not None:
+        counts.append(f"{len(parts.reward)} more to reward the method on")
+    counts += [f"{len(rows)} to report on ({name})" for name, rows in parts.report.items()]
+    logger.info("Task %s, %s: %s.", run.task.name, run.data.source, ", ".join(counts))
+    if config.protocol == "paper":
+        logger.warning("Protocol 'paper': the best epoch is chosen on the set that is reported, so the score flatters.")
+    if config.rewarded_on == "eval":
+        logger.warning("The method scores models on the development set during training, so the score on it flatters.")
+    if parts.selection is None:
+        logger.info("No selection split: the last epoch is kept.")
+    for part in run.method.parts:
+        _announce_epochs(part, num_epochs(run))
+
+
+def _announce_epochs(method: Method, total: int) -> None:
+    epochs = method.regularized_epochs(total)
+    if epochs is None:
+        logger.info("Method %s: nothing is regularised.", method.name)
+    elif epochs:  # if there are none, the trainer warns
+        logger.info("Method %s will regularise %s.", method.name, _listed(epochs, total))
+
+
+def _listed(epochs: list[int], total: int) -> str:
+    """Name epochs, which are counted from 0, as people count them."""
+    if len(epochs) == total:
+        return f"all {total} epochs"
+    names = [str(epoch + 1) for epoch in epochs]
+    shown = names if len(names) <= 8 else [*names[:3], "...", names[-1]]
+    return f"epoch{'s' if len(names) > 1 else ''} {', '.join(shown)} of {total}"
+
+
+def announce_data(report: dict[str, Any]) -> None:
+    """Log what the data are, and warn of what is odd about them."""
+    logger.info("%s", report_table(report))
+    if report["skipped"]:
+        logger.warning("Bad rows left out: %d; the run's %s lists them.", report["skipped"], SKIPPED)
+    for warning in report_warnings(report):
+        logger.warning("%s", warning)
+
+
+def announce_one_class(scores: Mapping[str, SetScores]) -> None:
+    """Warn of a model that predicts one class for all rows of a set."""
+    for name, found in scores.items():
+        if len(found.predicted) == 1 and found.rows > 1:
+            answer = next(iter(found.predicted))
+            logger.warning("The model predicts %r for all %d rows of %s.", answer, found.rows, name)

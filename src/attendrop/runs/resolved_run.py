@@ -1,0 +1,45 @@
+"""A run whose options are resolved: the method, the task and the rows that they name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attendrop.methods.base import Method
+from attendrop.runs.config import RunConfig
+from attendrop.runs.data import Parts, divide, load_data
+from attendrop.tasks.base import Task, TaskData
+
+
+@dataclass(frozen=True)
+class ResolvedRun:
+    """What the options of a run name.
+
+    Attributes:
+        config: The options.
+        data: The task with all its rows.
+        parts: The rows as the run uses them; not encoded.
+    """
+
+    config: RunConfig
+    data: TaskData
+    parts: Parts
+
+    @property
+    def method(self) -> Method:
+        """The method with its options."""
+        return self.config.regularizer
+
+    @property
+    def task(self) -> Task:
+        """What is learnt."""
+        return self.data.task
+
+
+def resolve_run(config: RunConfig) -> ResolvedRun:
+    """Load what the options name.
+
+    Raises:
+        AttendropError: The data cannot be read, or not be divided as the options say.
+    """
+    data = load_data(config)
+    return ResolvedRun(config, data, divide(config, data))

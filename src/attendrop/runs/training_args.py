@@ -1,0 +1,106 @@
+"""The arguments of transformers' trainer: for a run, and for fine-tuning a pruned model."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import EarlyStoppingCallback, TrainerState, TrainingArguments
+
+from attendrop.errors import AttendropError
+from attendrop.runs.config import RunConfig
+from attendrop.runs.resolved_run import ResolvedRun
+
+
+def run_arguments(run: ResolvedRun, place: Path, checkpoint: Path | None) -> TrainingArguments:
+    """Make the arguments of a run.
+
+    Args:
+        run: The run.
+        place: Where checkpoints go.
+        checkpoint: The one to go on from; None: the run starts.
+
+    Raises:
+        AttendropError: The options do not go together on this machine.
+    """
+    config, selecting = run.config, run.parts.selection is not None
+    return _arguments(
+        config,
+        output_dir=str(place),
+        num_train_epochs=num_epochs(run),
+        max_steps=_max_steps(config, checkpoint),
+        per_device_eval_batch_size=config.eval_batch_size,
+        eval_strategy="epoch" if selecting else "no",
+        save_strategy="epoch",
+        save_total_limit=2,
+        load_best_model_at_end=selecting,
+        metric_for_best_model=f"eval_{run.task.metric}" if selecting else None,
+        greater_is_better=True if selecting else None,
+        report_to=config.report_to,
+        run_name=Path(config.output_dir).name,
+    )
+
+
+def recovery_arguments(config: RunConfig, folder: str, epochs: int) -> TrainingArguments:
+    """Make the arguments to fine-tune a pruned model with, as its run was trained.
+
+    Args:
+        config: The options of the run.
+        folder: Where nothing is kept.
+        epochs: How many.
+    """
+    return _arguments(config, output_dir=folder, num_train_epochs=epochs, save_strategy="no", report_to="none")
+
+
+def _arguments(config: RunConfig, **own: Any) -> TrainingArguments:
+    """Make training arguments of a run's options and some more."""
+    try:
+        return TrainingArguments(
+            per_device_train_batch_size=config.batch_size,
+            gradient_accumulation_steps=config.gradient_accumulation,
+            learning_rate=config.learning_rate,
+            weight_decay=config.weight_decay,
+            lr_scheduler_type=config.schedule,
+            warmup_steps=config.warmup,
+            train_sampling_strategy="group_by_length",
+            logging_strategy="epoch",
+            seed=config.seed,
+            data_seed=config.seed,
+            use_cpu=on_cpu(config.device),
+            bf16=config.bf16,
+            fp16=config.fp16,
+            dataloader_pin_memory=torch.cuda.is_available(),
+            disable_tqdm=True,
+            **own,
+        )
+    except ValueError as error:  # such as half precision on a device without it
+        raise AttendropError(f"These options do not go together here: {str(error).splitlines()[0]}") from error
+
+
+def num_epochs(run: ResolvedRun) -> int:
+    """Count the epochs that a run takes, the last one perhaps in part."""
+    config = run.config
+    if config.max_steps is None:
+        return config.epochs
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    batches = math.ceil(len(run.parts.train) / (config.batch_size * processes))
+    return math.ceil(config.max_steps / math.ceil(batches / config.gradient_accumulation))
+
+
+def _max_steps(config: RunConfig, checkpoint: Path | None) -> int:
+    """Give the number of steps; -1: epochs decide. A resumed run that had stopped early takes no further one."""
+    steps = config.max_steps or -1
+    if checkpoint is None or config.patience is None:
+        return steps
+    state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+    stopping: Any = state.stateful_callbacks.get(EarlyStoppingCallback.__name__, {})
+    waited = stopping.get("attributes", {}).get("early_stopping_patience_counter", 0)
+    return state.global_step if waited >= config.patience else steps
+
+
+def on_cpu(device: str) -> bool:
+    """Whether to compute on the CPU. The trainer must be told: it starts DDP on CPUs only where they were asked for."""
+    return device == "cpu" or not torch.accelerator.is_available()
