@@ -20,7 +20,7 @@ ORDER = [
     ["methods.info", "methods.options", "methods.compatibility", "methods.running_statistics"],
     ["methods.context", "methods.replay"],
     ["methods.base"],
-    ["methods.common"],
+    ["methods.common", "methods.declarations"],
     ["methods"],
     ["methods.finetune", "methods.compose"],
     ["methods.registry"],

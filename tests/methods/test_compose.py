@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from itertools import combinations
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,6 +37,7 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.plan import CombinedPlan, Plan
 from attendrop.methods.base import MethodState
+from attendrop.methods.compatibility import DECIDES_PASSES
 from attendrop.methods.context import StepContext, TrainingContext
 from attendrop.methods.registry import build_method, method_names
 
@@ -159,6 +161,7 @@ def test_penalties_add_up_and_the_batch_is_made_once() -> None:
         name: ClassVar[str] = "penalty"
         summary: ClassVar[str] = ""
         paper: ClassVar[str] = ""
+        adds_penalty: ClassVar[bool] = True
         uses_attention: ClassVar[bool] = False
 
         def penalty(self, context: StepContext, outputs: Any) -> Tensor:
@@ -246,6 +249,7 @@ def test_a_method_that_takes_passes_of_its_own_brings_the_others_along() -> None
         name: ClassVar[str] = "twice"
         summary: ClassVar[str] = ""
         paper: ClassVar[str] = ""
+        traits: ClassVar[Mapping[str, str]] = {DECIDES_PASSES: ""}
         uses_attention: ClassVar[bool] = False
 
         def start(self, training: TrainingContext) -> MethodState:

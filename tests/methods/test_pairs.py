@@ -24,8 +24,7 @@ from attendrop import (
     Vanilla,
     regularize,
 )
-from attendrop.methods.base import MethodState, overrides
-from attendrop.methods.compatibility import DECIDES_PASSES, SKIPS_BLOCKS, rules_among
+from attendrop.methods.compatibility import SKIPS_BLOCKS, rules_among
 from attendrop.methods.registry import get_method, method_names
 
 _SINGLE = [(name, method) for name, method in TABLE.items() if len(method.parts) == 1]
@@ -88,15 +87,6 @@ def test_what_cannot_be_combined_is_refused_in_any_order_with_the_reason(
 def test_options_may_take_the_reason_away(other: Method) -> None:
     assert not other.has(SKIPS_BLOCKS)
     assert Compose(ConcreteDropout(), other).parts[1] is other
-
-
-@pytest.mark.parametrize("method", TABLE.values(), ids=TABLE)
-def test_what_a_method_declares_is_what_its_session_does(method: Method) -> None:
-    model = zoo.build("bert")
-    if len(method.parts) == 1 and method.regularized_epochs(0) is not None:
-        method_state = method.start(zoo.training(model, **given(model, zoo.batch_of("bert"))))
-        assert method.has(DECIDES_PASSES) == overrides(method_state, MethodState, "loss")
-        method_state.close()
 
 
 def test_a_rule_names_methods_that_there_are() -> None:

@@ -16,7 +16,7 @@ from attendrop.validation import check_choice, check_declared, defines
 
 PLAN_KEYWORD = "attendrop_plan"
 # What a plan may declare that it acts on, and its function for that.
-_FUNCTIONS = {"attention": "edit", "blocks": "block", "embeddings": "embed", "features": "features"}
+FUNCTIONS = {"attention": "edit", "blocks": "block", "embeddings": "embed", "features": "features"}
 _Place = TypeVar("_Place")
 
 
@@ -71,8 +71,8 @@ class Plan:
     def check_declarations(self) -> None:
         """Raise AttendropError if :attr:`acts_on` is not what the plan defines, by its class or by itself."""
         for place in self.acts_on:
-            check_choice("acts_on", place, tuple(_FUNCTIONS))
-        for place, name in _FUNCTIONS.items():
+            check_choice("acts_on", place, tuple(FUNCTIONS))
+        for place, name in FUNCTIONS.items():
             check_declared(
                 type(self).__name__,
                 f"Plan.{name}",

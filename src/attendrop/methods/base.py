@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attendrop.attention.layers import AttentionLayer, select_layers
 from attendrop.attention.plan import CombinedPlan, Plan
-from attendrop.methods.compatibility import ANY, Rule
+from attendrop.methods.compatibility import ANY, DECIDES_PASSES, Rule
 from attendrop.methods.options import check_options
 from attendrop.validation import check_choice as check_choice
 from attendrop.validation import check_count as check_count
@@ -43,6 +43,8 @@ class Method:
         bibtex: The source as a BibTeX entry, for model cards.
         facts: For the table in the documentation.
         uses_attention: Whether it needs a model whose attention can be reached; without, any model will do.
+        adds_penalty: Whether it, or its state, defines a :meth:`penalty`.
+        edits_gradients: Whether its state defines :meth:`MethodState.edit_gradients`.
         skips_parameters: Whether some parameters may get no gradient in a step (DDP must know).
         order: Where several methods change the same thing, such as the batch or what heads put out, those with lower
             numbers do so first, those with equal ones by name. How a composition lists them has no effect.
@@ -60,6 +62,8 @@ class Method:
     bibtex: ClassVar[str] = ""
     info: ClassVar[MethodInfo] = MethodInfo()
     uses_attention: ClassVar[bool] = True
+    adds_penalty: ClassVar[bool] = False
+    edits_gradients: ClassVar[bool] = False
     skips_parameters: ClassVar[bool] = False
     order: ClassVar[int] = 0
     traits: ClassVar[Mapping[str, str]] = {}
@@ -95,6 +99,11 @@ class Method:
     def has(self, trait: str) -> bool:
         """Whether it has one of its :attr:`traits`, with these options; its name is one, too."""
         return trait in (ANY, self.name, *self.traits)
+
+    @property
+    def decides_passes(self) -> bool:
+        """Whether its state decides which passes a step takes, in :meth:`MethodState.loss`: the trait of this name."""
+        return self.has(DECIDES_PASSES)
 
     def active(self, epoch: int) -> bool:
         """Whether the method acts in ``epoch``, counted from 0."""
@@ -282,11 +291,6 @@ def run_pass(
         penalty = method_state.penalty(step, outputs)
         loss = loss if penalty is None else loss + penalty
     return loss, outputs
-
-
-def overrides(thing: object, base: type, name: str) -> bool:
-    """Whether the class of a thing has a method of its own in place of that of a base class."""
-    return getattr(type(thing), name) is not getattr(base, name)
 
 
 def _plain(value: Any) -> Any:

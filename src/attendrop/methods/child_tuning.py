@@ -74,6 +74,7 @@ class ChildTuning(Method):
   url       = {https://arxiv.org/abs/2109.05687}
 }"""
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("gradients",), state="D: a mask of the layers' parameters")
+    edits_gradients: ClassVar[bool] = True
     uses_attention: ClassVar[bool] = False
 
     variant: str = option("F", choice(*VARIANTS))

@@ -13,7 +13,7 @@ from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.batches import Batch
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Method, MethodState, overrides, run_pass
+from attendrop.methods.base import Method, MethodState, run_pass
 from attendrop.methods.compatibility import refuse_conflicts
 from attendrop.methods.context import ComputeLoss, StepContext, TrainingContext
 from attendrop.methods.info import LayerRanking
@@ -65,6 +65,16 @@ class Compose(Method):
     def uses_attention(self) -> bool:  # type: ignore[override]
         """Whether one of them does."""
         return any(part.uses_attention for part in self.methods)
+
+    @property
+    def adds_penalty(self) -> bool:  # type: ignore[override]
+        """Whether one of them does."""
+        return any(part.adds_penalty for part in self.methods)
+
+    @property
+    def edits_gradients(self) -> bool:  # type: ignore[override]
+        """Whether one of them does."""
+        return any(part.edits_gradients for part in self.methods)
 
     @property
     def skips_parameters(self) -> bool:  # type: ignore[override]
@@ -123,13 +133,6 @@ class ComposedState(MethodState):
         self.in_order = sorted(
             self.method_states, key=lambda method_state: (method_state.method.order, method_state.method.name)
         )
-        leading = [method_state for method_state in self.method_states if overrides(method_state, MethodState, "loss")]
-        if len(leading) > 1:
-            names = [method_state.method.name for method_state in leading]
-            raise AttendropError(
-                f"'{names[0]}' and '{names[1]}' cannot be combined. Both decide which passes a step takes, which they "
-                "should declare among their traits (DECIDES_PASSES)."
-            )
 
     @property
     def parts(self) -> Sequence[MethodState]:
@@ -144,7 +147,7 @@ class ComposedState(MethodState):
                 continue
             own = self._as_seen_by(method_state, context, batch)
             batch = method_state.batch(own)
-            if overrides(method_state, MethodState, "loss"):
+            if method_state.method.decides_passes:
                 leader = method_state
             else:
                 acting.append((method_state, own))
@@ -205,7 +208,7 @@ class ComposedState(MethodState):
 
     def _accompany(self, model: nn.Module) -> Any:
         """Let all but the one that trains this model act on it, too."""
-        others = [method_state for method_state in self.in_order if not overrides(method_state, MethodState, "loss")]
+        others = [method_state for method_state in self.in_order if not method_state.method.decides_passes]
         for method_state in others:
             method_state.accompany(model)
         parameters = dict(model.named_parameters())

@@ -98,6 +98,7 @@ class ConcreteDropout(Method):
     info: ClassVar[MethodInfo] = MethodInfo(
         acts_on=("weights", "loss"), state="a probability for each layer, and its optimizer"
     )
+    adds_penalty: ClassVar[bool] = True
     needs_loss_scale: ClassVar[bool] = True
 
     rules: ClassVar[tuple[Rule, ...]] = (

@@ -93,6 +93,7 @@ class RDrop(Method):
         backward="2 (in one batch)",
         tasks="all; regression: squared difference",
     )
+    adds_penalty: ClassVar[bool] = True
     uses_attention: ClassVar[bool] = False
     order: ClassVar[int] = -1  # rows are repeated before tokens of each copy are dropped
 

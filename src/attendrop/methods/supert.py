@@ -89,6 +89,7 @@ class SuperT(Method):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule("supert", "mixout", "mixout brings pre-trained values back, also of weights that are pruned."),
     )
+    edits_gradients: ClassVar[bool] = True
     needs_loss_scale: ClassVar[bool] = True
 
     fraction: float = option(0.1, unit_interval())

@@ -15,8 +15,9 @@ from attendrop.attention.model_outputs import named_outputs
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.batches import Batch, number_of_rows
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Method, MethodState, overrides
+from attendrop.methods.base import Method, MethodState
 from attendrop.methods.context import ComputeLoss, StepContext, TrainingContext
+from attendrop.methods.declarations import check_declarations
 from attendrop.methods.running_statistics import RunningStatistics
 from attendrop.sampling import SampleKey
 
@@ -70,6 +71,8 @@ class Regularization:
             if method.uses_attention:
                 self._adapter = ModelAdapter(training.model)
             self.method_state = method.start(training)
+            for part in self.method_state.parts:
+                check_declarations(part)
             self._watch_optimizer()
             if self._adapter is not None:
                 self._adapter.attach()
@@ -113,12 +116,7 @@ class Regularization:
     @property
     def reads_outputs(self) -> bool:
         """Whether the loss of a step depends on what the model returned, so that it must be one call's."""
-        return any(
-            overrides(method_state, MethodState, "loss")
-            or overrides(method_state, MethodState, "penalty")
-            or overrides(method_state.method, Method, "penalty")
-            for method_state in self.method_state.parts
-        )
+        return any(part.decides_passes or part.adds_penalty for part in self.method.parts)
 
     def metrics(self) -> dict[str, float]:
         """What the method had to tell of single steps since the last call; :meth:`logs` has it, too."""
@@ -269,16 +267,12 @@ class Regularization:
 
     def _watch_optimizer(self) -> None:
         """Let what acts on gradients do so just before each step of the optimizer."""
-        acting = [
-            method_state
-            for method_state in self.method_state.parts
-            if overrides(method_state, MethodState, "edit_gradients")
-        ]
+        acting = [part for part in self.method.parts if part.edits_gradients]
         if not acting:
             return
         if self.training.optimizer is None:
             raise AttendropError(
-                f"Method '{acting[0].method.name}' acts on gradients just before the optimizer does: pass your "
+                f"Method '{acting[0].name}' acts on gradients just before the optimizer does: pass your "
                 "optimizer, regularize(..., optimizer=optimizer)."
             )
         parameters = dict(self.model.named_parameters())

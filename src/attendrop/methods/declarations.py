@@ -1,0 +1,33 @@
+"""What a method declares that it does, held against what it defines."""
+
+from __future__ import annotations
+
+from attendrop.methods.base import Method, MethodState
+from attendrop.validation import check_declared, defines
+
+
+def check_declarations(method_state: MethodState) -> None:
+    """Raise AttendropError if a method that starts does not declare what it defines, or declares what it does not."""
+    method = method_state.method
+    owner = f"Method '{method.name}'"
+    check_declared(
+        owner,
+        "MethodState.loss",
+        "the trait DECIDES_PASSES in Method.traits",
+        defined=defines(method_state, MethodState, "loss"),
+        declared=method.decides_passes,
+    )
+    check_declared(
+        owner,
+        "MethodState.edit_gradients",
+        "Method.edits_gradients = True",
+        defined=defines(method_state, MethodState, "edit_gradients"),
+        declared=method.edits_gradients,
+    )
+    check_declared(
+        owner,
+        "penalty",
+        "Method.adds_penalty = True",
+        defined=defines(method, Method, "penalty") or defines(method_state, MethodState, "penalty"),
+        declared=method.adds_penalty,
+    )
