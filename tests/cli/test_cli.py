@@ -287,7 +287,7 @@ OPTIONS = [
     (["--set", "p="], "--set takes NAME=VALUE"),
     (["--set", "p=0.1", "--set", "p=0.2"], "--set gives p twice."),
     (["--method", "finetune", "--set", "p=0.3"], "Method 'finetune' has no options"),
-    (["--epoch", "3"], "No such option: --epoch"),
+    (["--epoch", "3"], "--epochs"),
     (["--task", "rte"], "Give a task or a train-file, and not both"),
     (["--shots", "4", "--max-train-samples", "9"], "choose one"),
     (["--resume", "--overwrite"], "resume and overwrite exclude each other"),

@@ -19,7 +19,7 @@ ANSWERED_AT_ONCE = [
     (["--help"], 0, "Fine-tune"),
     (["--version"], 0, "."),
     (["train", "--help"], 0, "--learning-rate"),
-    (["train", "--epoch", "3"], 2, "No such option: --epoch"),
+    (["train", "--epoch", "3"], 2, "--epochs"),
     (["trian"], 2, "No such command 'trian'"),
     ([*TRAIN, "--epochs", "two"], 2, "Invalid value for '--epochs'"),
     ([*TRAIN, "--epochs", "0"], 2, "epochs must be at least 1, not 0."),

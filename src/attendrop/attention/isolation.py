@@ -17,7 +17,8 @@ def forked_rng(model: nn.Module) -> Iterator[None]:
     """Run an extra pass of ``model`` without a trace, for the block.
 
     Afterwards the random states of torch (on the CPU and on the model's device), numpy and Python are as they were
-    before, and so are the model's buffers, such as the running statistics of batch normalisation.
+    before, and so are the model's buffers, such as the running statistics of batch normalisation. Weights that autocast
+    cast without gradients are not used again.
     """
     device = next(model.parameters()).device
     devices = [] if device.type == "cpu" else [device]
@@ -28,6 +29,8 @@ def forked_rng(model: nn.Module) -> Iterator[None]:
         finally:
             random.setstate(python)
             np.random.set_state(numpy)
+            if not torch.is_grad_enabled():  # older versions of PyTorch would train through the cached weights
+                torch.clear_autocast_cache()
 
 
 def random_state(model: nn.Module) -> dict[str, Any]:
