@@ -19,7 +19,7 @@ STEPS = 10
 
 
 def trajectory(method: Method) -> list[float]:
-    """The losses of ten steps of a tiny BERT without dropout of its own, in float64, and after them the norm of its parameters."""
+    """The losses of ten steps of a tiny BERT without dropout, in float64, and the norm of its parameters after them."""
     model = zoo.build("bert", dtype=torch.float64)
     batches = [zoo.batch_of("bert", (8, 5 + i % 3, 3)) for i in range(STEPS)]
     needed = given(model, batches[0]) | {"total_steps": STEPS}
