@@ -57,7 +57,7 @@ def dropped_in(players: Players, micro: Micro) -> dict[str, Tensor]:
     """What was dropped in each layer that ran, as it is drawn again."""
     with torch.no_grad():
         outcomes = [outcome.dropped for outcome in replayed(players, micro)]
-    return dict(zip([key for key in micro.layers if key in players.chosen], outcomes, strict=True))
+    return dict(zip([key for key in micro.layers if key in players.selected_keys], outcomes, strict=True))
 
 
 # --- The two networks

@@ -72,7 +72,7 @@ def test_the_share_that_is_logged_is_p_and_counts_tokens_alone() -> None:
         for _ in range(20):
             reg.loss(batch)
             reg.step()
-        counts = reg.state_dict()["tally"]["counts"]
+        counts = reg.state_dict()["statistics"]["counts"]
         logs = reg.logs()
     assert logs["alpha_dropout/dropped"] == pytest.approx(0.3, abs=0.02)
     assert counts["alpha_dropout/encoder.0"][1] == 20 * 16 * (8 + 5 + 3)

@@ -507,7 +507,7 @@ def test_drop_shares_count_the_units_above_one_half(tmp_path: Path) -> None:
     players, step = players_of(lengths=(6, 4))
     with torch.no_grad():
         players.generator.query.weight.mul_(40)
-        shares = players.drop_shares(step.adapter, [unlabelled(step.batch)])
+        shares = players.drop_fractions(step.adapter, [unlabelled(step.batch)])
         counts = torch.zeros(2, 2)
         for row, length in enumerate((6, 4)):
             inputs = {name: value[row : row + 1, :length] for name, value in unlabelled(step.batch).items()}

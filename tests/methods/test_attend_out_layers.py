@@ -134,7 +134,7 @@ def test_a_period_keeps_no_draws_and_one_mask_for_all_layers() -> None:
     batch = zoo.batch_of("bert", (length, 20, 9))
     with regularize(model, AttendOut(), optimizer=optimizer_of(model), reward_data=[batch]) as reg:
         reg.loss(batch).backward()
-        ((micro,),) = reg.method_state.own_state_dict()["period"]
+        ((micro,),) = reg.method_state.rank_state_dict()["period"]
     assert len(micro["layers"]) == layers
     assert sum(bits.numel() for bits, _ in micro["masks"]) <= rows * length * length / 8
     assert not [name for name, value in micro.items() if isinstance(value, Tensor)]

@@ -28,7 +28,7 @@ def at_work(
     return regularization
 
 
-def chosen(reg: Regularization, batch: zoo.Batch) -> dict[str, bool]:
+def selected_layers(reg: Regularization, batch: zoo.Batch) -> dict[str, bool]:
     """Which layers one pass chose, as the logs say."""
     reg.loss(batch)
     prefix = "attention_layerdrop/dropped/"
@@ -152,7 +152,7 @@ def test_activation_checkpointing_counts_and_drops_once() -> None:
             model.activation_checkpointing_enable({"use_reentrant": False})
         reg = at_work(model, AttentionLayerDrop(p=0.3))
         reg.loss(zoo.batch_of("bert")).backward()
-        found.append((reg.state_dict()["tally"]["counts"], zoo.gradients(model)))
+        found.append((reg.state_dict()["statistics"]["counts"], zoo.gradients(model)))
         reg.close()
     assert found[0][0] == found[1][0]
     zoo.assert_same(found[0][1], found[1][1], 1e-6)

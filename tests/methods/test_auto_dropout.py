@@ -143,7 +143,7 @@ def test_trials_begin_anew_and_the_best_pattern_trains_on(monkeypatch: pytest.Mo
             metrics = reg.metrics()
             assert metrics["autodropout/trial"] == len(values)
             assert metrics["autodropout/trial_loss"] == pytest.approx(values[-1])
-    found = json.loads(json.dumps(method_state.conclude([])))["autodropout"]
+    found = json.loads(json.dumps(method_state.final_report([])))["autodropout"]
     reg.close()
     assert len({json.dumps(pattern) for pattern in patterns}) == 3
     assert [trial["pattern"] for trial in found["trials"]] == patterns
@@ -279,7 +279,7 @@ def test_a_run_goes_on_exactly_from_anywhere(step: int, tmp_path: Path) -> None:
     resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
     zoo.assert_same(weights(whole), weights(resumed))
     assert whole.method_state is not None and resumed.method_state is not None
-    assert whole.method_state.conclude([]) == resumed.method_state.conclude([])
+    assert whole.method_state.final_report([]) == resumed.method_state.final_report([])
 
 
 def test_rows_are_set_aside_to_score_on(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_gradients_of_the_log_odds_are_those_of_the_loss() -> None:
 
 
 def learnt(reg: Regularization) -> list[float]:
-    return list(reg.method_state.conclude([])["concrete_dropout"].values())
+    return list(reg.method_state.final_report([])["concrete_dropout"].values())
 
 
 def test_a_prior_alone_leads_to_one_half_and_its_weights_to_less() -> None:
@@ -242,12 +242,12 @@ def gradient(cut: int, scale: float = 1.0, processes: Processes | None = None) -
     rows, found = zoo.rows("bert", (8, 5, 3, 6)), []
     reg = at_work(zoo.build("bert", dtype=torch.float64), processes)
     method_state: Any = reg.method_state
-    reg.loss_scale, reg.share = scale, cut / 4
+    reg.loss_scale, reg.loss_weight = scale, cut / 4
     for start in range(0, 4, cut):
         batch = zoo.collate(rows[start : start + cut])
         # As a trainer does, the loss of the data comes with its share, and the penalty is given its own.
         penalty = method_state.penalty
-        method_state.penalty = lambda step, outputs, penalty=penalty: penalty(step, outputs) / reg.share
+        method_state.penalty = lambda step, outputs, penalty=penalty: penalty(step, outputs) / reg.loss_weight
         (reg.loss(batch) * cut / 4 * scale).backward()
         method_state.penalty = penalty
     method_state.optimizer.register_step_pre_hook(lambda *_: found.append(method_state.logits.grad.clone()))
@@ -284,7 +284,7 @@ def test_rows_are_those_of_the_training_data() -> None:
     with regularize(model, ConcreteDropout(), train_data=[batch, batch]) as reg:
         reg.loss(batch)
         assert reg.method_state.num_train_rows == 6  # type: ignore[attr-defined]
-        assert set(json.loads(json.dumps(reg.method_state.conclude([])))["concrete_dropout"]) == {
+        assert set(json.loads(json.dumps(reg.method_state.final_report([])))["concrete_dropout"]) == {
             "encoder.0",
             "encoder.1",
         }

@@ -21,7 +21,7 @@ LENGTHS = (8, 5, 3, 6)
 
 def at_work(model: Any, method: SCAL | Compose, *, share: float = 1.0, scale: float = 1.0) -> Regularization:
     regularization = Regularization(zoo.training(model), method)
-    regularization.share, regularization.loss_scale = share, scale
+    regularization.loss_weight, regularization.loss_scale = share, scale
     return regularization
 
 

@@ -170,7 +170,7 @@ def test_activation_checkpointing_counts_and_drops_once() -> None:
             model.activation_checkpointing_enable({"use_reentrant": False})
         reg = at_work(model, Scheduler())
         reg.loss(zoo.batch_of("bert")).backward()
-        found.append((reg.state_dict()["tally"]["counts"], zoo.gradients(model)))
+        found.append((reg.state_dict()["statistics"]["counts"], zoo.gradients(model)))
         reg.close()
     assert found[0][0] == found[1][0]
     zoo.assert_same(found[0][1], found[1][1], 1e-6)

@@ -40,7 +40,7 @@ def take_step(reg: Regularization, *batches: zoo.Batch) -> None:
 
 
 def concluded(reg: Regularization) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(json.dumps(reg.method_state.conclude([])))["supert"]
+    found: dict[str, Any] = json.loads(json.dumps(reg.method_state.final_report([])))["supert"]
     return found
 
 
@@ -267,7 +267,7 @@ def test_a_run_goes_on_exactly_before_at_and_after_the_way_back(step: int, tmp_p
     resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
     zoo.assert_same(weights(whole), weights(resumed))
     assert whole.method_state is not None and resumed.method_state is not None
-    assert whole.method_state.conclude([]) == resumed.method_state.conclude([])
+    assert whole.method_state.final_report([]) == resumed.method_state.final_report([])
 
 
 # --- What is refused

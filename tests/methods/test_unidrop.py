@@ -145,7 +145,7 @@ def test_activation_checkpointing_drops_the_same() -> None:
             model.activation_checkpointing_enable({"use_reentrant": False})
         reg = at_work(model, UniDrop(feature=0.3, data=0))
         reg.loss(zoo.batch_of("bert")).backward()
-        found.append((reg.state_dict()["tally"], zoo.gradients(model)))
+        found.append((reg.state_dict()["statistics"], zoo.gradients(model)))
         reg.close()
     assert found[0][0] == found[1][0]
     zoo.assert_same(found[0][1], found[1][1], 1e-6)

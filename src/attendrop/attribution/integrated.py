@@ -83,14 +83,14 @@ def integrated_gradient_attribution(
         def integral(factor: float) -> dict[str, Tensor]:
             total: dict[str, Tensor] = {}
             for group in groups:
-                for alpha, share in nodes(rule, steps):
+                for alpha, weight in nodes(rule, steps):
                     leaves = [(recorded[key] * alpha).requires_grad_() for key in group]
                     plan = Replace(dict(zip(group, leaves, strict=True)), units)
                     with torch.enable_grad():
                         scores = score(adapter.forward(inputs or batch, plan))
                         found = gradients_of(wide(scores).sum() * factor, group, leaves)
                     for key in group:
-                        total[key] = total.get(key, 0) + share * wide(found[key])
+                        total[key] = total.get(key, 0) + weight * wide(found[key])
             return total
 
         integrals = finite_gradients(integral)
@@ -98,8 +98,8 @@ def integrated_gradient_attribution(
 
 
 def nodes(rule: str, steps: int) -> list[tuple[float, float]]:
-    """Points on [0, 1] and their shares, which sum to 1, of a rule of integration with ``steps`` points."""
+    """Points on [0, 1] and their weights, which sum to 1, of a rule of integration with ``steps`` points."""
     if rule == "riemann":
         return [(k / steps, 1 / steps) for k in range(1, steps + 1)]
-    points, shares = np.polynomial.legendre.leggauss(steps)
-    return [(float(x + 1) / 2, float(share) / 2) for x, share in zip(points, shares, strict=True)]
+    points, weights = np.polynomial.legendre.leggauss(steps)
+    return [(float(x + 1) / 2, float(weight) / 2) for x, weight in zip(points, weights, strict=True)]

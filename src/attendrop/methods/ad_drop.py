@@ -82,7 +82,9 @@ class ADDrop(Method):
 }"""
 
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("scores",), forward="2", backward="1 + activations")
-    rests: ClassVar[str] = "With cross-tuning it acts in every second epoch; set cross_tuning=False for all."
+    inactive_epochs_hint: ClassVar[str] = (
+        "With cross-tuning it acts in every second epoch; set cross_tuning=False for all."
+    )
 
     p: float = option(0.3, unit_interval())
     q: float = option(0.3, unit_interval(one=True))
@@ -118,7 +120,7 @@ class ADDrop(Method):
         return self.cross_tuning
 
     def plan(self, context: StepContext) -> Plan:
-        attention_layers = self.chosen(context.adapter.attention_layers)
+        attention_layers = self.selected_layers(context.adapter.attention_layers)
         attributions = self._attribute(context, attention_layers)
         keys = {layer.key for layer in attention_layers} if self.attribution == "random" else set(attributions)
         return _DropHigh(self, context, keys, attributions)

@@ -64,7 +64,9 @@ class AlphaDropout(Method):
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def plan(self, context: StepContext) -> Plan:
-        return _Saturating(context, {layer.key for layer in self.chosen(context.adapter.attention_layers)}, self.p)
+        return _Saturating(
+            context, {layer.key for layer in self.selected_layers(context.adapter.attention_layers)}, self.p
+        )
 
 
 class _Saturating(RandomMaskPlan):

@@ -52,7 +52,7 @@ class AttentionLayerDrop(Method):
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def plan(self, context: StepContext) -> Plan:
-        attention_layers = self.chosen(context.adapter.attention_layers)
+        attention_layers = self.selected_layers(context.adapter.attention_layers)
         dropped = {layer.key for layer in attention_layers if context.key.chance(layer.key) < self.p}
         for layer in attention_layers:
             context.report(layer.key, torch.tensor(int(layer.key in dropped)), torch.tensor(1))

@@ -46,7 +46,7 @@ class AutoDropout(Method):
         ...     reg.step()  # at the end of a trial: score, begin anew
 
     Args:
-        search: Of the planned steps, the share to search in, in (0, 1).
+        search: Of the planned steps, the fraction to search in, in (0, 1).
         trials: How many patterns to try.
         max_size: The greatest ``size``.
         max_stride: The greatest ``stride``.
@@ -135,13 +135,13 @@ class _Search(MethodState):
             self.start.optimizer.register_step_post_hook(self._restore_rates),
         ]
         self._scheduled: list[Any] = []
-        self._context = 0
+        self._step = 0
         self.trials: list[dict[str, Any]] = []
         self.pattern = self._next()
 
     def plan(self, context: StepContext) -> Plan:
-        self._context = context.key.step
-        attention_layers = part_of(self.method.chosen(context.adapter.attention_layers), self.pattern["part"])
+        self._step = context.key.step
+        attention_layers = part_of(self.method.selected_layers(context.adapter.attention_layers), self.pattern["part"])
         return Patterned(context, {layer.key for layer in attention_layers}, self.pattern)
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
@@ -166,20 +166,20 @@ class _Search(MethodState):
         found = {"start": self.start.state_dict(), "trials": list(self.trials), "seed": self.seed}
         return found | {"rates": self.rates}
 
-    def own_state_dict(self) -> dict[str, Any]:
+    def rank_state_dict(self) -> dict[str, Any]:
         return {"steps": self.recorded.steps} if self.searching() else {}
 
-    def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> None:
         self.start.load_state_dict(state["start"])
         self.trials, self.seed, self.rates = list(state["trials"]), state["seed"], state["rates"]
-        self.recorded.steps = list(own.get("steps", []))
+        self.recorded.steps = list(rank_state.get("steps", []))
         self.pattern = self._next()
 
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
 
-    def conclude(self, batches: Iterable[Batch]) -> dict[str, Any]:
+    def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
         """The best pattern, and all that were tried, with the loss that each led to."""
         return {"autodropout": {"best": self._best(), "trials": self.trials}} if self.trials else {}
 
@@ -202,7 +202,7 @@ class _Search(MethodState):
             groups = self.start.optimizer.param_groups
             self._scheduled = [group["lr"] for group in groups]
             for group, rate in zip(groups, self.rates, strict=True):
-                group["lr"] = rate * (1 - self._context / self.length)
+                group["lr"] = rate * (1 - self._step / self.length)
 
     def _restore_rates(self, *_: Any) -> None:
         """Just after it: those of the run's schedule, which may go on from them."""
@@ -216,7 +216,7 @@ class _Search(MethodState):
         model, processes = self.training.model, self.training.processes
         sums = torch.zeros(2, dtype=torch.float64)
         with torch.no_grad(), evaluating(model), forked_rng(model):
-            for batch in self.training.reward_data.in_order(self.method.reward_batch_size, processes):
+            for batch in self.training.reward_data.iter_batches(self.method.reward_batch_size, processes):
                 rows = number_of_rows(batch)
                 sums += torch.tensor([float(self.training.evaluate(model, batch)[0]) * rows, rows], dtype=torch.float64)
         total, number = processes.total(sums).tolist()

@@ -41,7 +41,7 @@ class Method:
         summary: One line that says what it does.
         paper: Source, as "Authors (year), title".
         bibtex: The source as a BibTeX entry, for model cards.
-        facts: For the table in the documentation.
+        info: For the table in the documentation.
         uses_attention: Whether it needs a model whose attention can be reached; without, any model will do.
         adds_penalty: Whether it, or its state, defines a :meth:`penalty`.
         edits_gradients: Whether its state defines :meth:`MethodState.edit_gradients`.
@@ -52,8 +52,9 @@ class Method:
             with the options under which it has the trait; empty if always.
         rules: With which it cannot be combined for reasons of its own.
         needs_loss_scale: Whether it reads gradients that the loss scale of float16 has multiplied.
-        counts_all: Whether what it reports as dropped is all that it does, so that zero means that it did nothing.
-        rests: In which epochs it does not act, and how to make it act in all: a sentence for warnings.
+        reports_all_effects: Whether what it reports as dropped is all that it does, so that zero means that it did
+            nothing.
+        inactive_epochs_hint: In which epochs it does not act, and how to make it act in all: a sentence for warnings.
     """
 
     name: ClassVar[str]
@@ -69,8 +70,8 @@ class Method:
     traits: ClassVar[Mapping[str, str]] = {}
     rules: ClassVar[tuple[Rule, ...]] = ()
     needs_loss_scale: ClassVar[bool] = False
-    counts_all: ClassVar[bool] = True
-    rests: ClassVar[str] = ""
+    reports_all_effects: ClassVar[bool] = True
+    inactive_epochs_hint: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -117,7 +118,7 @@ class Method:
         """The epochs, from 0, in which the method acts; None for a method that regularises nothing."""
         return [epoch for epoch in range(num_epochs) if self.active(epoch)]
 
-    def chosen(self, attention_layers: Sequence[AttentionLayer]) -> Sequence[AttentionLayer]:
+    def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> Sequence[AttentionLayer]:
         """The attention sites to act on, of a model's; raises AttendropError if the options do not fit them."""
         return select_layers(attention_layers, self.options().get("layers", "all"))
 
@@ -217,7 +218,7 @@ class MethodState:
     def edit_gradients(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Called just before the optimizer's step, with gradients that are summed up, unscaled and clipped."""
 
-    def accompany(self, model: nn.Module) -> None:
+    def act_on_second_model(self, model: nn.Module) -> None:
         """Act on a second model, which another method trains beside, as on the first."""
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
@@ -236,7 +237,7 @@ class MethodState:
         """Called after the last step, planned or not. Returns figures to log, if there are any."""
         return {}
 
-    def named(self, metrics: Mapping[str, float]) -> dict[str, float]:
+    def with_log_names(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """The figures of a step under the names that they are logged by."""
         return {f"{self.method.source}/{name}": value for name, value in metrics.items()}
 
@@ -244,14 +245,14 @@ class MethodState:
         """What a checkpoint has to hold, the same in all processes: tensors and plain values."""
         return {}
 
-    def own_state_dict(self) -> dict[str, Any]:
+    def rank_state_dict(self) -> dict[str, Any]:
         """What a checkpoint has to hold of this process alone."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        """Go on from a :meth:`state_dict` and an :meth:`own_state_dict`."""
+    def load_state_dict(self, state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> None:
+        """Go on from a :meth:`state_dict` and an :meth:`rank_state_dict`."""
 
-    def conclude(self, batches: Iterable[Batch]) -> dict[str, Any]:
+    def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
         """What is worth keeping of a finished run, as plain values.
 
         Args:
@@ -283,12 +284,12 @@ def run_pass(
         plan: A further plan.
         model: Another model than the one that trains; it gets the penalties, but no plan.
     """
-    parts = [(method_state, dataclasses.replace(step, batch=batch)) for method_state, step in parts]
-    plans = [plan, *(method_state.plan(step) for method_state, step in parts)] if model is None else []
+    parts = [(method_state, dataclasses.replace(context, batch=batch)) for method_state, context in parts]
+    plans = [plan, *(method_state.plan(context) for method_state, context in parts)] if model is None else []
     found = [item for item in plans if item is not None]
     loss, outputs = compute_loss(batch, CombinedPlan(found) if len(found) > 1 else found[0] if found else None, model)
-    for method_state, step in parts:
-        penalty = method_state.penalty(step, outputs)
+    for method_state, context in parts:
+        penalty = method_state.penalty(context, outputs)
         loss = loss if penalty is None else loss + penalty
     return loss, outputs
 

@@ -31,8 +31,8 @@ class ChildTuning(Method):
 
     Just before the optimizer's step, gradients outside of the child network are set to zero. ``variant="F"`` (task
     free): in each step each element is in the child network with probability ``p``, and its gradient is divided by
-    ``p``. ``variant="D"`` (task driven): the child network is fixed when training begins, and holds the share ``p`` of
-    the layers' parameters that have the greatest Fisher information on the training rows, the mean of the squared
+    ``p``. ``variant="D"`` (task driven): the child network is fixed when training begins, and holds the fraction ``p``
+    of the layers' parameters that have the greatest Fisher information on the training rows, the mean of the squared
     gradients of the loss of single rows.
 
     Example:
@@ -162,7 +162,7 @@ class _Driven(MethodState):
     def state_dict(self) -> dict[str, Any]:
         return {"masks": self.masks}
 
-    def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> None:
         device = next(self.training.model.parameters()).device
         self.masks = {name: mask.to(device) for name, mask in state.get("masks", {}).items()}
 
@@ -174,7 +174,7 @@ def fisher_information(training: TrainingContext, method: ChildTuning) -> dict[s
     """The mean over batches of the training rows of the squared gradient of their loss, of each layer parameter.
 
     Args:
-        training: The model and the rows. Each process takes its share of them.
+        training: The model and the rows. Each process takes its part of them.
         method: How many rows a batch has, and what gradients are clipped to.
     """
     assert training.train_data is not None
@@ -186,7 +186,7 @@ def fisher_information(training: TrainingContext, method: ChildTuning) -> dict[s
     sums = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in chosen.items()}
     count = 0
     with evaluating(model), forked_rng(model):
-        for batch in training.train_data.in_order(method.fisher_batch_size, training.processes):
+        for batch in training.train_data.iter_batches(method.fisher_batch_size, training.processes):
             with torch.enable_grad():
                 loss, _ = training.evaluate(model, batch)
                 gradients = torch.autograd.grad(loss, list(chosen.values()), allow_unused=True)
@@ -202,12 +202,12 @@ def fisher_information(training: TrainingContext, method: ChildTuning) -> dict[s
     return {name: total(value) / batches for name, value in sums.items()}
 
 
-def largest(values: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
-    """Masks, True at the ``share`` of all elements that are the greatest, and at those that equal the least of them.
+def largest(values: Mapping[str, Tensor], fraction: float) -> dict[str, Tensor]:
+    """Masks, True at the ``fraction`` of all elements that are the greatest, and at those that equal the least of them.
 
     The number is rounded down, as in :func:`attendrop.masks.floor_fraction`, and at least 1.
     """
     flat = torch.cat([value.flatten() for value in values.values()])
-    kept = max(1, math.floor(share * flat.numel() + 1e-6))
+    kept = max(1, math.floor(fraction * flat.numel() + 1e-6))
     threshold = flat.kthvalue(flat.numel() - kept + 1).values
     return {name: value >= threshold for name, value in values.items()}

@@ -92,8 +92,10 @@ class Compose(Method):
     def needs_epoch(self) -> bool:
         return any(part.needs_epoch() for part in self.methods)
 
-    def chosen(self, attention_layers: Sequence[AttentionLayer]) -> Sequence[AttentionLayer]:
-        found = {layer for part in self.methods if part.uses_attention for layer in part.chosen(attention_layers)}
+    def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> Sequence[AttentionLayer]:
+        found = {
+            layer for part in self.methods if part.uses_attention for layer in part.selected_layers(attention_layers)
+        }
         return [layer for layer in attention_layers if layer in found]
 
     def rewarded_on(self) -> str | None:
@@ -128,9 +130,9 @@ class ComposedState(MethodState):
 
     def __init__(self, method: Compose, training: TrainingContext) -> None:
         super().__init__(method)
-        training = dataclasses.replace(training, accompany=self._accompany)
+        training = dataclasses.replace(training, act_on_second_model=self._act_on_second_model)
         self.method_states = [part.start(training) for part in method.parts]
-        self.in_order = sorted(
+        self.ordered_states = sorted(
             self.method_states, key=lambda method_state: (method_state.method.order, method_state.method.name)
         )
 
@@ -142,7 +144,7 @@ class ComposedState(MethodState):
         acting: list[tuple[MethodState, StepContext]] = []
         leader: MethodState | None = None
         batch = context.batch
-        for method_state in self.in_order:
+        for method_state in self.ordered_states:
             if not method_state.method.active(context.epoch or 0):
                 continue
             own = self._as_seen_by(method_state, context, batch)
@@ -160,7 +162,7 @@ class ComposedState(MethodState):
         return leader.loss(self._as_seen_by(leader, context, batch), one_pass)
 
     def edit_gradients(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        for method_state in self.in_order:
+        for method_state in self.ordered_states:
             method_state.edit_gradients(parameters)
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
@@ -179,24 +181,26 @@ class ComposedState(MethodState):
     def finish(self) -> dict[str, float]:
         return self._metrics({method_state: method_state.finish() for method_state in self.method_states})
 
-    def named(self, metrics: Mapping[str, float]) -> dict[str, float]:
+    def with_log_names(self, metrics: Mapping[str, float]) -> dict[str, float]:
         return dict(metrics)
 
     def state_dict(self) -> dict[str, Any]:
         return self._by_name({method_state: method_state.state_dict() for method_state in self.method_states})
 
-    def own_state_dict(self) -> dict[str, Any]:
-        return self._by_name({method_state: method_state.own_state_dict() for method_state in self.method_states})
+    def rank_state_dict(self) -> dict[str, Any]:
+        return self._by_name({method_state: method_state.rank_state_dict() for method_state in self.method_states})
 
-    def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> None:
         for method_state in self.method_states:
             name = method_state.method.name
-            method_state.load_state_dict(state.get(name, {}), own.get(name, {}))
+            method_state.load_state_dict(state.get(name, {}), rank_state.get(name, {}))
 
-    def conclude(self, batches: Iterable[Batch]) -> dict[str, Any]:
+    def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
         kept = list(batches) if len(self.method_states) > 1 else batches
         return {
-            name: value for method_state in self.method_states for name, value in method_state.conclude(kept).items()
+            name: value
+            for method_state in self.method_states
+            for name, value in method_state.final_report(kept).items()
         }
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
@@ -206,11 +210,11 @@ class ComposedState(MethodState):
         for method_state in self.method_states:
             method_state.close()
 
-    def _accompany(self, model: nn.Module) -> Any:
+    def _act_on_second_model(self, model: nn.Module) -> Any:
         """Let all but the one that trains this model act on it, too."""
-        others = [method_state for method_state in self.in_order if not method_state.method.decides_passes]
+        others = [method_state for method_state in self.ordered_states if not method_state.method.decides_passes]
         for method_state in others:
-            method_state.accompany(model)
+            method_state.act_on_second_model(model)
         parameters = dict(model.named_parameters())
 
         def before_step() -> None:
@@ -224,7 +228,11 @@ class ComposedState(MethodState):
         return dataclasses.replace(context, batch=batch, key=key, source=method_state.method.source)
 
     def _metrics(self, found: Mapping[MethodState, Mapping[str, float]]) -> dict[str, float]:
-        return {name: value for method_state, own in found.items() for name, value in method_state.named(own).items()}
+        return {
+            name: value
+            for method_state, own in found.items()
+            for name, value in method_state.with_log_names(own).items()
+        }
 
     def _by_name(self, found: Mapping[MethodState, dict[str, Any]]) -> dict[str, Any]:
         return {method_state.method.name: state for method_state, state in found.items() if state}

@@ -150,7 +150,7 @@ class _Learning(MethodState):
         self._projections: dict[str, ValueProjection] = {}
 
     def plan(self, context: StepContext) -> Plan:
-        attention_layers = self.method.chosen(context.adapter.attention_layers)
+        attention_layers = self.method.selected_layers(context.adapter.attention_layers)
         if self.optimizer is None:
             logit = torch.logit(torch.tensor(self.method.p, dtype=torch.float64)).float()
             self._begin([layer.key for layer in attention_layers], logit.repeat(len(attention_layers)))
@@ -185,11 +185,11 @@ class _Learning(MethodState):
             return {}
         return {"layers": self.keys, "logits": self.logits.detach(), "optimizer": self.optimizer.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> None:
         if state:
             self._begin(state["layers"], state["logits"]).load_state_dict(state["optimizer"])
 
-    def conclude(self, batches: Iterable[Batch]) -> dict[str, Any]:
+    def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
         """Of each layer the probability that was learnt."""
         return {"concrete_dropout": dict(zip(self.keys, self.logits.detach().sigmoid().tolist(), strict=True))}
 

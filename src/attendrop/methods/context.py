@@ -62,7 +62,7 @@ class LabelledData(Protocol):
         """Draw ``count`` items of ``size`` samples each, on the model's device; the seed decides which."""
         ...
 
-    def in_order(self, size: int, processes: Processes) -> Iterator[Batch]:
+    def iter_batches(self, size: int, processes: Processes) -> Iterator[Batch]:
         """All rows once, ``size`` at a time, on the model's device; of these batches the share of this process."""
         ...
 
@@ -85,8 +85,8 @@ class TrainingContext:
         metric: From logits and labels to a score of which more is better, if there is one.
         mask_token: The id that stands for a masked token, if there is one.
         special_tokens: Ids that are never masked.
-        accompany: To be called with a second model that a method trains beside: whatever else regularises the first is
-            then done to it, too. Gives what to call with it before each step of its optimizer.
+        act_on_second_model: To be called with a second model that a method trains beside: whatever else regularises the
+            first is then done to it, too. Returns what to call before each step of its optimizer.
     """
 
     model: nn.Module
@@ -102,7 +102,7 @@ class TrainingContext:
     metric: Callable[[Any, Any], float] | None = None
     mask_token: int | None = None
     special_tokens: tuple[int, ...] = ()
-    accompany: Callable[[nn.Module], Callable[[], None]] = lambda model: lambda: None
+    act_on_second_model: Callable[[nn.Module], Callable[[], None]] = lambda model: lambda: None
 
 
 @dataclass(frozen=True)
@@ -120,10 +120,10 @@ class StepContext:
         micro_batches: How many micro-batches like this one the global batch holds, by the items that losses average
             over: a penalty that is a sum over this one, times this, is a sum over the global batch.
         loss_scale: The factor by which gradients are multiplied under float16, else 1.
-        given: Names of the batch's columns that the pass that trains gives the model (a loss that is computed outside
-            of the model keeps the labels from it); None for all.
+        model_columns: Names of the batch's columns that the pass that trains gives the model (a loss that is computed
+            outside of the model keeps the labels from it); None for all.
         extra: Columns of the batch that the method asked for and the model does not know; see :attr:`Method.columns`.
-        attached: The model's attention sites, and passes of its own making; None for methods that say that they do not
+        adapter: The model's attention sites, and passes of its own making; None for methods that say that they do not
             use attention.
     """
 
@@ -136,7 +136,7 @@ class StepContext:
     progress: float | None = None
     micro_batches: float | Tensor = 1.0
     loss_scale: float = 1.0
-    given: Collection[str] | None = None
+    model_columns: Collection[str] | None = None
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     adapter_if_any: ModelAdapter | None = None
 
@@ -149,7 +149,9 @@ class StepContext:
     @property
     def inputs(self) -> Batch:
         """What of ``batch`` the pass that trains gives the model."""
-        return {name: value for name, value in self.batch.items() if self.given is None or name in self.given}
+        if self.model_columns is None:
+            return self.batch
+        return {name: value for name, value in self.batch.items() if name in self.model_columns}
 
     def report(self, layer: str, dropped: Tensor, possible: Tensor) -> None:
         """Log the share of what was dropped at a site: how many, of how many that could have been."""

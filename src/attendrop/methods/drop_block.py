@@ -67,7 +67,9 @@ class DropBlock(Method):
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def plan(self, context: StepContext) -> Plan:
-        return _DropBlocks(self, context, {layer.key for layer in self.chosen(context.adapter.attention_layers)})
+        return _DropBlocks(
+            self, context, {layer.key for layer in self.selected_layers(context.adapter.attention_layers)}
+        )
 
 
 class _DropBlocks(RandomMaskPlan):

@@ -64,7 +64,7 @@ class _DropConnect(WeightMixing):
     """Mixes with zero."""
 
     def choose(self, context: StepContext) -> list[str]:
-        keys = {layer.key for layer in self.method.chosen(context.adapter.attention_layers)}
+        keys = {layer.key for layer in self.method.selected_layers(context.adapter.attention_layers)}
         blocks = context.adapter.blocks
         modules = {m for b in blocks for key in keys & b.inputs.keys() for m in (*b.inputs[key], b.projections[key])}
         weights = {module.weight for module in modules}

@@ -73,7 +73,7 @@ class DropHead(Method):
 
     def plan(self, context: StepContext) -> Plan:
         p = self.p_start if self.schedule == "constant" else self.probability_at(context.planned_progress())
-        return _DropHeads(context, {layer.key for layer in self.chosen(context.adapter.attention_layers)}, p)
+        return _DropHeads(context, {layer.key for layer in self.selected_layers(context.adapter.attention_layers)}, p)
 
 
 class _DropHeads(RandomMaskPlan):

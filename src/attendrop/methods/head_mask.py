@@ -78,7 +78,7 @@ class HeadMask(Method):
         return max(0, min(heads - 1, max(1, int(floor_fraction(torch.tensor(heads), self.fraction)))))
 
     def plan(self, context: StepContext) -> Plan:
-        attention_layers = self.chosen(context.adapter.attention_layers)
+        attention_layers = self.selected_layers(context.adapter.attention_layers)
         importance: dict[str, Tensor] = {}
         if self.select_by == "importance":
             importance = head_importance(context.adapter, context.batch, attention_layers)

@@ -87,6 +87,6 @@ class _Mixout(WeightMixing):
     def state_dict(self) -> dict[str, Any]:
         return {"pretrained": dict(self.targets)}
 
-    def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> None:
         found: Mapping[str, Tensor] = state["pretrained"]
         self.targets = {name: value.to(self.targets[name].device) for name, value in found.items()}

@@ -109,7 +109,7 @@ class _State(MethodState):
         assert isinstance(method, SCAL)
         perturbed: Callable[[Mapping[str, Tensor]], _Perturbed] = _PerturbedWords
         if method.where == "attention":
-            keys = {layer.key for layer in method.chosen(context.adapter.attention_layers)}
+            keys = {layer.key for layer in method.selected_layers(context.adapter.attention_layers)}
             perturbed = partial(_PerturbedAttention, keys)
         clean = perturbed({})
         loss, outputs = compute_loss(context.batch, clean)

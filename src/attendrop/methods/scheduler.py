@@ -100,7 +100,7 @@ class Scheduler(Method):
         knots, curves = _numbers("progress", self.progress), _curves(self.probabilities)
         return [min(HIGHEST, float(np.interp(progress, knots, curve))) for curve in curves]
 
-    def chosen(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
+    def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
         """The attention sites to act on, of a model's; raises AttendropError if the lists do not fit them."""
         chosen = select_self_attention(attention_layers, self.layers)
         if len(self.probabilities) not in (1, len(chosen)):
@@ -111,7 +111,7 @@ class Scheduler(Method):
         return chosen
 
     def plan(self, context: StepContext) -> Plan:
-        attention_layers, progress = self.chosen(context.adapter.attention_layers), context.planned_progress()
+        attention_layers, progress = self.selected_layers(context.adapter.attention_layers), context.planned_progress()
         if self.shape != OWN:
             found = [_START + (_ENDS[self.shape](layer) - _START) * progress for layer in range(len(attention_layers))]
         else:

@@ -95,14 +95,14 @@ class StructureMask(Method):
         kinds = {"dependencies": "positions", "adjacency": "matrix"}
         return {} if self.structure == "window" else {self.column: kinds[self.structure]}
 
-    def chosen(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
+    def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
         """The attention sites to act on, of a model's."""
         return select_self_attention(attention_layers, self.layers)
 
     def plan(self, context: StepContext) -> Plan:
         outside = None if self.structure == "window" else self._outside(context)
         return _DropOutside(
-            self, context, {layer.key for layer in self.chosen(context.adapter.attention_layers)}, outside
+            self, context, {layer.key for layer in self.selected_layers(context.adapter.attention_layers)}, outside
         )
 
     def _outside(self, context: StepContext) -> Tensor:

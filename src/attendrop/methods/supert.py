@@ -163,12 +163,12 @@ class _SuperT(MethodState):
         state = {"start": self.start.state_dict(), "importance": self.importance}
         return state | {"pruned": self.pruned, "zeros": self.zeros}
 
-    def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> None:
         self.start.load_state_dict(state["start"])
         self.importance = to_device(state["importance"], next(self.training.model.parameters()).device)
         self.pruned, self.zeros = state["pruned"], state["zeros"]
 
-    def conclude(self, batches: Iterable[Batch]) -> dict[str, Any]:
+    def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
         """What was pruned, and the importances, means over rows."""
         if self.pruned is None:
             return {}

@@ -87,7 +87,7 @@ class UniDrop(Method):
     )
     traits: ClassVar[Mapping[str, str]] = {SKIPS_BLOCKS: "structure above 0"}
     skips_parameters: ClassVar[bool] = True
-    counts_all: ClassVar[bool] = False  # blocks only
+    reports_all_effects: ClassVar[bool] = False  # blocks only
 
     feature: float = option(0.1, unit_interval(zero=True))
     features: str | int | Sequence[int] = option(

@@ -58,7 +58,7 @@ class Vanilla(Method):
         return self.where == "weights" if trait == REPLACES_DROPOUT else super().has(trait)
 
     def plan(self, context: StepContext) -> Plan:
-        keys = {layer.key for layer in self.chosen(context.adapter.attention_layers)}
+        keys = {layer.key for layer in self.selected_layers(context.adapter.attention_layers)}
         return (
             Bernoulli(context, dict.fromkeys(keys, self.p))
             if self.where == "scores"

@@ -59,7 +59,7 @@ class RunConfig:
         class_weights: ``"balanced"``: rare classes count as much as common ones in the loss; None: rows count alike.
         method: What regularises, with its ``options``.
         epochs, batch_size, gradient_accumulation, learning_rate, weight_decay, schedule, warmup: Of the optimisation.
-            ``batch_size`` counts rows per process and micro-batch; ``warmup`` is a share of all steps.
+            ``batch_size`` counts rows per process and micro-batch; ``warmup`` is a fraction of all steps.
         max_steps: Stop after so many optimizer steps instead of after ``epochs``; for comparisons between methods that
             train on different numbers of rows.
         max_length: In tokens; longer texts are cut.

@@ -99,9 +99,9 @@ def report_warnings(report: dict[str, Any]) -> Iterator[str]:
             yield f"No row of train is of class {name!r}: it cannot be learnt."
     for name, part in parts.items():
         if part.get("in_train"):
-            share = 100 * part["in_train"] / part["rows"]
+            percent = 100 * part["in_train"] / part["rows"]
             yield (
-                f"{part['in_train']} of {part['rows']} rows of {name} ({share:.1f} %) have a text that is in train, "
+                f"{part['in_train']} of {part['rows']} rows of {name} ({percent:.1f} %) have a text that is in train, "
                 "too: the score on them flatters."
             )
     conflicts = report["conflicts"]

@@ -101,7 +101,7 @@ def _pruned(
     if ranking is None:
         pi, harm = None, work.importance(attention_layers)
     else:  # nothing is known of layers that the method did not see
-        pi = harm = {layer.key: ranking.drop_shares.get(layer.key, 0.0) for layer in attention_layers}
+        pi = harm = {layer.key: ranking.drop_fractions.get(layer.key, 0.0) for layer in attention_layers}
     wanted = parse_wanted(layers)
     if wanted.auto:
         rows = len(run.sets[work.chosen_on])

@@ -126,7 +126,7 @@ def _train(config: RunConfig, place: Path, *, resume: bool, callbacks: Sequence[
     announce_one_class(scores)
     metrics = run_metrics(run, trainer, scores, meter.seconds_so_far)
     metrics["data"]["report"] = report
-    metrics |= _conclude(trainer, encoded)
+    metrics |= _final_report(trainer, encoded)
     if trainer.is_world_process_zero():
         with results(place) as files:
             _save(trainer, tokenizer, metrics, files)
@@ -158,7 +158,7 @@ def _check_method(model: PreTrainedModel, method: Method) -> None:
     """Refuse, before training, a model that the method cannot act on, and layers that it does not have."""
     if not method.uses_attention:
         return
-    method.chosen(find_attention_layers(model))
+    method.selected_layers(find_attention_layers(model))
 
 
 def _trainer(
@@ -212,10 +212,10 @@ def silence(trainer: Trainer) -> None:
         trainer.remove_callback(printing)
 
 
-def _conclude(trainer: RegularizedTrainer, encoded: Parts) -> dict[str, Any]:
+def _final_report(trainer: RegularizedTrainer, encoded: Parts) -> dict[str, Any]:
     """What the method has to tell of the finished run."""
     if trainer.method_state is None:
         return {}
     rows = encoded.train if encoded.selection is None else encoded.selection
     batches = (to_device(batch, trainer.args.device) for batch in trainer.get_eval_dataloader(rows))
-    return trainer.method_state.conclude(batches)
+    return trainer.method_state.final_report(batches)

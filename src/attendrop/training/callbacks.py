@@ -26,11 +26,13 @@ def warn_of_rest(method: Method, epochs: int) -> bool:
                 "Method %s acts in some epochs, and the training data has no length: if it never ends, there is one "
                 "epoch. %s",
                 method.name,
-                method.rests,
+                method.inactive_epochs_hint,
             )
             return True
     elif method.regularized_epochs(epochs) == []:
-        logger.warning("Method %s would regularise none of the %d epoch(s). %s", method.name, epochs, method.rests)
+        logger.warning(
+            "Method %s would regularise none of the %d epoch(s). %s", method.name, epochs, method.inactive_epochs_hint
+        )
         return True
     return False
 

@@ -42,8 +42,8 @@ class LabelledRows:
         chosen = [drawer.sample(range(len(self.rows)), size) for _ in range(count)]
         return [self._batch(item) for item in chosen]
 
-    def in_order(self, size: int, processes: Processes) -> Iterator[Batch]:
-        """All rows once, ``size`` at a time; of these batches the share of this process."""
+    def iter_batches(self, size: int, processes: Processes) -> Iterator[Batch]:
+        """All rows once, ``size`` at a time; of these batches the part of this process."""
         for start in range(processes.rank * size, len(self.rows), size * processes.world_size):
             yield self._batch(range(start, min(start + size, len(self.rows))))
 
@@ -74,8 +74,8 @@ class LabelledBatches:
         drawer = random.Random(seed)
         return [to_device(self.batches[drawer.randrange(len(self.batches))], self.device) for _ in range(count)]
 
-    def in_order(self, size: int, processes: Processes) -> Iterator[Batch]:
-        """All batches once, of these the share of this process; ``size`` has no effect."""
+    def iter_batches(self, size: int, processes: Processes) -> Iterator[Batch]:
+        """All batches once, of these the part of this process; ``size`` has no effect."""
         for batch in self.batches[processes.rank :: processes.world_size]:
             yield to_device(batch, self.device)
 
@@ -88,7 +88,7 @@ def labelled_data(name: str, given: Any, device: torch.device) -> LabelledData |
         given: What the user gave; None stays None.
         device: Where batches go.
     """
-    if given is None or hasattr(given, "draw"):
+    if given is None or hasattr(given, "sample"):
         return given  # type: ignore[no-any-return]
     if isinstance(given, DataLoader):
         if not (hasattr(given.dataset, "__getitem__") and hasattr(given.dataset, "__len__")):
@@ -99,8 +99,8 @@ def labelled_data(name: str, given: Any, device: torch.device) -> LabelledData |
     raise AttendropError(f"{name} must be a DataLoader or a list of batches with labels, not {type(given).__name__}.")
 
 
-def set_aside(rows: Any, share: float, seed: int) -> tuple[Any, Any]:
-    """Divide a data set at random: what is left to train on, and ``share`` of it, at least one row, for rewards.
+def set_aside(rows: Any, fraction: float, seed: int) -> tuple[Any, Any]:
+    """Divide a data set at random: what is left to train on, and ``fraction`` of it, at least one row, for rewards.
 
     Raises:
         AttendropError: The data has no length, or too few rows.
@@ -109,7 +109,7 @@ def set_aside(rows: Any, share: float, seed: int) -> tuple[Any, Any]:
         raise AttendropError("Rows for rewards cannot be set aside from a stream; pass reward_dataset, or use 'eval'.")
     if len(rows) < 2:
         raise AttendropError(f"{len(rows)} training row cannot be divided; pass reward_dataset, or use 'eval'.")
-    held = set(random.Random(seed).sample(range(len(rows)), max(1, int(len(rows) * share + 1e-6))))
+    held = set(random.Random(seed).sample(range(len(rows)), max(1, int(len(rows) * fraction + 1e-6))))
     parts = ([i for i in range(len(rows)) if i not in held], sorted(held))
     if hasattr(rows, "select"):
         return rows.select(parts[0]), rows.select(parts[1])

@@ -39,10 +39,11 @@ class Regularization:
         steps_taken: Optimizer steps so far.
         batches: Micro-batches so far in this epoch.
         loss_scale: The factor by which gradients are multiplied under float16.
-        share: The weight of a mean over the micro-batch in the loss of the step.
-        averaged: Micro-batches whose losses are averaged after :meth:`compute`; 1 where ``share`` stands for that.
-        advised: Methods of which it was said before training in which epochs they act, and how to make them act in all.
-        given: Names of the batch's columns that the pass that trains gives the model; None for all.
+        loss_weight: The weight of a mean over the micro-batch in the loss of the step.
+        accumulation_steps: Micro-batches whose losses are averaged after :meth:`compute`; 1 where ``loss_weight``
+            stands for that.
+        warned: Methods of which it was said before training in which epochs they act, and how to make them act in all.
+        model_columns: Names of the batch's columns that the pass that trains gives the model; None for all.
     """
 
     def __init__(self, training: TrainingContext, method: Method, run: nn.Module | None = None) -> None:
@@ -54,10 +55,10 @@ class Regularization:
         self.steps_taken = 0
         self.batches = 0
         self.loss_scale = 1.0
-        self.share: float | Tensor = 1.0
-        self.averaged = 1
-        self.given: Collection[str] | None = None
-        self.advised: set[Method] = set()
+        self.loss_weight: float | Tensor = 1.0
+        self.accumulation_steps = 1
+        self.model_columns: Collection[str] | None = None
+        self.warned: set[Method] = set()
         self._sequences = 0
         self._acted: set[str] = set()
         self._scale_is_known = training.scaler is not None or not method.needs_loss_scale
@@ -89,18 +90,18 @@ class Regularization:
         self._sequences = 0
 
     @property
-    def was_asked(self) -> bool:
+    def loss_computed(self) -> bool:
         """Whether a loss was computed since the last step."""
         return self._sequences > 0
 
     def step(self) -> None:
         """Call after each ``optimizer.step()``."""
         self.begin_step(self.steps_taken + 1)
-        self._metrics |= self.method_state.named(self.method_state.after_step(self.steps_taken))
+        self._metrics |= self.method_state.with_log_names(self.method_state.after_step(self.steps_taken))
 
     def finish(self) -> None:
         """Call after the last step: a method that works in periods completes the one that it is in."""
-        self._metrics |= self.method_state.named(self.method_state.finish())
+        self._metrics |= self.method_state.with_log_names(self.method_state.finish())
 
     def warn_of_idleness(self) -> None:
         """Call after training: warns of each method that never acted, or of whose dropping nothing ever came."""
@@ -110,7 +111,7 @@ class Regularization:
         for method_state in self.method_state.parts:
             method = method_state.method
             if method.source not in self._acted:
-                advice = "" if method in self.advised else f" {method.rests}".rstrip()
+                advice = "" if method in self.warned else f" {method.inactive_epochs_hint}".rstrip()
                 logger.warning("Method %s never took effect: the model was fine-tuned plainly.%s", method.name, advice)
 
     @property
@@ -201,16 +202,18 @@ class Regularization:
             source=self.method.source,
             epoch=epoch,
             progress=None if total is None else min(1.0, steps_taken / max(total, 1)),
-            micro_batches=self.averaged * processes.world_size / torch.as_tensor(self.share).clamp(min=1e-12),
+            micro_batches=self.accumulation_steps
+            * processes.world_size
+            / torch.as_tensor(self.loss_weight).clamp(min=1e-12),
             loss_scale=self.loss_scale,
-            given=self.given,
+            model_columns=self.model_columns,
             extra=extra,
             adapter_if_any=self._adapter,
         )
         if self._adapter is not None:
             self._adapter.trace(context.inputs)
         loss, outputs = self.method_state.loss(context, self._bound(compute_loss))
-        loss = loss * torch.as_tensor(self.share).to(loss)
+        loss = loss * torch.as_tensor(self.loss_weight).to(loss)
         if not self._scale_is_known and loss.requires_grad:
             loss.register_hook(self._refuse_unknown_scale)  # type: ignore[no-untyped-call]
             self._scale_is_known = True
@@ -239,12 +242,12 @@ class Regularization:
             "epoch": self.epoch,
             "batches": self.batches,
             "acted": sorted(self._acted),
-            "tally": self._statistics.state_dict(),
+            "statistics": self._statistics.state_dict(),
         }
 
     def method_state_dicts(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """What the method keeps, tensors and plain values: the same in all processes, and of this one alone."""
-        return self.method_state.state_dict(), self.method_state.own_state_dict()
+        return self.method_state.state_dict(), self.method_state.rank_state_dict()
 
     def load_state_dict(
         self, state: Mapping[str, Any], method_state: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {})
@@ -254,7 +257,7 @@ class Regularization:
         self.begin_step(state["steps_taken"])
         self.epoch, self.batches = state["epoch"], state["batches"]
         self._acted = set(state["acted"])
-        self._statistics = RunningStatistics(**state["tally"])
+        self._statistics = RunningStatistics(**state["statistics"])
         self.method_state.load_state_dict(*method_state)
 
     def close(self) -> None:
@@ -283,7 +286,7 @@ class Regularization:
     def _remember_acting(self) -> None:
         for method in (method_state.method for method_state in self.method_state.parts):
             acted = self._statistics.active.get(method.source, 0) > 0
-            if acted and (not method.counts_all or self._statistics.took_effect(method.source)):
+            if acted and (not method.reports_all_effects or self._statistics.took_effect(method.source)):
                 self._acted.add(method.source)
 
     def _refuse_unknown_scale(self, gradient: Tensor) -> None:
@@ -302,7 +305,7 @@ class Regularization:
             alternating = next(part for part in self.method.parts if part.needs_epoch())
             raise AttendropError(
                 f"Method '{alternating.name}' acts in some epochs: call set_epoch(epoch), from 0, at the start of "
-                f"each. {alternating.rests}"
+                f"each. {alternating.inactive_epochs_hint}"
             )
         return [method_state for method_state in self.method_state.parts if method_state.method.active(epoch or 0)]
 
@@ -314,9 +317,9 @@ class Regularization:
         def bound(batch: Batch, plan: Plan | None = None, model: nn.Module | None = None) -> tuple[Tensor, Any]:
             plan = None if plan is None else self._attached.bind(plan)
             loss, outputs = compute_loss(batch, plan) if model is None else compute_loss(batch, plan, model)
-            share = torch.as_tensor(self.share).to(loss)
-            # Sessions see means. Of a micro-batch without labels the loss is 0, and stays so.
-            return loss / share.where(share != 0, 1), named_outputs(outputs, batch)
+            weight = torch.as_tensor(self.loss_weight).to(loss)
+            # A method sees means. The loss of a micro-batch without labels is 0, and stays so.
+            return loss / weight.where(weight != 0, 1), named_outputs(outputs, batch)
 
         return bound
 

@@ -62,7 +62,7 @@ class RegularizedTrainer(Trainer):
         *args: As for ``transformers.Trainer``.
         regularizer: A method, such as ``ADDrop(p=0.3, q=0.3)``. None is plain fine-tuning.
         reward_dataset: Labelled rows, not trained on, that a method may score models on while it trains.
-            By default the method sets a share of ``train_dataset`` aside, or takes ``eval_dataset``, as it says.
+            By default the method sets a fraction of ``train_dataset`` aside, or takes ``eval_dataset``, as it says.
         **kwargs: As for ``transformers.Trainer``.
 
     Attributes:
@@ -155,12 +155,12 @@ class RegularizedTrainer(Trainer):
             else:
                 loss, outputs = self._loss_of_a_copy(own, other, batch, given)
             if rescale:
-                loss = loss * self._share(batch, items).to(loss.dtype)
+                loss = loss * self._loss_weight(batch, items).to(loss.dtype)
             return loss, outputs
 
         counted = num_items_in_batch is not None and "labels" in inputs and self.loss_is_scaled_for_ga is not False
-        regularization.share = self._share(inputs, num_items_in_batch).float() if counted else 1.0
-        regularization.averaged = 1 if counted else self.current_gradient_accumulation_steps
+        regularization.loss_weight = self._loss_weight(inputs, num_items_in_batch).float() if counted else 1.0
+        regularization.accumulation_steps = 1 if counted else self.current_gradient_accumulation_steps
         loss, outputs = regularization.compute(inputs, one_pass)
         return (loss, outputs) if return_outputs else loss
 
@@ -197,7 +197,7 @@ class RegularizedTrainer(Trainer):
     def _look_at(self, own: Callable[..., Any], model: nn.Module, inputs: dict[str, Any]) -> None:
         """Find out, in the first step, what ``own`` gives the model."""
         assert self._regularization is not None
-        if self._regularization.idle or self._regularization.given is not None:
+        if self._regularization.idle or self._regularization.model_columns is not None:
             return
         with torch.no_grad(), forked_rng(model):
             given = columns_given(lambda: own(model, self._known(inputs)), model)
@@ -207,7 +207,7 @@ class RegularizedTrainer(Trainer):
                 f"compute_loss gives the model {made[0]!r}, which the batch does not hold, so the method cannot run "
                 "the model itself; have the data collator put it into the batch."
             )
-        self._regularization.given = set(given)
+        self._regularization.model_columns = set(given)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As in ``transformers.Trainer``, with the method's figures beside the training loss."""
@@ -231,7 +231,7 @@ class RegularizedTrainer(Trainer):
             self._resume_loss(**self._resumed[0]["loss"])
         if self.is_world_process_zero():
             parts, epochs = self.regularizer.parts, self.state.num_train_epochs
-            self._regularization.advised = {method for method in parts if warn_of_rest(method, epochs)}
+            self._regularization.warned = {method for method in parts if warn_of_rest(method, epochs)}
 
     def _resume_loss(self, sum: float, since_step: int) -> None:
         """Let the loss that is logged next be the mean since it was last logged, also before training was resumed."""
@@ -281,8 +281,8 @@ class RegularizedTrainer(Trainer):
             return
         match self.regularizer.rewarded_on():
             case "split":
-                share = self.regularizer.rewarded_fraction()
-                self.train_dataset, self.reward_dataset = set_aside(self.train_dataset, share, self.args.seed)
+                fraction = self.regularizer.rewarded_fraction()
+                self.train_dataset, self.reward_dataset = set_aside(self.train_dataset, fraction, self.args.seed)
             case "eval" | "selection":
                 if self.eval_dataset is None or isinstance(self.eval_dataset, dict):
                     raise AttendropError(
@@ -315,7 +315,7 @@ class RegularizedTrainer(Trainer):
     def _after_step(self, is_last: bool) -> None:
         if self._regularization is None:
             return
-        if not (self._regularization.idle or self._regularization.was_asked):
+        if not (self._regularization.idle or self._regularization.loss_computed):
             raise AttendropError(
                 f"{type(self).__name__}.training_step took a step without compute_loss, so the method could not act; "
                 "have it call super().training_step."
@@ -431,12 +431,12 @@ class RegularizedTrainer(Trainer):
         """A copy of a batch without the columns that are for the method alone."""
         return {name: value for name, value in inputs.items() if name not in self.regularizer.columns}
 
-    def _share(self, batch: Batch, num_items_in_batch: Tensor | int | None) -> Tensor:
+    def _loss_weight(self, batch: Batch, num_items_in_batch: Tensor | int | None) -> Tensor:
         """The weight of a micro-batch's mean: its labels over those of the step, times the processes averaged over."""
         labels = batch["labels"][..., 1:] if self._loss_shifts_labels else batch["labels"]
         processes = self.args.world_size if self.args.average_tokens_across_devices else 1
-        share: Tensor = labels.ne(-100).sum().double() * processes / num_items_in_batch
-        return share
+        weight: Tensor = labels.ne(-100).sum().double() * processes / num_items_in_batch
+        return weight
 
     def _over_processes(self, counts: Tensor) -> Tensor:
         if self.args.world_size == 1:

@@ -171,7 +171,7 @@ class Attack(Guided):
     def _act(self, call: AttentionCall) -> Tensor | None:
         key, course = call.layer.key, self.course(call)
         with self.policy.precision(call.device):
-            if key not in self.policy.chosen:
+            if key not in self.policy.selected_keys:
                 course.logits(call)
                 return None
             outcome = course.act(call, self.micro.key)
@@ -200,7 +200,7 @@ class Decide(Guided):
     @torch.no_grad()
     def edit(self, call: AttentionCall) -> None:
         logits, units = self.course(call).logits(call)
-        if call.layer.key in self.policy.chosen:
+        if call.layer.key in self.policy.selected_keys:
             dropped = logits > 0 if units is None else (logits > 0) & units
             self.counts[call.layer.key] = torch.stack([dropped.sum().float(), number_of(units, dropped)])
 
@@ -212,7 +212,7 @@ def replayed(policy: Policy, micro: Micro) -> Iterator[Outcome]:
     masks = [None if mask is None else unpack(*mask) for mask in micro.masks]
     for key, number in micro.layers.items():
         call = AttentionCall(policy.layers[key], (batch, 1, length, length), masks[number], course.draft.hidden.device)
-        if key in policy.chosen:
+        if key in policy.selected_keys:
             yield course.act(call, micro.key)
         else:
             course.logits(call)

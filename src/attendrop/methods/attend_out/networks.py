@@ -92,7 +92,7 @@ class Players(Policy):
             total = total + likelihood.sum((1, 2, 3))
         return total / number.clamp(min=1)
 
-    def drop_shares(self, adapter: ModelAdapter, batches: Iterable[Batch]) -> dict[str, float]:
+    def drop_fractions(self, adapter: ModelAdapter, batches: Iterable[Batch]) -> dict[str, float]:
         """Of each layer, the share of its units that the generator drops when it decides by probability above 1/2.
 
         ``pi`` of the pruning paper.

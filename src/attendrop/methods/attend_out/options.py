@@ -54,7 +54,7 @@ class AttendOutOptions(Method):
     def has(self, trait: str) -> bool:
         return self.rewarded_on() is not None if trait == SCORES_ROWS else super().has(trait)
 
-    def chosen(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
+    def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
         chosen, reached = (
             select_self_attention(attention_layers, self.layers),
             select_self_attention(attention_layers, "all"),

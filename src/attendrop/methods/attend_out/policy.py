@@ -32,8 +32,8 @@ class Policy:
 
     def __init__(self, method: AttendOutOptions, training: TrainingContext, context: StepContext) -> None:
         self.method = method
-        self.attention_layers = method.chosen(context.adapter.attention_layers)
-        self.chosen = {layer.key for layer in self.attention_layers}
+        self.attention_layers = method.selected_layers(context.adapter.attention_layers)
+        self.selected_keys = {layer.key for layer in self.attention_layers}
         every = select_self_attention(context.adapter.attention_layers, "all")
         self.layers = {
             layer.key: layer for layer in every if layer.index <= max(chosen.index for chosen in self.attention_layers)

@@ -80,27 +80,27 @@ class AttendOutState(MethodState):
             return {}
         return {"baseline": self.baseline, "updates": self.updates, **self.players.state_dict()}
 
-    def own_state_dict(self) -> dict[str, Any]:
+    def rank_state_dict(self) -> dict[str, Any]:
         steps = [[micro.state_dict() for micro in step] for step in self.period]
         return {"period": steps, "probabilities": self.probabilities}
 
-    def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> None:
         if not state:
             return
         self.baseline, self.updates = state["baseline"], state["updates"]
         device = next(self.training.model.parameters()).device
-        self.period = [[Micro.load(found, device) for found in step] for step in own["period"]]
-        self.probabilities = to_device(own["probabilities"], device)
+        self.period = [[Micro.load(found, device) for found in step] for step in rank_state["period"]]
+        self.probabilities = to_device(rank_state["probabilities"], device)
         self._resumed = state
 
-    def conclude(self, batches: Iterable[Batch]) -> dict[str, Any]:
+    def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
         """``pi``: of each layer the share of its units that the generator drops when it decides without chance."""
         if self.players is None:
             return {}
         adapter = ModelAdapter(self.training.model)
         adapter.attach()
         try:
-            return {"pruning": {"pi": self.players.drop_shares(adapter, batches)}}
+            return {"pruning": {"pi": self.players.drop_fractions(adapter, batches)}}
         finally:
             adapter.detach()
 
@@ -127,7 +127,7 @@ class AttendOutState(MethodState):
                     "'input_ids'; use score_on='train' or 'reward_data'."
                 )
             self.players = Players(self.method, self.training, context)
-            self.players.defender.before_step = self.training.accompany(self.players.defender.model)
+            self.players.defender.before_step = self.training.act_on_second_model(self.players.defender.model)
             if self._resumed is not None:
                 self.players.load_state_dict(self._resumed)
         return self.players

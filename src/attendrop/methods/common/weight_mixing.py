@@ -56,7 +56,7 @@ class WeightMixing(MethodState):
         self._seed_and_step = now
         return context.batch
 
-    def accompany(self, model: nn.Module) -> None:
+    def act_on_second_model(self, model: nn.Module) -> None:
         if self.names is None:
             self._waiting.append(model)
         else:
