@@ -11,6 +11,7 @@ from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit
 from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.attention.layers import AttentionLayer, checked_layers, select_layers, select_self_attention
 from attendrop.attention.plan import CombinedPlan, Plan
+from attendrop.attention.projections import ValueProjection, find_value_projection
 from attendrop.attribution.attention_weights import attention_attribution
 from attendrop.attribution.finite_gradients import finite_gradients, gradients_of, wide
 from attendrop.attribution.gradient import gradient_attribution
@@ -97,6 +98,7 @@ __all__ = [
     "Skipping",
     "StepContext",
     "TrainingContext",
+    "ValueProjection",
     "WeightMixing",
     "aligned_labels",
     "attention_attribution",
@@ -114,6 +116,7 @@ __all__ = [
     "dropout",
     "embedding_weights",
     "evaluating",
+    "find_value_projection",
     "finite_gradients",
     "fix_target",
     "floor_fraction",
