@@ -28,7 +28,7 @@ def at_work(
     return regularization
 
 
-def selected_layers(reg: Regularization, batch: zoo.Batch) -> dict[str, bool]:
+def chosen(reg: Regularization, batch: zoo.Batch) -> dict[str, bool]:
     """Which layers one pass chose, as the logs say."""
     reg.loss(batch)
     prefix = "attention_layerdrop/dropped/"

@@ -48,7 +48,8 @@ class LayerRanking:
 
     Attributes:
         ranked_by: Name of what decided, as it is reported.
-        drop_fractions: By the key of a layer, the fraction of its units that is dropped; layers with the highest go first.
+        drop_fractions: By the key of a layer, the fraction of its units that is dropped; layers with the highest go
+            first.
     """
 
     ranked_by: str
