@@ -45,7 +45,7 @@ from attendrop.methods.compatibility import (
     Rule,
 )
 from attendrop.methods.context import ComputeLoss, LabelledData, Processes, StepContext, TrainingContext
-from attendrop.methods.info import MethodInfo
+from attendrop.methods.info import LayerRanking, MethodInfo, Preset
 from attendrop.methods.layer_drop import Skipping, sample_blocks
 from attendrop.methods.options import LAYERS, SWITCH, Range, choice, count, option, positive, unit_interval
 from attendrop.methods.registry import register_method
@@ -81,12 +81,14 @@ __all__ = [
     "Gates",
     "InitialState",
     "LabelledData",
+    "LayerRanking",
     "Method",
     "MethodInfo",
     "MethodState",
     "ModelAdapter",
     "ParameterOverride",
     "Plan",
+    "Preset",
     "Processes",
     "RandomMaskPlan",
     "Range",
