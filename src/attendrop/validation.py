@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from difflib import get_close_matches
 
 from attendrop.errors import AttendropError
@@ -61,3 +62,10 @@ def suggestion(value: str, choices: tuple[str, ...]) -> str:
     nearest = next((c for c in choices if close and c.replace("_", "-") == close[0]), None)
     hint = f" Did you mean {nearest!r}?" if nearest else ""
     return f"{hint} Choose from: {', '.join(choices)}."
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """The end of an error message: "; did you mean 'x'?" where a choice is close to `name`, else nothing."""
+    by_lower = {choice.lower(): choice for choice in choices}
+    close = get_close_matches(name.lower().strip(), by_lower, n=1)
+    return f"; did you mean {by_lower[close[0]]!r}?" if close else ""

@@ -14,6 +14,11 @@ from attendrop.runs.data import Parts, encode_parts
 from attendrop.runs.data_report import data_report, report_table, report_warnings
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.custom_files import files_task
+from attendrop.tasks.heads.base import Head
+from attendrop.tasks.heads.classification import Classification
+from attendrop.tasks.heads.regression import Regression
+
+YES_NO = Classification(("no", "yes"))
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +30,10 @@ def report_of(
     tokenizer: hf.PreTrainedTokenizerBase,
     train: list[tuple[str, Any]],
     dev: list[tuple[str, Any]],
-    names: tuple[str, ...] = ("no", "yes"),
+    head: Head = YES_NO,
     max_length: int = 6,
 ) -> dict[str, Any]:
-    task = files_task(["text"], names)
+    task = files_task(["text"], head)
     splits = {name: as_dataset(task, rows) for name, rows in {"train": train, "dev": dev}.items()}
     data, parts = TaskData(task, splits, "here"), Parts(splits["train"], None, {"dev": splits["dev"]})
     config = tiny.config(Path(), max_length=max_length, method="finetune")
@@ -36,7 +41,7 @@ def report_of(
 
 
 def as_dataset(task: Task, rows: list[tuple[str, Any]]) -> Dataset:
-    labels = [task.label_names.index(label) if task.label_names else label for _, label in rows]
+    labels = task.head.read_labels([label for _, label in rows])
     return Dataset.from_dict({"text": [text for text, _ in rows], "label": labels})
 
 
@@ -63,7 +68,7 @@ def test_every_part_is_counted(tokenizer: hf.PreTrainedTokenizerBase) -> None:
 
 
 def test_warnings_name_what_to_look_at(tokenizer: hf.PreTrainedTokenizerBase) -> None:
-    assert list(report_warnings(report_of(tokenizer, TRAIN, DEV))) == [
+    assert list(report_warnings(report_of(tokenizer, TRAIN, DEV), YES_NO)) == [
         "1 of 3 rows of dev (33.3 %) have a text that is in train, too: the score on them flatters.",
         "1 texts of train have several labels, in 2 rows, such as 'a bird': 'no', 'yes'.",
         "2 rows of train repeat the text of another row.",
@@ -74,19 +79,20 @@ def test_warnings_name_what_to_look_at(tokenizer: hf.PreTrainedTokenizerBase) ->
 
 def test_clean_data_give_no_warnings(tokenizer: hf.PreTrainedTokenizerBase) -> None:
     rows = [(tiny.sentence(n), ("no", "yes")[n % 2]) for n in range(8)]
-    assert list(report_warnings(report_of(tokenizer, rows[:6], rows[6:]))) == []
+    assert list(report_warnings(report_of(tokenizer, rows[:6], rows[6:]), YES_NO)) == []
 
 
 def test_classes_that_differ_in_case_only_are_pointed_out(tokenizer: hf.PreTrainedTokenizerBase) -> None:
-    report = report_of(tokenizer, [("a", "Pos"), ("the", "pos")], [("dog", "neg")], ("Pos", "pos", "neg"))
-    assert list(report_warnings(report)) == [
+    head = Classification(("Pos", "pos", "neg"))
+    report = report_of(tokenizer, [("a", "Pos"), ("the", "pos")], [("dog", "neg")], head)
+    assert list(report_warnings(report, head)) == [
         "The classes 'Pos' and 'pos' differ only in case or spaces: are they the same?",
         "No row of train is of class 'neg': it cannot be learnt.",
     ]
 
 
 def test_table_for_people(tokenizer: hf.PreTrainedTokenizerBase) -> None:
-    assert report_table(report_of(tokenizer, TRAIN, DEV)).splitlines() == [
+    assert report_table(report_of(tokenizer, TRAIN, DEV), YES_NO).splitlines() == [
         "Data: classification, 2 classes",
         "                     train    dev",
         "rows                     7      3",
@@ -99,13 +105,14 @@ def test_table_for_people(tokenizer: hf.PreTrainedTokenizerBase) -> None:
 def test_table_of_many_classes_is_short(tokenizer: hf.PreTrainedTokenizerBase) -> None:
     names = tuple(f"intent {n}" for n in range(77))
     rows = [("the cat", names[n % 77]) for n in range(80)]
-    lines = report_table(report_of(tokenizer, rows, rows[:1], names)).splitlines()
+    head = Classification(names)
+    lines = report_table(report_of(tokenizer, rows, rows[:1], head), head).splitlines()
     assert lines[0] == "Data: classification, 77 classes" and len(lines) == 5
     assert lines[3].split() == ["rows", "of", "a", "class", "1", "to", "2", "0", "to", "1"]
 
 
 def test_numbers_have_a_range(tokenizer: hf.PreTrainedTokenizerBase) -> None:
     rows = [("the cat", 0.5), ("a dog", 2.0), ("near", 5.0)]
-    report = report_of(tokenizer, rows, rows[:1], ())
+    report = report_of(tokenizer, rows, rows[:1], Regression())
     assert report["parts"]["train"]["numbers"] == {"min": 0.5, "mean": 2.5, "max": 5.0}
-    assert "numbers             0.5 to 5  0.5 to 0.5" in report_table(report)
+    assert "numbers             0.5 to 5  0.5 to 0.5" in report_table(report, Regression())

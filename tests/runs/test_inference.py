@@ -22,17 +22,23 @@ from attendrop.runs import inference
 from attendrop.runs.inference import evaluate, predict
 from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.runs.model_source import Source
-from attendrop.runs.prediction_passes import predict_logits
+from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.tasks.custom_files import files_task
+from attendrop.tasks.heads.base import Head
+from attendrop.tasks.heads.classification import Classification
+from attendrop.tasks.heads.regression import Regression
 from attendrop.tasks.tokenization import encode_columns
 
 Captured = pytest.CaptureFixture[str]
 
 
-def save_run(folder: Path, columns: list[str], labels: tuple[str, ...] = ("no", "yes")) -> Path:
+YES_NO = Classification(("no", "yes"))
+
+
+def save_run(folder: Path, columns: list[str], head: Head = YES_NO) -> Path:
     """A finished run, without training."""
     tiny.save_tiny_bert(folder)
-    model, _ = load_model_and_tokenizer(str(folder), files_task(columns, labels))
+    model, _ = load_model_and_tokenizer(str(folder), files_task(columns, head))
     model.save_pretrained(folder)
     config = {"text_columns": columns, "label_column": "label", "max_length": 24}
     metrics = {"task": "files", "method": "finetune", "config": config, "all_scores": {}}
@@ -46,7 +52,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     save_run(folder / "single", ["text"])
     save_run(folder / "pair", ["sentence1", "sentence2"])
-    save_run(folder / "number", ["text"], ())
+    save_run(folder / "number", ["text"], Regression())
     return folder
 
 
@@ -63,12 +69,12 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 def test_batches_are_of_similar_length_and_answers_in_the_order_of_the_rows(runs: Path) -> None:
     model, tokenizer = load_model_and_tokenizer(str(runs / "single"), None)
     texts = [tiny.sentence(n) for n in range(50)]
-    encoded = encode_columns({"text": texts}, files_task(["text"], ("no", "yes")), tokenizer, 24)
+    encoded = encode_columns({"text": texts}, files_task(["text"], YES_NO), tokenizer, 24)
     widths = []
     model.register_forward_pre_hook(
         lambda module, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )
-    logits = predict_logits(model, tokenizer, encoded, 5, "cpu")
+    logits = predict_outputs(model, tokenizer, YES_NO, encoded, 5, "cpu")
     assert widths == sorted(widths, reverse=True) and len(set(widths)) > 3
     assert sum(widths) * 5 <= sum(encoded["length"]) + 5 * len(set(encoded["length"])) * 5
     with torch.no_grad():
@@ -95,7 +101,7 @@ def no_logits(encoded: dict[str, list[Any]]) -> Any:
 
 def test_memory_does_not_grow_with_the_file(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inference, "CHUNK_ROWS", 64)
-    monkeypatch.setattr(inference, "predict_logits", lambda model, tokenizer, encoded, *_: no_logits(encoded))
+    monkeypatch.setattr(inference, "predict_outputs", lambda model, tokenizer, head, encoded, *_: no_logits(encoded))
 
     def peak(rows: int) -> int:
         source = Source(file=str(write_rows(tmp_path / f"{rows}.csv", rows)), overwrite=True)

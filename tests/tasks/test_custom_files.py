@@ -12,6 +12,8 @@ from attendrop.errors import AttendropError
 from attendrop.tasks.bad_rows import BadRows, write_skipped
 from attendrop.tasks.base import TaskData
 from attendrop.tasks.custom_files import load_files, stream_file
+from attendrop.tasks.heads.classification import Classification
+from attendrop.tasks.heads.regression import Regression
 from attendrop.tasks.table_files import read_chunks, read_table
 
 GOOD = "text,label\ngood,yes\nbad,no\n"
@@ -134,11 +136,11 @@ def test_json_and_parquet_numbers_and_booleans(folder: Path) -> None:
 def test_classes_of_a_saved_run(folder: Path) -> None:
     name = write("a.csv", "text,label\na,yes\nb,yes\n")
     options = {"text_columns": ["text"], "label_column": "label"}
-    data = load_files(eval_file=name, label_names=("yes", "maybe", "no"), **options)
+    data = load_files(eval_file=name, head=Classification(("yes", "maybe", "no")), **options)
     assert data.splits["dev"]["label"] == [0, 0] and data.task.label_names == ("yes", "maybe", "no")
-    numbers = load_files(eval_file=write("n.csv", "text,label\na,1\n"), label_names=(), **options)
+    numbers = load_files(eval_file=write("n.csv", "text,label\na,1\n"), head=Regression(), **options)
     assert numbers.task.kind == "regression" and numbers.splits["dev"]["label"] == [1.0]
-    predicted = load_files(predict_file=name, label_names=("yes", "no"), text_columns=["text"])
+    predicted = load_files(predict_file=name, head=Classification(("yes", "no")), text_columns=["text"])
     assert predicted.splits["test"].column_names == ["text", "index"]
 
 
@@ -233,7 +235,7 @@ def test_whole_numbers_are_one_class_in_both_spellings(folder: Path, train: str,
     data = load_files(train_file="train.csv", eval_file="dev.csv", text_columns=["text"], label_column="label")
     assert data.task.label_names == ("0", "1") and data.splits["dev"]["label"] == [0, 1]
     columns = {"text_columns": ["text"], "label_column": "label"}
-    saved = load_files(eval_file="dev.csv", label_names=("0", "1"), **columns)
+    saved = load_files(eval_file="dev.csv", head=Classification(("0", "1")), **columns)
     assert saved.splits["dev"]["label"] == [0, 1]
 
 
@@ -276,7 +278,7 @@ def test_skipped_rows_are_listed_in_the_order_of_the_file(folder: Path) -> None:
 def test_semicolons_are_pointed_out(folder: Path, monkeypatch: pytest.MonkeyPatch, file: str, text: str) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     write("a.csv", text)
-    rows = stream_file(file, text_columns=["text"], label_names=["yes"], size=9, bad=BadRows(), format="csv")
+    rows = stream_file(file, text_columns=["text"], head=Classification(("yes",)), size=9, bad=BadRows(), format="csv")
     with pytest.raises(AttendropError, match="its header is separated by semicolons, but csv is read with commas"):
         list(rows)
 

@@ -13,7 +13,7 @@ from datasets import Dataset
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task
-from attendrop.tasks.metrics import compute_scores, constant_scores, score_span, with_metric
+from attendrop.tasks.metrics import compute_scores, constant_scores, with_metric
 from attendrop.tasks.predictions import write_predictions
 from attendrop.tasks.registry import get_task
 
@@ -198,8 +198,9 @@ def test_the_span_of_a_metric_lies_between_its_best_and_worst_score(
             compute_scores(with_metric(task, metric), np.array(logits), np.array([0, 1]))[metric]
             for logits in (right, wrong)
         )
-        assert score_span(metric) == pytest.approx(best - worst)
+        assert task.head.metrics[metric].span == pytest.approx(best - worst)
 
 
 def test_errors_have_no_span() -> None:
-    assert score_span("r2") == score_span("neg_mean_squared_error") == math.inf
+    metrics = OWN_NUMBERS.head.metrics
+    assert metrics["r2"].span == metrics["neg_mean_squared_error"].span == math.inf

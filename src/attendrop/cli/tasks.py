@@ -14,9 +14,9 @@ def tasks(as_json: Json = False) -> None:
     """List the tasks with their labels and metrics."""
     from attendrop.tasks.registry import get_task, task_names
 
-    found = [dataclasses.asdict(get_task(name)) for name in task_names()]
+    found = [get_task(name) for name in task_names()]
     table = Table("task", "what it asks", "labels", "metric")
-    for row in found:
-        metrics = "\n".join((row["metric"], *row["other_metrics"])).replace("_", " ")
-        table.add_row(row["name"], row["description"], "\n".join(row["label_names"]) or "a number", metrics)
-    show(found, table, as_json=as_json)
+    for task in found:
+        metrics = "\n".join((task.metric, *task.other_metrics)).replace("_", " ")
+        table.add_row(task.name, task.description, "\n".join(task.head.answers), metrics)
+    show([dataclasses.asdict(task) for task in found], table, as_json=as_json)

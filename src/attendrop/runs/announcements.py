@@ -11,6 +11,7 @@ from attendrop.runs.data_report import report_table, report_warnings
 from attendrop.runs.metrics import SetScores
 from attendrop.runs.resolved_run import ResolvedRun
 from attendrop.runs.training_args import num_epochs
+from attendrop.tasks.heads.base import Head
 
 SKIPPED = "skipped_rows.jsonl"
 logger = logging.getLogger(__name__)
@@ -53,12 +54,12 @@ def _listed(epochs: list[int], total: int) -> str:
     return f"epoch{'s' if len(names) > 1 else ''} {', '.join(shown)} of {total}"
 
 
-def announce_data(report: dict[str, Any]) -> None:
+def announce_data(report: dict[str, Any], head: Head) -> None:
     """Log what the data are, and warn of what is odd about them."""
-    logger.info("%s", report_table(report))
+    logger.info("%s", report_table(report, head))
     if report["skipped"]:
         logger.warning("Bad rows left out: %d; the run's %s lists them.", report["skipped"], SKIPPED)
-    for warning in report_warnings(report):
+    for warning in report_warnings(report, head):
         logger.warning("%s", warning)
 
 

@@ -24,12 +24,7 @@ def balanced_loss(labels: Sequence[int], num_classes: int) -> Callable[..., Tens
     Args:
         labels: Those of the training rows, ``(rows,)``.
         num_classes: Classes of the task; one without rows has weight 0.
-
-    Raises:
-        AttendropError: The labels are numbers to predict (``num_classes`` is 0).
     """
-    if num_classes == 0:
-        raise AttendropError("class-weights='balanced' is for classes; the labels are numbers to predict.")
     counts = torch.bincount(torch.tensor(labels), minlength=num_classes)
     weights = torch.where(counts > 0, len(labels) / (num_classes * counts.clamp(min=1)), 0.0)
 
@@ -42,5 +37,13 @@ def balanced_loss(labels: Sequence[int], num_classes: int) -> Callable[..., Tens
 
 
 def run_loss(config: RunConfig, task: Task, labels: Sequence[int]) -> Callable[..., Tensor] | None:
-    """The ``compute_loss_func`` of a run's training on rows with these labels; None: the model's own loss."""
-    return None if config.class_weights is None else balanced_loss(labels, len(task.label_names))
+    """The ``compute_loss_func`` of a run's training on rows with these labels; None: the model's own loss.
+
+    Raises:
+        AttendropError: Classes are to be weighted, and the labels are no classes.
+    """
+    if config.class_weights is None:
+        return None
+    if not task.head.has_class_weights:
+        raise AttendropError(f"class-weights='balanced' is for classes; the labels are {task.head.labels_are}.")
+    return balanced_loss(labels, task.head.num_classes)

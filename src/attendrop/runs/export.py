@@ -20,7 +20,7 @@ from attendrop.pruning.onnx_file import onnx_model
 from attendrop.pruning.serialization import is_pruned, stock_config
 from attendrop.runs.finished_run import FinishedRun, check_finished, load_finished_run
 from attendrop.runs.model_loading import load_model_and_tokenizer
-from attendrop.runs.prediction_passes import predict_logits
+from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.runs.run_folder import own_files, read_run
 from attendrop.validation import check_choice
 
@@ -140,7 +140,8 @@ def _loss(run_dir: str, data_dir: str | None, file: Path) -> dict[str, Any] | No
         return None
     rows, config = run.sets[name], run.config
     before = run.predictions(
-        name, predict_logits(run.model, run.tokenizer, rows.to_dict(), config.eval_batch_size, config.device)
+        name,
+        predict_outputs(run.model, run.tokenizer, run.task.head, rows.to_dict(), config.eval_batch_size, config.device),
     )
     after = run.predictions(name, _onnx_logits(run, name, onnx_model(file)))
     return {

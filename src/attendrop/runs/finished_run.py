@@ -7,9 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from datasets import Dataset
-from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
 from attendrop.methods.base import Method
@@ -20,7 +19,7 @@ from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.run_folder import read_metrics, read_run
 from attendrop.tasks.base import Task
-from attendrop.tasks.metrics import compute_scores, score_span
+from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.tokenization import encode
 
 
@@ -70,19 +69,23 @@ class FinishedRun:
 
     def batches(self, rows: Dataset, size: int) -> list[dict[str, Any]]:
         """Encoded rows in batches, in their order."""
-        collate = DataCollatorWithPadding(self.tokenizer)
+        collate = self.task.head.collator(self.tokenizer)
         listed = rows.select_columns([name for name in rows.column_names if name != "length"]).to_list()
         return [dict(collate(listed[i : i + size])) for i in range(0, len(listed), size)]
+
+    def labels(self, name: str) -> Array:
+        """The labels of one of the sets, as the model is given them."""
+        return self.task.head.concatenate([self.sets[name]["labels"][:]])
 
     def predictions(self, name: str, logits: Array) -> Predictions:
         """The predictions of a model for one of the sets, scored by the task's metric."""
         decisive = replace(self.task, other_metrics=())
         return Predictions(
-            np.asarray(self.sets[name]["labels"]),
+            self.labels(name),
             logits,
             lambda labels, logits: compute_scores(decisive, logits, labels)[decisive.metric],
-            len(self.task.label_names),
-            score_span(self.task.metric),
+            self.task.head.num_classes,
+            self.task.head.metrics[self.task.metric].span,
         )
 
 

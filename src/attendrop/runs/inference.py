@@ -6,23 +6,25 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
 from attendrop.output_files import check_output
 from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.runs.model_source import STDIN, Source
-from attendrop.runs.prediction_passes import predict_logits
+from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.runs.run_folder import hold_run_folders, own_files, read_metrics, read_run
 from attendrop.tasks.bad_rows import BadRows, write_skipped
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import files_task, stream_file
-from attendrop.tasks.metrics import compute_scores, predicted_counts, with_metric
+from attendrop.tasks.heads.base import Array, Head
+from attendrop.tasks.heads.registry import head_of_model
+from attendrop.tasks.metrics import compute_scores, with_metric
 from attendrop.tasks.predictions import PredictionWriter, output_format
 from attendrop.tasks.registry import get_task, load_task, task_files
 from attendrop.tasks.table_files import Table
@@ -51,16 +53,17 @@ def evaluate(run_dir: str, source: Source, on_progress: OnProgress | None = None
 def _evaluate(run_dir: str, source: Source, on_progress: OnProgress | None) -> dict[str, Any]:
     run = _load_run(run_dir)
     rows = _open_rows(run, source, "dev")
-    logits, labels = [], []
+    outputs, targets = [], []
     for chunk in rows.chunks:
-        if "label" not in chunk.columns:
+        encoded = run.encode(chunk.columns, rows.task, source)
+        if "labels" not in encoded:
             raise AttendropError(f"The split '{rows.split}' of {rows.task.name} has no labels to score; use predict.")
-        logits.append(run.logits(chunk.columns, rows, source, on_progress))
-        labels += chunk.columns["label"]
-    every = np.concatenate(logits)
-    scores = compute_scores(rows.task, every, np.asarray(labels))
+        outputs.append(run.outputs(encoded, rows, source, on_progress))
+        targets.append(encoded["labels"])
+    every, labels = run.head.concatenate(outputs), run.head.concatenate(targets)
+    scores = compute_scores(rows.task, every, labels)
     rows.write_skipped(source)
-    predicted = predicted_counts(rows.task, every)
+    predicted = run.head.predicted_counts(every)
     if len(predicted) == 1 and len(labels) > 1:
         logger.warning("The model predicts one class for all %d rows: %s.", len(labels), next(iter(predicted)))
     return rows.found(run_dir) | {
@@ -107,8 +110,9 @@ def predict(
             output, rows.task, format=format, probabilities=probabilities, keep_columns=keep_columns
         ) as writer:
             for chunk in rows.chunks:
-                logits = run.logits(chunk.columns, rows, source, on_progress)
-                writer.write(chunk.columns["index"], logits, chunk.table)
+                encoded = run.encode(chunk.columns, rows.task, source)
+                outputs = run.outputs(encoded, rows, source, on_progress)
+                writer.write(chunk.columns["index"], outputs, chunk.table)
         rows.write_skipped(source)
         return rows.found(run_dir) | {"output": output}
 
@@ -146,27 +150,25 @@ class _Run:
     tokenizer: PreTrainedTokenizerBase
     options: dict[str, Any]
 
-    def logits(
-        self, columns: dict[str, list[Any]], rows: _Rows, source: Source, on_progress: OnProgress | None
-    ) -> np.ndarray[Any, np.dtype[Any]]:
+    def encode(self, columns: dict[str, list[Any]], task: Task, source: Source) -> dict[str, list[Any]]:
         wanted = source.max_length or self.options.get("max_length") or DEFAULT_MAX_LENGTH
         limit = length_limit(self.tokenizer, wanted, pair="text_pair" in columns)
-        encoded = encode_columns(columns, rows.task, self.tokenizer, limit)
+        return encode_columns(columns, task, self.tokenizer, limit)
 
+    def outputs(
+        self, encoded: dict[str, list[Any]], rows: _Rows, source: Source, on_progress: OnProgress | None
+    ) -> Array:
         def count(done: int) -> None:
             rows.done += done
             if on_progress is not None:
                 on_progress(rows.done, rows.total)
 
-        return predict_logits(self.model, self.tokenizer, encoded, source.batch_size, source.device, count)
+        return predict_outputs(self.model, self.tokenizer, self.head, encoded, source.batch_size, source.device, count)
 
-    def class_names(self) -> tuple[str, ...]:
-        """The classes of the model in order; empty if it predicts a number."""
-        config = self.model.config
-        names: dict[int, str] = config.id2label or {}  # type: ignore[assignment]  # json's keys become numbers again
-        if config.problem_type == "regression" or len(names) == 1:
-            return ()
-        return tuple(names[number] for number in sorted(names))
+    @cached_property
+    def head(self) -> Head:
+        """The head of the model, with its classes."""
+        return head_of_model(self.model.config)
 
     def trained_on(self) -> tuple[str, ...]:
         """The text columns that the model was trained on; empty if that is not known."""
@@ -240,7 +242,7 @@ def _open_rows(run: _Run, source: Source, split: str) -> _Rows:
 
 
 def _task_rows(run: _Run, source: Source, name: str, split: str) -> _Rows:
-    _check_head(get_task(name), run.class_names())
+    _check_head(get_task(name), run.head)
     if source.skip_bad_rows:
         raise AttendropError("skip-bad-rows is for one's own files; it has no meaning for a task.")
     data = load_task(name, data_dir=source.data_dir, splits=(split,))
@@ -256,20 +258,20 @@ def _file_rows(run: _Run, source: Source, file: str, split: str) -> _Rows:
             "Own files need text-columns: the name of the text's column, or two, with a comma between."
         )
     label = (source.label_column or run.options.get("label_column")) if split == "dev" else None
-    if split == "dev" and label is None:
+    if split == "dev" and label is None and run.head.needs_labels:
         raise AttendropError("the column of the labels is not given; it is needed to train and to evaluate.")
-    names, bad = run.class_names(), BadRows(skip=source.skip_bad_rows)
+    bad = BadRows(skip=source.skip_bad_rows)
     chunks = stream_file(
         file,
         text_columns=columns,
-        label_names=names,
+        head=run.head,
         label_column=label,
         size=CHUNK_ROWS,
         bad=bad,
         format=(source.input_format or "csv") if file == STDIN else None,
     )
     read = (_Chunk(chunk.columns, chunk.table) for chunk in chunks)
-    return _Rows(files_task(columns, names), split, file, read, None, bad)
+    return _Rows(files_task(columns, run.head), split, file, read, None, bad)
 
 
 def _check_texts(run: _Run, columns: tuple[str, ...]) -> None:
@@ -283,15 +285,13 @@ def _check_texts(run: _Run, columns: tuple[str, ...]) -> None:
         )
 
 
-def _check_head(task: Task, names: tuple[str, ...]) -> None:
-    if len(task.label_names) != len(names):
-        kind = f"{len(names)} classes" if names else "a number"
-        wanted = f"{len(task.label_names)} classes" if task.label_names else "a number"
-        raise AttendropError(f"The model predicts {kind}, the task {task.name} asks for {wanted}.")
-    if task.label_names != names:
+def _check_head(task: Task, head: Head) -> None:
+    if (task.kind, task.num_labels) != (head.kind, len(head.output_names)):
+        raise AttendropError(f"The model predicts {head.predicts}, the task {task.name} asks for {task.head.predicts}.")
+    if task.label_names != head.label_names:
         logger.warning(
             "The model's classes are %s; they are taken, in this order, for those of %s: %s.",
-            ", ".join(names),
+            ", ".join(head.label_names),
             task.name,
             ", ".join(task.label_names),
         )

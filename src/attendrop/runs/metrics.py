@@ -18,7 +18,7 @@ from attendrop.methods.base import Method
 from attendrop.runs.data import Parts
 from attendrop.runs.resolved_run import ResolvedRun
 from attendrop.tasks.base import Task, TaskData
-from attendrop.tasks.metrics import compute_scores, constant_scores, predicted_counts
+from attendrop.tasks.metrics import compute_scores, constant_scores
 from attendrop.training.trainer import RegularizedTrainer
 
 
@@ -30,7 +30,7 @@ class SetScores:
         scores: All metrics of the task.
         constant: Those of a model that always answers ``answer``: the most common class of the training rows, or their
             mean.
-        predicted: How many rows are predicted to be of each class; empty for regression.
+        predicted: How many rows are predicted to be of each class; empty if there are no classes.
         rows: Of the set.
     """
 
@@ -53,8 +53,8 @@ def score_report(trainer: RegularizedTrainer, task: Task, encoded: Parts) -> dic
 def _score(trainer: RegularizedTrainer, task: Task, train: Dataset, rows: Dataset) -> SetScores:
     found = trainer.predict(rows)
     logits, labels = np.asarray(found.predictions), np.asarray(found.label_ids)
-    answer, constant = constant_scores(task, np.asarray(train["labels"][:]), labels)
-    predicted = predicted_counts(task, logits)
+    answer, constant = constant_scores(task, task.head.concatenate([train["labels"][:]]), labels)
+    predicted = task.head.predicted_counts(logits)
     return SetScores(compute_scores(task, logits, labels), constant, answer, predicted, len(labels))
 
 

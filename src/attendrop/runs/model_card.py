@@ -9,6 +9,7 @@ from typing import Any
 from attendrop.methods.base import Method
 from attendrop.methods.registry import build_method, flat_options
 from attendrop.runs.model_loading import MINILM_HUB_ID
+from attendrop.tasks.heads.base import Head
 
 _PROTOCOLS = {
     "dev": "The best epoch was chosen **on the development set itself**, as the papers do; the score below flatters.",
@@ -26,13 +27,14 @@ _REWARDED = {
 }
 
 
-def model_card(metrics: dict[str, Any]) -> str:
+def model_card(metrics: dict[str, Any], head: Head) -> str:
     """Write the card of a run: what was done, on what data, by which protocol, how well, and how to load the model.
 
     Args:
         metrics: The content of the run's ``metrics.json``.
+        head: That of the model.
     """
-    return "\n\n".join([_front_matter(metrics), _title(metrics), *_sections(metrics)]) + "\n"
+    return "\n\n".join([_front_matter(metrics, head), _title(metrics), *_sections(metrics, head)]) + "\n"
 
 
 def scored_once(metrics: Mapping[str, Any]) -> bool:
@@ -41,9 +43,9 @@ def scored_once(metrics: Mapping[str, Any]) -> bool:
     return "dev" in metrics["all_scores"] and "dev" not in used_on
 
 
-def _front_matter(metrics: dict[str, Any]) -> str:
+def _front_matter(metrics: dict[str, Any], head: Head) -> str:
     base = MINILM_HUB_ID if metrics["model"] == "minilm" else metrics["model"]
-    lines = ["---", "library_name: transformers", "pipeline_tag: text-classification"]
+    lines = ["---", "library_name: transformers", f"pipeline_tag: {head.pipeline_tag}"]
     if not Path(base).exists():
         lines.append(f"base_model: {base}")
     return "\n".join([*lines, "tags:", "- attendrop", f"- {metrics['method']}", "---"])
@@ -70,13 +72,14 @@ def _data_name(metrics: dict[str, Any]) -> str:
     return ", ".join(Path(config[name]).name for name in ("train_file", "eval_file") if config[name])
 
 
-def _sections(metrics: dict[str, Any]) -> list[str]:
+def _sections(metrics: dict[str, Any], head: Head) -> list[str]:
     config, rows = metrics["config"], metrics["data"]["rows"]
     bibtex = "\n\n".join(dict.fromkeys(part.bibtex for part in _parts(metrics) if part.bibtex))
     shown = ("epochs", "batch_size", "gradient_accumulation", "learning_rate", "schedule", "warmup", "weight_decay")
     options = {f"`{name}`": value for name, value in flat_options(metrics["options"]).items()}
     training = {f"`{name}`": config[name] for name in (*shown, "max_length", "seed")}
     acted = [str(entry["epoch"]) for entry in metrics["history"] if entry["regularized"]]
+    usage = head.usage(len(metrics["data"]["text_columns"]), config["max_length"])
     sections = [
         f"## Data\n\n{_data_name(metrics)}; rows: " + ", ".join(f"{n} {part}" for part, n in rows.items()) + ".",
         f"## Protocol\n\n`{metrics['protocol']}`. "
@@ -87,7 +90,7 @@ def _sections(metrics: dict[str, Any]) -> list[str]:
         f"## Method\n\n`{metrics['method']}`, at work in epochs: {', '.join(acted) or 'none'}.",
         _table("option", options) if options else "",
         "## Training\n\n" + _table("option", training),
-        _usage(metrics),
+        f"## How to load it\n\n```python\n{usage}\n```",
         f"## Citation\n\n```bibtex\n{bibtex}\n```" if bibtex else "",
     ]
     return [section for section in sections if section]
@@ -109,17 +112,3 @@ def _scores(metrics: dict[str, Any]) -> str:
 
 def _table(head: str, values: dict[str, Any]) -> str:
     return "\n".join([f"| {head} | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in values.items())])
-
-
-def _usage(metrics: dict[str, Any]) -> str:
-    second = ", second_text" if len(metrics["data"]["text_columns"]) == 2 else ""
-    return f"""## How to load it
-
-```python
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-model = AutoModelForSequenceClassification.from_pretrained(folder)
-tokenizer = AutoTokenizer.from_pretrained(folder)
-inputs = tokenizer(text{second}, truncation=True, max_length={metrics["config"]["max_length"]}, return_tensors="pt")
-logits = model(**inputs).logits
-```"""

@@ -14,7 +14,6 @@ import transformers
 from torch import nn
 from transformers import (
     AutoConfig,
-    AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
@@ -26,6 +25,7 @@ from attendrop.output_files import sha256
 from attendrop.pruning.pruned_model import load
 from attendrop.pruning.serialization import is_pruned
 from attendrop.tasks.base import Task
+from attendrop.tasks.heads.registry import head_of_model
 
 MINILM_HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -69,7 +69,7 @@ def resolve_model(name: str) -> str:
 
 
 def load_model_and_tokenizer(name: str, task: Task | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a model for sequence classification or regression, in evaluation mode, in float32, and its tokenizer.
+    """Load a model with the head of a task, in evaluation mode, in float32, and its tokenizer.
 
     Args:
         name: As for :func:`resolve_model`.
@@ -89,9 +89,10 @@ def load_model_and_tokenizer(name: str, task: Task | None) -> tuple[PreTrainedMo
     keywords: dict[str, Any] = {"trust_remote_code": False}
     with _load_errors(name), _without_report():
         config = AutoConfig.from_pretrained(place, **keywords)
+        head = head_of_model(config) if task is None else task.head
         if task is not None:
-            _set_head(config, task)
-        model, found = AutoModelForSequenceClassification.from_pretrained(
+            head.configure(config)
+        model, found = head.model_class().from_pretrained(
             place,
             config=config,
             use_safetensors=True,
@@ -170,14 +171,6 @@ def _check_weights(folder: Path) -> None:
             "Load the model where you trust it and save it with save_pretrained, which writes safetensors."
         )
     raise AttendropError(f"The folder '{folder}' holds no weights: it has no {_WEIGHTS}.")
-
-
-def _set_head(config: PreTrainedConfig, task: Task) -> None:
-    config.num_labels = task.num_labels
-    config.problem_type = "single_label_classification" if task.label_names else "regression"
-    names = task.label_names or ("score",)
-    config.id2label = dict(enumerate(names))
-    config.label2id = {name: number for number, name in enumerate(names)}
 
 
 def _report_loading(name: str, model: PreTrainedModel, found: dict[str, Any], *, keeps_head: bool) -> None:

@@ -1,4 +1,4 @@
-"""The passes of a model that is used, not trained: batches of similar length, and logits in the order of the rows."""
+"""The passes of a model that is used, not trained: batches of similar length, and outputs in the order of the rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from attendrop.tasks.heads.base import Array, Head
 
 
 def compute_device(device: str) -> torch.device:
@@ -17,21 +19,23 @@ def compute_device(device: str) -> torch.device:
     return accelerator or torch.device("cpu")
 
 
-def predict_logits(
+def predict_outputs(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
+    head: Head,
     encoded: Mapping[str, list[Any]],
     batch_size: int,
     device: str,
     on_batch: Callable[[int], None] | None = None,
-) -> np.ndarray[Any, np.dtype[Any]]:
-    """Compute the logits of encoded rows.
+) -> Array:
+    """Compute a model's outputs for encoded rows.
 
     Rows are sorted by length, the longest first, so that batches have little padding.
 
     Args:
-        model: A model for sequence classification; it is moved to the device.
+        model: It is moved to the device.
         tokenizer: Its tokenizer.
+        head: That of the model.
         encoded: The columns that the model reads, and ``"length"``, as
             :func:`attendrop.tasks.tokenization.encode` leaves them.
         batch_size: Rows at a time.
@@ -39,21 +43,20 @@ def predict_logits(
         on_batch: Called after each batch with the number of its rows.
 
     Returns:
-        Logits in the order of the rows, ``(rows, classes)``.
+        One output per row, in the order of the rows, such as logits ``(rows, classes)``.
     """
     place = compute_device(device)
     model.to(place).eval()  # type: ignore[arg-type]
     accepted = inspect.signature(model.forward).parameters
     columns = {name: encoded[name] for name in tokenizer.model_input_names if name in encoded and name in accepted}
     order = np.argsort(-np.asarray(encoded["length"]), kind="stable")
-    collate = DataCollatorWithPadding(tokenizer)
+    collate = head.collator(tokenizer)
     found = []
     with torch.no_grad():
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
             batch = collate([{name: values[row] for name, values in columns.items()} for row in chosen])
-            found.append(model(**{name: value.to(place) for name, value in batch.items()}).logits.float().cpu())
+            found.append(head.predict(model, {name: value.to(place) for name, value in batch.items()}))
             if on_batch is not None:
                 on_batch(len(chosen))
-    logits = torch.cat(found)
-    return logits[torch.from_numpy(np.argsort(order))].numpy()
+    return head.concatenate(found)[np.argsort(order)]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import DataCollatorWithPadding, TrainerCallback
+from transformers import TrainerCallback
 
 from attendrop.attention.layers import AttentionLayer
 from attendrop.batches import to_device
@@ -25,7 +25,7 @@ from attendrop.pruning.selection import IMPORTANCE, importance, parse_wanted, pr
 from attendrop.runs.class_weights import run_loss
 from attendrop.runs.finished_run import FinishedRun, load_finished_run
 from attendrop.runs.ownership import RUN, digests
-from attendrop.runs.prediction_passes import predict_logits
+from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.runs.pruned_model_card import pruned_card
 from attendrop.runs.run_folder import METRICS, read_run
 from attendrop.runs.speed import measure_speed
@@ -163,8 +163,13 @@ class _Work:
         if (model.layers, name) not in self.known:
             self.begin(f"scoring {len(model.layers)} of {model.of} layers pruned on {name}")
             config, rows = self.run.config, self.run.sets[name]
-            self.known[model.layers, name] = predict_logits(
-                model.model, self.run.tokenizer, rows.to_dict(), config.eval_batch_size, config.device
+            self.known[model.layers, name] = predict_outputs(
+                model.model,
+                self.run.tokenizer,
+                self.run.task.head,
+                rows.to_dict(),
+                config.eval_batch_size,
+                config.device,
             )
         return self.known[model.layers, name]
 
@@ -224,7 +229,7 @@ def _recover(
             masked,
             recovery_arguments(run.config, unused, epochs),
             train_dataset=rows,
-            data_collator=DataCollatorWithPadding(run.tokenizer),
+            data_collator=run.task.head.collator(run.tokenizer),
             processing_class=run.tokenizer,
             compute_loss_func=run_loss(run.config, run.task, rows["labels"][:]),
             callbacks=list(callbacks),
@@ -239,8 +244,8 @@ def _scores(
 ) -> dict[str, Any]:
     """All scores before and after; if the model was changed, the difference of the metric that decides."""
     scores: dict[str, Any] = {}
-    for name, rows in run.sets.items():
-        labels = np.asarray(rows["labels"])
+    for name in run.sets:
+        labels = run.labels(name)
         first, second = (run.predictions(name, logits[name]) for logits in (before, after))
         scores[name] = {
             "before": compute_scores(run.task, before[name], labels),
@@ -277,7 +282,7 @@ def _save(run: FinishedRun, light: PrunedModel, found: dict[str, Any], folder: P
         "output_dir": output_dir,
         "pruned": found | {"from": run.config.output_dir},
     }
-    (folder / "README.md").write_text(pruned_card(metrics), encoding="utf-8")
+    (folder / "README.md").write_text(pruned_card(metrics, run.task.head), encoding="utf-8")
     write_json(folder / METRICS, metrics)
     write_json(folder / RUN, (read_run(source) or {}) | {"files": digests(folder), "added": {}})
     return metrics

@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from attendrop.tasks.heads.base import Head
 
-def pruned_card(metrics: Mapping[str, Any]) -> str:
+
+def pruned_card(metrics: Mapping[str, Any], head: Head) -> str:
     """Write the card: what was pruned and how it was chosen, what it cost, and how to load the model.
 
     Args:
         metrics: The content of the folder's ``metrics.json``.
+        head: That of the model.
     """
     pruned, metric = metrics["pruned"], metrics["metric"]
     selection = [("selection", pruned["selection"])] if pruned["selection"] else []
@@ -26,7 +29,7 @@ def pruned_card(metrics: Mapping[str, Any]) -> str:
     constant = f"Layers {json.dumps(pruned['layers'])} attend equally to all tokens."
     return f"""---
 library_name: attendrop
-pipeline_tag: text-classification
+pipeline_tag: {head.pipeline_tag}
 tags:
 - attendrop
 - pruned

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from transformers import (
-    DataCollatorWithPadding,
     EarlyStoppingCallback,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -57,6 +56,7 @@ from attendrop.runs.run_folder import (
 from attendrop.runs.training_args import on_cpu, run_arguments
 from attendrop.tasks.bad_rows import write_skipped
 from attendrop.tasks.base import Task
+from attendrop.tasks.heads.base import Head
 from attendrop.tasks.metrics import compute_scores
 from attendrop.training.checkpoints import last_checkpoint
 from attendrop.training.trainer import RegularizedTrainer
@@ -105,7 +105,7 @@ def _train(config: RunConfig, place: Path, *, resume: bool, callbacks: Sequence[
     encoded = encode_parts(config, run.task, run.parts, tokenizer)
     announce_run(run)
     report = data_report(run.data, run.parts, encoded, tokenizer, config.max_length)
-    announce_data(report)
+    announce_data(report, run.task.head)
     begun = resume and read_run(place) is not None
     if begun:
         check_data(place, rows)
@@ -129,7 +129,7 @@ def _train(config: RunConfig, place: Path, *, resume: bool, callbacks: Sequence[
     metrics |= _final_report(trainer, encoded)
     if trainer.is_world_process_zero():
         with results(place) as files:
-            _save(trainer, tokenizer, metrics, files)
+            _save(trainer, run.task.head, tokenizer, metrics, files)
             if not (place / RUN_FILE).exists():  # a process died before it was written
                 write_text(files / RUN_FILE, run_file(config))
             if run.data.skipped:
@@ -140,14 +140,14 @@ def _train(config: RunConfig, place: Path, *, resume: bool, callbacks: Sequence[
 
 
 def _save(
-    trainer: RegularizedTrainer, tokenizer: PreTrainedTokenizerBase, metrics: dict[str, Any], files: Path
+    trainer: RegularizedTrainer, head: Head, tokenizer: PreTrainedTokenizerBase, metrics: dict[str, Any], files: Path
 ) -> None:
     """Write what a finished run leaves."""
     trainer.accelerator.unwrap_model(trainer.model).save_pretrained(files)
     tokenizer.save_pretrained(files)
     for name, tensors in {} if trainer.method_state is None else trainer.method_state.tensors().items():
         save_file(tensors, files / f"{name}.safetensors")
-    (files / "README.md").write_text(model_card(metrics), encoding="utf-8")
+    (files / "README.md").write_text(model_card(metrics, head), encoding="utf-8")
     write_json(files / METRICS, metrics)
 
 
@@ -184,11 +184,11 @@ def _trainer(
         train_dataset=encoded.train,
         reward_dataset=encoded.reward,
         eval_dataset=encoded.selection,
-        data_collator=DataCollatorWithPadding(tokenizer),
+        data_collator=run.task.head.collator(tokenizer),
         processing_class=tokenizer,
         compute_metrics=lambda found: _scores(config, run.task, found),
         compute_loss_func=run_loss(config, run.task, encoded.train["labels"][:]),
-        preprocess_logits_for_metrics=only_logits,
+        preprocess_logits_for_metrics=run.task.head.trainer_outputs,
         callbacks=[*own, *callbacks],
     )
     silence(trainer)
@@ -199,11 +199,6 @@ def _trainer(
 def _scores(config: RunConfig, task: Task, found: EvalPrediction) -> dict[str, float]:
     refuse_diverged(config, found.predictions)
     return compute_scores(task, np.asarray(found.predictions), np.asarray(found.label_ids))
-
-
-def only_logits(outputs: Any, labels: torch.Tensor) -> Any:
-    """Some models return more than logits; only these are scored."""
-    return outputs[0] if isinstance(outputs, tuple) else outputs
 
 
 def silence(trainer: Trainer) -> None:

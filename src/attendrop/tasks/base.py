@@ -1,12 +1,13 @@
 """What a task is: its columns, classes and metrics, and the data that was loaded for it."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
+from functools import cached_property
 
 from datasets import Dataset
 
 from attendrop.tasks.bad_rows import SkippedRow
+from attendrop.tasks.heads.base import Head
+from attendrop.tasks.heads.registry import get_head
 
 
 @dataclass(frozen=True)
@@ -14,9 +15,9 @@ class Task:
     """A task, without its data.
 
     name: "rte"; a task of one's own files is called "files".
-    kind: "classification" or "regression".
+    kind: that of the head, "classification" or "regression".
     text_columns: one or two column names, as the source files call them.
-    label_names: the classes, where the position is the class id; empty for regression.
+    label_names: the classes, where the position is the class id; empty if there are none.
     metric: the score that decides, a key of what `compute_scores` returns.
     description: one line.
     other_metrics: the scores that are reported beside `metric`.
@@ -30,10 +31,15 @@ class Task:
     description: str
     other_metrics: tuple[str, ...] = ()
 
+    @cached_property
+    def head(self) -> Head:
+        """What this kind of task brings: model class, encoding, metrics, predictions."""
+        return get_head(self.kind, self.label_names)
+
     @property
     def num_labels(self) -> int:
-        """Outputs of the head: the number of classes, 1 for regression."""
-        return len(self.label_names) or 1
+        """Outputs of the model for a prediction: the number of classes, 1 for regression."""
+        return len(self.head.output_names)
 
 
 @dataclass(frozen=True)
@@ -51,10 +57,3 @@ class TaskData:
     splits: dict[str, Dataset]
     source: str
     skipped: tuple[SkippedRow, ...] = ()
-
-
-def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """The end of an error message: "; did you mean 'x'?" where a choice is close to `name`, else nothing."""
-    by_lower = {choice.lower(): choice for choice in choices}
-    close = get_close_matches(name.lower().strip(), by_lower, n=1)
-    return f"; did you mean {by_lower[close[0]]!r}?" if close else ""

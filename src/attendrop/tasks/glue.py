@@ -12,8 +12,9 @@ import datasets
 from datasets import Dataset
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.base import Task, TaskData, did_you_mean
+from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.table_files import decode
+from attendrop.validation import did_you_mean
 
 HUB_NAME = "nyu-mll/glue"
 _BROKEN_SHARE = 0.001  # QQP, the one with broken rows, has about 20 in 360,000
@@ -28,32 +29,70 @@ _MNLI_FILES = {
 
 
 @dataclass(frozen=True)
+class _Classes:
+    """Labels that are classes; names: as the files write them, in the order of `task.label_names`."""
+
+    names: tuple[str, ...]
+
+    def read(self, label: str) -> int:
+        """The class id; raises AttendropError for another label."""
+        if label not in self.names:
+            raise AttendropError(f"the label {label!r} is none of {', '.join(self.names)}.")
+        return self.names.index(label)
+
+    def write(self, label: int) -> str:
+        """The class as a submission writes it."""
+        return self.names[label]
+
+
+@dataclass(frozen=True)
+class _Range:
+    """Labels that are numbers from `low` to `high`."""
+
+    low: int
+    high: int
+
+    def read(self, label: str) -> float:
+        """The number; raises AttendropError for another label."""
+        try:
+            score = float(label)
+        except ValueError:
+            score = math.nan
+        if not self.low <= score <= self.high:
+            raise AttendropError(f"the score {label!r} is not a number from {self.low} to {self.high}.")
+        return score
+
+    def write(self, label: float) -> str:
+        """The number, cut to the range, as a submission writes it."""
+        return f"{min(max(label, self.low), self.high):.3f}"
+
+
+@dataclass(frozen=True)
 class GlueSource:
     """Where a GLUE task stands in the official files.
 
-    folder: as the official archive calls it. label_column: in train and dev. file_labels: the classes as the files (and
-    a submission) write them, in the order of `task.label_names`. hub_columns: the text columns on the hub. header:
-    the columns of a train or dev file that has no header line. files: by split.
+    folder: as the official archive calls it. label_column: in train and dev. labels: how the files and a submission
+    write them. hub_columns: the text columns on the hub. header: the columns of a train or dev file that has no header
+    line. files: by split.
     """
 
     task: Task
     folder: str
     label_column: str
-    file_labels: tuple[str, ...]
+    labels: _Classes | _Range
     hub_columns: tuple[str, ...]
     header: tuple[str, ...] = ()
     files: dict[str, str] = field(default_factory=lambda: _FILES)
 
 
-_YES_NO = ("0", "1")
+_YES_NO = _Classes(("0", "1"))
 _ENTAILMENT = ("entailment", "not_entailment")
 _NLI = ("entailment", "neutral", "contradiction")
 _PAIR = ("sentence1", "sentence2")
 
 
 def _task(name: str, columns: tuple[str, ...], labels: tuple[str, ...], metrics: tuple[str, ...], about: str) -> Task:
-    kind = "classification" if labels else "regression"
-    return Task(name, kind, columns, labels, metrics[0], about, other_metrics=metrics[1:])
+    return Task(name, "classification", columns, labels, metrics[0], about, other_metrics=metrics[1:])
 
 
 _ACCURACY = ("accuracy",)
@@ -72,8 +111,8 @@ _SOURCES = (
         "MRPC", "Quality", _YES_NO, _PAIR,
     ),
     GlueSource(
-        _task("stsb", _PAIR, (), ("pearson", "spearman"), "similarity of two sentences, 0 to 5"),
-        "STS-B", "score", (), _PAIR,
+        Task("stsb", "regression", _PAIR, (), "pearson", "similarity of two sentences, 0 to 5", ("spearman",)),
+        "STS-B", "score", _Range(0, 5), _PAIR,
     ),
     GlueSource(
         _task("qqp", ("question1", "question2"), ("not_duplicate", "duplicate"), ("accuracy", "f1"),
@@ -82,15 +121,15 @@ _SOURCES = (
     ),
     GlueSource(
         _task("mnli", _PAIR, _NLI, _ACCURACY, "does the premise entail, contradict or leave open?"),
-        "MNLI", "gold_label", _NLI, ("premise", "hypothesis"), files=_MNLI_FILES,
+        "MNLI", "gold_label", _Classes(_NLI), ("premise", "hypothesis"), files=_MNLI_FILES,
     ),
     GlueSource(
         _task("qnli", ("question", "sentence"), _ENTAILMENT, _ACCURACY, "does the sentence answer the question?"),
-        "QNLI", "label", _ENTAILMENT, ("question", "sentence"),
+        "QNLI", "label", _Classes(_ENTAILMENT), ("question", "sentence"),
     ),
     GlueSource(
         _task("rte", _PAIR, _ENTAILMENT, _ACCURACY, "does the first text entail the second?"),
-        "RTE", "label", _ENTAILMENT, _PAIR,
+        "RTE", "label", _Classes(_ENTAILMENT), _PAIR,
     ),
     GlueSource(
         _task("wnli", _PAIR, ("not_entailment", "entailment"), _ACCURACY, "is the pronoun resolved rightly?"),
@@ -205,17 +244,10 @@ def _to_dataset(source: GlueSource, path: Path, rows: list[tuple[int, dict[str, 
 
 
 def _label(source: GlueSource, place: str, label: str) -> int | float:
-    if source.file_labels:
-        if label not in source.file_labels:
-            raise AttendropError(f"{place}: the label {label!r} is none of {', '.join(source.file_labels)}.")
-        return source.file_labels.index(label)
     try:
-        score = float(label)
-    except ValueError:
-        score = math.nan
-    if not 0 <= score <= 5:
-        raise AttendropError(f"{place}: the score {label!r} is not a number from 0 to 5.")
-    return score
+        return source.labels.read(label)
+    except AttendropError as error:
+        raise AttendropError(f"{place}: {error}") from None
 
 
 def _index(fields: dict[str, str], position: int) -> int:

@@ -21,7 +21,8 @@ from typing import TypeVar
 from datasets import Dataset
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.base import Task, TaskData, did_you_mean
+from attendrop.tasks.base import Task, TaskData
+from attendrop.validation import did_you_mean
 
 GRAMMAR = Task(
     name="grammar",

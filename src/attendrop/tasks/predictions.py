@@ -10,13 +10,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-import numpy as np
 from datasets import Dataset
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task
 from attendrop.tasks.glue import GLUE
-from attendrop.tasks.metrics import Array, finite
+from attendrop.tasks.heads.base import Array
 from attendrop.tasks.table_files import Table
 
 STDOUT = "-"
@@ -24,13 +23,13 @@ FORMATS = ("csv", "tsv", "jsonl")
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
-def write_predictions(path: str | Path, task: Task, dataset: Dataset, logits: Array) -> None:
+def write_predictions(path: str | Path, task: Task, dataset: Dataset, outputs: Array) -> None:
     """Write one prediction for every row of `dataset`, in its order, with a `PredictionWriter`.
 
-    dataset: only its column "index" is read. logits: (rows, classes); for regression (rows,) or (rows, 1).
+    dataset: only its column "index" is read. outputs: the model's, one row each, such as logits (rows, classes).
     """
     with PredictionWriter(path, task) as writer:
-        writer.write(dataset["index"], logits)
+        writer.write(dataset["index"], outputs)
 
 
 class PredictionWriter:
@@ -68,8 +67,10 @@ class PredictionWriter:
                 f"A submission of {task.name} has the columns index and prediction; to add others, name one's own file "
                 "instead of the task."
             )
-        if probabilities and not task.label_names:
-            raise AttendropError("The model predicts a number: it has no probabilities of classes to write.")
+        if probabilities and not task.head.has_probabilities:
+            raise AttendropError(
+                f"The model predicts {task.head.predicts}: it has no probabilities of classes to write."
+            )
         self._unfinished = self.path.with_name(f".{self.path.name}.partial")
         self._file: TextIO | None = None
         self._columns: list[str] = []
@@ -77,9 +78,9 @@ class PredictionWriter:
     def __enter__(self) -> PredictionWriter:
         return self
 
-    def write(self, index: Sequence[int], logits: Array, table: Table | None = None) -> None:
+    def write(self, index: Sequence[int], outputs: Array, table: Table | None = None) -> None:
         """Write a prediction for each row; `table`: these rows of the input, needed with `keep_columns`."""
-        added = self._predictions(index, finite(logits))
+        added = self._predictions(index, self.task.head.checked(outputs))
         rows = added if table is None or not self.keep_columns else self._beside(table, added)
         if self._file is None:
             self._begin(list(rows[0]))
@@ -124,16 +125,18 @@ class PredictionWriter:
         assert self._file is not None
         return csv.DictWriter(self._file, self._columns, delimiter=_DELIMITERS[self.format], lineterminator="\n")
 
-    def _predictions(self, index: Sequence[int], logits: Array) -> list[dict[str, Any]]:
-        if self.task.name in GLUE:
-            return _glue_rows(self.task, index, logits)
-        if not self.task.label_names:
-            return [{"index": i, "score": float(score)} for i, score in zip(index, logits.reshape(-1), strict=True)]
-        return _class_rows(self.task, index, logits, every=self.probabilities)
+    def _predictions(self, index: Sequence[int], outputs: Array) -> list[dict[str, Any]]:
+        head, source = self.task.head, GLUE.get(self.task.name)
+        if source is not None:
+            rows = [{"prediction": source.labels.write(label)} for label in head.decode(outputs)]
+        else:
+            rows = head.prediction_rows(outputs, probabilities=self.probabilities)
+        return [{"index": i} | row for i, row in zip(index, rows, strict=True)]
 
     def _beside(self, table: Table, added: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Rows of the input with their predictions."""
-        renamed = {"label": "predicted_label", "score": "predicted_score"}
+        answer = self.task.head.answer_column
+        renamed = {answer: f"predicted_{answer}"}
         added = [{renamed.get(name, name): value for name, value in row.items() if name != "index"} for row in added]
         taken = [name for name in added[0] if name in table.columns]
         if taken:
@@ -151,25 +154,3 @@ def output_format(path: str | Path, format: str | None = None) -> str:
     if found not in FORMATS:
         raise AttendropError(f"Predictions are written as .tsv, .csv or .jsonl, not as {Path(path).name!r}.")
     return found
-
-
-def _glue_rows(task: Task, index: Sequence[int], logits: Array) -> list[dict[str, Any]]:
-    if task.label_names:
-        answers = [GLUE[task.name].file_labels[label] for label in logits.argmax(axis=1)]
-    else:
-        answers = [f"{score:.3f}" for score in logits.reshape(-1).clip(0, 5)]
-    return [{"index": i, "prediction": answer} for i, answer in zip(index, answers, strict=True)]
-
-
-def _class_rows(task: Task, index: Sequence[int], logits: Array, *, every: bool) -> list[dict[str, Any]]:
-    exp = np.exp(logits - logits.max(axis=1, keepdims=True))
-    probs = exp / exp.sum(axis=1, keepdims=True)
-    rows = []
-    for i, row in zip(index, probs, strict=True):
-        best = int(row.argmax())
-        of_all = {f"probability_{name}": round(float(p), 6) for name, p in zip(task.label_names, row, strict=True)}
-        rows.append(
-            {"index": i, "label": task.label_names[best], "probability": round(float(row[best]), 6)}
-            | (of_all if every else {})
-        )
-    return rows

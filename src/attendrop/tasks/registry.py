@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.base import Task, TaskData, did_you_mean
+from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.custom_files import load_files
 from attendrop.tasks.glue import GLUE, glue_files, load_glue
 from attendrop.tasks.grammar import GRAMMAR, load_grammar
-from attendrop.tasks.metrics import compute_scores, constant_scores, predicted_counts, score_span, with_metric
+from attendrop.tasks.metrics import compute_scores, constant_scores, with_metric
 from attendrop.tasks.predictions import PredictionWriter, output_format, write_predictions
 from attendrop.tasks.splits import few_shot, hold_out, subset
 from attendrop.tasks.token_columns import TokenColumn
 from attendrop.tasks.tokenization import encode
+from attendrop.validation import did_you_mean
 
 __all__ = [
     "PredictionWriter",
@@ -32,8 +33,6 @@ __all__ = [
     "load_files",
     "load_task",
     "output_format",
-    "predicted_counts",
-    "score_span",
     "subset",
     "task_files",
     "task_names",

@@ -4,7 +4,7 @@ import math
 import random
 import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from datasets import Dataset
 from sklearn.model_selection import train_test_split
@@ -21,14 +21,13 @@ def few_shot(dataset: Dataset, task: Task, k: int, seed: int) -> Dataset:
     """
     if k < 1:
         raise AttendropError(f"the number of shots must be at least 1, not {k}.")
-    labels = dataset["label"] if task.label_names else [0] * len(dataset)
-    rows_of: dict[int, list[int]] = {label: [] for label in range(task.num_labels)}
+    strata, names = task.head.strata_of(dataset), task.head.strata
+    rows_of: dict[int, list[int]] = {stratum: [] for stratum in range(len(names))}
     for row in _shuffled(len(dataset), seed):
-        rows_of[labels[row]].append(row)
-    for label, rows in rows_of.items():
+        rows_of[strata[row]].append(row)
+    for name, rows in zip(names, rows_of.values(), strict=True):
         if len(rows) < k:
-            where = f"class {task.label_names[label]!r}" if task.label_names else "the data"
-            warnings.warn(f"{where} has only {len(rows)} of the {k} rows asked for: all were taken.", stacklevel=2)
+            warnings.warn(f"{name} has only {len(rows)} of the {k} rows asked for: all were taken.", stacklevel=2)
     return _take(dataset, (row for rows in rows_of.values() for row in rows[:k]))
 
 
@@ -56,14 +55,14 @@ def hold_out(dataset: Dataset, task: Task, fraction: float, seed: int) -> tuple[
     if len(dataset) < 2:
         raise AttendropError(f"{len(dataset)} row cannot be divided: hold out a fraction of 0, or bring more data.")
     count = max(1, math.floor(len(dataset) * fraction + 1e-6))
-    if task.label_names:
-        held = set(_stratified(dataset["label"], count, seed))
+    if len(task.head.strata) > 1:
+        held = set(_stratified(task.head.strata_of(dataset), count, seed))
     else:
         held = set(_shuffled(len(dataset), seed)[:count])
     return _take(dataset, (row for row in range(len(dataset)) if row not in held)), _take(dataset, held)
 
 
-def _stratified(labels: list[int], count: int, seed: int) -> list[int]:
+def _stratified(labels: Sequence[int], count: int, seed: int) -> list[int]:
     """About `count` rows, every class by its share; drawn plainly, with a warning, where that cannot be done."""
     sizes = Counter(labels)
     divisible = [row for row, label in enumerate(labels) if sizes[label] > 1]

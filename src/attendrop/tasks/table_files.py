@@ -18,7 +18,7 @@ import pyarrow.parquet
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.bad_rows import BadRows
-from attendrop.tasks.base import did_you_mean
+from attendrop.validation import did_you_mean
 
 STDIN = "-"
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")

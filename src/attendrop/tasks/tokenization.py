@@ -28,7 +28,7 @@ def encode(
         is lowered to that: see `length_limit`.
     token_columns: columns of the data set, as `load_files` leaves them, that are kept; they are cut as the texts are.
 
-    The result has the tokenizer's outputs, "labels" (int or float, where there are labels) and "length" in tokens; the
+    The result has the tokenizer's outputs, "labels" (where there are labels) and "length" in tokens; the
     other raw columns are gone. Raises AttendropError if `max_length` leaves no room for the texts, or if a row of
     `token_columns` has not one entry for each token, before anything is cut.
     """
@@ -66,13 +66,11 @@ def encode_columns(
     token_columns: Sequence[TokenColumn] = (),
 ) -> dict[str, list[Any]]:
     """Tokenise rows given as columns, as `encode` does; `max_length` is one that `length_limit` allows."""
-    texts = [columns[name] for name in ("text", "text_pair") if name in columns]
-    cut = tokenizer(*texts, truncation=True, max_length=max_length)
+    cut = task.head.tokenize(columns, tokenizer, max_length)
     encoded: dict[str, Any] = dict(cut)
     if token_columns:
-        encoded |= align(token_columns, columns, tokenizer(*texts, verbose=False), cut, tokenizer)
-    encoded["length"] = [len(ids) for ids in encoded["input_ids"]]
+        encoded |= align(token_columns, columns, task.head.tokenize(columns, tokenizer, None), cut, tokenizer)
+    encoded["length"] = task.head.lengths(encoded)
     if "label" in columns:
-        as_label = int if task.label_names else float
-        encoded["labels"] = [as_label(label) for label in columns["label"]]
+        encoded["labels"] = task.head.targets(columns["label"], cut, tokenizer)
     return encoded

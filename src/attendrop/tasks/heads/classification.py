@@ -1,0 +1,265 @@
+"""One of several classes for a text or a pair of texts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+from datasets import Dataset
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    balanced_accuracy_score,
+    cohen_kappa_score,
+    f1_score,
+    matthews_corrcoef,
+    precision_score,
+    recall_score,
+    roc_auc_score,
+)
+
+from attendrop.errors import AttendropError
+from attendrop.tasks.heads.base import Array, Head, Metric
+from attendrop.tasks.label_column import number_form, written
+from attendrop.tasks.table_files import Table
+from attendrop.validation import did_you_mean
+
+if TYPE_CHECKING:
+    from transformers import BatchEncoding, PreTrainedConfig, PreTrainedTokenizerBase
+
+# More distinct labels than this are not taken for classes unasked, if they are whole numbers or look like ids.
+_MANY_CLASSES = 30
+# So many classes are listed one by one; of more, the smallest and the largest size is told.
+_LISTED_CLASSES = 12
+
+
+def _of_classes(score: Callable[..., float], **options: Any) -> Callable[[Array, Array], float]:
+    """A score of the predicted classes."""
+    return lambda labels, logits: float(score(labels, logits.argmax(axis=1), **options))
+
+
+def _averaged(score: Callable[..., float], average: str) -> Callable[[Array, Array], float]:
+    return _of_classes(score, average=average, zero_division=0.0)
+
+
+def _ranking(score: Callable[..., float]) -> Callable[[Array, Array], float]:
+    """A score of how well the second class is ranked above the first; 0.5 where there is one class only."""
+    return lambda labels, logits: float(score(labels, logits[:, 1] - logits[:, 0])) if np.ptp(labels) else 0.5
+
+
+_METRICS = {
+    "accuracy": Metric(_of_classes(accuracy_score)),
+    "balanced_accuracy": Metric(_of_classes(balanced_accuracy_score)),
+    "matthews_correlation": Metric(_of_classes(matthews_corrcoef), span=2.0),
+    "cohen_kappa": Metric(_of_classes(cohen_kappa_score), span=2.0),
+    "f1_macro": Metric(_averaged(f1_score, "macro")),
+    "f1_micro": Metric(_averaged(f1_score, "micro")),
+    "f1_weighted": Metric(_averaged(f1_score, "weighted")),
+    "precision_macro": Metric(_averaged(precision_score, "macro")),
+    "recall_macro": Metric(_averaged(recall_score, "macro")),
+}
+# Of the second of two classes, as predicted, and by how far its logit is above the other.
+_BINARY_METRICS = {
+    "f1": Metric(_averaged(f1_score, "binary")),
+    "precision": Metric(_averaged(precision_score, "binary")),
+    "recall": Metric(_averaged(recall_score, "binary")),
+    "roc_auc": Metric(_ranking(roc_auc_score)),
+    "average_precision": Metric(_ranking(average_precision_score)),
+}
+
+
+class Classification(Head):
+    """One of several classes. Labels and targets are class ids, outputs logits ``(rows, classes)``."""
+
+    kind = "classification"
+    label_type = "class"
+    auto_class = "AutoModelForSequenceClassification"
+    problem_type = "single_label_classification"
+    pipeline_tag = "text-classification"
+    default_metrics = ("accuracy", "f1_macro", "matthews_correlation")
+    metric_aliases: ClassVar = {
+        "macro_f1": "f1_macro",
+        "micro_f1": "f1_micro",
+        "weighted_f1": "f1_weighted",
+        "mcc": "matthews_correlation",
+        "matthews": "matthews_correlation",
+        "matthews_corrcoef": "matthews_correlation",
+        "auc": "roc_auc",
+    }
+    has_probabilities = True
+    has_class_weights = True
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are."""
+        return len(self.label_names)
+
+    @property
+    def predicts(self) -> str:
+        """How many classes there are."""
+        return f"{len(self.label_names)} classes"
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """The classes."""
+        return self.label_names
+
+    @classmethod
+    def recognizes(cls, config: PreTrainedConfig) -> bool:
+        """Take any model that no other head recognizes: to load one without a trained head says what is missing."""
+        return True
+
+    @classmethod
+    def from_config(cls, config: PreTrainedConfig) -> Self:
+        """The head with the model's classes."""
+        names: dict[int, str] = config.id2label or {}  # type: ignore[assignment]  # json's keys become numbers again
+        return cls(tuple(names[number] for number in sorted(names)))
+
+    @classmethod
+    def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
+        """Take the labels of training, else of development, for classes: integers by value, then text by the alphabet.
+
+        A whole number is one class however it is written, `1` or `1.0`.
+
+        Args:
+            tables: As for :meth:`Head.from_labels`.
+            column: As for :meth:`Head.from_labels`.
+            asked: Whether the user said that the labels are classes.
+
+        Raises:
+            AttendropError: Training data has a single class; or, unasked, labels may well be no classes: more than 30
+                whole numbers, or more than 30 texts of which most stand in one row.
+        """
+        source = tables.get("train") or tables["dev"]
+        names = sorted({_class_name(value) for value in source.column(column)}, key=_class_order)
+        if not asked:
+            _refuse_doubtful(source, column, names)
+        if "train" in tables and len(names) < 2:
+            raise AttendropError(f"{source.path} has only one class, {names[0]!r}; training needs at least two.")
+        return cls(tuple(names))
+
+    def label_problem(self, value: Any) -> str | None:
+        """Refuse what is none of the classes."""
+        if _class_name(value) in self._ids or written(value) in self._ids:
+            return None
+        hint = did_you_mean(written(value), self.label_names) or f"; the classes are {_shortened(self.label_names)}."
+        return f"the label {written(value)!r} is not among those of training{hint.removesuffix('.')}"
+
+    def read_labels(self, values: Sequence[Any]) -> list[int]:
+        """Turn names into class ids."""
+        ids = self._ids
+        return [ids[name] if (name := written(value)) in ids else ids[_class_name(value)] for value in values]
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        names = list(enumerate(self.label_names))
+        return {_class_name(name): number for number, name in names} | {name: number for number, name in names}
+
+    def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """The class ids."""
+        return [int(label) for label in labels]
+
+    def decode(self, outputs: Array) -> list[int]:
+        """The class ids of the largest logits."""
+        return [int(label) for label in outputs.argmax(axis=1)]
+
+    def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
+        """``label`` and ``probability``, its softmax; with ``probabilities`` also ``probability_CLASS`` of each."""
+        exp = np.exp(outputs - outputs.max(axis=1, keepdims=True))
+        rows = []
+        for row in exp / exp.sum(axis=1, keepdims=True):
+            best = int(row.argmax())
+            of_all = {f"probability_{name}": round(float(p), 6) for name, p in zip(self.label_names, row, strict=True)}
+            answer = {"label": self.label_names[best], "probability": round(float(row[best]), 6)}
+            rows.append(answer | (of_all if probabilities else {}))
+        return rows
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        """Those of classes, and of two classes those of the second."""
+        return _METRICS | _BINARY_METRICS if len(self.label_names) == 2 else _METRICS
+
+    def constant_answer(self, train_targets: Array, rows: int) -> tuple[str, Array]:
+        """The most common class in training."""
+        most = int(np.bincount(train_targets).argmax())
+        return self.label_names[most], np.tile(np.eye(len(self.label_names))[most], (rows, 1))
+
+    def predicted_counts(self, outputs: Array) -> dict[str, int]:
+        """Count the predictions of each class."""
+        counts = np.bincount(outputs.argmax(axis=1), minlength=len(self.label_names))
+        return {name: int(count) for name, count in zip(self.label_names, counts, strict=True) if count}
+
+    @property
+    def strata(self) -> tuple[str, ...]:
+        """The classes."""
+        return tuple(f"class {name!r}" for name in self.label_names)
+
+    def strata_of(self, rows: Dataset) -> Sequence[int]:
+        """The class ids."""
+        return rows["label"][:]  # type: ignore[no-any-return]
+
+    def shown_label(self, label: Any) -> Any:
+        """The name of the class."""
+        return self.label_names[label]
+
+    def describe_labels(self, rows: Dataset) -> dict[str, Any]:
+        """Count the rows of each class."""
+        counts = Counter(rows["label"][:])
+        return {"classes": {name: counts[number] for number, name in enumerate(self.label_names)}}
+
+    def label_lines(self, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+        """The rows of each class, or of the smallest and the largest of many."""
+        counts = [part["classes"] for part in parts]
+        if len(self.label_names) <= _LISTED_CLASSES:
+            return [[f"  {name}", *(str(of[name]) for of in counts)] for name in self.label_names]
+        return [["rows of a class", *(f"{min(of.values())} to {max(of.values())}" for of in counts)]]
+
+    def label_warnings(self, train: Mapping[str, Any]) -> list[str]:
+        """Point out classes without rows."""
+        missing = [name for name, count in train["classes"].items() if count == 0]
+        return [f"No row of train is of class {name!r}: it cannot be learnt." for name in missing]
+
+    def similar_classes(self) -> list[list[str]]:
+        """Pairs of classes that differ only in case and spaces."""
+        seen: dict[str, str] = {}
+        pairs = []
+        for name in self.label_names:
+            key = " ".join(name.casefold().split())
+            if key in seen:
+                pairs.append([seen[key], name])
+            seen.setdefault(key, name)
+        return pairs
+
+
+def _refuse_doubtful(source: Table, column: str, names: Sequence[str]) -> None:
+    if len(names) <= _MANY_CLASSES:
+        return
+    where = f"{source.path}, column {column!r}"
+    if all(number_form(name) == "whole" for name in names):
+        raise AttendropError(
+            f"{where}: {len(names)} different whole numbers may be classes, numbers to predict or ids; say which with "
+            "--label-type class or --label-type number, or name another label column."
+        )
+    if len(names) > len(source.rows) / 2:
+        raise AttendropError(
+            f"{where}: {len(names)} different labels in {len(source.rows)} rows look like ids; name another label "
+            "column, or say with --label-type class that they are classes."
+        )
+
+
+def _class_name(value: Any) -> str:
+    """The label as a class is called: `1.0`, which pandas writes where a column of integers has gaps, is `1`."""
+    name = written(value)
+    return str(int(name.partition(".")[0])) if "." in name and number_form(name) == "whole" else name
+
+
+def _class_order(name: str) -> tuple[bool, int, str]:
+    whole = number_form(name) == "whole"
+    return not whole, int(name) if whole else 0, name
+
+
+def _shortened(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:10])) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

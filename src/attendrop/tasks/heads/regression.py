@@ -1,0 +1,119 @@
+"""One number for a text or a pair of texts."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from datasets import Dataset
+from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
+
+from attendrop.tasks.heads.base import Array, Head, Metric
+from attendrop.tasks.label_column import number_problem, written
+from attendrop.tasks.table_files import Table
+
+if TYPE_CHECKING:
+    from transformers import BatchEncoding, PreTrainedConfig, PreTrainedTokenizerBase
+
+
+def _of_numbers(score: Callable[[Array, Array], float]) -> Callable[[Array, Array], float]:
+    return lambda labels, outputs: float(score(labels, outputs.reshape(-1)))
+
+
+def _correlation(correlate: Callable[[Array, Array], Any]) -> Callable[[Array, Array], float]:
+    """A correlation that is 0 where it is undefined: fewer than two rows, or a side that is constant."""
+
+    def score(labels: Array, predictions: Array) -> float:
+        if len(labels) < 2 or np.ptp(labels) == 0 or np.ptp(predictions) == 0:
+            return 0.0
+        return float(correlate(labels, predictions).statistic)
+
+    return _of_numbers(score)
+
+
+_METRICS = {
+    "pearson": Metric(_correlation(pearsonr), span=2.0),
+    "spearman": Metric(_correlation(spearmanr), span=2.0),
+    "r2": Metric(
+        _of_numbers(lambda labels, predictions: r2_score(labels, predictions) if len(labels) > 1 else 0.0), math.inf
+    ),
+    "neg_mean_squared_error": Metric(
+        _of_numbers(lambda labels, predictions: -mean_squared_error(labels, predictions)), math.inf
+    ),
+    "neg_mean_absolute_error": Metric(
+        _of_numbers(lambda labels, predictions: -mean_absolute_error(labels, predictions)), math.inf
+    ),
+    "mse": Metric(_of_numbers(mean_squared_error), math.inf, selects=False),
+}
+
+
+class Regression(Head):
+    """A number. Labels, targets and outputs are floats, outputs ``(rows,)`` or ``(rows, 1)``."""
+
+    kind = "regression"
+    label_type = "number"
+    auto_class = "AutoModelForSequenceClassification"
+    problem_type = "regression"
+    pipeline_tag = "text-classification"
+    default_metrics = ("pearson", "spearman", "mse")
+    answer_column = "score"
+    predicts = "a number"
+    labels_are = "numbers to predict"
+    output_names = ("score",)
+    metrics = _METRICS
+
+    @classmethod
+    def recognizes(cls, config: PreTrainedConfig) -> bool:
+        """Whether the configuration says so, or the model has a single output."""
+        return config.problem_type == "regression" or len(config.id2label or {}) == 1
+
+    @classmethod
+    def from_config(cls, config: PreTrainedConfig) -> Self:
+        """The head of any such model."""
+        return cls()
+
+    @classmethod
+    def from_labels(cls, tables: Mapping[str, Table], column: str) -> Self:
+        """The head of any labels."""
+        return cls()
+
+    def label_problem(self, value: Any) -> str | None:
+        """Refuse what is no finite number."""
+        return number_problem(value)
+
+    def read_labels(self, values: Sequence[Any]) -> list[float]:
+        """Read numbers."""
+        return [float(written(value)) for value in values]
+
+    def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase) -> list[float]:
+        """The numbers."""
+        return [float(label) for label in labels]
+
+    def decode(self, outputs: Array) -> list[float]:
+        """The numbers."""
+        return [float(number) for number in outputs.reshape(-1)]
+
+    def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
+        """``score``."""
+        return [{"score": number} for number in self.decode(outputs)]
+
+    def constant_answer(self, train_targets: Array, rows: int) -> tuple[float, Array]:
+        """The mean of the training rows."""
+        mean = float(np.mean(train_targets))
+        return mean, np.full(rows, mean)
+
+    def describe_labels(self, rows: Dataset) -> dict[str, Any]:
+        """The range and the mean."""
+        labels = rows["label"][:]
+        return {"numbers": {"min": min(labels), "mean": statistics.fmean(labels), "max": max(labels)}}
+
+    def label_lines(self, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+        """The range and the mean."""
+        return [
+            ["numbers", *("{min:g} to {max:g}".format(**part["numbers"]) for part in parts)],
+            ["  mean", *(f"{part['numbers']['mean']:.3g}" for part in parts)],
+        ]
