@@ -37,7 +37,7 @@ def report_of(
     splits = {name: as_dataset(task, rows) for name, rows in {"train": train, "dev": dev}.items()}
     data, parts = TaskData(task, splits, "here"), Parts(splits["train"], None, {"dev": splits["dev"]})
     config = tiny.config(Path(), max_length=max_length, method="finetune")
-    return data_report(data, parts, encode_parts(config, data, parts, tokenizer), tokenizer, max_length)
+    return data_report(data, parts, encode_parts(config, task, parts, tokenizer), tokenizer, max_length)
 
 
 def as_dataset(task: Task, rows: list[tuple[str, Any]]) -> Dataset:

@@ -14,8 +14,8 @@ import attendrop
 from attendrop.errors import AttendropError
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.classification import Classification
-from attendrop.tasks.heads.regression import Regression
 from attendrop.tasks.heads.registry import HEADS, LABEL_TYPES, get_head, head_of_model
+from attendrop.tasks.heads.regression import Regression
 
 SOURCE = Path(attendrop.__file__).parent
 YES_NO = Classification(("no", "yes"))
