@@ -15,7 +15,7 @@ from attendrop.attention.projections import ValueProjection, find_value_projecti
 from attendrop.attribution.attention_weights import attention_attribution
 from attendrop.attribution.finite_gradients import finite_gradients, gradients_of, wide
 from attendrop.attribution.gradient import gradient_attribution
-from attendrop.attribution.head_importance import Gates, head_importance
+from attendrop.attribution.head_importance import GatePlan, head_importance
 from attendrop.attribution.integrated import QUADRATURE_RULES, SCOPES, integrated_gradient_attribution
 from attendrop.attribution.label_positions import aligned_labels
 from attendrop.attribution.targets import fix_target
@@ -78,7 +78,7 @@ __all__ = [
     "BlockEdit",
     "CombinedPlan",
     "ComputeLoss",
-    "Gates",
+    "GatePlan",
     "InitialState",
     "LabelledData",
     "LayerRanking",

@@ -42,7 +42,7 @@ class SampleKey:
         texts = (f"{self.seed}/{self.step}/{first + i}/{self.salt}{name}" for i in range(batch))
         return [_hash(text) for text in texts]
 
-    def chance(self, name: str) -> float:
+    def uniform(self, name: str) -> float:
         """A number drawn from [0, 1), one for the whole global batch: in every micro-batch and process the same."""
         return (_hash(f"{self.seed}/{self.step}/{self.salt}{name}") >> 11) / 2**53
 

@@ -341,7 +341,7 @@ def attend(valid: Tensor, drop: Tensor, dtype: torch.dtype, explicit: bool) -> t
     query, key, value = (tensor.to(dtype).requires_grad_() for tensor in made)
     module = torch.nn.Identity()
     plan = Everywhere(AttentionEdit(drop=drop, weights=(lambda w: w) if explicit else None))
-    plan._attention_layers = {module: (AttentionLayer("layer", "encoder", 0),)}
+    plan._layers_by_module = {module: (AttentionLayer("layer", "encoder", 0),)}
     output, _ = AttentionInterface._global_mapping["attendrop"](
         module, query, key, value, valid, scaling=0.7, attendrop_plan=plan
     )

@@ -52,7 +52,7 @@ def look(mask: Tensor, dtype: torch.dtype, drop: Tensor | None = None) -> Lookin
     generator = torch.Generator().manual_seed(5)
     query, key, value = (torch.randn(2, 2, 6, 4, generator=generator).to(dtype) for _ in range(3))
     module, plan = torch.nn.Identity(), Looking(drop)
-    plan._attention_layers = {module: (AttentionLayer("layer", "encoder", 0),)}
+    plan._layers_by_module = {module: (AttentionLayer("layer", "encoder", 0),)}
     AttentionInterface._global_mapping["attendrop"](
         module, query, key, value, mask.to(dtype), scaling=0.7, is_causal=False, attendrop_plan=plan
     )

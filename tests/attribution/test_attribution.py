@@ -17,7 +17,7 @@ from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.plan import Plan
 from attendrop.attribution.attention_weights import attention_attribution
 from attendrop.attribution.gradient import gradient_attribution
-from attendrop.attribution.integrated import integrated_gradient_attribution, nodes
+from attendrop.attribution.integrated import integrated_gradient_attribution, quadrature_nodes
 from attendrop.attribution.targets import fix_target
 
 TARGETS = ["pseudo_label", "gold_label"]
@@ -270,7 +270,7 @@ def test_the_label_is_fixed_by_the_unscaled_pass() -> None:
 @pytest.mark.parametrize("steps", [1, 3, 8])
 @pytest.mark.parametrize("rule", ["gauss_legendre", "riemann"])
 def test_nodes_integrate(rule: str, steps: int) -> None:
-    points = nodes(rule, steps)
+    points = quadrature_nodes(rule, steps)
     assert len(points) == steps
     assert sum(share for _, share in points) == pytest.approx(1)
     degree = 2 * steps - 1 if rule == "gauss_legendre" else 0

@@ -39,7 +39,7 @@ def chosen(reg: Regularization, batch: zoo.Batch) -> dict[str, bool]:
 
 
 def test_a_number_for_a_step_is_uniform() -> None:
-    sampled = torch.tensor([SampleKey(0, step, 0, 1).chance(f"encoder.{i}") for step in range(500) for i in range(4)])
+    sampled = torch.tensor([SampleKey(0, step, 0, 1).uniform(f"encoder.{i}") for step in range(500) for i in range(4)])
     assert ((sampled >= 0) & (sampled < 1)).all()
     for p in (0.1, 0.5, 0.9):
         assert (sampled < p).double().mean().item() == pytest.approx(p, abs=0.03)  # 3 standard deviations
@@ -48,8 +48,8 @@ def test_a_number_for_a_step_is_uniform() -> None:
 @pytest.mark.parametrize("other", [SampleKey(1, 2, 0, 4), SampleKey(0, 3, 0, 4)], ids=["seed", "step"])
 def test_a_number_for_a_step_depends_on_seed_and_step_alone(other: SampleKey) -> None:
     key = SampleKey(0, 2, 0, 4)
-    assert key.chance("encoder.0") == SampleKey(0, 2, 12, 3).chance("encoder.0")
-    assert key.chance("encoder.0") not in (key.chance("encoder.1"), other.chance("encoder.0"))
+    assert key.uniform("encoder.0") == SampleKey(0, 2, 12, 3).uniform("encoder.0")
+    assert key.uniform("encoder.0") not in (key.uniform("encoder.1"), other.uniform("encoder.0"))
 
 
 def test_the_share_of_layers_that_is_dropped() -> None:

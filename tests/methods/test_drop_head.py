@@ -117,7 +117,7 @@ def test_the_loss_is_that_of_the_formula(name: str, heads: int, step: int) -> No
                 :, :, 0, 0
             ].tolist()
             gates = [[0 if gone else heads / own.count(False) for gone in own] for own in drop]
-            stack.enter_context(gated(block.projections[layer.key], gates))
+            stack.enter_context(gated(block.output_projections[layer.key], gates))
         torch.testing.assert_close(model(**batch).loss, loss)
 
 

@@ -89,13 +89,13 @@ def test_importance_is_the_effect_of_a_gate_on_the_loss(name: str) -> None:
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
     for layer in attention_layers[:: max(1, len(attention_layers) - 1)]:
         visit = layer.name.partition("#")[2]  # of a module that several layers share
-        block = next(b for b in adapter.blocks if layer.key in b.projections)
+        block = next(b for b in adapter.blocks if layer.key in b.output_projections)
         for row, head in ((0, 0), (1, -1)):
             losses = []
             for gate in (1.001, 0.999):
                 gates = torch.ones(found[layer.key].shape)
                 gates[row, head] = gate
-                with gated(block.projections[layer.key], gates, int(visit or 0)):
+                with gated(block.output_projections[layer.key], gates, int(visit or 0)):
                     losses.append(model(**batch).loss.item())
             # Some models compute their norms in single precision.
             quotient = abs(losses[0] - losses[1]) / 0.002

@@ -25,9 +25,17 @@ import attendrop
 from attendrop import AttendropError, PrunedModel, export_onnx, export_torch, load, prune
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.pruning.comparison import Difference
-from attendrop.pruning.constant_attention import Constant, mask_layers, prunable_layers
+from attendrop.pruning.constant_attention import ConstantPlan, mask_layers, prunable_layers
 from attendrop.pruning.pruned_model import unpadded
-from attendrop.pruning.selection import Trial, Wanted, choose, importance, loss_score, parse_wanted, what_is_unknown
+from attendrop.pruning.selection import (
+    LayerSelection,
+    Trial,
+    choose_count,
+    importance,
+    loss_score,
+    parse_selection,
+    undecided_message,
+)
 from attendrop.pruning.serialization import CONFIG
 
 DEEP = {"num_hidden_layers": 3}
@@ -230,7 +238,7 @@ def test_zero_queries_are_constant_attention(name: str, attention: str) -> None:
     adapter.trace(batch)
     adapter.attach()
     with torch.no_grad():
-        expected = adapter.forward(batch, Constant([layer.key])).logits
+        expected = adapter.forward(batch, ConstantPlan([layer.key])).logits
         adapter.detach()
         near(mask_layers(model, [1])(**batch).logits, expected)
 
@@ -334,22 +342,22 @@ def test_it_does_not_train() -> None:
 @pytest.mark.parametrize(
     ("layers", "wanted"),
     [
-        ("auto", Wanted()),
-        (4, Wanted(count=4)),
-        (0, Wanted(count=0)),
-        ("4", Wanted(count=4)),
-        ("4,", Wanted(layers=(4,))),
-        ("[4]", Wanted(layers=(4,))),
-        ("5, 0,3", Wanted(layers=(0, 3, 5))),
-        ([], Wanted(layers=())),
-        ((2, 1, 2), Wanted(layers=(1, 2))),
-        (">=0.8", Wanted(threshold=0.8)),
-        (">= 1", Wanted(threshold=1.0)),
+        ("auto", LayerSelection()),
+        (4, LayerSelection(count=4)),
+        (0, LayerSelection(count=0)),
+        ("4", LayerSelection(count=4)),
+        ("4,", LayerSelection(layers=(4,))),
+        ("[4]", LayerSelection(layers=(4,))),
+        ("5, 0,3", LayerSelection(layers=(0, 3, 5))),
+        ([], LayerSelection(layers=())),
+        ((2, 1, 2), LayerSelection(layers=(1, 2))),
+        (">=0.8", LayerSelection(threshold=0.8)),
+        (">= 1", LayerSelection(threshold=1.0)),
     ],
     ids=str,
 )
-def test_what_layers_mean(layers: Any, wanted: Wanted) -> None:
-    assert parse_wanted(layers) == wanted
+def test_what_layers_mean(layers: Any, wanted: LayerSelection) -> None:
+    assert parse_selection(layers) == wanted
 
 
 MALFORMED = ["", "all", "-1", -1, True, 1.0, None, "1;2", "0,x", ">0.5", ">=1.5", ">=", [True], [0.5], ["0"]]
@@ -358,12 +366,12 @@ MALFORMED = ["", "all", "-1", -1, True, 1.0, None, "1;2", "0,x", ">0.5", ">=1.5"
 @pytest.mark.parametrize("layers", MALFORMED, ids=repr)
 def test_malformed_layers(layers: Any) -> None:
     with pytest.raises(AttendropError, match=r"is not understood\. Give 'auto'"):
-        parse_wanted(layers)
+        parse_selection(layers)
 
 
 @given(st.sets(st.integers(0, 40), min_size=1))
 def test_lists_read_back(numbers: set[int]) -> None:
-    assert parse_wanted(",".join(map(str, numbers)) + ",") == Wanted(layers=tuple(sorted(numbers)))
+    assert parse_selection(",".join(map(str, numbers)) + ",") == LayerSelection(layers=tuple(sorted(numbers)))
 
 
 PI = {"encoder.0": 0.1, "encoder.1": 0.9, "encoder.2": 0.8}
@@ -428,7 +436,7 @@ def test_auto_takes_the_most_layers_that_cost_nothing(
         return scores[len(model.layers)]
 
     order = (1, 0, 2)
-    light, found = choose(stock("bert"), order, score, tolerance)
+    light, found = choose_count(stock("bert"), order, score, tolerance)
     assert light.layers == tuple(sorted(order[:expected]))
     assert [trial.score for trial in found] == list(scores)
     assert seen == [tuple(sorted(order[:count])) for count in range(4)]
@@ -465,7 +473,7 @@ def test_auto_takes_what_the_rows_vouch_for(
 @pytest.mark.parametrize(("low", "suggested"), [(-0.0312, True), (-0.5, False), (-1.0, False)])
 def test_a_tolerance_is_suggested_only_if_it_is_sensible(low: float, suggested: bool) -> None:
     trials = [Trial(0, 0.8, 40, Difference(0.0, 0.0, 0.0)), Trial(1, 0.8, 40, Difference(0.0, low, -low))]
-    said = what_is_unknown(trials, 0, 0.0)
+    said = undecided_message(trials, 0, 0.0)
     assert said is not None
     assert "40 rows cannot tell whether 1 layer would cost more than the tolerance of 0" in said
     assert ("a tolerance of 0.0312 would accept it" in said) == ("would accept" in said) == suggested
@@ -547,7 +555,7 @@ def test_saved_and_loaded(case: str, layers: tuple[int, ...], tmp_path: Path) ->
     assert not loaded.training
     near(output(loaded, batch_for(case)), output(light, batch_for(case)), 0)
     assert loaded.config.to_dict() == light.config.to_dict()
-    assert (loaded.layers, loaded.of) == (layers, 3)
+    assert (loaded.layers, loaded.num_layers) == (layers, 3)
     near(output(loaded.to_stock(), batch_for(case)), output(light, batch_for(case)))
 
 

@@ -87,7 +87,7 @@ class BlockHooks:
             if plan is None or block is None or edit is None:
                 return original(*args, **kwargs)
             if edit.skip:
-                plan.passed_over(block)
+                plan.count_skipped(block)
                 return block.skipped(args, kwargs)
             within = edit.activations is not None or edit.feed_forward is not None
             shape = hidden_states(args, kwargs).shape[:2] if within else torch.Size()
@@ -95,7 +95,7 @@ class BlockHooks:
                 output = original(*args, **kwargs)
             if edit.output is None:
                 return output
-            return edit.output(output) if block.bare else (edit.output(output[0]), *output[1:])
+            return edit.output(output) if block.returns_tensor else (edit.output(output[0]), *output[1:])
 
         self._hooks.replace_forward(module, forward)
 

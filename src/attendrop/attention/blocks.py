@@ -23,22 +23,22 @@ class Block:
     Attributes:
         module: The module; of a model that shares its layers (ALBERT), that of several blocks.
         attention_layers: The attention layers in it; none in a block whose attention is not to be found.
-        inputs: Of each site, by key, the modules that make queries, keys and values.
-        projections: Of each site, by key, the module that projects what the heads put out.
+        input_projections: The modules that make queries, keys and values, by the key of the attention layer.
+        output_projections: The module that projects the outputs of the heads, by the key of the attention layer.
         feed_forward: The last projection of the feed-forward: its input are the activations.
-        passes_on: Of what the module returns after its hidden states, where it came from: the number or the name of an
-            argument, or None for nothing. None instead of all of it: the block computes something else, too, and
-            cannot be skipped.
-        bare: Whether it returns its hidden states alone, not in a tuple.
+        extra_outputs: Where each output after the hidden states came from: the number or the name of an argument, or
+            None for an output that is None. None instead of a tuple: the block computes other outputs, and cannot be
+            skipped.
+        returns_tensor: Whether the module returns its hidden states alone, not in a tuple.
     """
 
     module: nn.Module
     attention_layers: list[AttentionLayer] = field(default_factory=list)
-    inputs: dict[str, list[nn.Module]] = field(default_factory=dict)
-    projections: dict[str, nn.Module] = field(default_factory=dict)
+    input_projections: dict[str, list[nn.Module]] = field(default_factory=dict)
+    output_projections: dict[str, nn.Module] = field(default_factory=dict)
     feed_forward: nn.Module | None = None
-    passes_on: tuple[int | str | None, ...] | None = None
-    bare: bool = True
+    extra_outputs: tuple[int | str | None, ...] | None = None
+    returns_tensor: bool = True
 
     @property
     def key(self) -> str:
@@ -48,17 +48,17 @@ class Block:
     @property
     def skippable(self) -> bool:
         """Whether the block can be left out."""
-        return self.passes_on is not None
+        return self.extra_outputs is not None
 
     def skipped(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What the module returns if it does nothing to the hidden states."""
-        if self.passes_on is None:
+        if self.extra_outputs is None:
             raise AttendropError(
                 f"{type(self.module).__name__} {self.key} makes what others need; it cannot be skipped."
             )
-        if self.bare:
+        if self.returns_tensor:
             return hidden_states(args, kwargs)
-        others = (None if at is None else args[at] if isinstance(at, int) else kwargs[at] for at in self.passes_on)
+        others = (None if at is None else args[at] if isinstance(at, int) else kwargs[at] for at in self.extra_outputs)
         return (hidden_states(args, kwargs), *others)
 
 
@@ -77,7 +77,7 @@ class ModelStructure:
     head: nn.Module | None
 
 
-class Tracer:
+class StructureTracer:
     """Listens to one pass of a model.
 
     Args:
@@ -125,19 +125,19 @@ class Tracer:
                     block, before = Block(module), []
                     blocks.setdefault(module, []).append(block)
                 case "left" if block is not None:
-                    block.bare, block.passes_on = detail
+                    block.returns_tensor, block.extra_outputs = detail
                     block = None
                 case "attention":
                     layer = attention_layers[module][visits[module]]
                     visits[module] += 1
                     if block is not None:
                         block.attention_layers.append(layer)
-                        block.inputs[layer.key], before = before, []
+                        block.input_projections[layer.key], before = before, []
                         waiting = layer.key
                 case "linear":
                     head = module
                     if block is not None and waiting is not None:
-                        block.projections[waiting] = module
+                        block.output_projections[waiting] = module
                         waiting = None
                     elif block is not None:
                         block.feed_forward = module
@@ -151,7 +151,7 @@ class Tracer:
             self._events.append(("embed", module, None))
 
     def _left(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        self._events.append(("left", module, (not isinstance(output, tuple), _sources(args, kwargs, output))))
+        self._events.append(("left", module, (not isinstance(output, tuple), _argument_sources(args, kwargs, output))))
 
 
 def block_of(model: nn.Module, attention: str) -> nn.Module | None:
@@ -180,8 +180,10 @@ def hidden_states(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return args[0] if args else kwargs["hidden_states"]
 
 
-def _sources(args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> tuple[int | str | None, ...] | None:
-    """See :attr:`Block.passes_on`."""
+def _argument_sources(
+    args: Sequence[Any], kwargs: Mapping[str, Any], output: Any
+) -> tuple[int | str | None, ...] | None:
+    """Find :attr:`Block.extra_outputs`."""
     if not isinstance(output, tuple):
         return ()
     given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]

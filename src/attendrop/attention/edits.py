@@ -96,7 +96,7 @@ class AttentionEdit:
     dropout: float | None = None
 
 
-def chained(functions: Sequence[Callable[[Tensor], Tensor] | None]) -> Callable[[Tensor], Tensor] | None:
+def chain(functions: Sequence[Callable[[Tensor], Tensor] | None]) -> Callable[[Tensor], Tensor] | None:
     """One function that calls those that are there, one after the other; None if there are none."""
     found = [function for function in functions if function is not None]
     if len(found) < 2:
@@ -110,7 +110,7 @@ def chained(functions: Sequence[Callable[[Tensor], Tensor] | None]) -> Callable[
     return call_all
 
 
-def merged(edits: Sequence[AttentionEdit]) -> AttentionEdit | None:
+def merge_edits(edits: Sequence[AttentionEdit]) -> AttentionEdit | None:
     """One edit that does what several do; None if there are none.
 
     Raises:
@@ -131,9 +131,9 @@ def merged(edits: Sequence[AttentionEdit]) -> AttentionEdit | None:
 
     return AttentionEdit(
         drop=reduce(torch.logical_or, drops) if drops else None,
-        weights=chained([edit.weights for edit in edits]),
+        weights=chain([edit.weights for edit in edits]),
         constant=any(edit.constant for edit in edits),
-        output=chained([edit.output for edit in edits]),
+        output=chain([edit.output for edit in edits]),
         inputs=change if inputs else None,
         dropout=dropouts[0] if dropouts else None,
     )

@@ -9,7 +9,7 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from attendrop.attention.blocks import Block, ModelStructure
-from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit, chained, merged
+from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit, chain, merge_edits
 from attendrop.attention.layers import AttentionLayer
 from attendrop.errors import AttendropError
 from attendrop.validation import check_choice, check_declared, defines
@@ -35,7 +35,7 @@ class Plan:
     acts_on: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
-        self._attention_layers: Mapping[nn.Module, Sequence[AttentionLayer]] = {}
+        self._layers_by_module: Mapping[nn.Module, Sequence[AttentionLayer]] = {}
         self._structure = ModelStructure({}, None, None)
         self._visits: Counter[nn.Module] = Counter()
 
@@ -66,7 +66,7 @@ class Plan:
             AttendropError: What the plan declares in :attr:`acts_on` is not what it defines.
         """
         self.check_declarations()
-        self._attention_layers, self._structure = attention_layers, structure
+        self._layers_by_module, self._structure = attention_layers, structure
 
     def check_declarations(self) -> None:
         """Raise AttendropError if :attr:`acts_on` is not what the plan defines, by its class or by itself."""
@@ -87,21 +87,21 @@ class Plan:
         Raises:
             AttendropError: The module is an attention layer that the pass that looked for them did not run.
         """
-        if module not in self._attention_layers:
+        if module not in self._layers_by_module:
             raise AttendropError(
                 f"A {type(module).__name__} ran that is none of the attention layers which an earlier pass over a "
                 "batch with the same columns has shown, so nothing could be dropped there."
             )
-        return self._located(self._attention_layers, module)
+        return self._located(self._layers_by_module, module)
 
     def locate_block(self, module: nn.Module) -> Block | None:
         """Return the block that ``module`` stands for in this call."""
         return self._located(self._structure.blocks, module)
 
-    def passed_over(self, block: Block) -> None:
+    def count_skipped(self, block: Block) -> None:
         """Count attention layers that did not run, for modules that stand for several are told apart by counting."""
         skipped = {layer.key for layer in block.attention_layers}
-        for module, attention_layers in self._attention_layers.items():
+        for module, attention_layers in self._layers_by_module.items():
             if len(attention_layers) > 1:
                 self._visits[module] += sum(layer.key in skipped for layer in attention_layers)
 
@@ -138,7 +138,7 @@ class CombinedPlan(Plan):
 
     def edit(self, call: AttentionCall) -> AttentionEdit | None:
         edits = [plan.edit(call) for plan in self.plans if plan.wants(call.layer)]
-        return merged([edit for edit in edits if edit is not None])
+        return merge_edits([edit for edit in edits if edit is not None])
 
     def block(self, block: Block) -> BlockEdit | None:
         edits = [edit for plan in self.plans if (edit := plan.block(block)) is not None]
@@ -146,9 +146,9 @@ class CombinedPlan(Plan):
             return None
         return BlockEdit(
             skip=any(edit.skip for edit in edits),
-            activations=chained([edit.activations for edit in edits]),
-            feed_forward=chained([edit.feed_forward for edit in edits]),
-            output=chained([edit.output for edit in edits]),
+            activations=chain([edit.activations for edit in edits]),
+            feed_forward=chain([edit.feed_forward for edit in edits]),
+            output=chain([edit.output for edit in edits]),
         )
 
     def embed(self, embedded: Tensor) -> Tensor:

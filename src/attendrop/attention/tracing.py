@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attendrop.attention.blocks import ModelStructure, Tracer, block_of
+from attendrop.attention.blocks import ModelStructure, StructureTracer, block_of
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.errors import AttendropError
@@ -46,7 +46,7 @@ def trace(model: nn.Module, modules: Mapping[nn.Module, str], run: Callable[[Pla
         AttendropError: The plan did not reach an attention layer in each of its calls, or other layers compute their
             attention themselves.
     """
-    tracer = Tracer(model, list(modules.values()))
+    tracer = StructureTracer(model, list(modules.values()))
     recorder = _CallRecorder(tracer)
     bypasses = _BypassDetector(model, modules)
     calls: Counter[nn.Module] = Counter()
@@ -70,7 +70,7 @@ def trace(model: nn.Module, modules: Mapping[nn.Module, str], run: Callable[[Pla
 class _CallRecorder(Plan):
     """Records which attention modules a pass calls, in order."""
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: StructureTracer) -> None:
         super().__init__()
         self.tracer = tracer
         self.called: list[nn.Module] = []

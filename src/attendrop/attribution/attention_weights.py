@@ -11,7 +11,7 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.isolation import forked_rng
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attribution.finite_gradients import NOT_FINITE, all_finite
-from attendrop.attribution.recording import Record
+from attendrop.attribution.recording import RecordPlan
 from attendrop.batches import Batch
 from attendrop.errors import AttendropError
 
@@ -24,7 +24,7 @@ def attention_attribution(
     Raises:
         AttendropError: The weights are not finite.
     """
-    record = Record(attention_layers)
+    record = RecordPlan(attention_layers)
     with torch.no_grad(), forked_rng(adapter.model):
         adapter.forward(inputs, record)
     found = dict(zip(record.keys, record.in_order(), strict=True))

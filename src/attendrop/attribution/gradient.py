@@ -10,7 +10,7 @@ from torch import Tensor
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attribution.finite_gradients import finite_gradients, gradients_of, wide
-from attendrop.attribution.recording import Record, _isolated
+from attendrop.attribution.recording import RecordPlan, isolated_pass
 from attendrop.attribution.targets import fix_target
 from attendrop.batches import Batch
 
@@ -31,7 +31,7 @@ def gradient_attribution(
         batch: Its inputs, with labels.
         attention_layers: Attention layers to attribute to.
         target: ``"pseudo_label"`` or ``"gold_label"``, see :func:`fix_target`.
-        units: What is attributed to, see :class:`Record`.
+        units: What is attributed to, see :class:`RecordPlan`.
         inputs: What to run the model on, if not all of ``batch``: a trainer that computes the loss itself withholds
             the labels.
 
@@ -40,8 +40,8 @@ def gradient_attribution(
     """
 
     def gradients(factor: float) -> dict[str, Tensor]:
-        record = Record(attention_layers, units)
-        with _isolated(adapter.model), torch.enable_grad():
+        record = RecordPlan(attention_layers, units)
+        with isolated_pass(adapter.model), torch.enable_grad():
             outputs = adapter.forward(inputs or batch, record)
             score = fix_target(adapter.model, outputs, batch, target)(outputs)
             return gradients_of(wide(score).sum() * factor, record.keys, record.in_order())

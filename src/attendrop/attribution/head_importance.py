@@ -1,4 +1,4 @@
-"""Gates of one on heads and feed-forwards; their gradients as importance."""
+"""GatePlan of one on heads and feed-forwards; their gradients as importance."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.attribution.finite_gradients import finite_gradients, gradients_of, wide
-from attendrop.attribution.recording import _isolated
+from attendrop.attribution.recording import isolated_pass
 from attendrop.batches import Batch
 from attendrop.errors import AttendropError
 
 
-class Gates(Plan):
+class GatePlan(Plan):
     """Multiplies what each head, and each feed-forward, puts out by a gate of one, for each row of the batch.
 
     Args:
@@ -102,8 +102,8 @@ def head_importance(
     """
 
     def gradients(factor: float) -> dict[str, Tensor]:
-        plan = Gates(heads={layer.key for layer in attention_layers})
-        with _isolated(adapter.model), torch.enable_grad():
+        plan = GatePlan(heads={layer.key for layer in attention_layers})
+        with isolated_pass(adapter.model), torch.enable_grad():
             loss: Tensor | None = getattr(adapter.forward(batch, plan), "loss", None)
             if loss is None:
                 raise AttendropError("The importance of heads is that for the loss, and the batch has no 'labels'.")

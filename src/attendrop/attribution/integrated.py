@@ -14,7 +14,7 @@ from attendrop.attention.isolation import evaluating
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.attribution.finite_gradients import finite_gradients, gradients_of, wide
-from attendrop.attribution.recording import Record, _isolated
+from attendrop.attribution.recording import RecordPlan, isolated_pass
 from attendrop.attribution.targets import fix_target
 from attendrop.batches import Batch
 
@@ -22,8 +22,8 @@ QUADRATURE_RULES = ("gauss_legendre", "riemann")
 SCOPES = ("joint", "layerwise")
 
 
-class Replace(Plan):
-    """Uses given units at some sites; see :class:`Record`."""
+class ReplacePlan(Plan):
+    """Uses given units at some sites; see :class:`RecordPlan`."""
 
     acts_on = frozenset({"attention"})
 
@@ -66,14 +66,14 @@ def integrated_gradient_attribution(
             ``"layerwise"``: one site is scaled at a time and the layers above recompute theirs, as in Hao et al.
         rule: ``"gauss_legendre"``, or ``"riemann"`` (right end points, as in the papers).
         steps: Number of nodes on [0, 1].
-        units: What is attributed to, see :class:`Record`.
+        units: What is attributed to, see :class:`RecordPlan`.
         inputs: See :func:`gradient`.
 
     Raises:
         AttendropError: The gradients are not finite; see :func:`finite_gradients`.
     """
-    record = Record(attention_layers, units)
-    with _isolated(adapter.model), evaluating(adapter.model):
+    record = RecordPlan(attention_layers, units)
+    with isolated_pass(adapter.model), evaluating(adapter.model):
         with torch.no_grad():
             outputs = adapter.forward(inputs or batch, record)
             score = fix_target(adapter.model, outputs, batch, target)
@@ -83,9 +83,9 @@ def integrated_gradient_attribution(
         def integral(factor: float) -> dict[str, Tensor]:
             total: dict[str, Tensor] = {}
             for group in groups:
-                for alpha, weight in nodes(rule, steps):
+                for alpha, weight in quadrature_nodes(rule, steps):
                     leaves = [(recorded[key] * alpha).requires_grad_() for key in group]
-                    plan = Replace(dict(zip(group, leaves, strict=True)), units)
+                    plan = ReplacePlan(dict(zip(group, leaves, strict=True)), units)
                     with torch.enable_grad():
                         scores = score(adapter.forward(inputs or batch, plan))
                         found = gradients_of(wide(scores).sum() * factor, group, leaves)
@@ -97,7 +97,7 @@ def integrated_gradient_attribution(
     return {key: recorded[key] * integrals[key] for key in recorded}
 
 
-def nodes(rule: str, steps: int) -> list[tuple[float, float]]:
+def quadrature_nodes(rule: str, steps: int) -> list[tuple[float, float]]:
     """Points on [0, 1] and their weights, which sum to 1, of a rule of integration with ``steps`` points."""
     if rule == "riemann":
         return [(k / steps, 1 / steps) for k in range(1, steps + 1)]

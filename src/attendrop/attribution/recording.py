@@ -15,7 +15,7 @@ from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 
 
-class Record(Plan):
+class RecordPlan(Plan):
     """Keeps the units of some sites, as nodes of the graph of the pass.
 
     Args:
@@ -61,7 +61,7 @@ class Record(Plan):
 
 
 @contextmanager
-def _isolated(model: nn.Module) -> Iterator[None]:
+def isolated_pass(model: nn.Module) -> Iterator[None]:
     """Run extra passes without a trace: parameters take no part in the graph, random states are put back.
 
     Without parameters in it the graph begins at the lowest attributed layer and keeps fewer activations.

@@ -53,7 +53,7 @@ class AttentionLayerDrop(Method):
 
     def plan(self, context: StepContext) -> Plan:
         attention_layers = self.selected_layers(context.adapter.attention_layers)
-        dropped = {layer.key for layer in attention_layers if context.key.chance(layer.key) < self.p}
+        dropped = {layer.key for layer in attention_layers if context.key.uniform(layer.key) < self.p}
         for layer in attention_layers:
             context.report(layer.key, torch.tensor(int(layer.key in dropped)), torch.tensor(1))
         return _Constant(dropped)

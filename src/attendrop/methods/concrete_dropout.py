@@ -233,7 +233,7 @@ def entropy(logit: Tensor) -> Tensor:
 def value_projections(adapter: ModelAdapter, attention_layers: Sequence[AttentionLayer]) -> dict[str, ValueProjection]:
     """Find the value projection of each attention layer, by the layer's key."""
     names = {module: name.rpartition(".")[2] for name, module in adapter.model.named_modules()}
-    inputs = {key: modules for block in adapter.blocks for key, modules in block.inputs.items()}
+    inputs = {key: modules for block in adapter.blocks for key, modules in block.input_projections.items()}
     found: dict[str, ValueProjection] = {}
     for layer in attention_layers:
         projection = find_value_projection((names[module], module) for module in inputs.get(layer.key, []))

@@ -65,8 +65,10 @@ class _DropConnect(WeightMixing):
 
     def choose(self, context: StepContext) -> list[str]:
         keys = {layer.key for layer in self.method.selected_layers(context.adapter.attention_layers)}
-        blocks = context.adapter.blocks
-        modules = {m for b in blocks for key in keys & b.inputs.keys() for m in (*b.inputs[key], b.projections[key])}
+        modules = set()
+        for block in context.adapter.blocks:
+            for key in keys & block.input_projections.keys():
+                modules |= {*block.input_projections[key], block.output_projections[key]}
         weights = {module.weight for module in modules}
         names = [name for name, parameter in self.model.named_parameters() if parameter in weights]
         if not names:

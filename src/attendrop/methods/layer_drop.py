@@ -93,7 +93,7 @@ def sample_blocks(context: StepContext, p: float, layers: str | int | Sequence[i
     blocks = [block for block in context.adapter.blocks if block.skippable and block.key in chosen]
     if not blocks:
         raise AttendropError(f"layers={layers!r}: none of these layers can be left out.")
-    dropped = {block.key for block in blocks if context.key.chance(f"layer/{block.key}") < p}
+    dropped = {block.key for block in blocks if context.key.uniform(f"layer/{block.key}") < p}
     for block in blocks:
         context.report(block.key, torch.tensor(int(block.key in dropped)), torch.tensor(1))
     return dropped

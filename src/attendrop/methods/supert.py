@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.plan import Plan
-from attendrop.attribution.head_importance import Gates
+from attendrop.attribution.head_importance import GatePlan
 from attendrop.batches import Batch, to_device
 from attendrop.errors import AttendropError
 from attendrop.masks import floor_fraction
@@ -126,7 +126,7 @@ class _SuperT(MethodState):
         self.zeros: dict[str, Place] = {}
         self.loss_scale = 1.0
         self._adapter: ModelAdapter | None = None
-        self._gates: list[Gates] = []
+        self._gates: list[GatePlan] = []
         self._checked = False
 
     def plan(self, context: StepContext) -> Plan | None:
@@ -137,10 +137,10 @@ class _SuperT(MethodState):
             self._adapter = context.adapter
         self.loss_scale = context.loss_scale
         by_token = self.method.absolute == "token"
-        self._gates.append(
-            Gates(context.key.rows, heads=self.method.heads, feed_forward=self.method.feed_forward, by_token=by_token)
-        )
-        return self._gates[-1]
+        method, rows = self.method, context.key.rows
+        plan = GatePlan(rows, heads=method.heads, feed_forward=method.feed_forward, by_token=by_token)
+        self._gates.append(plan)
+        return plan
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
         if self.pruned is not None or self._adapter is None:

@@ -79,10 +79,10 @@ def paired_difference(before: Predictions, after: Predictions, confidence: float
         weights = np.concatenate([weights, np.full(2 * rows, 1 / rows)])  # with the label of any of the rows
         labels = np.tile(labels, 3)
     generator = np.random.default_rng(0)
-    size, shares = round(weights.sum()), weights / weights.sum()
+    size, probabilities = round(weights.sum()), weights / weights.sum()
     found = []
     for _ in range(RESAMPLES):
-        sampled = generator.choice(len(labels), size, p=shares)
+        sampled = generator.choice(len(labels), size, p=probabilities)
         found.append(before.metric(labels[sampled], second[sampled]) - before.metric(labels[sampled], first[sampled]))
     error = float(np.std(found)) * math.sqrt(rows / (rows - 1))
     half = student_t((1 + confidence) / 2, rows - 1) * error

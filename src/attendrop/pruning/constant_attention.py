@@ -18,7 +18,7 @@ from attendrop.attention.projections import query_key_parameters
 from attendrop.errors import AttendropError
 
 
-class Constant(Plan):
+class ConstantPlan(Plan):
     """Constant attention at some sites."""
 
     acts_on = frozenset({"attention"})
@@ -103,7 +103,7 @@ def _check_constant(masked: Any, keys: Collection[str]) -> None:
     adapter.attach()
     try:
         with torch.no_grad(), evaluating(masked):
-            found, expected = (adapter.forward(batch, plan)[0].float() for plan in (None, Constant(keys)))
+            found, expected = (adapter.forward(batch, plan)[0].float() for plan in (None, ConstantPlan(keys)))
     finally:
         adapter.detach()
     tolerance = 1e-3 if masked.dtype in (torch.float32, torch.float64) else 0.1

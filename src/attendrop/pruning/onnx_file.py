@@ -23,12 +23,12 @@ def onnx_model(path: Path) -> Callable[[Mapping[str, Any]], Array]:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    method_state = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    names = [each.name for each in method_state.get_inputs()]
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_inputs()]
 
     def run(inputs: Mapping[str, Any]) -> Array:
         feed = {name: np.asarray(inputs[name], dtype=np.int64) for name in names}
-        return np.asarray(method_state.run(["logits"], feed)[0])
+        return np.asarray(session.run(["logits"], feed)[0])
 
     return run
 

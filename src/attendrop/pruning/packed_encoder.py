@@ -26,7 +26,7 @@ _CHUNK = 512
 
 
 @dataclass(frozen=True)
-class Parts:
+class LayerParts:
     """Modules of one encoder layer, normalised after each half.
 
     Attributes:
@@ -46,7 +46,7 @@ class Parts:
     last_norm: nn.LayerNorm
 
     @classmethod
-    def of(cls, layer: nn.Module, family: Family) -> Parts:
+    def of(cls, layer: nn.Module, family: Family) -> LayerParts:
         """Pick the parts of ``layer`` by the names that a family gives them."""
         return cls(**{field.name: attrgetter(getattr(family, field.name))(layer) for field in fields(cls)})
 
@@ -76,7 +76,7 @@ class PackedEncoder(nn.Module):
         self.first_only = first_only
         self.keep_first = first_only or pools_first
         self.padded = False  # export sets it: packed tensors have sizes that depend on values
-        self._parts = [Parts.of(module, family) for module in layer]
+        self._parts = [LayerParts.of(module, family) for module in layer]
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any) -> Any:
         """Encode ``(batch, length, hidden)``, with a mask ``(batch, length)``, True on real tokens.
@@ -94,14 +94,15 @@ class PackedEncoder(nn.Module):
                 f"A pruned model takes an attention_mask of shape {tuple(batch)}, (batch, length), not "
                 f"{tuple(attention_mask.shape)}; its to_stock() takes others."
             )
-        layout = (Padded if self.padded else Packed)(hidden_states, attention_mask, keep_first=self.keep_first)
+        make_layout = PaddedLayout if self.padded else PackedLayout
+        layout = make_layout(hidden_states, attention_mask, keep_first=self.keep_first)
         x = layout.pack(hidden_states)
         for parts in self._parts[:-1] if self.first_only else self._parts:
             x = self._layer(parts, x, layout)
         last = self._first_of_last_layer(self._parts[-1], x, layout)[:, None] if self.first_only else layout.unpack(x)
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=last)
 
-    def _layer(self, parts: Parts, x: Tensor, layout: Padded) -> Tensor:
+    def _layer(self, parts: LayerParts, x: Tensor, layout: PaddedLayout) -> Tensor:
         if parts.query is None or parts.key is None or parts.value is None:
             vector = parts.output(layout.mean(x))
             return layout.in_chunks(x, lambda chunk: parts.finish(x[chunk], layout.spread(vector, chunk)))
@@ -109,7 +110,7 @@ class PackedEncoder(nn.Module):
         attended = layout.pack(self._attend(query, key, value, layout.mask))
         return layout.in_chunks(x, lambda chunk: parts.finish(x[chunk], parts.output(attended[chunk])))
 
-    def _first_of_last_layer(self, parts: Parts, x: Tensor, layout: Padded) -> Tensor:
+    def _first_of_last_layer(self, parts: LayerParts, x: Tensor, layout: PaddedLayout) -> Tensor:
         """The last layer's output for the first token of each sequence, ``(batch, hidden)``."""
         first = layout.first(x)
         if parts.query is None or parts.key is None or parts.value is None:
@@ -125,7 +126,7 @@ class PackedEncoder(nn.Module):
         return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
 
 
-class Padded:
+class PaddedLayout:
     """Tokens as they come: ``(batch, length, hidden)``, with padding.
 
     Args:
@@ -137,9 +138,9 @@ class Padded:
     def __init__(self, hidden_states: Tensor, mask: Tensor | None, *, keep_first: bool) -> None:
         self.batch, self.length = hidden_states.shape[:2]
         self.mask = None if mask is None else mask.bool()
-        shares = hidden_states.new_ones(self.batch, self.length) if self.mask is None else self.mask
-        shares = shares / shares.sum(1, keepdim=True, dtype=torch.float32).clamp(min=1)
-        self._shares = shares.to(hidden_states.dtype)  # of a token in the mean over its sequence
+        weights = hidden_states.new_ones(self.batch, self.length) if self.mask is None else self.mask
+        weights = weights / weights.sum(1, keepdim=True, dtype=torch.float32).clamp(min=1)
+        self._mean_weights = weights.to(hidden_states.dtype)  # of a token in the mean over its sequence
 
     def pack(self, x: Tensor) -> Tensor:
         """From ``(batch, length, hidden)`` to this layout."""
@@ -151,7 +152,7 @@ class Padded:
 
     def mean(self, x: Tensor) -> Tensor:
         """Mean over the real tokens of each sequence, ``(batch, hidden)``."""
-        return (self._shares[:, None] @ x)[:, 0]
+        return (self._mean_weights[:, None] @ x)[:, 0]
 
     def first(self, x: Tensor) -> Tensor:
         """The first token of each sequence, ``(batch, hidden)``."""
@@ -166,7 +167,7 @@ class Padded:
         return function(slice(None))
 
 
-class Packed(Padded):
+class PackedLayout(PaddedLayout):
     """Real tokens, one after another: ``(tokens, hidden)``."""
 
     def __init__(self, hidden_states: Tensor, mask: Tensor | None, *, keep_first: bool) -> None:
@@ -183,7 +184,7 @@ class Packed(Padded):
         counts = kept.sum(1)
         self._starts = counts.cumsum(0) - counts
         self._sequence = self._places // self.length
-        self._shares = self._shares.flatten()[self._places]
+        self._mean_weights = self._mean_weights.flatten()[self._places]
         self._indices = torch.arange(self._tokens, device=device)
         self._chunk = _CHUNK if device.type == "cpu" else self._tokens
         if self._full and not keep_first:
@@ -201,7 +202,8 @@ class Packed(Padded):
 
     def mean(self, x: Tensor) -> Tensor:
         # The quickest sum over unequal stretches; in half precision it counts in single.
-        return functional.embedding_bag(self._indices, x, self._starts, mode="sum", per_sample_weights=self._shares)
+        weights = self._mean_weights
+        return functional.embedding_bag(self._indices, x, self._starts, mode="sum", per_sample_weights=weights)
 
     def first(self, x: Tensor) -> Tensor:
         return x[self._starts]

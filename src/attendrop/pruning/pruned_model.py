@@ -25,14 +25,14 @@ from attendrop.pruning.families import (
 )
 from attendrop.pruning.packed_encoder import PackedEncoder
 from attendrop.pruning.serialization import (
-    _WEIGHTS,
     CONFIG,
-    _class,
-    _load_weights,
-    _read,
-    _unshared,
+    WEIGHTS,
     is_pruned,
+    load_weights,
+    model_class,
+    read_json,
     stock_config,
+    without_shared,
 )
 
 logger = logging.getLogger(__name__)
@@ -51,14 +51,14 @@ class PrunedModel(nn.Module):
     Attributes:
         model: The model of transformers within.
         layers: The pruned layers, from 0.
-        of: How many layers there are.
+        num_layers: How many layers of attention there are.
         fast: Whether it has the fast form.
     """
 
     def __init__(self, masked: Any) -> None:
         super().__init__()
         self.layers = tuple(masked_layers(masked))
-        self.of = len(prunable_layers(masked))
+        self.num_layers = len(prunable_layers(masked))
         self.fast = has_fast_form(masked)
         self.model: Any = copy.deepcopy(masked)
         if self.fast:
@@ -135,7 +135,7 @@ class PrunedModel(nn.Module):
         }
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         tensors = {name: value.contiguous() for name, value in self.model.state_dict().items()}
-        save_file(_unshared(tensors), folder / _WEIGHTS, metadata={"format": "pt"})
+        save_file(without_shared(tensors), folder / WEIGHTS, metadata={"format": "pt"})
 
 
 def load(folder: str | Path) -> Any:
@@ -152,17 +152,17 @@ def load(folder: str | Path) -> Any:
     """
     folder = Path(folder)
     if not is_pruned(folder):
-        architectures = _read(folder / "config.json").get("architectures") or [None]
-        return _class(folder, architectures[0]).from_pretrained(folder, use_safetensors=True).eval()
-    config = _read(folder / CONFIG)
-    cls = _class(folder, config.get("architecture"))
+        architectures = read_json(folder / "config.json").get("architectures") or [None]
+        return model_class(folder, architectures[0]).from_pretrained(folder, use_safetensors=True).eval()
+    config = read_json(folder / CONFIG)
+    cls = model_class(folder, config.get("architecture"))
     model = cls(cls.config_class.from_dict(config["stock"]))
     pruned = PrunedModel.__new__(PrunedModel)
     nn.Module.__init__(pruned)
-    pruned.layers, pruned.of, pruned.fast = tuple(config["pruned_layers"]), len(encoder_layers(model)), True
+    pruned.layers, pruned.num_layers, pruned.fast = tuple(config["pruned_layers"]), len(encoder_layers(model)), True
     for number in pruned.layers:
         _drop_attention(model, number)
-    _load_weights(model, folder)
+    load_weights(model, folder)
     _pack(model)
     pruned.model = model
     return pruned.eval()

@@ -19,7 +19,7 @@ from attendrop.attention.plan import Plan
 from attendrop.batches import Batch, number_of_rows
 from attendrop.errors import AttendropError
 from attendrop.pruning.comparison import CONFIDENCE, Difference, Predictions, paired_difference
-from attendrop.pruning.constant_attention import Constant, mask_layers, prunable_layers
+from attendrop.pruning.constant_attention import ConstantPlan, mask_layers, prunable_layers
 from attendrop.pruning.pruned_model import PrunedModel, warn_if_slow
 from attendrop.training.regularization import loss_and_outputs
 
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LayerSelection:
     """What a user asked for: exactly one is not None, or all are, which means ``auto``.
 
     Attributes:
@@ -90,22 +90,22 @@ def prune(
     Raises:
         AttendropError: The model or the selection of layers is not supported, or what is needed for it is not given.
     """
-    wanted = parse_wanted(layers)
+    selection = parse_selection(layers)
     if isinstance(model, PrunedModel):
         raise AttendropError("The model is pruned already; prune what its to_stock() gives.")
     attention_layers = prunable_layers(model)
-    if wanted.auto and score is None:
+    if selection.auto and score is None:
         score = loss_score(_needed(batches, "layers='auto'"))
-    light, trials = prune_wanted(
-        model, wanted, pi, lambda: importance(model, attention_layers, batches), score, tolerance
+    light, trials = prune_selected(
+        model, selection, pi, lambda: importance(model, attention_layers, batches), score, tolerance
     )
-    undecided = what_is_unknown(trials, len(light.layers), tolerance)
+    undecided = undecided_message(trials, len(light.layers), tolerance)
     if undecided is not None:
         logger.warning(undecided)
     return light
 
 
-def parse_wanted(layers: str | int | Sequence[int]) -> Wanted:
+def parse_selection(layers: str | int | Sequence[int]) -> LayerSelection:
     """Read a selection of layers to prune; raises AttendropError if it is malformed."""
     problem = AttendropError(
         f"layers={layers!r} is not understood. Give 'auto', a count such as 4, a list such as '0,3,5' ('4,' for one), "
@@ -114,30 +114,30 @@ def parse_wanted(layers: str | int | Sequence[int]) -> Wanted:
     if isinstance(layers, int):
         if isinstance(layers, bool) or layers < 0:
             raise problem
-        return Wanted(count=layers)
+        return LayerSelection(count=layers)
     if not isinstance(layers, Iterable):
         raise problem
     if not isinstance(layers, str):
         numbers = list(layers)
         if any(isinstance(number, bool) or not isinstance(number, int) or number < 0 for number in numbers):
             raise problem
-        return Wanted(layers=tuple(sorted(set(numbers))))
+        return LayerSelection(layers=tuple(sorted(set(numbers))))
     text = layers.replace(" ", "")
     if text == "auto":
-        return Wanted()
+        return LayerSelection()
     if re.fullmatch(r"\d+", text):
-        return Wanted(count=int(text))
+        return LayerSelection(count=int(text))
     if re.fullmatch(r"\[?\d+(,\d+)*,?\]?", text):
-        return Wanted(layers=tuple(sorted({int(number) for number in re.findall(r"\d+", text)})))
+        return LayerSelection(layers=tuple(sorted({int(number) for number in re.findall(r"\d+", text)})))
     threshold = re.fullmatch(r">=(\d*\.?\d+)", text)
     if threshold is None or not 0 <= float(threshold[1]) <= 1:
         raise problem
-    return Wanted(threshold=float(threshold[1]))
+    return LayerSelection(threshold=float(threshold[1]))
 
 
-def prune_wanted(
+def prune_selected(
     model: Any,
-    wanted: Wanted,
+    selection: LayerSelection,
     pi: Mapping[str, float] | Sequence[float] | None,
     measure_importance: Callable[[], Sequence[float]],
     judge: Judge | None,
@@ -147,7 +147,7 @@ def prune_wanted(
 
     Args:
         model: As for :func:`prune`.
-        wanted: How many layers, or which.
+        selection: How many layers, or which.
         pi: As for :func:`prune`.
         measure_importance: Gives the importance of each layer; called where ``pi`` is None and layers are ranked.
         judge: How well a model does; needed for ``auto``.
@@ -157,19 +157,21 @@ def prune_wanted(
         The pruned model; with ``auto`` also what was tried.
     """
     attention_layers = prunable_layers(model)
-    if wanted.layers is not None:
-        return _made(model, wanted.layers), []
-    if wanted.threshold is not None:
+    if selection.layers is not None:
+        return _made(model, selection.layers), []
+    if selection.threshold is not None:
         shares = _shares(pi, attention_layers)
-        return _made(model, [number for number, share in enumerate(shares) if share >= wanted.threshold]), []
-    if wanted.count is not None and wanted.count > len(attention_layers):
-        raise AttendropError(f"layers={wanted.count}: the model has only {len(attention_layers)} layers of attention.")
+        return _made(model, [number for number, share in enumerate(shares) if share >= selection.threshold]), []
+    if selection.count is not None and selection.count > len(attention_layers):
+        raise AttendropError(
+            f"layers={selection.count}: the model has only {len(attention_layers)} layers of attention."
+        )
     harm = measure_importance() if pi is None else [-share for share in _shares(pi, attention_layers)]
     order = sorted(range(len(attention_layers)), key=lambda number: (harm[number], -number))
-    if wanted.count is not None:
-        return _made(model, order[: wanted.count]), []
+    if selection.count is not None:
+        return _made(model, order[: selection.count]), []
     assert judge is not None
-    return choose(model, order, judge, tolerance)
+    return choose_count(model, order, judge, tolerance)
 
 
 def importance(model: Any, attention_layers: Iterable[AttentionLayer], batches: Sequence[Batch] | None) -> list[float]:
@@ -179,7 +181,7 @@ def importance(model: Any, attention_layers: Iterable[AttentionLayer], batches: 
     adapter.attach()
     try:
         adapter.trace(batches[0])
-        return [_mean_loss(adapter, batches, Constant([layer.key])) for layer in attention_layers]
+        return [_mean_loss(adapter, batches, ConstantPlan([layer.key])) for layer in attention_layers]
     finally:
         adapter.detach()
 
@@ -201,7 +203,9 @@ class Trial:
     difference: Difference
 
 
-def choose(model: Any, order: Sequence[int], judge: Judge, tolerance: float = 0.0) -> tuple[PrunedModel, list[Trial]]:
+def choose_count(
+    model: Any, order: Sequence[int], judge: Judge, tolerance: float = 0.0
+) -> tuple[PrunedModel, list[Trial]]:
     """Prune more and more layers; keep the most that surely cost no more than ``tolerance``: see :func:`prune`.
 
     Returns:
@@ -229,7 +233,7 @@ def choose(model: Any, order: Sequence[int], judge: Judge, tolerance: float = 0.
     return best, trials
 
 
-def what_is_unknown(trials: Sequence[Trial], chosen: int, tolerance: float) -> str | None:
+def undecided_message(trials: Sequence[Trial], chosen: int, tolerance: float) -> str | None:
     """Say what the rows cannot tell: whether more than ``chosen`` layers would cost more than ``tolerance``."""
     undecided = [trial for trial in trials[chosen + 1 :] if trial.difference.low < -tolerance <= trial.difference.high]
     if not undecided:

@@ -1,4 +1,4 @@
-"""Files of pruned models."""
+"""Files of pruned models: configuration and weights."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from attendrop.errors import AttendropError
 
 # Not config.json, so that transformers says that there is no model, instead of loading one that is not whole.
 CONFIG = "pruned_config.json"
-_WEIGHTS = "model.safetensors"
+WEIGHTS = "model.safetensors"
 
 
 def is_pruned(folder: str | Path) -> bool:
-    """Whether a folder holds a pruned model in the fast form."""
+    """Return whether a folder holds a pruned model in the fast form."""
     return (Path(folder) / CONFIG).is_file()
 
 
-def _class(folder: Path, name: Any) -> Any:
+def model_class(folder: Path, name: Any) -> Any:
+    """Return the model class of transformers that a file in ``folder`` names."""
     found = getattr(transformers, str(name), None)
     if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
         raise AttendropError(f"The model in '{folder}' is of an unknown class, {name!r}.")
@@ -32,15 +33,16 @@ def _class(folder: Path, name: Any) -> Any:
 
 
 def stock_config(config: Any) -> Any:
-    """A copy of a model's configuration, as the model of transformers has it."""
+    """Copy the configuration of a pruned model, as the model of transformers has it."""
     stock = copy.deepcopy(config)
     forget_implementation(stock)
     return stock
 
 
-def _load_weights(model: Any, folder: Path) -> None:
+def load_weights(model: Any, folder: Path) -> None:
+    """Load the weights in a folder into a pruned model; raises AttendropError if they are not whole."""
     try:
-        weights = load_file(folder / _WEIGHTS)
+        weights = load_file(folder / WEIGHTS)
     except Exception as error:  # safetensors raises a class of its own
         raise AttendropError(f"The weights in '{folder}' cannot be read ({error}).") from None
     dtypes = {value.dtype for value in weights.values() if value.is_floating_point()}
@@ -53,7 +55,8 @@ def _load_weights(model: Any, folder: Path) -> None:
         raise AttendropError(f"The weights in '{folder}' are not whole: {(missing or found.unexpected_keys)[0]}.")
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file of a model; raises AttendropError if there is none."""
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
@@ -63,8 +66,8 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def _unshared(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Without the second and further names of a tensor: safetensors holds each once."""
+def without_shared(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Leave out the second and further names of a tensor: safetensors holds each once."""
     seen: set[int] = set()
     found = {}
     for name, value in tensors.items():

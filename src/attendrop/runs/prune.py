@@ -21,7 +21,7 @@ from attendrop.output_files import write_json
 from attendrop.pruning.comparison import CONFIDENCE, Array, Predictions, paired_difference
 from attendrop.pruning.constant_attention import mask_layers, prunable_layers
 from attendrop.pruning.pruned_model import PrunedModel
-from attendrop.pruning.selection import IMPORTANCE, importance, parse_wanted, prune_wanted, what_is_unknown
+from attendrop.pruning.selection import IMPORTANCE, importance, parse_selection, prune_selected, undecided_message
 from attendrop.runs.class_weights import run_loss
 from attendrop.runs.finished_run import FinishedRun, load_finished_run
 from attendrop.runs.ownership import RUN, digests
@@ -82,7 +82,7 @@ def prune_run(
     Raises:
         AttendropError: There is no finished run, its data changed, or the model cannot be pruned in this way.
     """
-    parse_wanted(layers)
+    parse_selection(layers)
     if recover_epochs < 0:
         raise AttendropError(f"recover-epochs must be at least 0, not {recover_epochs}.")
     with new_folder(Path(output_dir)) as folder:
@@ -102,13 +102,13 @@ def _pruned(
         pi, harm = None, work.importance(attention_layers)
     else:  # nothing is known of layers that the method did not see
         pi = harm = {layer.key: ranking.drop_fractions.get(layer.key, 0.0) for layer in attention_layers}
-    wanted = parse_wanted(layers)
-    if wanted.auto:
+    selection = parse_selection(layers)
+    if selection.auto:
         rows = len(run.sets[work.chosen_on])
         logger.info("Scoring with 0 to %d layers pruned, on %d rows of %s.", len(harm), rows, work.chosen_on)
-    light, trials = prune_wanted(
+    light, trials = prune_selected(
         run.model,
-        wanted,
+        selection,
         pi,
         lambda: list(harm.values()),
         lambda candidate: work.predictions(candidate, work.chosen_on),
@@ -122,7 +122,7 @@ def _pruned(
     after = {name: work.logits(light, name) for name in run.sets}
     return light, {
         "layers": list(light.layers),
-        "of": light.of,
+        "of": light.num_layers,
         "fast": light.fast,
         "ranked_by": IMPORTANCE if ranking is None else ranking.ranked_by,
         "harm": harm,
@@ -131,7 +131,7 @@ def _pruned(
         "scores": {str(trial.count): trial.score for trial in trials},
         "differences": {str(trial.count): trial.difference.as_dict() for trial in trials[1:]},
         "confidence": CONFIDENCE,
-        "unknown": what_is_unknown(trials, len(light.layers), tolerance),
+        "unknown": undecided_message(trials, len(light.layers), tolerance),
         "tolerance": tolerance,
         "recover_epochs": recover_epochs if light.layers else 0,
         **_scores(run, before, after, changed=bool(light.layers)),
@@ -161,7 +161,7 @@ class _Work:
     def logits(self, model: PrunedModel, name: str) -> Array:
         """Logits for one of the sets, in its order."""
         if (model.layers, name) not in self.known:
-            self.begin(f"scoring {len(model.layers)} of {model.of} layers pruned on {name}")
+            self.begin(f"scoring {len(model.layers)} of {model.num_layers} layers pruned on {name}")
             config, rows = self.run.config, self.run.sets[name]
             self.known[model.layers, name] = predict_outputs(
                 model.model,

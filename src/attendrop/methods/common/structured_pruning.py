@@ -58,7 +58,7 @@ def places(adapter: ModelAdapter, pruned: Mapping[str, list[int]], heads: Mappin
     names = {parameter: name for name, parameter in adapter.model.named_parameters()}
     found: dict[str, Place] = {}
     for block in adapter.blocks:
-        for key, module in block.projections.items():
+        for key, module in block.output_projections.items():
             numbers = pruned.get(f"heads/{key}")
             if numbers:
                 weight = module.get_parameter("weight")
@@ -78,12 +78,12 @@ def zero(tensor: Tensor, place: Place) -> None:
 
 def refuse_shared(adapter: ModelAdapter) -> None:
     """Raise if a projection is that of several layers, or of none that is known."""
-    modules = [module for block in adapter.blocks for module in block.projections.values()]
+    modules = [module for block in adapter.blocks for module in block.output_projections.values()]
     modules += [block.feed_forward for block in adapter.blocks if block.feed_forward is not None]
     name = type(adapter.model).__name__
     if len(set(modules)) < len(modules):
         raise AttendropError(f"{name} shares its layers, so no head of one can be pruned without that of the others.")
-    if {key for block in adapter.blocks for key in block.projections} != {
+    if {key for block in adapter.blocks for key in block.output_projections} != {
         layer.key for layer in adapter.attention_layers
     }:
         raise AttendropError(f"{name} has attention without an output projection that could be pruned.")
