@@ -43,7 +43,7 @@ def dropped(valid: Tensor | None = None, shape: tuple[int, ...] = (6, 4, 12, 12)
     context = StepContext(
         model, rows, SampleKey(0, 0, 0, shape[0]), RunningStatistics(), "autodropout", adapter_if_any=adapter
     )
-    plan = Patterned(context, {layer.key}, PATTERN | pattern)
+    plan = Patterned(AutoDropout(), context, {layer.key}, PATTERN | pattern)
     drop = plan.edit(AttentionCall(layer, shape, valid, torch.device("cpu"))).drop  # type: ignore[arg-type]
     assert drop is not None and drop.shape == shape
     return drop

@@ -33,7 +33,7 @@ def factors(p: float, batch: int, heads: int) -> Tensor:
         source="drophead",
     )
     call = AttentionCall(AttentionLayer("a", "encoder", 0), (batch, heads, 3, 3), None, torch.device("cpu"))
-    output = _DropHeads(context, {"encoder.0"}, p).edit(call).output
+    output = _DropHeads(DropHead(), context, p, {"encoder.0"}).edit(call).output
     assert output is not None
     found = output(torch.ones(batch, 3, heads, 2, dtype=torch.float64))
     assert torch.equal(found, found[:, :1, :, :1].expand_as(found))  # the same for all tokens and units

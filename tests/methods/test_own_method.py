@@ -46,7 +46,7 @@ def self_drop(source: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_the_example_is_short(source: str) -> None:
-    assert len([line for line in source.splitlines() if line.strip()]) < 40
+    assert len([line for line in source.splitlines() if line.strip()]) < 32
 
 
 @pytest.mark.parametrize("name", zoo.ZOO)

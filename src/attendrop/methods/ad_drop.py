@@ -121,9 +121,9 @@ class ADDrop(Method):
 
     def plan(self, context: StepContext) -> Plan:
         attention_layers = self.selected_layers(context.adapter.attention_layers)
-        attributions = self._attribute(context, attention_layers)
-        keys = {layer.key for layer in attention_layers} if self.attribution == "random" else set(attributions)
-        return _DropHigh(self, context, keys, attributions)
+        if self.attribution == "random":
+            return _DropAny(self, context)
+        return _DropHigh(self, context, self._attribute(context, attention_layers))
 
     def _attribute(self, context: StepContext, attention_layers: Sequence[AttentionLayer]) -> dict[str, Tensor]:
         options: dict[str, Any] = {"target": self.target, "units": self.units, "inputs": context.inputs}
@@ -133,51 +133,63 @@ class ADDrop(Method):
             case "integrated_gradient":
                 options |= {"scope": self.scope, "rule": self.rule, "steps": self.steps}
                 return integrated_gradient_attribution(context.adapter, context.batch, attention_layers, **options)
-            case "attention":
-                return attention_attribution(context.adapter, context.inputs, attention_layers)
             case _:
-                return {}
+                return attention_attribution(context.adapter, context.inputs, attention_layers)
 
 
-class _DropHigh(RandomMaskPlan):
-    """Drops candidates at the chosen sites."""
+class _DropAny(RandomMaskPlan):
+    """Drops positions, or hidden units, at random: each is a candidate with probability ``p``."""
 
-    def __init__(self, method: ADDrop, context: StepContext, keys: set[str], attributions: dict[str, Tensor]) -> None:
-        super().__init__(context, keys)
-        self.method = method
-        self.attributions = attributions
+    method: ADDrop
 
     def make(self, call: AttentionCall) -> AttentionEdit:
         if self.method.units == "hidden":
-            return AttentionEdit(output=partial(self._drop_hidden, call, {}))
-        rows = call.valid_queries()
-        if self.method.attribution == "random":
-            drop = self.sample(self.method.p * self.method.q, call)
-            drop = drop if call.valid is None else drop & call.valid
-        else:
-            found = self.attributions.pop(call.layer.key)
-            region = candidate_region(found, call.valid, self.method.p, self.method.direction)
-            drop = region.mask & self.sample(self.method.q, call)
-            rows = region.signal if rows is None else region.signal & rows
-        self.report(call, drop, rows, call.valid)
-        return AttentionEdit(drop=drop)
+            return self.without_units(call, partial(self.drop_units, call), _scaled_up)
+        return super().make(call)
 
-    def _drop_hidden(self, call: AttentionCall, memory: dict[str, Tensor], output: Tensor) -> Tensor:
-        """Drop units of ``output``, ``(batch, query, heads, dim)``; a token's units form one row."""
-        if "kept" not in memory:
-            batch, queries, heads, dim = output.shape
-            shape = (batch, 1, queries, heads * dim)
-            rows = call.valid_queries()
-            if self.method.attribution == "random":
-                drop = self.sample_hidden(self.method.p * self.method.q, call, heads * dim)
-            else:
-                found = self.attributions.pop(call.layer.key).reshape(shape)
-                region = candidate_region(found, None, self.method.p, self.method.direction)
-                drop = region.mask & self.sample_hidden(self.method.q, call, heads * dim)
-                rows = region.signal if rows is None else rows & region.signal
-            drop = drop if rows is None else drop & rows
-            self.report(call, drop, rows, None)
-            kept = ~drop
-            scale = shape[-1] / kept.sum(-1, keepdim=True).clamp(min=1)
-            memory["kept"] = (kept * scale).to(output.dtype).reshape(output.shape)
-        return output * memory["kept"]
+    def drop_mask(self, call: AttentionCall) -> Tensor:
+        return self.sample(self.method.p * self.method.q, call)
+
+    def drop_units(self, call: AttentionCall, units: int) -> Tensor:
+        """Sample which hidden units are dropped, ``(batch, 1, query, units)``."""
+        return self.sample_hidden(self.method.p * self.method.q, call, units)
+
+
+class _DropHigh(_DropAny):
+    """Drops candidates by their attribution.
+
+    Args:
+        method: The method.
+        context: The micro-batch.
+        attributions: By the key of the layer. A layer without (the model skipped it) is left alone.
+    """
+
+    def __init__(self, method: ADDrop, context: StepContext, attributions: dict[str, Tensor]) -> None:
+        super().__init__(method, context, set(attributions))
+        self.attributions = attributions
+        self._signal: dict[str, Tensor] = {}
+
+    def drop_mask(self, call: AttentionCall) -> Tensor:
+        candidates = self._candidates(call, self.attributions.pop(call.layer.key), call.valid)
+        return candidates & self.sample(self.method.q, call)
+
+    def drop_units(self, call: AttentionCall, units: int) -> Tensor:
+        # The units of a token form one row.
+        found = self.attributions.pop(call.layer.key).reshape(call.shape[0], 1, call.shape[2], units)
+        return self._candidates(call, found, None) & self.sample_hidden(self.method.q, call, units)
+
+    def candidate_rows(self, call: AttentionCall) -> Tensor:
+        rows, signal = super().candidate_rows(call), self._signal.pop(call.layer.key)
+        return signal if rows is None else signal & rows
+
+    def _candidates(self, call: AttentionCall, attribution: Tensor, valid: Tensor | None) -> Tensor:
+        region = candidate_region(attribution, valid, self.method.p, self.method.direction)
+        self._signal[call.layer.key] = region.signal
+        return region.mask
+
+
+def _scaled_up(hidden: Tensor, drop: Tensor) -> Tensor:
+    """Set hidden units to zero, and scale the others of the token up to keep its mass."""
+    kept = ~drop
+    scale = drop.shape[2] * drop.shape[3] / kept.sum((2, 3), keepdim=True).clamp(min=1)
+    return hidden * (kept * scale).to(hidden.dtype)

@@ -64,30 +64,20 @@ class AlphaDropout(Method):
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def plan(self, context: StepContext) -> Plan:
-        return _Saturating(
-            context, {layer.key for layer in self.selected_layers(context.adapter.attention_layers)}, self.p
-        )
+        return _Saturating(self, context)
 
 
 class _Saturating(RandomMaskPlan):
     """Drops hidden units at the chosen sites."""
 
-    def __init__(self, context: StepContext, keys: set[str], p: float) -> None:
-        super().__init__(context, keys)
-        self.p = p
+    method: AlphaDropout
 
     def make(self, call: AttentionCall) -> AttentionEdit:
-        return AttentionEdit(output=partial(self._drop, call, {}))
+        return self.without_units(call, partial(self.sample_hidden, self.method.p, call), self._saturated)
 
-    def _drop(self, call: AttentionCall, memory: dict[str, Tensor], output: Tensor) -> Tensor:
-        """Act on ``output``, ``(batch, query, heads, dim)``; under activation checkpointing once more, and alike."""
-        if "drop" not in memory:
-            drop = self.sample_hidden(self.p, call, output.shape[2] * output.shape[3])
-            rows = call.valid_queries()
-            self.report(call, drop if rows is None else drop & rows, rows, None)
-            memory["drop"] = drop.view(output.shape)
-        scale, shift = affine(self.p)
-        return output.masked_fill(memory["drop"], SATURATED) * scale + shift
+    def _saturated(self, hidden: Tensor, drop: Tensor) -> Tensor:
+        scale, shift = affine(self.method.p)
+        return hidden.masked_fill(drop, SATURATED) * scale + shift
 
 
 def affine(p: float) -> tuple[float, float]:

@@ -142,7 +142,7 @@ class _Search(MethodState):
     def plan(self, context: StepContext) -> Plan:
         self._step = context.key.step
         attention_layers = part_of(self.method.selected_layers(context.adapter.attention_layers), self.pattern["part"])
-        return Patterned(context, {layer.key for layer in attention_layers}, self.pattern)
+        return Patterned(self.method, context, {layer.key for layer in attention_layers}, self.pattern)
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
         if not self.searching():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
-from attendrop.attention.layers import AttentionLayer, select_layers
+from attendrop.attention.layers import AttentionLayer, select_layers, select_self_attention
 from attendrop.attention.plan import CombinedPlan, Plan
 from attendrop.methods.compatibility import ANY, DECIDES_PASSES, Rule
 from attendrop.methods.options import check_options
@@ -45,6 +45,8 @@ class Method:
         uses_attention: Whether it needs a model whose attention can be reached; without, any model will do.
         adds_penalty: Whether it, or its state, defines a :meth:`penalty`.
         edits_gradients: Whether its state defines :meth:`MethodState.edit_gradients`.
+        self_attention_only: Whether it acts on self-attention alone: of the layers that are chosen the encoder's, or if
+            there are none the decoder's.
         skips_parameters: Whether some parameters may get no gradient in a step (DDP must know).
         order: Where several methods change the same thing, such as the batch or what heads put out, those with lower
             numbers do so first, those with equal ones by name. How a composition lists them has no effect.
@@ -63,6 +65,7 @@ class Method:
     bibtex: ClassVar[str] = ""
     info: ClassVar[MethodInfo] = MethodInfo()
     uses_attention: ClassVar[bool] = True
+    self_attention_only: ClassVar[bool] = False
     adds_penalty: ClassVar[bool] = False
     edits_gradients: ClassVar[bool] = False
     skips_parameters: ClassVar[bool] = False
@@ -118,9 +121,10 @@ class Method:
         """The epochs, from 0, in which the method acts; None for a method that regularises nothing."""
         return [epoch for epoch in range(num_epochs) if self.active(epoch)]
 
-    def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> Sequence[AttentionLayer]:
-        """The attention sites to act on, of a model's; raises AttendropError if the options do not fit them."""
-        return select_layers(attention_layers, self.options().get("layers", "all"))
+    def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
+        """Choose the layers to act on, by the option ``layers``; raises AttendropError if the options do not fit."""
+        select = select_self_attention if self.self_attention_only else select_layers
+        return select(attention_layers, getattr(self, "layers", "all"))
 
     def batch(self, context: StepContext) -> Batch:
         """Make the batch to train on of ``context.batch``; rows may be repeated, each by its copies side by side."""

@@ -92,7 +92,7 @@ class Compose(Method):
     def needs_epoch(self) -> bool:
         return any(part.needs_epoch() for part in self.methods)
 
-    def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> Sequence[AttentionLayer]:
+    def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
         found = {
             layer for part in self.methods if part.uses_attention for layer in part.selected_layers(attention_layers)
         }

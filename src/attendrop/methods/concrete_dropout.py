@@ -159,7 +159,7 @@ class _Learning(MethodState):
         self.loss_scale = context.loss_scale
         for key, p in zip(self.keys, self.logits.detach().sigmoid(), strict=True):
             context.note(f"probability/{key}", p)
-        return _Relaxed(context, dict(zip(self.keys, self.logits, strict=True)), self.method.temperature)
+        return _Relaxed(self.method, context, dict(zip(self.keys, self.logits, strict=True)))
 
     def penalty(self, context: StepContext, outputs: Any) -> Tensor:
         total = torch.zeros((), device=self.logits.device)
@@ -204,22 +204,23 @@ class _Relaxed(RandomMaskPlan):
     """Multiplies the weights of each layer by relaxed draws of its probability.
 
     Args:
+        method: The method, whose temperature is that of the relaxation.
         context: The micro-batch.
         logits: The log-odds, by the key of the layer.
-        temperature: Of the relaxation.
     """
 
-    def __init__(self, context: StepContext, logits: dict[str, Tensor], temperature: float) -> None:
-        super().__init__(context, logits.keys())
+    method: ConcreteDropout
+
+    def __init__(self, method: ConcreteDropout, context: StepContext, logits: dict[str, Tensor]) -> None:
+        super().__init__(method, context, logits.keys())
         self.logits = logits
-        self.temperature = temperature
 
     def make(self, call: AttentionCall) -> AttentionEdit:
         uniform, logit = self.uniform(call), self.logits[call.layer.key]
 
         def relaxed(weights: Tensor) -> Tensor:
             exact = uniform.to(torch.promote_types(weights.dtype, torch.float32))
-            kept = torch.sigmoid(-(logit + torch.logit(exact)) / self.temperature)  # 1 - z
+            kept = torch.sigmoid(-(logit + torch.logit(exact)) / self.method.temperature)  # 1 - z
             return weights * (kept / torch.sigmoid(-logit)).to(weights.dtype)
 
         return AttentionEdit(weights=relaxed)

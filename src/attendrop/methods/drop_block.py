@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attendrop.attention.edits import AttentionCall, AttentionEdit
+from attendrop.attention.edits import AttentionCall
 from attendrop.attention.plan import Plan
 from attendrop.methods.base import Method
 from attendrop.methods.common.random_mask import RandomMaskPlan
@@ -67,24 +67,17 @@ class DropBlock(Method):
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def plan(self, context: StepContext) -> Plan:
-        return _DropBlocks(
-            self, context, {layer.key for layer in self.selected_layers(context.adapter.attention_layers)}
-        )
+        return _DropBlocks(self, context)
 
 
 class _DropBlocks(RandomMaskPlan):
     """Drops blocks at the chosen sites."""
 
-    def __init__(self, method: DropBlock, context: StepContext, keys: set[str]) -> None:
-        super().__init__(context, keys)
-        self.method = method
+    method: DropBlock
 
-    def make(self, call: AttentionCall) -> AttentionEdit:
+    def drop_mask(self, call: AttentionCall) -> Tensor:
         chances = begin_chances(call, self.method.p / self.method.block_rows, self.method.block_size)
-        drop = spread(self._seeds(call, chances), self.method.block_size)
-        drop = drop if call.valid is None else drop & call.valid
-        self.report(call, drop, call.valid_queries(), call.valid)
-        return AttentionEdit(drop=drop)
+        return spread(self._seeds(call, chances), self.method.block_size)
 
     def _seeds(self, call: AttentionCall, chances: Tensor) -> Tensor:
         """Where blocks begin, in each of the rows that they reach down to."""

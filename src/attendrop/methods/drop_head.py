@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -73,14 +73,14 @@ class DropHead(Method):
 
     def plan(self, context: StepContext) -> Plan:
         p = self.p_start if self.schedule == "constant" else self.probability_at(context.planned_progress())
-        return _DropHeads(context, {layer.key for layer in self.selected_layers(context.adapter.attention_layers)}, p)
+        return _DropHeads(self, context, p)
 
 
 class _DropHeads(RandomMaskPlan):
     """Drops each head with probability ``p``, and scales the others up."""
 
-    def __init__(self, context: StepContext, keys: set[str], p: float) -> None:
-        super().__init__(context, keys)
+    def __init__(self, method: Method, context: StepContext, p: float, keys: Collection[str] | None = None) -> None:
+        super().__init__(method, context, keys)
         self.p = p
 
     def make(self, call: AttentionCall) -> AttentionEdit:

@@ -88,9 +88,10 @@ class HeadMask(Method):
 class _MaskHeads(RandomMaskPlan):
     """Masks the heads that rank first."""
 
+    method: HeadMask
+
     def __init__(self, method: HeadMask, context: StepContext, keys: set[str], importance: dict[str, Tensor]) -> None:
-        super().__init__(context, keys)
-        self.method = method
+        super().__init__(method, context, keys)
         self.importance = importance
 
     def make(self, call: AttentionCall) -> AttentionEdit:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from attendrop.attention.layers import AttentionLayer, select_self_attention
+from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.errors import AttendropError
 from attendrop.methods.base import Method
@@ -69,6 +69,8 @@ class Scheduler(Method):
         acts_on=("scores",), tasks="all; encoder-decoder: the encoder's self-attention"
     )
 
+    self_attention_only: ClassVar[bool] = True
+
     progress: str | Sequence[float] = option(
         (0.0, 1.0), Range("numbers that ascend from 0 to 1 (0,0.5,1)", lambda _, value: _knots(value))
     )
@@ -102,7 +104,7 @@ class Scheduler(Method):
 
     def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
         """The attention sites to act on, of a model's; raises AttendropError if the lists do not fit them."""
-        chosen = select_self_attention(attention_layers, self.layers)
+        chosen = super().selected_layers(attention_layers)
         if len(self.probabilities) not in (1, len(chosen)):
             raise AttendropError(
                 f"probabilities has {len(self.probabilities)} lists for {len(chosen)} layers of {chosen[0].kind} "
@@ -117,7 +119,7 @@ class Scheduler(Method):
         else:
             found = self.probabilities_at(progress)
             found = found if len(found) > 1 else found * len(attention_layers)
-        return Bernoulli(context, {layer.key: p for layer, p in zip(attention_layers, found, strict=True)})
+        return Bernoulli(self, context, {layer.key: p for layer, p in zip(attention_layers, found, strict=True)})
 
 
 def _curves(value: Any) -> tuple[tuple[float, ...], ...]:

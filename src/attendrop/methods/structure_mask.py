@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop.attention.edits import AttentionCall, AttentionEdit
-from attendrop.attention.layers import AttentionLayer, select_self_attention
+from attendrop.attention.edits import AttentionCall
 from attendrop.attention.plan import Plan
 from attendrop.errors import AttendropError
 from attendrop.methods.base import Method
@@ -83,6 +82,8 @@ class StructureMask(Method):
         acts_on=("scores",), tasks="all; encoder-decoder: the encoder's self-attention"
     )
 
+    self_attention_only: ClassVar[bool] = True
+
     p: float = option(0.5, unit_interval(one=True))
     structure: str = option("window", choice(*STRUCTURES))
     window: int = option(4, count(0))
@@ -95,15 +96,9 @@ class StructureMask(Method):
         kinds = {"dependencies": "positions", "adjacency": "matrix"}
         return {} if self.structure == "window" else {self.column: kinds[self.structure]}
 
-    def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
-        """The attention sites to act on, of a model's."""
-        return select_self_attention(attention_layers, self.layers)
-
     def plan(self, context: StepContext) -> Plan:
         outside = None if self.structure == "window" else self._outside(context)
-        return _DropOutside(
-            self, context, {layer.key for layer in self.selected_layers(context.adapter.attention_layers)}, outside
-        )
+        return _DropOutside(self, context, outside)
 
     def _outside(self, context: StepContext) -> Tensor:
         """Which tokens are outside of the structure of which, ``(rows, n, n)``, positions counted from the first."""
@@ -153,21 +148,18 @@ class _DropOutside(RandomMaskPlan):
     Args:
         method: The method.
         context: The micro-batch.
-        keys: Keys of the sites.
         outside: ``(rows, n, n)``, positions counted from a sequence's first token; None for the window.
     """
 
-    def __init__(self, method: StructureMask, context: StepContext, keys: set[str], outside: Tensor | None) -> None:
-        super().__init__(context, keys)
-        self.method = method
+    method: StructureMask
+
+    def __init__(self, method: StructureMask, context: StepContext, outside: Tensor | None) -> None:
+        super().__init__(method, context)
         self.outside = outside
         self._placed: Tensor | None = None
 
-    def make(self, call: AttentionCall) -> AttentionEdit:
-        drop = self.place(call) & self.sample(self.method.p, call)
-        drop = drop if call.valid is None else drop & call.valid
-        self.report(call, drop, call.valid_queries(), call.valid)
-        return AttentionEdit(drop=drop)
+    def drop_mask(self, call: AttentionCall) -> Tensor:
+        return self.place(call) & self.sample(self.method.p, call)
 
     def place(self, call: AttentionCall) -> Tensor:
         """Which positions are outside, ``(batch or 1, 1, n, n)``; all layers share the answer."""

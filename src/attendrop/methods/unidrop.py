@@ -124,7 +124,7 @@ class UniDrop(Method):
                 f"features={self.features!r}: {type(context.model).__name__} has no feed-forward for 2."
             )
         skipped = sample_blocks(context, self.structure, "all") if self.structure else set()
-        return _Features(context, self.feature, self.places, skipped)
+        return _Features(self, context, skipped)
 
     def start(self, training: TrainingContext) -> MethodState:
         return _State(self, training)
@@ -184,18 +184,17 @@ class _Features(RandomMaskPlan):
     """Drops features, and leaves out blocks.
 
     Args:
+        method: Where features are dropped, and with which probability.
         context: The micro-batch.
-        p: Probability that a feature is dropped.
-        places: Of :data:`PLACES`, those to act in.
         skipped: The blocks to leave out.
     """
 
     acts_on = frozenset({"attention", "blocks", "features"})
 
-    def __init__(self, context: StepContext, p: float, places: Sequence[int], skipped: set[str]) -> None:
+    def __init__(self, method: UniDrop, context: StepContext, skipped: set[str]) -> None:
         # Where sequences begin is only known at attention, so every layer is asked.
-        super().__init__(context, {layer.key for layer in context.adapter.attention_layers} if places else set())
-        self.p, self.places, self.skipped = p, places, skipped
+        super().__init__(method, context, None if method.places else ())
+        self.p, self.places, self.skipped = method.feature, method.places, skipped
         self._last: Tensor | None = None
 
     def make(self, call: AttentionCall) -> AttentionEdit:

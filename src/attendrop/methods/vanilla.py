@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.plan import Plan
 from attendrop.methods.base import Method
@@ -58,11 +60,10 @@ class Vanilla(Method):
         return self.where == "weights" if trait == REPLACES_DROPOUT else super().has(trait)
 
     def plan(self, context: StepContext) -> Plan:
-        keys = {layer.key for layer in self.selected_layers(context.adapter.attention_layers)}
-        return (
-            Bernoulli(context, dict.fromkeys(keys, self.p))
-            if self.where == "scores"
-            else _Weights(context, keys, self.p)
+        if self.where == "weights":
+            return _Weights(self, context)
+        return Bernoulli(
+            self, context, {layer.key: self.p for layer in self.selected_layers(context.adapter.attention_layers)}
         )
 
 
@@ -70,32 +71,28 @@ class Bernoulli(RandomMaskPlan):
     """Drops each valid position of a layer's scores with the probability of that layer.
 
     Args:
+        method: The method.
         context: The micro-batch.
         probabilities: By the key of the layer.
     """
 
-    def __init__(self, context: StepContext, probabilities: dict[str, float]) -> None:
-        super().__init__(context, probabilities.keys())
+    def __init__(self, method: Method, context: StepContext, probabilities: dict[str, float]) -> None:
+        super().__init__(method, context, probabilities.keys())
         self.probabilities = probabilities
 
-    def make(self, call: AttentionCall) -> AttentionEdit:
-        drop = self.sample(self.probabilities[call.layer.key], call)
-        drop = drop if call.valid is None else drop & call.valid
-        self.report(call, drop, call.valid_queries(), call.valid)
-        return AttentionEdit(drop=drop)
+    def drop_mask(self, call: AttentionCall) -> Tensor:
+        return self.sample(self.probabilities[call.layer.key], call)
 
 
 class _Weights(RandomMaskPlan):
     """Dropout of weights, in place of the model's own."""
 
-    def __init__(self, context: StepContext, keys: set[str], p: float) -> None:
-        super().__init__(context, keys)
-        self.p = p
+    method: Vanilla
 
     def make(self, call: AttentionCall) -> AttentionEdit:
-        drop = self.sample(self.p, call)
-        self.report(call, drop if call.valid is None else drop & call.valid, call.valid_queries(), call.valid)
-        scale = 1 / (1 - self.p)
+        drop = self.sample(self.method.p, call)
+        self.report(call, drop)
+        scale = 1 / (1 - self.method.p)
         return AttentionEdit(
             dropout=0.0, weights=lambda weights: weights * drop.logical_not().to(weights.dtype).mul_(scale)
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -22,6 +23,8 @@ MERGE = ("sample", "best", "attacker")
 @dataclass(frozen=True)
 class AttendOutOptions(Method):
     """The options, as :class:`attendrop.AttendOut` documents them."""
+
+    self_attention_only: ClassVar[bool] = True
 
     variant: str = option("dropout", choice(*VARIANTS))
     score_on: str = option("", choice("", *SCORE_ON))
@@ -55,11 +58,8 @@ class AttendOutOptions(Method):
         return self.rewarded_on() is not None if trait == SCORES_ROWS else super().has(trait)
 
     def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
-        chosen, reached = (
-            select_self_attention(attention_layers, self.layers),
-            select_self_attention(attention_layers, "all"),
-        )
-        if chosen[0] not in reached:
+        chosen = super().selected_layers(attention_layers)
+        if chosen[0] not in select_self_attention(attention_layers, "all"):
             raise AttendropError(
                 f"layers={self.layers!r}: the generator reads what the encoder reads, so it can drop in the "
                 "encoder's self-attention alone."

@@ -1,8 +1,8 @@
-"""What plans that drop attention at random have in common."""
+"""Random masks of attention positions, heads and hidden units, in the layers that a method chooses."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
+from attendrop.methods.base import Method
 from attendrop.methods.context import StepContext
 from attendrop.sampling import SampleKey, sample_mask, uniform
 
@@ -26,20 +27,26 @@ def dropout(values: Tensor, p: float, key: SampleKey, name: str, origins: Tensor
 
 
 class RandomMaskPlan(Plan):
-    """A plan that draws what is dropped at some sites, and reports it.
+    """Drops at random in the layers that a method chooses, and reports how much.
 
-    The edit of each site is made when the site first runs, and kept: under activation checkpointing it runs again.
+    A subclass says which positions to drop, in :meth:`drop_mask`; one that acts elsewhere than on scores makes the edit
+    itself, in :meth:`make`. The edit of each layer is made when the layer first runs, and kept: under activation
+    checkpointing it runs again.
 
     Args:
+        method: The method.
         context: The micro-batch.
-        keys: Keys of the sites to act on.
+        keys: Keys of the layers to act on, if not of those that the method chooses.
     """
 
     acts_on = frozenset({"attention"})
 
-    def __init__(self, context: StepContext, keys: Collection[str]) -> None:
+    def __init__(self, method: Method, context: StepContext, keys: Collection[str] | None = None) -> None:
         super().__init__()
+        self.method = method
         self.context = context
+        if keys is None:
+            keys = {layer.key for layer in method.selected_layers(context.adapter.attention_layers)}
         self.keys = keys
         self.edits: dict[str, AttentionEdit] = {}
         self._origins: dict[str, tuple[Tensor | None, Tensor]] = {}
@@ -53,9 +60,25 @@ class RandomMaskPlan(Plan):
             self.edits[key] = self.make(call)
         return self.edits[key]
 
-    def make(self, call: AttentionCall) -> AttentionEdit:
-        """Make the edit of a site."""
+    def drop_mask(self, call: AttentionCall) -> Tensor:
+        """Sample which positions are dropped, True at those; broadcastable to ``(batch, heads, query, key)``.
+
+        What is no valid key is left out of it afterwards.
+        """
         raise NotImplementedError
+
+    def candidate_rows(self, call: AttentionCall) -> Tensor | None:
+        """Find the queries for which something could be dropped, ``(batch, 1 or heads, query, 1)``; None means all.
+
+        What is dropped is reported as a fraction of their positions. Asked after the mask is sampled.
+        """
+        return call.valid_queries()
+
+    def make(self, call: AttentionCall) -> AttentionEdit:
+        """Make the edit of a layer."""
+        drop = self._valid(call, self.drop_mask(call))
+        self._report(call, drop, call.valid)
+        return AttentionEdit(drop=drop)
 
     def origins(self, call: AttentionCall) -> Tensor:
         """Return ``call.origins()``, remembered by kind: layers of a kind mostly share their mask."""
@@ -93,10 +116,10 @@ class RandomMaskPlan(Plan):
         return uniform(self.context.key, call.layer.key, call.shape, self.origins(call), call.device)
 
     def without_heads(self, call: AttentionCall, drop: Tensor, scale: float | Tensor = 1.0) -> AttentionEdit:
-        """Take whole heads away, multiply the others by ``scale``, and report how many heads of sequences went.
+        """Drop whole heads, multiply the others by ``scale``, and report how many heads of sequences were dropped.
 
         Args:
-            call: The site.
+            call: The layer.
             drop: ``(batch, heads, 1, 1)``, True at what is dropped.
             scale: Broadcastable to ``drop``.
         """
@@ -104,18 +127,42 @@ class RandomMaskPlan(Plan):
         factor = (~drop * scale).transpose(1, 2)
         return AttentionEdit(output=lambda output: output * factor.to(output.dtype))
 
-    def report(self, call: AttentionCall, drop: Tensor, rows: Tensor | None, valid: Tensor | None) -> None:
-        """Count what was dropped, of the valid positions in the ``rows`` where something could be (None: in all).
+    def without_units(
+        self, call: AttentionCall, sample: Callable[[int], Tensor], act: Callable[[Tensor, Tensor], Tensor]
+    ) -> AttentionEdit:
+        """Drop hidden units that the heads put out, but none of padding, and report how many.
 
         Args:
-            call: The site.
-            drop: ``(batch, heads, query, key)``, True at what was dropped; False where ``valid`` is.
-            rows: Broadcastable to ``(batch, heads, query, 1)``.
-            valid: Broadcastable to ``drop``; None for everywhere.
+            call: The layer.
+            sample: Called once with the number of units of a token; returns ``(batch, 1, query, units)``, True at what
+                is dropped.
+            act: Called with the hidden units and what is dropped of them, both ``(batch, query, heads, dim)``; what it
+                returns is used instead.
         """
+        sampled: list[Tensor] = []
+
+        def output(hidden: Tensor) -> Tensor:
+            if not sampled:
+                drop, rows = sample(hidden.shape[2] * hidden.shape[3]), call.valid_queries()
+                sampled.append(drop if rows is None else drop & rows)
+                self._report(call, sampled[0], None)
+            return act(hidden, sampled[0].view(hidden.shape))
+
+        return AttentionEdit(output=output)
+
+    def report(self, call: AttentionCall, drop: Tensor) -> None:
+        """Count what is dropped of the valid positions; ``drop`` is broadcastable to ``call.shape``, True at those."""
+        self._report(call, self._valid(call, drop), call.valid)
+
+    def _valid(self, call: AttentionCall, drop: Tensor) -> Tensor:
+        return (drop if call.valid is None else drop & call.valid).expand(call.shape)
+
+    def _report(self, call: AttentionCall, drop: Tensor, valid: Tensor | None) -> None:
+        """Count what is dropped of the valid positions (None: of all) in the candidate rows."""
         columns = torch.tensor(drop.shape[-1]) if valid is None else valid.sum(-1, keepdim=True)
         # Bytes add up faster than booleans. Padding rows have candidates where attention weights themselves rank them.
         dropped = drop.view(torch.uint8).sum(-1, keepdim=True, dtype=torch.int32)
+        rows = self.candidate_rows(call)
         if rows is None:
             rows = torch.ones(1, dtype=torch.bool, device=drop.device)
         possible = (rows * columns.to(drop.device)).expand(*drop.shape[:-1], 1).sum()

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from attendrop.attention.edits import AttentionCall, AttentionEdit
+from attendrop.attention.edits import AttentionCall
 from attendrop.attention.layers import AttentionLayer
 from attendrop.errors import AttendropError
+from attendrop.methods.base import Method
 from attendrop.methods.common.random_mask import RandomMaskPlan
 from attendrop.methods.context import StepContext
 from attendrop.sampling import sample_mask, uniform
@@ -21,16 +23,17 @@ class Patterned(RandomMaskPlan):
     """Drops scores in a pattern.
 
     Args:
+        method: The method.
         context: The micro-batch.
-        keys: Keys of the sites to act on.
+        keys: Keys of the layers to act on.
         pattern: As :func:`propose` gives it.
     """
 
-    def __init__(self, context: StepContext, keys: set[str], pattern: Mapping[str, Any]) -> None:
-        super().__init__(context, keys)
+    def __init__(self, method: Method, context: StepContext, keys: set[str], pattern: Mapping[str, Any]) -> None:
+        super().__init__(method, context, keys)
         self.pattern = pattern
 
-    def make(self, call: AttentionCall) -> AttentionEdit:
+    def drop_mask(self, call: AttentionCall) -> Tensor:
         pattern, key, layer = self.pattern, self.context.key, call.layer.key
         batch, heads, queries, length = call.shape
         shape = (batch, 1 if pattern["share_heads"] else heads, 1 if pattern["share_rows"] else queries, 1)
@@ -40,10 +43,8 @@ class Patterned(RandomMaskPlan):
         period = pattern["size"] + pattern["stride"]
         begin = (uniform(key, f"{layer}/begin", shape, top, call.device) * period).long()
         column = torch.arange(length, device=call.device) - origins[:, 1].view(-1, 1, 1, 1)
-        drop = chosen & ((column - begin) % period < pattern["size"])
-        drop = (drop if call.valid is None else drop & call.valid).expand(call.shape)
-        self.report(call, drop, call.valid_queries(), call.valid)
-        return AttentionEdit(drop=drop)
+        within: Tensor = (column - begin) % period < pattern["size"]
+        return chosen & within
 
 
 def part_of(attention_layers: Sequence[AttentionLayer], part: str) -> list[AttentionLayer]:
