@@ -19,13 +19,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop import AttendOut, AttendropError, FineTune, regularize
+from attendrop import AttendOut, AttendropError, Compose, DropHead, FineTune, regularize
 from attendrop.attention.adapter import ModelAdapter, find_attention_layers
 from attendrop.methods.attend_out.attacker import Course, Micro
 from attendrop.methods.attend_out.generator import Generator
 from attendrop.methods.attend_out.networks import Players
 from attendrop.methods.attend_out.state import AttendOutState
 from attendrop.methods.context import StepContext
+from attendrop.methods.info import LayerRanking
 from attendrop.sampling import SampleKey
 
 
@@ -647,3 +648,22 @@ def test_likelihoods_are_those_of_bernoulli_draws() -> None:
             ]
         ).mean()
         torch.testing.assert_close(players.log_likelihood(micro)[0], expected)
+
+
+def test_pruning_version_ranks_layers() -> None:
+    metrics = {"pruning": {"pi": {"encoder.0": 0.25, "encoder.1": 0.75}}}
+    expected = LayerRanking("generator", metrics["pruning"]["pi"])
+    pruning = AttendOut(variant="pruning")
+    assert pruning.layer_ranking(metrics) == Compose(DropHead(), pruning).layer_ranking(metrics) == expected
+    assert pruning.layer_ranking({}) is AttendOut().layer_ranking(metrics) is FineTune().layer_ranking(metrics) is None
+
+
+def test_summary_of_the_periods() -> None:
+    steps = [
+        {"attacker_survived": survived, "drop_probability": {"encoder.0": p, "encoder.1": p + 0.2}}
+        for survived, p in ((True, 0.1), (False, 0.5), (True, 0.3))
+    ]
+    text = "attacker survived 2 of 3 periods; drop probability 0.200 at first, 0.400 last"
+    for method in (AttendOut(), Compose(DropHead(), AttendOut())):
+        assert method.summary_lines({"dropout_steps": steps}) == {"generator": text}
+        assert method.summary_lines({"dropout_steps": []}) == {}

@@ -14,6 +14,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from attendrop.errors import AttendropError
+from attendrop.methods.base import Method
+from attendrop.methods.registry import build_method
 from attendrop.runs.config import RunConfig
 from attendrop.runs.inference import evaluate, predict
 from attendrop.runs.model_source import Source
@@ -252,6 +254,28 @@ def test_preset_of_the_paper() -> None:
     assert preset("paper", "mnli", "finetune")["options"] == {}
     assert (preset("paper", "qqp", "finetune")["epochs"], preset("paper", "sst2", "finetune")["epochs"]) == (10, 20)
     assert preset("paper", "cola", "ad-drop")["options"] == {"layers": "all"}
+
+
+def test_preset_asks_each_method() -> None:
+    rewards = {"reward_data": "eval", "reward_batch_size": 1}
+    alone, both = preset("paper", "stsb", "attendout"), preset("paper", "stsb", "ad-drop + attendout")
+    assert (alone["max_length"], alone["epochs"], alone["options"]) == (256, 50, rewards)
+    assert (both["max_length"], both["options"]) == (256, {"ad-drop": {"layers": "first"}, "attendout": rewards})
+    assert preset("paper", "stsb", "ad-drop+r-drop")["options"] == {"ad-drop": {"layers": "first"}}
+    with pytest.raises(AttendropError, match="no method 'ad-drip'"):
+        preset("paper", "stsb", "ad-drip")
+
+
+def test_the_method_of_a_run_is_built_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+
+    def build(name: str, options: dict[str, Any]) -> Method:
+        built.append(name)
+        return build_method(name, options)
+
+    monkeypatch.setattr("attendrop.methods.registry.build_method", build)
+    train(tiny.config(folder, "built-once", method="ad-drop", epochs=1))
+    assert built == ["ad-drop"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The entry point of the command line: what goes wrong becomes one sentence and an exit code.
+"""Entry point of the command line. Errors become one sentence and an exit code.
 
 0: done. 1: the machine failed (disk, memory). 2: the request cannot be carried out. 130: interrupted.
 """

@@ -1,4 +1,4 @@
-"""All commands but `train`: evaluate, predict, runs, patterns, prune, export, methods, tasks, doctor, demo."""
+"""The application that the commands register with, and the options that several of them share."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _app(
 
 
 def split_columns(text: str | None) -> tuple[str, ...]:
-    """The names in ``"sentence1,sentence2"``; none in an empty text or None."""
+    """Split ``"sentence1,sentence2"`` into names; none in an empty text or None."""
     return tuple(name.strip() for name in text.split(",")) if text else ()
 
 

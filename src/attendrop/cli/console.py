@@ -1,4 +1,4 @@
-"""What a person sees: messages and progress on stderr, results on stdout."""
+"""Output for people: messages and progress on stderr, results on stdout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attendrop.runs.run_folder import is_main_process
 
 @contextmanager
 def messages(*, quiet: bool) -> Iterator[Console]:
-    """Show the library's messages and all warnings on stderr; quiet: warnings only. Gives that console.
+    """Show the library's messages and all warnings on stderr, only warnings if ``quiet``; yields the console.
 
     Only the main process of a distributed run speaks.
     """
@@ -58,13 +58,13 @@ def _warn(console: Console, message: str) -> None:
 
 
 def aligned(lines: Mapping[str, str]) -> str:
-    """Names and what they stand for, in two columns."""
+    """Format captions and values in two aligned columns."""
     width = max(map(len, lines))
     return "\n".join(f"{name:<{width}}  {line}" for name, line in lines.items())
 
 
 def size(count: int) -> str:
-    """Bytes, for people."""
+    """Format a number of bytes with its unit."""
     if count >= 2**30:
         return f"{count / 2**30:.1f} GiB"
     return f"{count / 2**20:.0f} MiB" if count >= 2**20 else f"{count / 2**10:.0f} KiB"

@@ -1,4 +1,4 @@
-"""The demonstration: plain fine-tuning against AD-DROP on the generated grammar, over several seeds."""
+"""Demonstration: plain fine-tuning against AD-DROP on the generated grammar, over several seeds."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run_demo(
 
 
 def summarise(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Put runs of two methods together.
+    """Summarise the runs of two methods.
 
     Returns:
         By set (``dev``, ``ood``): for each method ``values`` (one per seed), ``mean``, ``std`` (n - 1; None for
@@ -71,7 +71,7 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def demo_table(summary: dict[str, Any]) -> Table:
-    """The scores of both methods by set, and their difference."""
+    """Make a table of the scores of both methods by set, and their difference."""
     table = Table(
         "set", "method", "accuracy, mean ± std", "n", "each seed", title="grammar: is the sentence acceptable?"
     )
@@ -88,7 +88,7 @@ def demo_table(summary: dict[str, Any]) -> Table:
 
 
 def demo_reading(found: dict[str, Any], folder: str) -> str:
-    """What the table shows, and what it does not."""
+    """Explain what the table shows, and what it does not."""
     seeds = len(found["results"]) // len(METHODS)
     count = "One seed is one seed: it says nothing about the next." if seeds == 1 else f"{seeds} seeds are few."
     rows = found["results"][0]["data"]["rows"]["dev"]

@@ -1,4 +1,4 @@
-"""Ctrl-C: one sentence and exit code 130, at whatever moment it comes, and however often.
+"""Handling of Ctrl-C: one sentence and exit code 130, at whatever moment it comes, and however often.
 
 While a program starts, it ends at once: there is nothing to put in order, and libraries that are interrupted while they
 load raise all sorts, or abort. Once a command is at work, the first Ctrl-C is a KeyboardInterrupt, so that files and
@@ -24,28 +24,28 @@ _SECONDS_UNTIL_AGAIN = 0.02
 
 
 class Interrupted(Exception):
-    """A Ctrl-C that a command has put in order; the message says how to go on."""
+    """Ctrl-C that a command has handled; the message says how to go on."""
 
 
 def install() -> None:
-    """Have this program end at once on Ctrl-C."""
+    """End this program at once on Ctrl-C."""
     signal.signal(signal.SIGINT, _leave)
 
 
 def interruptible() -> None:
-    """From here on the first Ctrl-C ends the command in order; the handler of a caller stays as it is."""
+    """Let the first Ctrl-C from here on end the command in order; a caller's own handler is kept."""
     if signal.getsignal(signal.SIGINT) is _leave:
         sys.unraisablehook = _unraisable
         signal.signal(signal.SIGINT, _interrupt)
 
 
 def was_interrupted() -> bool:
-    """Whether a command at work was interrupted."""
+    """Whether a running command was interrupted."""
     return signal.getsignal(signal.SIGINT) in (_leave_at_once, _exit)
 
 
 def tell(sentence: str = _SENTENCE) -> int:
-    """Print the one sentence about an interruption. Returns the exit code."""
+    """Print the sentence about an interruption, and return the exit code."""
     ours = was_interrupted()
     if ours:
         signal.signal(signal.SIGINT, _wait)  # not to be told twice
@@ -66,7 +66,7 @@ def end() -> NoReturn:
 
 
 def is_first_process() -> bool:
-    """Whether this is the process of a distributed run that speaks."""
+    """Whether this process is the one of a distributed run that prints."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -107,7 +107,7 @@ def _imports(frame: FrameType | None) -> bool:
 
 
 def _again() -> None:
-    """Be interrupted a little later."""
+    """Raise the interrupt again a little later."""
     from _thread import interrupt_main
     from threading import Timer
 
@@ -118,7 +118,7 @@ def _again() -> None:
 
 
 def _unraisable(raised: Any) -> None:
-    """An interrupt that came in a destructor or a callback, where it is lost, comes again."""
+    """Repeat an interrupt that came in a destructor or a callback, where it would be lost."""
     if issubclass(raised.exc_type, KeyboardInterrupt):
         _again()
     else:

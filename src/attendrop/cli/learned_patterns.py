@@ -78,7 +78,7 @@ def _by_layer(found: Patterns, values: Any) -> dict[str, list[float | None]]:
 
 
 def _table(found: Patterns) -> str:
-    """Some dropout steps, the first and the last among them: the probabilities by layer, the reward, the survivor."""
+    """Format some dropout steps, with the first and the last: probabilities by layer, reward, survivor."""
     count = len(found.steps)
     shown = np.unique(np.linspace(0, count - 1, min(count, _ROWS)).round().astype(int))
     kinds = {layer.split(".")[0] for layer in found.layers}
@@ -113,7 +113,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _command(config: Mapping[str, Any], schedule: Path) -> str:
-    """The training command of a run, with the schedule in place of its method."""
+    """Write the training command of a run with the schedule in place of its method."""
     words = ["attendrop", "train"]
     for field in dataclasses.fields(RunConfig):
         value = config.get(field.name, field.default)

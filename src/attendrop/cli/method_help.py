@@ -9,7 +9,7 @@ from attendrop.methods.options import described
 
 
 def explanation(method: type[Method]) -> str:
-    """A method in text: its options in a table, and its documentation."""
+    """Format a method's documentation, with its options in a table."""
     rows = [["option", "type", "default", "range"]]
     for name, found in described(method).items():
         kind = "list" if "Sequence" in found["type"] else found["type"]
@@ -21,7 +21,7 @@ def explanation(method: type[Method]) -> str:
 
 
 def _text(default: object) -> str:
-    """A default as it is written on the command line."""
+    """Format a default as it is written on the command line."""
     match default:
         case bool():
             return str(default).lower()

@@ -1,4 +1,4 @@
-"""Is a model supported, and which attention layers does it have?"""
+"""Report on a model: whether it is supported, and its attention layers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def examine(name: str) -> dict[str, Any]:
 
 
 def _traced(config: PreTrainedConfig) -> tuple[PreTrainedModel, list[AttentionLayer]]:
-    """The model, and its sites. Tensors on the meta device have no memory; models that look at values need others."""
+    """Build the model and trace its attention layers; not on the meta device if it reads the values of tensors."""
     failures: list[Exception] = []
     for device in ("meta", "cpu"):
         try:
@@ -84,7 +84,7 @@ def _traced(config: PreTrainedConfig) -> tuple[PreTrainedModel, list[AttentionLa
 
 
 def _class(config: PreTrainedConfig) -> Any:
-    """The class that the configuration names, or one with a head, or the model without one."""
+    """Find the class that the configuration names, or one with a head, or the model without one."""
     named = getattr(transformers, (config.architectures or [""])[0], None)
     if named is not None:
         return named
@@ -97,7 +97,7 @@ def _class(config: PreTrainedConfig) -> Any:
 
 
 def _batches(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
-    """Made-up inputs, of which the model takes one."""
+    """Yield example inputs, of which the model takes one."""
     name, config = model.main_input_name, model.config
     if name not in ("input_values", "input_features"):
         yield example_inputs(model)

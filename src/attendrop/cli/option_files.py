@@ -1,4 +1,4 @@
-"""Options of a method from a file."""
+"""Options of a method, read from a file."""
 
 from __future__ import annotations
 

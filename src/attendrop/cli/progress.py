@@ -1,4 +1,4 @@
-"""How far a run is."""
+"""Progress bars for training and for passes over rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attendrop.runs.metrics import epoch_metrics
 
 
 class TrainingProgress(TrainerCallback):
-    """A bar while a run trains, where stderr is a terminal, and a line at the end of each epoch."""
+    """Progress of training: a bar where stderr is a terminal, and a line at the end of each epoch."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -59,7 +59,7 @@ class TrainingProgress(TrainerCallback):
         self.close()
 
     def show(self, what: str, done: int, total: int) -> None:
-        """Show in the bar what is done now, and how far it is."""
+        """Update the bar: what is being done, and how much of it."""
         if not self.console.is_terminal or self.console.quiet:
             return
         if self.bar is None:
@@ -70,7 +70,7 @@ class TrainingProgress(TrainerCallback):
         self.bar.update(self.bar.task_ids[0], description=what, completed=done, total=total)
 
     def close(self) -> None:
-        """Take the bar away, also after an exception."""
+        """Remove the bar, also after an exception."""
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
@@ -82,7 +82,7 @@ _SECONDS_BETWEEN_LINES = 30.0
 
 @contextmanager
 def row_progress(console: Console, *, quiet: bool) -> Iterator[Callable[[int, int | None], None] | None]:
-    """Show how many rows are done: a bar where stderr is a terminal, else a line now and then.
+    """Show how many rows are done: a bar where stderr is a terminal, else an occasional line.
 
     Gives a function of the rows done and of all rows (None: not known); None if ``quiet``.
     """

@@ -1,4 +1,4 @@
-"""`attendrop prune` and `attendrop export`: what they print."""
+"""The text that `attendrop prune` and `attendrop export` print."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attendrop.runs.pruned_model_card import interval
 
 
 def prune_summary(metrics: Mapping[str, Any]) -> str:
-    """What was removed, by which ranking; scores, size and speed before and after."""
+    """Summarise what was pruned, by which ranking; scores, size and speed before and after."""
     pruned, metric = metrics["pruned"], metrics["metric"]
     name = metric.replace("_", " ")
     lines = {
@@ -34,7 +34,7 @@ def prune_summary(metrics: Mapping[str, Any]) -> str:
 
 
 def _trials(pruned: Mapping[str, Any], metric: str) -> dict[str, str]:
-    """What `auto` tried, and what the rows cannot tell."""
+    """List what `auto` tried, and what the rows cannot tell."""
     if not pruned["scores"]:
         return {}
     rows = f"{metric} on {pruned['rows']} rows of {pruned['chosen_on']}"
@@ -55,7 +55,7 @@ def _speed(pruned: Mapping[str, Any], device: str) -> str:
 
 
 def export_summary(found: Mapping[str, Any]) -> str:
-    """What was written, how near it is to the model, and what eight-bit weights cost."""
+    """Summarise what was written, how near it is to the model, and what eight-bit weights cost."""
     wrote = f"Wrote {found['output']}, {size(found['bytes'])}."
     if "difference" in found:
         wrote += f" On example inputs its logits are within {found['difference']:.1e} of the model's."

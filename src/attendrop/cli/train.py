@@ -127,7 +127,7 @@ _FIELDS = tuple(field.name for field in dataclasses.fields(RunConfig))
 
 
 def _read_run(given: Mapping[str, Any]) -> tuple[RunConfig, list[int]]:
-    """The run that the options ask for, and its seeds.
+    """Put together the run that the options ask for, and its seeds.
 
     The options on the command line go over those of the ``--config`` file, and these over a preset's.
     """

@@ -1,4 +1,4 @@
-"""What a training run came to, in a few lines."""
+"""The text that `attendrop train` prints at the end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attendrop.runs.model_card import scored_once
 
 
 def run_summary(metrics: Mapping[str, Any]) -> str:
-    """A run in a few lines: rows, what the method did, the scores, the protocol, and where the model is."""
+    """Summarise a run: rows, what the method did, scores, protocol, and where the model is."""
     data, metric = metrics["data"], metrics["metric"].replace("_", " ")
     lines = {
         "rows": ", ".join(f"{count} {part}" for part, count in data["rows"].items()),
@@ -46,7 +46,7 @@ def run_summary(metrics: Mapping[str, Any]) -> str:
 
 
 def seeds_summary(summary: Mapping[str, Any]) -> str:
-    """Runs that differ in their seed: mean and standard deviation of each score."""
+    """Summarise runs that differ in their seed: mean and standard deviation of each score."""
     lines = {"seeds": ", ".join(map(str, summary["seeds"]))}
     if summary["selection_score"] is not None:
         lines["selection"] = _moments(summary["metric"], summary["selection_score"])
@@ -66,7 +66,7 @@ def _moments(name: str, found: Mapping[str, Any]) -> str:
 
 
 def _baseline(found: Mapping[str, Any]) -> str:
-    """The scores of a model that always gives one answer."""
+    """Format the scores of a model that always gives one answer."""
     answer = f"{found['answer']:.3g}" if isinstance(found["answer"], float) else repr(found["answer"])
     return f"{_scores(found['scores'])} (always {answer})"
 
@@ -84,7 +84,7 @@ def _acted(metrics: Mapping[str, Any]) -> str:
 
 
 def dropped_fraction(method: str, fraction: float) -> str:
-    """Say which fraction of its units a method dropped."""
+    """Format the fraction of its units that a method dropped."""
     return f"{100 * fraction:.1f} % of {get_method(method).info.units} dropped"
 
 

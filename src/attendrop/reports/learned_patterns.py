@@ -1,4 +1,4 @@
-"""What AttendOut learnt: its dropout patterns as a picture (Figure 3 of its paper), and as a schedule."""
+"""The dropout patterns that AttendOut learnt, as a picture (Figure 3 of its paper) and as a schedule."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Fit:
     rms: Numbers
 
     def at(self, progress: Numbers) -> Numbers:
-        """The curves' probabilities, ``(T, layers)``."""
+        """Evaluate the curves: probabilities, ``(T, layers)``."""
         return _hats(progress, self.knots) @ self.values
 
 
@@ -138,7 +138,7 @@ def fit(patterns: Patterns, pieces: int) -> Fit:
 
 
 def scheduler(patterns: Patterns, fitted: Fit) -> Scheduler:
-    """The method that follows the fitted curves, in the layers where AttendOut acted."""
+    """Make the method that follows the fitted curves, in the layers where AttendOut acted."""
     options = patterns.config["options"]
     layers = options.get(AttendOut.name, options).get("layers", "all")
     knots, curves = tuple(fitted.knots.tolist()), tuple(map(tuple, fitted.values.T.tolist()))
@@ -198,19 +198,19 @@ def plot(patterns: Patterns, path: Path, fitted: Fit | None = None) -> None:
 
 
 def _least_squares(hats: Numbers, curve: Numbers, weights: Numbers) -> tuple[Numbers, int]:
-    """Values at the knots for one layer's curve, where it is known; and the rank of the problem."""
+    """Fit the values at the knots to one layer's curve, where it is known; returns also the rank of the problem."""
     known, root = np.isfinite(curve), np.sqrt(weights)
     values, _, rank, _ = np.linalg.lstsq((hats * root[:, None])[known], (curve * root)[known], rcond=None)
     return values.astype(np.float64), int(rank)
 
 
 def _range(values: Numbers) -> tuple[float, float]:
-    """Limits of an axis: all values, but never so close that noise looks like a pattern."""
+    """Choose the limits of an axis: all values, but never so close that noise looks like a pattern."""
     values = values[np.isfinite(values)]
     middle, half = (values.max() + values.min()) / 2, max((values.max() - values.min()) / 2 * 1.1, 0.05)
     return max(0.0, float(middle - half)), min(1.0, float(middle + half))
 
 
 def _hats(progress: Numbers, knots: Numbers) -> Numbers:
-    """Hat functions, ``(T, knots)``: how much each knot counts at each point of a piecewise linear curve."""
+    """Evaluate hat functions, ``(T, knots)``: the weight of each knot at each point of a piecewise linear curve."""
     return np.stack([np.interp(progress, knots, hat) for hat in np.eye(len(knots))], axis=1)

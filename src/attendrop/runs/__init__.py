@@ -1,1 +1,1 @@
-"""Training runs: from options to a model with its scores, and the use of what a run left."""
+"""Training runs: from options to a model with its scores, and the use of its model."""

@@ -1,4 +1,4 @@
-"""What a run logs before it trains, and of its predictions."""
+"""Messages of a run: its data and method before training, odd predictions after it."""
 
 from __future__ import annotations
 

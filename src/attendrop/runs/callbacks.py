@@ -1,4 +1,4 @@
-"""What watches the training of a run."""
+"""Trainer callbacks of a run."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_callback import ExportableState
+from transformers import ProgressCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState, PrinterCallback
 
 
 class Meter(TrainerCallback, ExportableState):
-    """Counts the seconds of training, also those before a run was resumed."""
+    """Count the seconds of training, also those before a run was resumed."""
 
     def __init__(self) -> None:
         self.seconds_so_far = 0.0
@@ -24,7 +24,7 @@ class Meter(TrainerCallback, ExportableState):
         self.seconds_so_far = self.seconds()
 
     def seconds(self) -> float:
-        """Seconds of training until now."""
+        """Return the seconds of training until now."""
         return self.seconds_so_far + time.monotonic() - self.start
 
     def state(self) -> dict[str, Any]:
@@ -32,7 +32,7 @@ class Meter(TrainerCallback, ExportableState):
 
 
 class SaveEvery(TrainerCallback):
-    """Asks for a checkpoint every so many optimizer steps."""
+    """Save a checkpoint every ``steps`` optimizer steps."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -44,7 +44,7 @@ class SaveEvery(TrainerCallback):
 
 
 class LogEvery(TrainerCallback):
-    """Asks for a log every so many optimizer steps, besides the one at each epoch's end."""
+    """Log every ``steps`` optimizer steps, besides the log at each epoch's end."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -56,7 +56,7 @@ class LogEvery(TrainerCallback):
 
 
 class AfterFirstStep(TrainerCallback):
-    """Does something when the first step was taken: what a method or a model refuses, it has refused by then."""
+    """Call ``do`` after the first step: methods and models raise what they refuse before it."""
 
     def __init__(self, do: Callable[[], None]) -> None:
         self.do: Callable[[], None] | None = do
@@ -65,3 +65,9 @@ class AfterFirstStep(TrainerCallback):
         if self.do is not None:
             self.do()
             self.do = None
+
+
+def silence(trainer: Trainer) -> None:
+    """Remove the trainer's own printing."""
+    for printing in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(printing)

@@ -15,7 +15,7 @@ from attendrop.tasks.base import Task
 
 
 def balanced_loss(labels: Sequence[int], num_classes: int) -> Callable[..., Tensor]:
-    """A ``compute_loss_func`` of the trainer: cross-entropy, each row weighted by its class.
+    """Make a ``compute_loss_func`` for the trainer: cross-entropy, each row weighted by its class.
 
     A class of ``count`` rows among ``n`` has weight ``n / (num_classes * count)``, scikit-learn's "balanced", so that
     every class has the same share of the loss and the mean weight is 1. The sum over a batch is divided by the number
@@ -37,7 +37,7 @@ def balanced_loss(labels: Sequence[int], num_classes: int) -> Callable[..., Tens
 
 
 def run_loss(config: RunConfig, task: Task, labels: Sequence[int]) -> Callable[..., Tensor] | None:
-    """The ``compute_loss_func`` of a run's training on rows with these labels; None: the model's own loss.
+    """Make the ``compute_loss_func`` of a run that trains on these labels; None: the model's own loss.
 
     Raises:
         AttendropError: Classes are to be weighted, and the labels are no classes.

@@ -1,4 +1,4 @@
-"""What a training run is: its options, checked when they are put together, and the presets."""
+"""The options of a training run, checked when they are put together."""
 
 from __future__ import annotations
 
@@ -188,19 +188,19 @@ class RunConfig:
 
     @cached_property
     def regularizer(self) -> Method:
-        """The method with its options, built once."""
+        """The method, built once from its name and options."""
         from attendrop.methods.registry import build_method
 
         return build_method(self.method, self.options)
 
     @property
     def rewarded_on(self) -> str | None:
-        """What models are scored on during training; under protocol 'paper' the selection rows are those of "eval"."""
+        """The rows that models are scored on during training; under protocol 'paper' "selection" is "eval"."""
         found = self.regularizer.rewarded_on()
         return "eval" if found == "selection" and self.protocol == "paper" else found
 
     def as_dict(self) -> dict[str, Any]:
-        """All options as plain values, fit for JSON."""
+        """Return all options as plain values, fit for JSON."""
         return asdict(self) | {"text_columns": list(self.text_columns), "options": dict(self.options)}
 
 

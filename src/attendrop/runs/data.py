@@ -57,12 +57,12 @@ def _load_files(config: RunConfig) -> TaskData:
 
 
 def _token_columns(method: Method) -> tuple[TokenColumn, ...]:
-    """The columns that a method reads."""
+    """List the columns that a method reads."""
     return tuple(TokenColumn(name, kind) for name, kind in method.columns.items())
 
 
 def divide(config: RunConfig, data: TaskData) -> Parts:
-    """Limit the training rows first, then set the selection split aside from what is left, then the reward rows."""
+    """Limit the training rows, then set aside the selection split, then the reward rows."""
     rows = data.splits["train"]
     report = {name: split for name, split in data.splits.items() if name != "train"}
     if config.shots is not None:
@@ -86,7 +86,7 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
 
 
 def encode_parts(config: RunConfig, task: Task, parts: Parts, tokenizer: PreTrainedTokenizerBase) -> Parts:
-    """Tokenise all parts; what trains keeps the columns that the method reads."""
+    """Tokenise all parts; training rows keep the columns that the method reads."""
 
     def encoded(rows: Dataset, token_columns: Sequence[TokenColumn] = ()) -> Dataset:
         return encode(rows, task, tokenizer, config.max_length, token_columns)
@@ -97,7 +97,7 @@ def encode_parts(config: RunConfig, task: Task, parts: Parts, tokenizer: PreTrai
 
 
 def fingerprint(parts: Parts) -> str:
-    """A hash of the rows that shape the weights: a run that is resumed must find the same."""
+    """Hash the rows that shape the weights: a run that is resumed must find the same."""
     digest = hashlib.sha256()
     for rows in (parts.train, parts.selection, *([] if parts.reward is None else [parts.reward])):
         digest.update(json.dumps([] if rows is None else rows.to_dict(), sort_keys=True).encode())

@@ -1,4 +1,4 @@
-"""What the data of a run are, told before training: classes, lengths, duplicates, leaks and contradictions."""
+"""Report on the data of a run before training: classes, lengths, duplicates, leaks and contradictions."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def data_report(
 
 
 def report_table(report: dict[str, Any], head: Head) -> str:
-    """The report as a table for people: a column for each part."""
+    """Format the report as a table with a column for each part."""
     parts = report["parts"]
     lines = [["", *parts], ["rows", *(str(part["rows"]) for part in parts.values())]]
     lines += head.label_lines(list(parts.values()))
@@ -81,7 +81,7 @@ def report_table(report: dict[str, Any], head: Head) -> str:
 
 
 def report_warnings(report: dict[str, Any], head: Head) -> Iterator[str]:
-    """What a person should look at before trusting a model of these data, a sentence each."""
+    """List, a sentence each, what to look at before trusting a model of these data."""
     parts = report["parts"]
     for first, second in report["similar_classes"]:
         yield f"The classes {first!r} and {second!r} differ only in case or spaces: are they the same?"
@@ -107,7 +107,7 @@ def report_warnings(report: dict[str, Any], head: Head) -> Iterator[str]:
 
 
 def _named(parts: Parts) -> dict[str, Dataset]:
-    """The parts by name, each set of rows once."""
+    """Name the parts, each set of rows once."""
     others = {"selection": parts.selection, "reward": parts.reward} | parts.report
     named: dict[str, Dataset] = {"train": parts.train}
     for name, rows in reversed(others.items()):  # under protocol 'paper', "selection" is a second name of "dev"

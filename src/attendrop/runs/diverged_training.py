@@ -1,4 +1,4 @@
-"""Training that went wrong: numbers that are none any more."""
+"""Detection of diverged training: NaN or infinite numbers."""
 
 from __future__ import annotations
 

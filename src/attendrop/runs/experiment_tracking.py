@@ -1,4 +1,4 @@
-"""Where a run's figures are sent while it trains: TensorBoard, Weights & Biases, Trackio, MLflow."""
+"""Experiment tracking of a run: TensorBoard, Weights & Biases, Trackio, MLflow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_integration(name: str) -> None:
 
 
 def keep_in_folder(trainer: Trainer) -> None:
-    """Have TensorBoard write below the run's folder, in a place of one name."""
+    """Let TensorBoard write into a fixed folder below the run's."""
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, TensorBoardCallback):
             callback.logging_dir = str(Path(str(trainer.args.output_dir)) / TENSORBOARD)

@@ -1,4 +1,4 @@
-"""The model of a run as a file for other programs, with its tokenizer, and with what eight-bit weights cost."""
+"""Export of a run's model for other programs, with its tokenizer and the cost of eight-bit weights."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def export_run(
 
 
 def _target(output: str, name: str) -> Path:
-    """The file to write."""
+    """Choose the file to write."""
     target = Path(output)
     if target.is_dir() or not target.suffix:
         target = target / name
@@ -128,7 +128,7 @@ def _add_tokenizer_and_config(
 
 
 def _loss(run_dir: str, data_dir: str | None, file: Path) -> dict[str, Any] | None:
-    """What the file's eight-bit weights cost in score."""
+    """Measure what the file's eight-bit weights cost in score."""
     try:
         run = load_finished_run(run_dir, data_dir=data_dir)
     except AttendropError as error:
@@ -162,5 +162,5 @@ def _onnx_logits(run: FinishedRun, name: str, model: Callable[[Mapping[str, Any]
 
 
 def _with_types(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """A batch with token types, also where the tokenizer gives none: they are 0 then."""
+    """Add token types of 0 to a batch whose tokenizer gives none."""
     return {"token_type_ids": np.zeros_like(batch["input_ids"]), **batch}

@@ -1,4 +1,4 @@
-"""A finished run, loaded again: its options, its data and its model."""
+"""Finished runs, loaded again: options, data and model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from attendrop.tasks.tokenization import encode
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run that ended.
+    """Finished run.
 
     Attributes:
         config: Its options, with the data and device of today.
@@ -45,12 +45,12 @@ class FinishedRun:
 
     @property
     def method(self) -> Method:
-        """What regularised its training."""
+        """The method that regularised its training."""
         return self.config.regularizer
 
     @property
     def chosen_on(self) -> str | None:
-        """The name of the set on which one may choose; None: there is none."""
+        """Name of the set to make choices on; None: there is none."""
         if self.parts.selection is not None and self.config.protocol != "paper":
             return "selection"
         return "dev" if "dev" in self.parts.report else None
@@ -68,7 +68,7 @@ class FinishedRun:
         return encode(rows, self.task, self.tokenizer, self.config.max_length)
 
     def batches(self, rows: Dataset, size: int) -> list[dict[str, Any]]:
-        """Encoded rows in batches, in their order."""
+        """Collate encoded rows into batches, in their order."""
         collate = self.task.head.collator(self.tokenizer)
         listed = rows.select_columns([name for name in rows.column_names if name != "length"]).to_list()
         return [dict(collate(listed[i : i + size])) for i in range(0, len(listed), size)]
@@ -78,7 +78,7 @@ class FinishedRun:
         return self.task.head.concatenate([self.sets[name]["labels"][:]])
 
     def predictions(self, name: str, logits: Array) -> Predictions:
-        """The predictions of a model for one of the sets, scored by the task's metric."""
+        """Make predictions of logits for one of the sets, scored by the task's metric."""
         decisive = replace(self.task, other_metrics=())
         return Predictions(
             self.labels(name),
@@ -116,7 +116,7 @@ def load_finished_run(run_dir: str, *, data_dir: str | None = None, device: str 
 
 
 def check_finished(run_dir: str) -> None:
-    """Refuse a folder in which a run began and did not end; one that no run has made is none of these.
+    """Refuse a folder with an unfinished run; a folder that no run has made is accepted.
 
     Raises:
         AttendropError: The run is not finished, or there is no such folder.

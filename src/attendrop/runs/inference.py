@@ -1,4 +1,4 @@
-"""Using a model that a run left: scoring it on labelled data, and predicting, a bounded number of rows at a time."""
+"""Evaluation and prediction with the model of a run, a bounded number of rows at a time."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def predict(
 
 @contextmanager
 def _outputs(run_dir: str, source: Source, outputs: list[str]) -> Iterator[None]:
-    """Refuse to replace what is read, and what else exists unless it is asked for; hold runs that are written into."""
+    """Check that outputs replace no inputs, and no other files unless asked to; lock runs that are written into."""
     if source.skipped_file is not None:
         check_output(source.skipped_file, outputs, overwrite=True)
         outputs = [*outputs, source.skipped_file]
@@ -131,7 +131,7 @@ def _outputs(run_dir: str, source: Source, outputs: list[str]) -> Iterator[None]
 
 
 def _inputs(folder: Path, source: Source) -> list[str | Path]:
-    """The files of the run, those that it was made of, and those that the model is used on."""
+    """List the files of the run, those that it was made of, and those that the model is used on."""
     files: list[str | Path] = [] if source.file is None else [source.file]
     if not folder.is_dir():
         return files
@@ -143,7 +143,7 @@ def _inputs(folder: Path, source: Source) -> list[str | Path]:
 
 @dataclass(frozen=True)
 class _Run:
-    """A model that is used: options are those of its run, none for a model that no run has made."""
+    """Loaded model, with the options of its run; none for a model that no run has made."""
 
     folder: str
     model: PreTrainedModel
@@ -171,7 +171,7 @@ class _Run:
         return head_of_model(self.model.config)
 
     def trained_on(self) -> tuple[str, ...]:
-        """The text columns that the model was trained on; empty if that is not known."""
+        """List the text columns that the model was trained on; empty if not known."""
         if self.options.get("task") is not None:
             return get_task(self.options["task"]).text_columns
         return tuple(self.options.get("text_columns", ()))
@@ -179,7 +179,7 @@ class _Run:
 
 @dataclass
 class _Rows:
-    """The rows to use a model on, ``total`` of them (None: not known yet), in chunks; counted while they are read."""
+    """Rows in chunks, ``total`` of them (None: not known yet); counted while they are read."""
 
     task: Task
     split: str
@@ -275,7 +275,7 @@ def _file_rows(run: _Run, source: Source, file: str, split: str) -> _Rows:
 
 
 def _check_texts(run: _Run, columns: tuple[str, ...]) -> None:
-    """Refuse one text for a model of pairs, and the reverse: it would predict, but nothing that it has learnt."""
+    """Refuse single texts for a model of pairs, and the reverse: its predictions would mean nothing."""
     trained_on = run.trained_on()
     if trained_on and len(columns) != len(trained_on):
         count = {1: "one text", 2: "pairs of texts"}

@@ -1,4 +1,4 @@
-"""The runs below a folder."""
+"""List of the runs below a folder."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def list_runs(folder: str) -> list[dict[str, Any]]:
 
 
 def _describe(folder: Path) -> dict[str, Any] | None:
-    """A run, or None for a ``run.json`` of another program."""
+    """Describe a run; None for a ``run.json`` of another program."""
     try:
         run, metrics = read_run(folder), read_metrics(folder)
     except AttendropError:

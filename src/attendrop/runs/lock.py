@@ -1,4 +1,4 @@
-"""One process at a time writes into a folder.
+"""Locks: one process at a time writes into a folder.
 
 The lock is the operating system's, so that it is gone with the process that held it, however that ended. The locked
 file says which process that is, and is deleted when the lock is released.
@@ -23,7 +23,7 @@ LOCK = ".lock"
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder for this process. It is made if need be, and deleted if nothing was written into it.
+    """Lock a folder for this process. It is made if need be, and deleted if nothing was written into it.
 
     Raises:
         AttendropError: Another process holds it.

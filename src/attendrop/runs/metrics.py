@@ -1,4 +1,4 @@
-"""What a run came to: its scores, its history, and the content of ``metrics.json``."""
+"""The metrics of a run: its scores, its history, and the content of ``metrics.json``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SetScores:
 
 
 def score_report(trainer: RegularizedTrainer, task: Task, encoded: Parts) -> dict[str, SetScores]:
-    """Score the model on the sets to report on: the one time that they are looked at under the honest protocol.
+    """Score the model on the sets to report on, which the honest protocol looks at only here.
 
     Where there is none, on the selection split.
     """
@@ -114,7 +114,7 @@ def run_metrics(
 
 
 def _history(log: list[dict[str, float]], method: Method, data: TaskData) -> list[dict[str, Any]]:
-    """One entry per epoch, counted from 1: loss, selection scores, and what the method did."""
+    """Make one entry per epoch, counted from 1: loss, selection scores, and what the method did."""
     acts_in = method.regularized_epochs(math.ceil(max((entry["epoch"] for entry in log), default=0))) or []
     names = (data.task.metric, *data.task.other_metrics)
     history = {}
@@ -139,7 +139,7 @@ def _history(log: list[dict[str, float]], method: Method, data: TaskData) -> lis
 
 
 def epoch_metrics(log: Sequence[dict[str, float]], epoch: int) -> dict[str, float]:
-    """The means of what was logged beside the loss in an epoch, counted from 1, weighted by steps."""
+    """Average what was logged beside the loss in an epoch, counted from 1, weighted by steps."""
     entries = [entry for entry in _with_steps(log) if math.ceil(entry["epoch"]) == epoch]
     found = {}
     for name in dict.fromkeys(name for entry in entries for name in entry):
@@ -152,7 +152,7 @@ def epoch_metrics(log: Sequence[dict[str, float]], epoch: int) -> dict[str, floa
 
 
 def _with_steps(log: Sequence[dict[str, float]]) -> Iterator[dict[str, float]]:
-    """The entries of the log with a training loss, and the number of ``steps`` that each is about."""
+    """Yield the entries of the log with a training loss, and the number of ``steps`` that each is about."""
     last_step = 0.0
     for entry in log:
         if "loss" in entry:
@@ -161,13 +161,13 @@ def _with_steps(log: Sequence[dict[str, float]]) -> Iterator[dict[str, float]]:
 
 
 def _is_metric(name: str, method: Method) -> bool:
-    """Whether an entry of the log is what a method had to tell, but for what it dropped and single layers."""
+    """Whether an entry of the log is a method's, other than what it dropped in all or in a layer."""
     source, _, own = name.partition("/")
     return source in [part.source for part in method.parts] and own != "active" and not own.startswith("dropped")
 
 
 def _peak_memory(device: torch.device) -> int:
-    """Bytes: on a GPU what tensors took at most, else what the process did; 0 where that is not known (Windows)."""
+    """Peak memory in bytes: of tensors on a GPU, else of the process; 0 where it is not known (Windows)."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     if sys.platform == "win32":

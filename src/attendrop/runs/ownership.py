@@ -30,12 +30,12 @@ Run = Mapping[str, Any]
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """The SHA-256 of each file in a folder, by name: what ``run.json`` keeps of the files that a run wrote."""
+    """Hash each file in a folder with SHA-256, by name: ``run.json`` keeps this of the files that a run wrote."""
     return {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.is_file()}
 
 
 def foreign(path: Path, run: Run) -> list[str]:
-    """What of a file or folder in a run's folder is not the run's own, or was changed since the run wrote it."""
+    """List the parts of a file or folder that are not the run's own, or were changed since the run wrote them."""
     name = path.name
     recorded = {**run.get("files", {}), **run.get("added", {})}
     if name == RUN or name in _SCRATCH:
@@ -63,14 +63,14 @@ def refuse_foreign(folder: Path, run: Run, names: Iterable[str]) -> None:
 
 
 def delete_own(folder: Path, run: Run, *, last: tuple[str, ...]) -> None:
-    """Delete what is a run's own, but for what is there while a process writes."""
+    """Delete the files of a run, but for those that are there while a process writes."""
     own = [path for path in folder.iterdir() if path.name not in (LOCK, NEW_RUN) and not foreign(path, run)]
     for path in sorted(own, key=lambda path: last.index(path.name) if path.name in last else -1):
         remove(path)
 
 
 def remove(path: Path) -> None:
-    """Delete a file, or a folder: at one moment, so that no part of it is left for a stranger's."""
+    """Delete a file, or a folder at one moment, so that no part of it is left and taken for another's."""
     if path.is_dir() and not path.is_symlink():
         deleted = path.with_name(_DELETED)
         if path != deleted:

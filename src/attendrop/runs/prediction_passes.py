@@ -14,7 +14,7 @@ from attendrop.tasks.heads.base import Array, Head
 
 
 def compute_device(device: str) -> torch.device:
-    """The device that ``"auto"`` or ``"cpu"`` means here."""
+    """Return the device that ``"auto"`` or ``"cpu"`` means on this machine."""
     accelerator = None if device == "cpu" else torch.accelerator.current_accelerator(check_available=True)
     return accelerator or torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""Pruning the model of a run: what goes, what it costs in score, and what it gains in size and speed."""
+"""Pruning of a run's model: which layers, the cost in score, and the gain in size and speed."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from attendrop.pruning.comparison import CONFIDENCE, Array, Predictions, paired_
 from attendrop.pruning.constant_attention import mask_layers, prunable_layers
 from attendrop.pruning.pruned_model import PrunedModel
 from attendrop.pruning.selection import IMPORTANCE, importance, parse_selection, prune_selected, undecided_message
+from attendrop.runs.callbacks import silence
 from attendrop.runs.class_weights import run_loss
 from attendrop.runs.finished_run import FinishedRun, load_finished_run
 from attendrop.runs.ownership import RUN, digests
@@ -30,7 +31,6 @@ from attendrop.runs.pruned_model_card import pruned_card
 from attendrop.runs.run_folder import METRICS, read_run
 from attendrop.runs.speed import measure_speed
 from attendrop.runs.staging import new_folder
-from attendrop.runs.train import silence
 from attendrop.runs.training_args import on_cpu, recovery_arguments
 from attendrop.tasks.metrics import compute_scores
 from attendrop.training.trainer import RegularizedTrainer
@@ -54,7 +54,7 @@ def prune_run(
     on_pass: OnPass | None = None,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> dict[str, Any]:
-    """Prune the model of a finished run, and leave it, with its figures, in another folder.
+    """Prune the model of a finished run, and leave it with its metrics in another folder.
 
     Layers are ranked by what the run's method learnt to drop, if it learnt that, else by importance; both on rows that
     were not trained on. They are chosen on the run's selection split. The folder appears
@@ -94,7 +94,7 @@ def prune_run(
 def _pruned(
     work: _Work, layers: str | int, tolerance: float, recover_epochs: int, callbacks: Sequence[TrainerCallback]
 ) -> tuple[PrunedModel, dict[str, Any]]:
-    """The pruned model, and what is to be told of it."""
+    """Prune the model, and measure it; returns the model and the ``pruned`` part of the metrics."""
     run = work.run
     attention_layers = prunable_layers(run.model)
     ranking = run.method.layer_ranking(run.metrics)
@@ -141,7 +141,7 @@ def _pruned(
 
 
 class _Work:
-    """Passes over the rows of a run, reported; the logits of the same pruned layers are computed once."""
+    """Passes over the rows of a run, with progress; logits are computed once for the same pruned layers."""
 
     def __init__(self, run: FinishedRun, on_pass: OnPass | None) -> None:
         self.run = run
@@ -159,7 +159,7 @@ class _Work:
         self._done += 1
 
     def logits(self, model: PrunedModel, name: str) -> Array:
-        """Logits for one of the sets, in its order."""
+        """Compute logits for one of the sets, in its order."""
         if (model.layers, name) not in self.known:
             self.begin(f"scoring {len(model.layers)} of {model.num_layers} layers pruned on {name}")
             config, rows = self.run.config, self.run.sets[name]
@@ -174,11 +174,11 @@ class _Work:
         return self.known[model.layers, name]
 
     def predictions(self, model: PrunedModel, name: str) -> Predictions:
-        """Predictions for one of the sets."""
+        """Predict one of the sets."""
         return self.run.predictions(name, self.logits(model, name))
 
     def importance(self, attention_layers: Sequence[AttentionLayer]) -> dict[str, float]:
-        """Of each layer, the loss without it on the set that layers are chosen on."""
+        """Measure the loss without each layer on the set that layers are chosen on."""
         rows = self.run.sets[self.chosen_on]
         logger.info(
             "Ranking %d layers by the loss without each, on %d rows of %s.",
@@ -191,7 +191,7 @@ class _Work:
         return dict(zip([layer.key for layer in attention_layers], losses, strict=True))
 
     def batches(self, rows: Dataset, size: int) -> list[dict[str, Any]]:
-        """Rows in batches, in their order, on the model's device."""
+        """Collate rows into batches, in their order, on the model's device."""
         return [to_device(batch, self.run.model.device) for batch in self.run.batches(rows, size)]
 
     def _reported(self, attention_layers: Iterable[AttentionLayer]) -> Iterator[AttentionLayer]:
@@ -201,7 +201,7 @@ class _Work:
 
 
 def _load(run_dir: str, data_dir: str | None, device: str) -> FinishedRun:
-    """The run, its model on the device."""
+    """Load the run, its model on the device."""
     run = load_finished_run(run_dir, data_dir=data_dir, device=device)
     if "pruned" in run.metrics:
         raise AttendropError(f"The model in '{run_dir}' is pruned already; prune the run that it came from.")
@@ -214,7 +214,7 @@ def _load(run_dir: str, data_dir: str | None, device: str) -> FinishedRun:
 
 
 def _by_length(rows: Dataset) -> Dataset:
-    """Rows sorted by length, for batches with little padding."""
+    """Sort rows by length, for batches with little padding."""
     return rows.select(np.argsort(rows["length"], kind="stable"))
 
 
@@ -242,7 +242,7 @@ def _recover(
 def _scores(
     run: FinishedRun, before: Mapping[str, Array], after: Mapping[str, Array], *, changed: bool
 ) -> dict[str, Any]:
-    """All scores before and after; if the model was changed, the difference of the metric that decides."""
+    """Score before and after; if the model was changed, with the difference of the metric that decides."""
     scores: dict[str, Any] = {}
     for name in run.sets:
         labels = run.labels(name)
@@ -260,7 +260,7 @@ def _parameters(model: torch.nn.Module) -> int:
 
 
 def _speed(work: _Work, light: PrunedModel) -> dict[str, Any]:
-    """How many times faster the pruned model is."""
+    """Measure how many times faster the pruned model is."""
     whole, rows = work.run.model, work.run.sets[work.chosen_on]
     timed = rows.select(range(min(len(rows), _TIMED_BATCHES * _TIMED_ROWS))).remove_columns("labels")
     logger.info("Measuring the speed on %d rows of %s.", len(timed), work.chosen_on)
@@ -289,5 +289,5 @@ def _save(run: FinishedRun, light: PrunedModel, found: dict[str, Any], folder: P
 
 
 def _weights(folder: Path) -> int:
-    """Bytes."""
+    """Size of the weights of a model in bytes."""
     return sum(file.stat().st_size for file in folder.glob("model*.safetensors"))

@@ -1,4 +1,4 @@
-"""The model card of a pruned model."""
+"""Model card of a pruned model."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _speed(speed: Mapping[str, Any] | None) -> str:
 
 
 def interval(both: Mapping[str, Any]) -> str:
-    """The 95 % interval of a difference between two scores, in words; none if nothing was changed."""
+    """Format the 95 % interval of a difference between two scores; empty if nothing was changed."""
     if both["difference"] is None:
         return ""
     low, high = both["difference"]["low"], both["difference"]["high"]

@@ -1,4 +1,4 @@
-"""A run whose options are resolved: the method, the task and the rows that they name."""
+"""Runs whose options are resolved to the method, the task and the rows that they name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attendrop.tasks.base import Task, TaskData
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """What the options of a run name.
+    """Run with resolved options.
 
     Attributes:
         config: The options.
@@ -31,12 +31,12 @@ class ResolvedRun:
 
     @property
     def task(self) -> Task:
-        """What is learnt."""
+        """The task that is learnt."""
         return self.data.task
 
 
 def resolve_run(config: RunConfig) -> ResolvedRun:
-    """Load what the options name.
+    """Resolve the options of a run: build its method, load and divide its data.
 
     Raises:
         AttendropError: The data cannot be read, or not be divided as the options say.

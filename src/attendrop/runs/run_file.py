@@ -1,4 +1,4 @@
-"""A run's options as a YAML file: read with ``--config``, and left by every run, so that it can be repeated."""
+"""Options of a run as a YAML file: read with ``--config``, and left by every run, so that it can be repeated."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def read_run_file(path: str) -> dict[str, Any]:
 
 
 def run_file(config: RunConfig, seeds: Sequence[int] = ()) -> str:
-    """The options of a run, or of one with each of several seeds, but for its folder; paths are made absolute."""
+    """Write the options of a run with one or several seeds, but for its folder; paths are made absolute."""
     options = {name: value for name, value in config.as_dict().items() if name != "output_dir" and value is not None}
     if seeds:
         options["seed"] = list(seeds)
@@ -66,7 +66,7 @@ def _is_path(value: str | None) -> bool:
 
 
 def _converted(path: str, name: str, value: Any) -> Any:
-    """The value as its field wants it; YAML reads ``5e-5`` as a text."""
+    """Convert a value to the type of its field; YAML reads ``5e-5`` as a text."""
     if name == "text_columns":
         return _listed(value)
     if name == "options":

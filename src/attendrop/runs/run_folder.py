@@ -1,4 +1,4 @@
-"""The folder of a run: who may write there, what belongs to the run, and what a resumed run must find unchanged.
+"""The folder of a run: who may write there, which files are the run's, and what resuming must find unchanged.
 
 ``run.json`` says what the run is, and with what the run wrote; it is there from the first step on. ``metrics.json``
 comes last and says that the run ended. A run that replaces another is trained in the folder ``.new-run`` within the
@@ -32,18 +32,18 @@ def is_main_process() -> bool:
 
 
 def read_run(folder: Path) -> dict[str, Any] | None:
-    """What ``run.json`` says, or None if the folder holds no run; raises AttendropError if it is not a run's."""
+    """Read ``run.json``; None if the folder holds no run. Raises AttendropError if it is not a run's."""
     return read_json(folder / RUN, {"config": dict, "data_sha256": str})
 
 
 def read_metrics(folder: Path) -> dict[str, Any] | None:
-    """What ``metrics.json`` says, or None if no run ended here; raises AttendropError if it is not a run's."""
+    """Read ``metrics.json``; None if no run ended here. Raises AttendropError if it is not a run's."""
     return read_json(folder / METRICS, {"task": str, "method": str, "config": dict, "all_scores": dict})
 
 
 @contextmanager
 def run_folder(config: RunConfig, *, resume: bool, overwrite: bool) -> Iterator[Path]:
-    """Hold the folder of a run while it trains; gives the place for the run's files until it is complete.
+    """Lock the folder of a run while it trains; yields the place for the run's files until it is complete.
 
     Raises:
         AttendropError: The run may not use the folder, see :func:`check_folder`, or another process does.
@@ -65,7 +65,7 @@ def run_folder(config: RunConfig, *, resume: bool, overwrite: bool) -> Iterator[
 
 
 def run_place(folder: Path, *, resume: bool, overwrite: bool) -> Path:
-    """Where a run in this folder has its files until it is complete: there, or in a folder within."""
+    """Return where a run keeps its files until it is complete: in its folder, or in one within."""
     new = folder / NEW_RUN
     replaces = (overwrite and read_run(folder) is not None) or (resume and read_run(new) is not None)
     return new if replaces else folder
@@ -105,14 +105,14 @@ def check_folder(folder: Path, config: RunConfig, *, resume: bool, overwrite: bo
 
 
 def own_files(folder: Path) -> list[Path]:
-    """The files of a run, or of a model that no run has made."""
+    """List the files of a run, or of a model that no run has made."""
     run = read_run(folder)
     names = os.listdir(folder) if run is None else [RUN, *run.get("files", {})]
     return [folder / name for name in names if (folder / name).is_file()]
 
 
 def add_files(folder: Path, paths: Iterable[Path]) -> None:
-    """Record files that another command than `train` wrote into the folder of a run; those elsewhere do not count."""
+    """Record files that other commands than `train` wrote into the folder of a run; those elsewhere are ignored."""
     run = read_run(folder)
     added = {path.name: sha256(path) for path in paths if path.resolve().parent == folder.resolve()}
     if run is not None and added:
@@ -120,7 +120,7 @@ def add_files(folder: Path, paths: Iterable[Path]) -> None:
 
 
 def was_added(folder: Path, path: Path) -> bool:
-    """Whether a file is one of :func:`add_files`, as it was written."""
+    """Whether a file was recorded by :func:`add_files`, and not changed since."""
     run = read_run(folder) or {}
     inside = path.resolve().parent == folder.resolve()
     return inside and path.name in run.get("added", {}) and not foreign(path, run)
@@ -128,7 +128,7 @@ def was_added(folder: Path, path: Path) -> bool:
 
 @contextmanager
 def hold_run_folders(files: Iterable[str | Path]) -> Iterator[None]:
-    """Hold the folders of runs into which files are written."""
+    """Lock the folders of runs into which files are written."""
     parents = {Path(file).resolve().parent for file in files}
     with ExitStack() as stack:
         for parent in sorted(parents):
@@ -145,7 +145,7 @@ def check_data(place: Path, data_sha256: str) -> None:
 
 
 def begin_run(place: Path, config: RunConfig, data_sha256: str) -> None:
-    """Make a folder that of a run, with a ``run.yaml`` that repeats it."""
+    """Start a run in a folder: write ``run.json``, and a ``run.yaml`` that repeats the run."""
     refuse_foreign(place, {}, [RUN_FILE])
     place.mkdir(parents=True, exist_ok=True)
     repeats = run_file(config)
@@ -156,7 +156,7 @@ def begin_run(place: Path, config: RunConfig, data_sha256: str) -> None:
 
 @contextmanager
 def results(place: Path) -> Iterator[Path]:
-    """A folder to write the results of a run into; they come into the run's own when all are there, metrics.json last.
+    """Yield a folder for the results of a run, which are moved into its own when all are there, metrics.json last.
 
     Raises:
         AttendropError: Files of others would be replaced.
@@ -180,13 +180,13 @@ def results(place: Path) -> Iterator[Path]:
 
 
 def clear_unfinished(place: Path) -> None:
-    """Delete what is left of a run that was to replace another, and did not end."""
+    """Delete the rest of an unfinished run that was to replace another."""
     if place.name == NEW_RUN:
         shutil.rmtree(place, ignore_errors=True)
 
 
 def replace_run(folder: Path) -> None:
-    """Put a run that is complete in the place of the older one; goes on where a process died while it did so.
+    """Put a complete run in the place of the older one; goes on where a process died meanwhile.
 
     Raises:
         AttendropError: Files of others would be replaced.
@@ -209,7 +209,7 @@ def _move(source: Path, target: Path, last: tuple[str, ...]) -> None:
 
 
 def _comparable(config: RunConfig) -> dict[str, Any]:
-    """The options that make a run what it is, as JSON gives them back."""
+    """Return the options that decide on results, as JSON gives them back."""
     options: dict[str, Any] = json.loads(json.dumps(config.as_dict()))
     del options["output_dir"]
     return options
@@ -226,14 +226,14 @@ def _check_unchanged(folder: Path, before: dict[str, Any], now: dict[str, Any]) 
 
 
 def _flat(options: dict[str, Any]) -> dict[str, Any]:
-    """Options on one level, the method itself before its options, so that the more telling change is named."""
+    """Flatten options, the method before its options, so that the more telling change is named."""
     from attendrop.methods.registry import flat_options
 
     return {name: value for name, value in options.items() if name != "options"} | flat_options(options["options"])
 
 
 def read_json(path: Path, needed: Mapping[str, type]) -> dict[str, Any] | None:
-    """A mapping that the library wrote, None if there is none; raises AttendropError if it lacks what is needed."""
+    """Read a JSON mapping; None if there is no file. Raises AttendropError if it lacks needed entries."""
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""The same run with several seeds: a folder for each, and a summary of their scores.
+"""Runs with several seeds: a folder for each, and a summary of their scores.
 
 ``seeds.json`` is there from the first step on, and says what else was written beside the folders, with its SHA-256.
 """
@@ -94,7 +94,7 @@ def _train_each(
 
 
 def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The mean scores of runs that differ in their seed, given the ``metrics.json`` of each."""
+    """Average the scores of runs that differ in their seed, given the ``metrics.json`` of each."""
     first = runs[0]
     return {
         "seeds": [run["seed"] for run in runs],
@@ -113,7 +113,7 @@ def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
-    """What ``summary.json`` says, None if there is none; raises AttendropError if it is not one of runs."""
+    """Read ``summary.json``; None if there is none. Raises AttendropError if it is not a summary of runs."""
     return read_json(folder / SUMMARY, {"seeds": list, "runs": list, "all_scores": dict})
 
 
@@ -123,7 +123,7 @@ def _moments(values: list[float]) -> dict[str, Any]:
 
 
 def _write(folder: Path, name: str, content: str) -> None:
-    """Write a file beside the folders of the runs, and have it on record."""
+    """Write a file beside the folders of the runs, and record it."""
     files = _files(folder)
     refuse_foreign(folder, {"files": files}, [name])
     (folder / name).unlink(missing_ok=True)  # what is there is as it is on record, or not there, whenever this ends

@@ -1,4 +1,4 @@
-"""How many times faster one model is than another, and how far single measurements lie apart."""
+"""Speed of one model relative to another, with the range of single measurements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Run = Callable[[Mapping[str, Any]], Any]
 
 @dataclass(frozen=True)
 class Speed:
-    """How many times faster: the median of several rounds, and their range."""
+    """Relative speed: the median of several rounds, and their range."""
 
     median: float
     low: float
@@ -26,7 +26,7 @@ class Speed:
 
 
 def measure_speed(before: Run, after: Run, batches: Sequence[Mapping[str, Any]]) -> Speed:
-    """Time two models on the same batches, in turn, so that what else the machine does meets both.
+    """Time two models on the same batches, in turn, so that other load on the machine affects both.
 
     Args:
         before: Runs the one model on a batch; its output has ``logits``.

@@ -1,4 +1,4 @@
-"""A folder that is there when it is whole, and not before."""
+"""Folders that appear only when they are complete."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attendrop.runs.lock import locked
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Give a folder to fill, which becomes ``target`` when the block ends; one process at a time fills it.
+    """Yield a folder to fill, which becomes ``target`` when the block ends; one process at a time fills it.
 
     After an exception nothing is left. What a killed process left goes when the same target is filled again.
 

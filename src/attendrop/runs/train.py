@@ -1,4 +1,4 @@
-"""Runs: train one model on one task by the honest protocol, resume it, evaluate it, predict with it."""
+"""Training of one model on one task: the steps of a run, from its options to its results."""
 
 from __future__ import annotations
 
@@ -13,13 +13,10 @@ from transformers import (
     EarlyStoppingCallback,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    ProgressCallback,
-    Trainer,
     TrainerCallback,
     TrainingArguments,
     set_seed,
 )
-from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import EvalPrediction
 
 from attendrop.attention.adapter import find_attention_layers
@@ -28,7 +25,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.base import Method
 from attendrop.output_files import write_json, write_text
 from attendrop.runs.announcements import SKIPPED, announce_data, announce_one_class, announce_run
-from attendrop.runs.callbacks import AfterFirstStep, LogEvery, Meter, SaveEvery
+from attendrop.runs.callbacks import AfterFirstStep, LogEvery, Meter, SaveEvery, silence
 from attendrop.runs.class_weights import run_loss
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, encode_parts, fingerprint
@@ -141,7 +138,7 @@ def _train(config: RunConfig, place: Path, *, resume: bool, callbacks: Sequence[
 def _save(
     trainer: RegularizedTrainer, head: Head, tokenizer: PreTrainedTokenizerBase, metrics: dict[str, Any], files: Path
 ) -> None:
-    """Write what a finished run leaves."""
+    """Write the results of a finished run."""
     trainer.accelerator.unwrap_model(trainer.model).save_pretrained(files)
     tokenizer.save_pretrained(files)
     for name, tensors in {} if trainer.method_state is None else trainer.method_state.tensors().items():
@@ -154,7 +151,7 @@ def _save(
 
 
 def _check_method(model: PreTrainedModel, method: Method) -> None:
-    """Refuse, before training, a model that the method cannot act on, and layers that it does not have."""
+    """Refuse a model that the method cannot act on, and layers that it does not have."""
     if not method.uses_attention:
         return
     method.selected_layers(find_attention_layers(model))
@@ -200,14 +197,8 @@ def _scores(config: RunConfig, task: Task, found: EvalPrediction) -> dict[str, f
     return compute_scores(task, np.asarray(found.predictions), np.asarray(found.label_ids))
 
 
-def silence(trainer: Trainer) -> None:
-    """Take away the trainer's own printing."""
-    for printing in (PrinterCallback, ProgressCallback):
-        trainer.remove_callback(printing)
-
-
 def _final_report(trainer: RegularizedTrainer, encoded: Parts) -> dict[str, Any]:
-    """What the method has to tell of the finished run."""
+    """Collect what the method learnt in the finished run."""
     if trainer.method_state is None:
         return {}
     rows = encoded.train if encoded.selection is None else encoded.selection
