@@ -9,7 +9,7 @@ import pytest
 from attendrop import ADDrop, AttendropError, FineTune
 from attendrop.methods.base import Method
 from attendrop.output_files import sha256, write_json
-from attendrop.training.checkpoints import is_complete, last_checkpoint, load_state, seal, unseal
+from attendrop.training.checkpoints import is_complete, last_checkpoint, load_state, mark_unfinished, seal
 
 METHOD = ADDrop(p=0.4, layers=[0, 1])
 STATE = {"seed": 1, "steps_taken": 7}
@@ -33,7 +33,7 @@ def test_a_sealed_checkpoint_is_complete_and_gives_its_state_back(tmp_path: Path
 
 
 DAMAGE = {
-    "no manifest": lambda path: unseal(path),
+    "no manifest": lambda path: mark_unfinished(path),
     "truncated": lambda path: (path / "model.safetensors").write_bytes(b"weigh"),
     "longer": lambda path: (path / "model.safetensors").write_bytes(b"weights!"),
     "missing": lambda path: (path / "model.safetensors").unlink(),
@@ -80,8 +80,8 @@ def test_without_a_checkpoint_there_is_none(there: bool, tmp_path: Path) -> None
 
 def test_sealing_again_counts_the_files_anew(tmp_path: Path) -> None:
     made = checkpoint(tmp_path)
-    unseal(made)
-    unseal(made)
+    mark_unfinished(made)
+    mark_unfinished(made)
     (made / "more").write_bytes(b"more")
     seal(made, METHOD, STATE)
     assert is_complete(made)

@@ -43,9 +43,9 @@ def foreign(path: Path, run: Run) -> list[str]:
     if path.is_file() and name in recorded:
         return [] if sha256(path) == recorded[name] else [f"{name} (changed since)"]
     if path.is_dir() and _CHECKPOINT.fullmatch(name):
-        from attendrop.training.checkpoints import strange_files
+        from attendrop.training.checkpoints import unexpected_files
 
-        return [f"{name}/{file}" for file in strange_files(path)]
+        return [f"{name}/{file}" for file in unexpected_files(path)]
     if path.is_dir() and name == TENSORBOARD and run.get("config", {}).get("report_to") == TENSORBOARD:
         files = sorted(file for file in path.rglob("*") if file.is_file())
         return [f"{name}/{file.relative_to(path)}" for file in files if not _EVENTS.fullmatch(file.name)]

@@ -1,82 +1,75 @@
-"""What a trainer tells its method as training goes on: start, epoch, step, end."""
+"""Callbacks of the trainer: the method's clock, and checkpoints that wait for the evaluation."""
 
 from __future__ import annotations
 
-import logging
 import math
-import sys
+from collections.abc import Callable
 from typing import Any
 
 from transformers import IntervalStrategy, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from attendrop.methods.base import Method
 
-logger = logging.getLogger(__name__)
+class TrainingClock(TrainerCallback):
+    """Calls functions when training, an epoch or an optimizer step begins or ends.
 
-
-def warn_of_rest(method: Method, epochs: int) -> bool:
-    """Warn before training if a method will not act in any of so many epochs, or if nobody knows how many there are.
-
-    Returns:
-        Whether it was warned of, with what to do about it.
+    Args:
+        begin_training: Called before the first step, also of a resumed run.
+        begin_epoch: Called with the number of the epoch, from 0.
+        begin_step: Called with the number of optimizer steps taken before.
+        end_step: Called after an optimizer step, with whether it is the last one planned.
+        end_training: Called after the last step.
     """
-    if epochs == sys.maxsize:
-        if method.needs_epoch():
-            logger.warning(
-                "Method %s acts in some epochs, and the training data has no length: if it never ends, there is one "
-                "epoch. %s",
-                method.name,
-                method.inactive_epochs_hint,
-            )
-            return True
-    elif method.regularized_epochs(epochs) == []:
-        logger.warning(
-            "Method %s would regularise none of the %d epoch(s). %s", method.name, epochs, method.inactive_epochs_hint
-        )
-        return True
-    return False
 
-
-class Clock(TrainerCallback):
-    """Tells the trainer's regularisation and sampler the time: start, epoch, step, end."""
-
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-        self.epoch = 0
-        self.save_is_due = False
+    def __init__(
+        self,
+        *,
+        begin_training: Callable[[], None],
+        begin_epoch: Callable[[int], None],
+        begin_step: Callable[[int], None],
+        end_step: Callable[[bool], None],
+        end_training: Callable[[], None],
+    ) -> None:
+        self._begin_training = begin_training
+        self._begin_epoch = begin_epoch
+        self._begin_step = begin_step
+        self._end_step = end_step
+        self._end_training = end_training
+        self._next_epoch = 0
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.epoch = math.floor(state.epoch or 0)
-        self.trainer._begin()
+        self._next_epoch = math.floor(state.epoch or 0)
+        self._begin_training()
 
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self.trainer._sampler is not None:
-            self.trainer._sampler.epoch = self.epoch
-        if self.trainer._regularization is not None:
-            self.trainer._regularization.set_epoch(self.epoch)
-        self.epoch += 1
+        self._begin_epoch(self._next_epoch)
+        self._next_epoch += 1
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self.trainer._regularization is not None:
-            self.trainer._regularization.begin_step(state.global_step)
+        self._begin_step(state.global_step)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Tell the method; put off a checkpoint that falls on an epoch's last step until the epoch was evaluated.
+        self._end_step(state.global_step == state.max_steps)
 
-        The resumed run begins at the next epoch and would skip the evaluation, and the log.
-        """
-        self.trainer._after_step(state.global_step == state.max_steps)
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._end_training()
+
+
+class SaveAfterEvaluation(TrainerCallback):
+    """Puts off a checkpoint that falls on an epoch's last step until the epoch was evaluated and logged.
+
+    A run that is resumed from it begins with the next epoch, and would skip the evaluation and the log.
+    """
+
+    def __init__(self) -> None:
+        self._save_is_due = False
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         ends_epoch = state.epoch is not None and float(state.epoch).is_integer()
         more_to_come = IntervalStrategy.EPOCH in (args.eval_strategy, args.logging_strategy)
         if control.should_save and ends_epoch and more_to_come:
             control.should_save = False
-            self.save_is_due = True
+            self._save_is_due = True
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        control.should_save = control.should_save or self.save_is_due
-        self.save_is_due = False
-
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self.trainer._regularization is not None:
-            self.trainer._regularization.warn_of_idleness()
-        self.trainer._end()
+        control.should_save = control.should_save or self._save_is_due
+        self._save_is_due = False

@@ -22,7 +22,7 @@ from attendrop.output_files import sha256, share_permissions, write_json
 
 MANIFEST = "attendrop_manifest.json"
 STATE = "attendrop_state.json"
-SESSION = "attendrop_session.pt"
+METHOD_STATE = "attendrop_session.pt"
 logger = logging.get_logger(__name__)
 
 
@@ -37,7 +37,7 @@ def seal(checkpoint: Path, method: Method, state: Mapping[str, Any]) -> None:
 def save_method_state(checkpoint: Path, shared: Mapping[str, Any], own: Mapping[str, Any], rank: int) -> None:
     """Add what the method keeps to a checkpoint: once for all processes, and for each what it has alone."""
     if shared and rank == 0:
-        torch.save(dict(shared), checkpoint / SESSION)
+        torch.save(dict(shared), checkpoint / METHOD_STATE)
     if own:
         torch.save(dict(own), _own(checkpoint, rank))
 
@@ -50,11 +50,11 @@ def load_method_state(checkpoint: Path, rank: int) -> tuple[dict[str, Any], dict
     """
     if not _own(checkpoint, rank).exists() and _own(checkpoint, 0).exists():
         raise AttendropError(f"The checkpoint '{checkpoint}' was written by fewer processes than train now.")
-    found = [_load(checkpoint / SESSION), _load(_own(checkpoint, rank))]
+    found = [_load(checkpoint / METHOD_STATE), _load(_own(checkpoint, rank))]
     return found[0], found[1]
 
 
-def unseal(checkpoint: Path) -> None:
+def mark_unfinished(checkpoint: Path) -> None:
     """Begin a checkpoint, perhaps again: until it is sealed, its manifest says that it is being written."""
     checkpoint.mkdir(parents=True, exist_ok=True)
     write_json(checkpoint / MANIFEST, {"unfinished": True})
@@ -69,7 +69,7 @@ def is_complete(checkpoint: Path) -> bool:
         return False
 
 
-def strange_files(checkpoint: Path) -> list[str]:
+def unexpected_files(checkpoint: Path) -> list[str]:
     """The files in a checkpoint that are not as in its manifest; none while it is being written."""
     try:
         manifest = dict(json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8")))
@@ -124,7 +124,7 @@ def load_state(checkpoint: Path, method: Method) -> dict[str, Any]:
 
 
 def _own(checkpoint: Path, rank: int) -> Path:
-    return checkpoint / SESSION.replace(".pt", f"_{rank}.pt")
+    return checkpoint / METHOD_STATE.replace(".pt", f"_{rank}.pt")
 
 
 def _load(path: Path) -> dict[str, Any]:

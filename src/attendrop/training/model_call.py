@@ -75,7 +75,7 @@ class ModelCall:
             self.outputs = outputs
 
 
-def columns_given(compute: Callable[[], Any], model: nn.Module) -> dict[str, Any]:
+def model_arguments(compute: Callable[[], Any], model: nn.Module) -> dict[str, Any]:
     """The arguments that a function gives the model, by name. It is run up to the call of the model.
 
     Raises:
@@ -97,7 +97,7 @@ def columns_given(compute: Callable[[], Any], model: nn.Module) -> dict[str, Any
 
 
 @contextmanager
-def shadowed(thing: object, name: str, value: Any) -> Iterator[None]:
+def replaced_attribute(thing: object, name: str, value: Any) -> Iterator[None]:
     """Give an object an attribute of its own for the block, in place of the one that it or its class has."""
     before = {key: old for key, old in vars(thing).items() if key == name}
     setattr(thing, name, value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -20,8 +19,8 @@ from attendrop.methods.context import ComputeLoss, StepContext, TrainingContext
 from attendrop.methods.declarations import check_declarations
 from attendrop.methods.running_statistics import RunningStatistics
 from attendrop.sampling import SampleKey
+from attendrop.training.effect_warnings import EffectTracker
 
-logger = logging.getLogger(__name__)
 # No loop weights the loss of a micro-batch by more than this; gradient scalers do, from their first step on.
 _LARGEST_WEIGHT = 100.0
 
@@ -42,7 +41,6 @@ class Regularization:
         loss_weight: The weight of a mean over the micro-batch in the loss of the step.
         accumulation_steps: Micro-batches whose losses are averaged after :meth:`compute`; 1 where ``loss_weight``
             stands for that.
-        warned: Methods of which it was said before training in which epochs they act, and how to make them act in all.
         model_columns: Names of the batch's columns that the pass that trains gives the model; None for all.
     """
 
@@ -58,9 +56,8 @@ class Regularization:
         self.loss_weight: float | Tensor = 1.0
         self.accumulation_steps = 1
         self.model_columns: Collection[str] | None = None
-        self.warned: set[Method] = set()
         self._sequences = 0
-        self._acted: set[str] = set()
+        self._effects = EffectTracker()
         self._scale_is_known = training.scaler is not None or not method.needs_loss_scale
         self._statistics = RunningStatistics()
         self._metrics: dict[str, float] = {}
@@ -103,21 +100,16 @@ class Regularization:
         """Call after the last step: a method that works in periods completes the one that it is in."""
         self._metrics |= self.method_state.with_log_names(self.method_state.finish())
 
-    def warn_of_idleness(self) -> None:
-        """Call after training: warns of each method that never acted, or of whose dropping nothing ever came."""
-        self._remember_acting()
-        if self.idle or self.training.processes.rank or not (self.steps_taken or self.batches):
-            return
-        for method_state in self.method_state.parts:
-            method = method_state.method
-            if method.source not in self._acted:
-                advice = "" if method in self.warned else f" {method.inactive_epochs_hint}".rstrip()
-                logger.warning("Method %s never took effect: the model was fine-tuned plainly.%s", method.name, advice)
+    def warn_of_inactive_epochs(self, num_epochs: int) -> None:
+        """Warn before training of methods that act in none of its epochs."""
+        if not self.training.processes.rank:
+            self._effects.warn_before(self.method.parts, num_epochs)
 
-    @property
-    def reads_outputs(self) -> bool:
-        """Whether the loss of a step depends on what the model returned, so that it must be one call's."""
-        return any(part.decides_passes or part.adds_penalty for part in self.method.parts)
+    def warn_of_no_effect(self) -> None:
+        """Warn after training of methods that never acted, or never dropped anything."""
+        self._effects.update(self.method.parts, self._statistics)
+        if not (self.idle or self.training.processes.rank) and (self.steps_taken or self.batches):
+            self._effects.warn_after(self.method.parts)
 
     def metrics(self) -> dict[str, float]:
         """What the method had to tell of single steps since the last call; :meth:`logs` has it, too."""
@@ -138,10 +130,10 @@ class Regularization:
                 epochs and :meth:`set_epoch` was not called.
         """
         if self.model.training:
-            ((batch, _),), _ = self.replayed(batch)
+            ((batch, _),), _ = self.micro_batches(batch)
         return self.compute(batch, self._plain)[0]
 
-    def replayed(
+    def micro_batches(
         self, batch: Batch, items: Tensor | int | None = None, calls: int | None = None
     ) -> tuple[list[tuple[Batch, Tensor | int | None]], int | None]:
         """The micro-batches to train on in place of a given one: that one, unless the method takes earlier steps again.
@@ -230,7 +222,7 @@ class Regularization:
             return {}
         sources = [method_state.method.source for method_state in self.method_state.parts]
         found = self._statistics.summary(sources, self.training.processes.total) | self.metrics()
-        self._remember_acting()
+        self._effects.update(self.method.parts, self._statistics)
         self._statistics = RunningStatistics()
         return found
 
@@ -241,7 +233,7 @@ class Regularization:
             "steps_taken": self.steps_taken,
             "epoch": self.epoch,
             "batches": self.batches,
-            "acted": sorted(self._acted),
+            "acted": sorted(self._effects.effective),
             "statistics": self._statistics.state_dict(),
         }
 
@@ -256,7 +248,7 @@ class Regularization:
         self.training = dataclasses.replace(self.training, seed=state["seed"])
         self.begin_step(state["steps_taken"])
         self.epoch, self.batches = state["epoch"], state["batches"]
-        self._acted = set(state["acted"])
+        self._effects = EffectTracker(state["acted"])
         self._statistics = RunningStatistics(**state["statistics"])
         self.method_state.load_state_dict(*method_state)
 
@@ -282,12 +274,6 @@ class Regularization:
         self._hook = self.training.optimizer.register_step_pre_hook(
             lambda *_: self.method_state.edit_gradients(parameters)
         )
-
-    def _remember_acting(self) -> None:
-        for method in (method_state.method for method_state in self.method_state.parts):
-            acted = self._statistics.active.get(method.source, 0) > 0
-            if acted and (not method.reports_all_effects or self._statistics.took_effect(method.source)):
-                self._acted.add(method.source)
 
     def _refuse_unknown_scale(self, gradient: Tensor) -> None:
         """Raise if the loss was scaled for float16, of which nobody told: called with the gradient of the loss."""

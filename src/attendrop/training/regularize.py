@@ -88,7 +88,7 @@ def regularize(
     try:
         yield regularization
         regularization.finish()
-        regularization.warn_of_idleness()
+        regularization.warn_of_no_effect()
     finally:
         regularization.close()
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch.utils.data import Sampler
+
+from attendrop.errors import AttendropError
 
 
 class EpochSampler(Sampler[int]):
@@ -50,3 +53,25 @@ class EpochSampler(Sampler[int]):
         batches = [ordered[start : start + self.batch_size] for start in range(0, whole, self.batch_size)]
         shuffled = torch.randperm(len(batches), generator=generator).tolist()
         return [row for number in shuffled for row in batches[number]] + order[whole:]
+
+
+def row_lengths(dataset: Any, original: Any, column: str) -> list[int]:
+    """Find the length of each row in tokens.
+
+    Args:
+        dataset: The rows that are sampled; unused columns may have been removed from them.
+        original: The same rows with all columns.
+        column: The column that has the lengths; without it, the tokens are counted.
+
+    Raises:
+        AttendropError: There is no such column and no ``input_ids``.
+    """
+    for source in (dataset, original):
+        if column in (getattr(source, "column_names", None) or ()) and len(source) == len(dataset):
+            return [int(length) for length in source[column]]
+    try:
+        return [len(dataset[i]["input_ids"]) for i in range(len(dataset))]
+    except (KeyError, TypeError):
+        raise AttendropError(
+            f"train_sampling_strategy='group_by_length' needs a column '{column}' or 'input_ids' in the data."
+        ) from None

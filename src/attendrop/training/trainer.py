@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,34 +11,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
-from transformers import (
-    Trainer,
-)
+from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalPrediction, TrainOutput, rotate_checkpoints
 
-from attendrop.attention.isolation import evaluating, forked_rng
-from attendrop.attention.model_outputs import named_outputs
-from attendrop.attention.plan import Plan
-from attendrop.attribution.label_positions import refuse_misplaced_smoothing
-from attendrop.batches import Batch, number_of_rows
 from attendrop.errors import AttendropError
 from attendrop.methods.base import Method, MethodState
 from attendrop.methods.context import LabelledData, Processes, TrainingContext, tokens_of
 from attendrop.methods.finetune import FineTune
 from attendrop.output_files import disk_errors
-from attendrop.training.callbacks import Clock, warn_of_rest
+from attendrop.training.callbacks import SaveAfterEvaluation, TrainingClock
 from attendrop.training.checkpoints import (
     last_checkpoint,
     load_method_state,
     load_state,
+    mark_unfinished,
     save_method_state,
     seal,
-    unseal,
 )
 from attendrop.training.labelled_data import LabelledRows, set_aside, with_columns
-from attendrop.training.model_call import ModelCall, columns_given, shadowed
+from attendrop.training.model_call import replaced_attribute
 from attendrop.training.regularization import Regularization
-from attendrop.training.sampler import EpochSampler
+from attendrop.training.sampler import EpochSampler, row_lengths
+from attendrop.training.trainer_loss import TrainerLoss
 
 
 class RegularizedTrainer(Trainer):
@@ -81,15 +74,24 @@ class RegularizedTrainer(Trainer):
         self.regularizer = regularizer or FineTune()
         self.reward_dataset = reward_dataset
         self._regularization: Regularization | None = None
+        self._trainer_loss: TrainerLoss | None = None
         self.method_state: MethodState | None = None
         self._resumed: tuple[dict[str, Any], Any] | None = None
         self._sampler: EpochSampler | None = None
-        self._averages: bool | None = None
         self._refuse_unsupported()
         if self.regularizer.skips_parameters and self.accelerator.ddp_handler is not None:
             self.accelerator.ddp_handler.find_unused_parameters = True
         self._divide_rows()
-        self.add_callback(Clock(self))
+        self.add_callback(
+            TrainingClock(
+                begin_training=self._begin_training,
+                begin_epoch=self._begin_epoch,
+                begin_step=self._begin_step,
+                end_step=self._end_step,
+                end_training=self._end_training,
+            )
+        )
+        self.add_callback(SaveAfterEvaluation())
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """Train, or go on from a checkpoint: a path, or True for the newest complete one (none: from the start).
@@ -114,100 +116,23 @@ class RegularizedTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """As in ``transformers.Trainer``; what ``compute_loss`` computes is computed with all passes of the method.
+        """As in ``transformers.Trainer``, with all passes of the method in what ``compute_loss`` computes.
 
-        That may be the one of a subclass: whatever it does, it calls the model, and the method acts on that call. Where
-        the method takes an earlier step again, its micro-batches are those of that step.
+        That may be the ``compute_loss`` of a subclass: it calls the model, and the method acts on that call. Where the
+        method takes an earlier step again, the micro-batches are those of that step.
         """
-        if self._regularization is None:
+        if self._regularization is None or self._trainer_loss is None:
             return super().training_step(model, inputs, num_items_in_batch)
-        calls: int = self.current_gradient_accumulation_steps
-        parts, count = self._regularization.replayed(inputs, num_items_in_batch, calls)
+        steps: int = self.current_gradient_accumulation_steps
+        micro_batches, replayed_steps = self._regularization.micro_batches(inputs, num_items_in_batch, steps)
         total = torch.zeros((), device=self.args.device)
-        self.current_gradient_accumulation_steps = count or calls
-        with shadowed(self, "compute_loss", partial(self._regularized_loss, self.compute_loss)):
-            for batch, items in parts:
-                total = total + super().training_step(model, dict(batch), items)
-        self.current_gradient_accumulation_steps = calls
+        self.current_gradient_accumulation_steps = replayed_steps or steps
+        compute_loss = partial(self._trainer_loss.regularized, self._regularization)
+        with replaced_attribute(self, "compute_loss", compute_loss):
+            for batch, num_items in micro_batches:
+                total = total + super().training_step(model, dict(batch), num_items)
+        self.current_gradient_accumulation_steps = steps
         return total
-
-    def _regularized_loss(
-        self,
-        own: Callable[..., Any],
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:
-        """The loss of a training step, of which ``own``, the trainer's ``compute_loss``, computes each pass."""
-        regularization = self._regularization
-        assert regularization is not None
-        self._look_at(own, model, inputs)
-        rescale = num_items_in_batch is not None and self._averages_alone(own, inputs)
-
-        def one_pass(batch: Batch, plan: Plan | None = None, other: nn.Module | None = None) -> tuple[Tensor, Any]:
-            # Of a batch whose rows a method repeats, each copy counts for its part.
-            copies = number_of_rows(batch) // number_of_rows(inputs)
-            items = None if num_items_in_batch is None else num_items_in_batch * copies
-            given = None if rescale else items
-            if other is None:
-                loss, outputs = self._loss_and_outputs(own, model, batch, plan, given)
-            else:
-                loss, outputs = self._loss_of_a_copy(own, other, batch, given)
-            if rescale:
-                loss = loss * self._loss_weight(batch, items).to(loss.dtype)
-            return loss, outputs
-
-        counted = num_items_in_batch is not None and "labels" in inputs and self.loss_is_scaled_for_ga is not False
-        regularization.loss_weight = self._loss_weight(inputs, num_items_in_batch).float() if counted else 1.0
-        regularization.accumulation_steps = 1 if counted else self.current_gradient_accumulation_steps
-        loss, outputs = regularization.compute(inputs, one_pass)
-        return (loss, outputs) if return_outputs else loss
-
-    def _loss_and_outputs(
-        self,
-        own: Callable[..., Any],
-        model: nn.Module,
-        inputs: Batch,
-        plan: Plan | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> tuple[Tensor, Any]:
-        """The loss that ``own`` computes, and what the model returned to it."""
-        assert self._regularization is not None
-        call = ModelCall(plan, once=self._regularization.reads_outputs)
-        with call.watched(model):
-            loss = own(model, dict(inputs), num_items_in_batch=num_items_in_batch)
-        outputs = named_outputs(call.outputs, inputs)
-        is_stock = getattr(own, "__func__", None) is Trainer.compute_loss and self.compute_loss_func is None
-        if is_stock and self.label_smoother is not None:
-            refuse_misplaced_smoothing(self.accelerator.unwrap_model(model), outputs.logits, inputs)
-        return loss, outputs
-
-    def _loss_of_a_copy(
-        self,
-        own: Callable[..., Any],
-        model: nn.Module,
-        inputs: Batch,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> tuple[Tensor, Any]:
-        """As :meth:`_loss_and_outputs`, of a model in which accelerate did not build mixed precision."""
-        with self.accelerator.autocast():
-            return self._loss_and_outputs(own, model, inputs, None, num_items_in_batch)
-
-    def _look_at(self, own: Callable[..., Any], model: nn.Module, inputs: dict[str, Any]) -> None:
-        """Find out, in the first step, what ``own`` gives the model."""
-        assert self._regularization is not None
-        if self._regularization.idle or self._regularization.model_columns is not None:
-            return
-        with torch.no_grad(), forked_rng(model):
-            given = columns_given(lambda: own(model, self._known(inputs)), model)
-        made = sorted(name for name, value in given.items() if isinstance(value, Tensor) and name not in inputs)
-        if made and any(method.uses_attention for method in self.regularizer.parts):
-            raise AttendropError(
-                f"compute_loss gives the model {made[0]!r}, which the batch does not hold, so the method cannot run "
-                "the model itself; have the data collator put it into the batch."
-            )
-        self._regularization.model_columns = set(given)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As in ``transformers.Trainer``, with the method's figures beside the training loss."""
@@ -221,17 +146,50 @@ class RegularizedTrainer(Trainer):
             return False
         return super()._determine_best_metric(metrics, trial)
 
-    def _begin(self) -> None:
-        """Called when training begins, with the model that it will train."""
+    def _begin_training(self) -> None:
+        """Set the method to work on the model that the trainer has prepared."""
         self._end()
-        self._regularization = Regularization(self._training(), self.regularizer)
+        self._trainer_loss = TrainerLoss(self, self.regularizer)
+        self._regularization = Regularization(self._training_context(self._trainer_loss), self.regularizer)
         self.method_state = self._regularization.method_state
         if self._resumed is not None:
             self._regularization.load_state_dict(*self._resumed)
             self._resume_loss(**self._resumed[0]["loss"])
-        if self.is_world_process_zero():
-            parts, epochs = self.regularizer.parts, self.state.num_train_epochs
-            self._regularization.warned = {method for method in parts if warn_of_rest(method, epochs)}
+        self._regularization.warn_of_inactive_epochs(self.state.num_train_epochs)
+
+    def _begin_epoch(self, epoch: int) -> None:
+        if self._sampler is not None:
+            self._sampler.epoch = epoch
+        if self._regularization is not None:
+            self._regularization.set_epoch(epoch)
+
+    def _begin_step(self, steps_taken: int) -> None:
+        if self._regularization is not None:
+            self._regularization.begin_step(steps_taken)
+
+    def _end_step(self, is_last: bool) -> None:
+        if self._regularization is None:
+            return
+        if not (self._regularization.idle or self._regularization.loss_computed):
+            raise AttendropError(
+                f"{type(self).__name__}.training_step took a step without compute_loss, so the method could not act; "
+                "have it call super().training_step."
+            )
+        self._regularization.step()
+        if is_last:
+            self._regularization.finish()
+        self._log_metrics()
+
+    def _end_training(self) -> None:
+        if self._regularization is not None:
+            self._regularization.warn_of_no_effect()
+        self._end()
+
+    def _end(self) -> None:
+        """Give the model back as it was. Idempotent."""
+        if self._regularization is not None:
+            self._regularization.close()
+        self._regularization = self._trainer_loss = None
 
     def _resume_loss(self, sum: float, since_step: int) -> None:
         """Let the loss that is logged next be the mean since it was last logged, also before training was resumed."""
@@ -259,10 +217,10 @@ class RegularizedTrainer(Trainer):
         state = self._resumed[0]
         return state["epoch"], 0 if self.args.ignore_data_skip else state["batches"]
 
-    def _training(self) -> TrainingContext:
+    def _training_context(self, trainer_loss: TrainerLoss) -> TrainingContext:
         return TrainingContext(
             model=self.accelerator.unwrap_model(self.model),
-            evaluate=partial(self._loss_of_a_copy, self.compute_loss),
+            evaluate=trainer_loss.evaluate,
             seed=self.args.seed,
             processes=Processes(self.args.process_index, self.args.world_size, self._over_processes),
             total_steps=self.state.max_steps,
@@ -307,24 +265,6 @@ class RegularizedTrainer(Trainer):
         value = float(found[str(self.args.metric_for_best_model).removeprefix("eval_")])
         return value if self.args.greater_is_better in (None, True) else -value
 
-    def _end(self) -> None:
-        if self._regularization is not None:
-            self._regularization.close()
-        self._regularization = None
-
-    def _after_step(self, is_last: bool) -> None:
-        if self._regularization is None:
-            return
-        if not (self._regularization.idle or self._regularization.loss_computed):
-            raise AttendropError(
-                f"{type(self).__name__}.training_step took a step without compute_loss, so the method could not act; "
-                "have it call super().training_step."
-            )
-        self._regularization.step()
-        if is_last:
-            self._regularization.finish()
-        self._log_metrics()
-
     def _finalize_training(self, *args: Any, **kwargs: Any) -> TrainOutput:
         """As in ``transformers.Trainer``; first the method finishes, also where training ended before its last step."""
         if self._regularization is not None:
@@ -359,30 +299,18 @@ class RegularizedTrainer(Trainer):
             return super()._get_train_sampler(train_dataset)
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         global_batch = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
-        lengths = self._lengths(dataset) if strategy == "group_by_length" else None
+        lengths = None
+        if strategy == "group_by_length":
+            lengths = row_lengths(dataset, self.train_dataset, self.args.length_column_name)
         self._sampler = EpochSampler(len(dataset), seed, global_batch, lengths)
         return self._sampler
-
-    def _lengths(self, dataset: Any) -> list[int]:
-        """The length of each row, from the length column (which ``dataset`` may have lost by now) or the tokens."""
-        column = self.args.length_column_name
-        sources: tuple[Any, Any] = (dataset, self.train_dataset)
-        for source in sources:
-            if column in (getattr(source, "column_names", None) or ()) and len(source) == len(dataset):
-                return [int(length) for length in source[column]]
-        try:
-            return [len(dataset[i]["input_ids"]) for i in range(len(dataset))]
-        except (KeyError, TypeError):
-            raise AttendropError(
-                f"train_sampling_strategy='group_by_length' needs a column '{column}' or 'input_ids' in the data."
-            ) from None
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Save as ``transformers.Trainer`` does; older checkpoints go only when the new one is complete."""
         folder = Path(self._get_output_dir(trial=trial))
         checkpoint = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         if self.args.should_save:
-            unseal(checkpoint)
+            mark_unfinished(checkpoint)
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
             with disk_errors(checkpoint):
@@ -407,36 +335,6 @@ class RegularizedTrainer(Trainer):
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             seal(checkpoint, self.regularizer, self._regularization.state_dict() | {"loss": loss})
-
-    def _averages_alone(self, own: Callable[..., Any], inputs: dict[str, Any]) -> bool:
-        """Whether the loss is a mean over the micro-batch, though the trainer holds it for a sum over all that is due.
-
-        Stock trainer and model disagree there: it passes ``num_items_in_batch``, which most heads but those of language
-        models ignore, as do many a ``compute_loss`` and ``compute_loss_func``. Asked of the loss itself, once, and only
-        where it makes a difference and nobody says how it is.
-        """
-        if self.args.gradient_accumulation_steps == self.args.world_size == 1 or "labels" not in inputs:
-            return False
-        if self.loss_is_scaled_for_ga is not None:
-            return False
-        if self._averages is None:
-            model = self.accelerator.unwrap_model(self.model)
-            with torch.no_grad(), forked_rng(model), evaluating(model):
-                counts = (torch.tensor(count, device=self.args.device) for count in (1, 2))
-                losses = [own(model, self._known(inputs), num_items_in_batch=count) for count in counts]
-            self._averages = torch.equal(losses[0], losses[1])
-        return self._averages
-
-    def _known(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """A copy of a batch without the columns that are for the method alone."""
-        return {name: value for name, value in inputs.items() if name not in self.regularizer.columns}
-
-    def _loss_weight(self, batch: Batch, num_items_in_batch: Tensor | int | None) -> Tensor:
-        """The weight of a micro-batch's mean: its labels over those of the step, times the processes averaged over."""
-        labels = batch["labels"][..., 1:] if self._loss_shifts_labels else batch["labels"]
-        processes = self.args.world_size if self.args.average_tokens_across_devices else 1
-        weight: Tensor = labels.ne(-100).sum().double() * processes / num_items_in_batch
-        return weight
 
     def _over_processes(self, counts: Tensor) -> Tensor:
         if self.args.world_size == 1:

@@ -1,0 +1,66 @@
+"""Warnings of methods that have no effect: in no epoch of the plan, or in none of the steps that were taken."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterable
+
+from attendrop.methods.base import Method
+from attendrop.methods.running_statistics import RunningStatistics
+
+logger = logging.getLogger(__name__)
+
+
+class EffectTracker:
+    """Remembers which methods had an effect, and warns of those that have none.
+
+    Args:
+        effective: Names in logs of the methods that had one so far.
+    """
+
+    def __init__(self, effective: Iterable[str] = ()) -> None:
+        self.effective = set(effective)
+        self._warned: set[Method] = set()
+
+    def update(self, methods: Iterable[Method], statistics: RunningStatistics) -> None:
+        """Add the methods that had an effect while these statistics were collected."""
+        for method in methods:
+            acted = statistics.active.get(method.source, 0) > 0
+            if acted and (not method.reports_all_effects or statistics.took_effect(method.source)):
+                self.effective.add(method.source)
+
+    def warn_before(self, methods: Iterable[Method], num_epochs: int) -> None:
+        """Warn before training of methods that act in no epoch, or where the number of epochs is not known.
+
+        Args:
+            methods: The methods.
+            num_epochs: How many epochs are planned; ``sys.maxsize`` for data without a length.
+        """
+        for method in methods:
+            if num_epochs == sys.maxsize:
+                if not method.needs_epoch():
+                    continue
+                logger.warning(
+                    "Method %s acts in some epochs, and the training data has no length: if it never ends, there is "
+                    "one epoch. %s",
+                    method.name,
+                    method.inactive_epochs_hint,
+                )
+            elif method.regularized_epochs(num_epochs) == []:
+                logger.warning(
+                    "Method %s would regularise none of the %d epoch(s). %s",
+                    method.name,
+                    num_epochs,
+                    method.inactive_epochs_hint,
+                )
+            else:
+                continue
+            self._warned.add(method)
+
+    def warn_after(self, methods: Iterable[Method]) -> None:
+        """Warn after training of methods that had no effect; the remedy is not said twice."""
+        for method in methods:
+            if method.source not in self.effective:
+                hint = "" if method in self._warned else f" {method.inactive_epochs_hint}".rstrip()
+                logger.warning("Method %s never took effect: the model was fine-tuned plainly.%s", method.name, hint)

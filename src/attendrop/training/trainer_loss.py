@@ -1,0 +1,151 @@
+"""The loss of a trainer's own ``compute_loss``, as the passes of a method need it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Trainer
+
+from attendrop.attention.isolation import evaluating, forked_rng
+from attendrop.attention.model_outputs import named_outputs
+from attendrop.attention.plan import Plan
+from attendrop.attribution.label_positions import refuse_misplaced_smoothing
+from attendrop.batches import Batch, number_of_rows
+from attendrop.errors import AttendropError
+from attendrop.methods.base import Method
+from attendrop.training.model_call import ModelCall, model_arguments
+from attendrop.training.regularization import Regularization
+
+
+class TrainerLoss:
+    """Runs the ``compute_loss`` of a trainer for the passes of a method.
+
+    It may be that of a subclass, which knows nothing of plans, repeated rows or second models.
+
+    Args:
+        trainer: The trainer. The ``compute_loss`` that it has now is the one that is run.
+        method: The method.
+    """
+
+    def __init__(self, trainer: Trainer, method: Method) -> None:
+        self.trainer = trainer
+        self.method = method
+        self.compute_loss: Callable[..., Any] = trainer.compute_loss
+        # Where the loss depends on what the model returned, this must be what one call returned.
+        self._reads_outputs = any(part.decides_passes or part.adds_penalty for part in method.parts)
+        self._ignores_num_items: bool | None = None
+
+    def regularized(
+        self,
+        regularization: Regularization,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """Compute the loss of a training step, with all passes of the method; stands in for ``compute_loss``.
+
+        Args:
+            regularization: The method at work.
+            model: As for ``compute_loss``, and so are all other arguments.
+            inputs: The micro-batch.
+            return_outputs: Whether to return the model's outputs, too.
+            num_items_in_batch: How many labels the global batch has.
+        """
+        if not regularization.idle and regularization.model_columns is None:
+            regularization.model_columns = self._model_columns(model, inputs)
+        is_mean = num_items_in_batch is not None and self._is_mean(inputs)
+
+        def one_pass(batch: Batch, plan: Plan | None = None, other: nn.Module | None = None) -> tuple[Tensor, Any]:
+            # Of a batch whose rows a method repeats, each copy counts for its part.
+            copies = number_of_rows(batch) // number_of_rows(inputs)
+            num_items = None if num_items_in_batch is None else num_items_in_batch * copies
+            passed = None if is_mean else num_items
+            if other is None:
+                loss, outputs = self._loss_and_outputs(model, batch, plan, passed)
+            else:
+                loss, outputs = self.evaluate(other, batch, passed)
+            if is_mean:
+                loss = loss * self._weight(batch, num_items).to(loss.dtype)
+            return loss, outputs
+
+        weighted = (
+            num_items_in_batch is not None and "labels" in inputs and self.trainer.loss_is_scaled_for_ga is not False
+        )
+        regularization.loss_weight = self._weight(inputs, num_items_in_batch).float() if weighted else 1.0
+        regularization.accumulation_steps = 1 if weighted else self.trainer.current_gradient_accumulation_steps
+        loss, outputs = regularization.compute(inputs, one_pass)
+        return (loss, outputs) if return_outputs else loss
+
+    def evaluate(
+        self, model: nn.Module, inputs: Batch, num_items_in_batch: Tensor | int | None = None
+    ) -> tuple[Tensor, Any]:
+        """Compute the loss of a model that accelerate has not prepared for mixed precision, and its outputs."""
+        with self.trainer.accelerator.autocast():
+            return self._loss_and_outputs(model, inputs, None, num_items_in_batch)
+
+    def _loss_and_outputs(
+        self, model: nn.Module, inputs: Batch, plan: Plan | None, num_items_in_batch: Tensor | int | None
+    ) -> tuple[Tensor, Any]:
+        """Run ``compute_loss``, and catch what the model returns to it."""
+        call = ModelCall(plan, once=self._reads_outputs)
+        with call.watched(model):
+            loss = self.compute_loss(model, dict(inputs), num_items_in_batch=num_items_in_batch)
+        outputs = named_outputs(call.outputs, inputs)
+        is_stock = getattr(self.compute_loss, "__func__", None) is Trainer.compute_loss
+        if is_stock and self.trainer.compute_loss_func is None and self.trainer.label_smoother is not None:
+            refuse_misplaced_smoothing(self.trainer.accelerator.unwrap_model(model), outputs.logits, inputs)
+        return loss, outputs
+
+    def _model_columns(self, model: nn.Module, inputs: dict[str, Any]) -> set[str]:
+        """Find the names of the columns that ``compute_loss`` passes on to the model.
+
+        Raises:
+            AttendropError: It passes tensors that are not in the batch, and the method needs the model's inputs.
+        """
+        with torch.no_grad(), forked_rng(model):
+            arguments = model_arguments(lambda: self.compute_loss(model, self._without_extra_columns(inputs)), model)
+        made = sorted(name for name, value in arguments.items() if isinstance(value, Tensor) and name not in inputs)
+        if made and any(part.uses_attention for part in self.method.parts):
+            raise AttendropError(
+                f"compute_loss gives the model {made[0]!r}, which the batch does not hold, so the method cannot run "
+                "the model itself; have the data collator put it into the batch."
+            )
+        return set(arguments)
+
+    def _is_mean(self, inputs: dict[str, Any]) -> bool:
+        """Whether the loss is a mean over the micro-batch, though the trainer takes it for a sum over ``num_items``.
+
+        The stock trainer passes ``num_items_in_batch``, which most heads but those of language models ignore, as do
+        many a ``compute_loss`` and ``compute_loss_func``. The loss itself is asked, once, and only where it makes a
+        difference and ``loss_is_scaled_for_ga`` does not say it.
+        """
+        trainer = self.trainer
+        if trainer.args.gradient_accumulation_steps == trainer.args.world_size == 1 or "labels" not in inputs:
+            return False
+        if trainer.loss_is_scaled_for_ga is not None:
+            return False
+        if self._ignores_num_items is None:
+            model = trainer.accelerator.unwrap_model(trainer.model)
+            with torch.no_grad(), forked_rng(model), evaluating(model):
+                counts = (torch.tensor(count, device=trainer.args.device) for count in (1, 2))
+                losses = [
+                    self.compute_loss(model, self._without_extra_columns(inputs), num_items_in_batch=count)
+                    for count in counts
+                ]
+            self._ignores_num_items = torch.equal(losses[0], losses[1])
+        return self._ignores_num_items
+
+    def _without_extra_columns(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Copy a batch without the columns that are for the method alone."""
+        return {name: value for name, value in inputs.items() if name not in self.method.columns}
+
+    def _weight(self, batch: Batch, num_items_in_batch: Tensor | int | None) -> Tensor:
+        """The weight of a micro-batch's mean: its labels over those of the step, times the processes averaged over."""
+        labels = batch["labels"][..., 1:] if self.trainer._loss_shifts_labels else batch["labels"]
+        processes = self.trainer.args.world_size if self.trainer.args.average_tokens_across_devices else 1
+        weight: Tensor = labels.ne(-100).sum().double() * processes / num_items_in_batch
+        return weight
