@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from attendrop.errors import AttendropError
-from attendrop.validation import check_choice as check_choice
-from attendrop.validation import check_count as check_count
-from attendrop.validation import check_positive as check_positive
-from attendrop.validation import check_probability as check_probability
-from attendrop.validation import check_switch as check_switch
-from attendrop.validation import suggestion as suggestion
-
-if TYPE_CHECKING:
-    pass
 
 
 def refuse_graph(batch: Batch) -> None:

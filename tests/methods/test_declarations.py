@@ -15,10 +15,13 @@ from torch import Tensor, nn
 from attendrop import AttendropError, Compose, HiddenCut, Method, Vanilla, regularize
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.plan import FUNCTIONS, CombinedPlan, Plan
+from attendrop.batches import Batch
 from attendrop.methods.attend_out.attacker import Decide
 from attendrop.methods.base import MethodState
+from attendrop.methods.compatibility import DECIDES_PASSES
 from attendrop.methods.context import ComputeLoss, StepContext, TrainingContext
 from attendrop.methods.hidden_cut import Cut
+from attendrop.methods.r_drop import repeat_rows
 from attendrop.training.regularization import Regularization
 
 ROWS = {row: method for row, method in (TABLE | TERMS).items() if row != "finetune"}
@@ -157,6 +160,32 @@ def test_a_loss_that_is_not_declared_is_refused_in_words(method: Method) -> None
         pass
 
 
+@dataclass(frozen=True)
+class Twice(Own):
+    """Repeats each row, and leaves the pass to the default."""
+
+    traits: ClassVar[Mapping[str, str]] = {DECIDES_PASSES: ""}
+
+    def batch(self, context: StepContext) -> Batch:
+        return repeat_rows(context.batch, 2)
+
+
+def test_a_declared_loss_that_leaves_the_pass_to_the_default_works_beside_others() -> None:
+    """Also its batch is made, and made once."""
+    batch = zoo.batch_of("bert")
+    for method in (Twice(), Compose(Twice(), Vanilla())):
+        rows = []
+        model = zoo.build("bert")
+        model.register_forward_hook(lambda module, args, output, rows=rows: rows.append(len(output.logits)))
+        with regularize(model, method) as reg:
+            reg.loss(batch)
+            rows.clear()
+            reg.loss(batch)
+            logs = reg.logs()
+        assert rows == [2 * len(batch["labels"])]
+        assert ("vanilla/dropped" in logs) == (len(method.parts) == 2)
+
+
 def begun(**members: Any) -> None:
     """Begin a run of a method with these members."""
     plain = {"start": Method.start}
@@ -174,7 +203,7 @@ def test_declarations_of_ones_own_are_held_to() -> None:
     with pytest.raises(AttendropError, match=r"declares Method\.edits_gradients = True and does not define"):
         begun(edits_gradients=True)
     with pytest.raises(AttendropError, match=r"declares the trait DECIDES_PASSES .* does not define MethodState\.loss"):
-        begun(traits={"decides which passes a step takes": ""})
+        begun(traits={DECIDES_PASSES: ""})
 
 
 def test_what_an_instance_of_a_state_defines_counts() -> None:

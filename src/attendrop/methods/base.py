@@ -5,26 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from attendrop.attention.layers import AttentionLayer, select_layers, select_self_attention
 from attendrop.attention.plan import CombinedPlan, Plan
-from attendrop.methods.compatibility import ANY, DECIDES_PASSES, Rule
-from attendrop.methods.options import check_options
-from attendrop.validation import check_choice as check_choice
-from attendrop.validation import check_count as check_count
-from attendrop.validation import check_positive as check_positive
-from attendrop.validation import check_probability as check_probability
-from attendrop.validation import check_switch as check_switch
-from attendrop.validation import suggestion as suggestion
-
-if TYPE_CHECKING:
-    from attendrop.methods.replay import Replay
 from attendrop.batches import Batch
+from attendrop.methods.compatibility import ANY, DECIDES_PASSES, Rule
 from attendrop.methods.context import ComputeLoss, StepContext, TrainingContext
 from attendrop.methods.info import LayerRanking, MethodInfo, Preset
+from attendrop.methods.options import check_options
+from attendrop.methods.replay import Replay
 
 
 @dataclass(frozen=True)
@@ -214,7 +206,8 @@ class MethodState:
         """Compute the training loss of one micro-batch, a mean over it, and the model's outputs.
 
         A method that takes other passes than one overrides this, and has the trait ``DECIDES_PASSES``; ``compute_loss``
-        then brings in what the other methods of a composition do. Of such methods a composition has one at most.
+        then brings in what the other methods of a composition do, and nothing else calls :meth:`batch`, :meth:`plan`
+        and :meth:`penalty` of this one. Of such methods a composition has one at most.
         """
         context = dataclasses.replace(context, batch=self.batch(context))
         return run_pass([(self, context)], compute_loss, context.batch)

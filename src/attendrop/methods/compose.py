@@ -147,12 +147,12 @@ class ComposedState(MethodState):
         for method_state in self.ordered_states:
             if not method_state.method.active(context.epoch or 0):
                 continue
-            own = self._as_seen_by(method_state, context, batch)
-            batch = method_state.batch(own)
             if method_state.method.decides_passes:
                 leader = method_state
-            else:
-                acting.append((method_state, own))
+                continue
+            own = self._as_seen_by(method_state, context, batch)
+            batch = method_state.batch(own)
+            acting.append((method_state, own))
 
         def one_pass(batch: Batch, plan: Plan | None = None, model: nn.Module | None = None, /) -> tuple[Tensor, Any]:
             return run_pass(acting, compute_loss, batch, plan, model)

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.plan import Plan
+from attendrop.batches import Batch
 from attendrop.errors import AttendropError
 from attendrop.methods.running_statistics import RunningStatistics
 from attendrop.sampling import SampleKey
-from attendrop.validation import check_choice as check_choice
-from attendrop.validation import check_count as check_count
-from attendrop.validation import check_positive as check_positive
-from attendrop.validation import check_probability as check_probability
-from attendrop.validation import check_switch as check_switch
-from attendrop.validation import suggestion as suggestion
-
-if TYPE_CHECKING:
-    pass
-from attendrop.batches import Batch
 
 
 class ComputeLoss(Protocol):

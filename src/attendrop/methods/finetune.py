@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from attendrop.methods.compatibility import ANY, Rule
-from attendrop.validation import check_choice as check_choice
-from attendrop.validation import check_count as check_count
-from attendrop.validation import check_positive as check_positive
-from attendrop.validation import check_probability as check_probability
-from attendrop.validation import check_switch as check_switch
-from attendrop.validation import suggestion as suggestion
-
-if TYPE_CHECKING:
-    pass
 from attendrop.methods.base import Method
+from attendrop.methods.compatibility import ANY, Rule
 
 
 @dataclass(frozen=True)

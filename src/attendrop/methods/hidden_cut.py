@@ -13,7 +13,7 @@ from torch import Tensor
 from attendrop.attention.blocks import Block
 from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit
 from attendrop.attention.isolation import forked_rng
-from attendrop.attention.layers import AttentionLayer, select_layers
+from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.attribution.finite_gradients import wide
 from attendrop.errors import AttendropError
@@ -111,7 +111,7 @@ class HiddenCut(Method):
         """The blocks to cut in."""
         attention_layers = context.adapter.attention_layers
         kind = "encoder" if any(layer.kind == "encoder" for layer in attention_layers) else "decoder"
-        chosen = {layer.key for layer in select_layers(attention_layers, self.layers) if layer.kind == kind}
+        chosen = {layer.key for layer in self.selected_layers(attention_layers) if layer.kind == kind}
         keys = {block.key for block in context.adapter.blocks if block.key in chosen}
         if not keys:
             raise AttendropError(f"layers={self.layers!r}: none of these layers is a block of the {kind}.")
@@ -122,9 +122,10 @@ class HiddenCut(Method):
 
 
 class _State(MethodState):
+    method: HiddenCut
+
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
         method = self.method
-        assert isinstance(method, HiddenCut)
         keys = method.keys(context)
         record = _Received(keys) if method.select_by == "attention" else None
         loss, outputs = compute_loss(context.batch, record)

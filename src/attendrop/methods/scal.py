@@ -104,9 +104,10 @@ class SCAL(Method):
 
 
 class _State(MethodState):
+    method: SCAL
+
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
         method = self.method
-        assert isinstance(method, SCAL)
         perturbed: Callable[[Mapping[str, Tensor]], _Perturbed] = _PerturbedWords
         if method.where == "attention":
             keys = {layer.key for layer in method.selected_layers(context.adapter.attention_layers)}

@@ -145,12 +145,13 @@ def _places(features: object) -> tuple[int, ...]:
 class _State(MethodState):
     """Drops tokens, and so has to know which are special."""
 
+    method: UniDrop
+
     def __init__(self, method: UniDrop, training: TrainingContext) -> None:
         super().__init__(method)
         self.special = training.special_tokens
 
     def batch(self, context: StepContext) -> Batch:
-        assert isinstance(self.method, UniDrop)
         if not self.method.drops_tokens:
             return context.batch
         return drop_tokens(context, self.method.data, self.method.token, self.special)
