@@ -13,13 +13,13 @@ from torch.nn import functional
 
 
 def floor_fraction(count: Tensor, fraction: float) -> Tensor:
-    """``floor(count * fraction + 1e-6)`` in float64: 10 times (1 - 0.9) is 1, not 0."""
+    """Compute ``floor(count * fraction + 1e-6)`` in float64: 10 times (1 - 0.9) is 1, not 0."""
     return torch.floor(count.double() * fraction + 1e-6).long()
 
 
 @dataclass(frozen=True)
 class Region:
-    """The candidate positions of one site.
+    """Candidate positions of one attention layer.
 
     Attributes:
         mask: ``(batch, heads, query, key)``, True at candidates.
@@ -42,7 +42,7 @@ def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, direct
     Args:
         attribution: ``(batch, heads, query, key)``; compared in float32, or float64 if it is that.
         valid: Valid keys.
-        p: Share of a row that is to be candidates, in (0, 1).
+        p: Fraction of a row that is to be candidates, in (0, 1).
         direction: ``"high"`` or ``"low"``.
     """
     if attribution.dtype != torch.float64:

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Draws are 16-bit numbers: a probability is kept to within 2**-17.
+# Samples are 16-bit numbers: a probability is exact to within 2**-17.
 _LEVELS = 1 << 16
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 @dataclass(frozen=True)
 class SampleKey:
-    """What fixes the random draws of one forward pass, besides the site.
+    """Key of the random samples of one forward pass; the name of what is sampled completes it.
 
     Attributes:
         seed: Seed of the run.
@@ -27,7 +27,7 @@ class SampleKey:
         first: Number of this pass's first sequence in the global batch (over micro-batches and processes).
         rows: Sequences that the model was given in this pass. If attention sees a multiple of it (several choices per
             question), each sequence stands for that many.
-        salt: Sets the draws of one method apart from those of another.
+        salt: Separates the samples of one method from those of another.
     """
 
     seed: int
@@ -37,18 +37,18 @@ class SampleKey:
     salt: str = ""
 
     def seeds(self, name: str, batch: int) -> list[int]:
-        """One 64-bit seed for each of the ``batch`` sequences that a site sees."""
+        """Make a 64-bit seed for each of the ``batch`` sequences that an attention layer sees."""
         first = self.first * (batch // self.rows)
         texts = (f"{self.seed}/{self.step}/{first + i}/{self.salt}{name}" for i in range(batch))
         return [_hash(text) for text in texts]
 
     def uniform(self, name: str) -> float:
-        """A number drawn from [0, 1), one for the whole global batch: in every micro-batch and process the same."""
+        """Sample one number from [0, 1) for the whole global batch: the same in every micro-batch and process."""
         return (_hash(f"{self.seed}/{self.step}/{self.salt}{name}") >> 11) / 2**53
 
 
 def _hash(text: str) -> int:
-    """64 bits."""
+    """Hash a text to 64 bits."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
@@ -60,7 +60,7 @@ def sample_mask(
     origins: Tensor,
     device: torch.device,
 ) -> Tensor:
-    """Draw a boolean mask whose elements are True with probability ``p``, independently.
+    """Sample a boolean mask whose elements are True with probability ``p``, independently.
 
     Element ``(i, h, j, k)`` is a hash of the seed, the step, the number of sequence ``i`` in the global batch,
     ``name``, ``h``, and of row and column counted from the sequence's origin. So it does not depend on how far the
@@ -69,8 +69,8 @@ def sample_mask(
 
     Args:
         p: Probability, in [0, 1], kept to within 2**-17; or a tensor that expands to ``shape``, one for each element.
-        key: What fixes the draws.
-        name: What they are for, such as a site's key.
+        key: Key of the samples.
+        name: What they are for, such as the key of an attention layer.
         shape: ``(batch, heads, rows, columns)``.
         origins: ``(batch, 2)``, the first row and column of each sequence that are not padding.
         device: Where to put the mask.
@@ -82,7 +82,7 @@ def sample_mask(
 
 
 def _below(p: float | Tensor, seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor) -> Tensor:
-    """Where the lanes of a hash are in the lower ``p`` of their range."""
+    """Find where the lanes of a hash are in the lower ``p`` of their range."""
     bound: int | Tensor
     if isinstance(p, Tensor):
         bound = ((p.float() * _LEVELS).round() - _LEVELS // 2).int().expand(shape)
@@ -101,7 +101,7 @@ def _below(p: float | Tensor, seeds: list[int], shape: tuple[int, int, int, int]
 def uniform(
     key: SampleKey, name: str, shape: tuple[int, int, int, int], origins: Tensor, device: torch.device
 ) -> Tensor:
-    """Draw numbers from (0, 1), uniformly and independently, as :func:`draw` draws; float32, in steps of 2**-16."""
+    """Sample uniform numbers from (0, 1), independently, keyed as :func:`sample_mask`; float32, in steps of 2**-16."""
     seeds = key.seeds(name, shape[0])
     if device.type == "cpu":
         found = torch.full(shape, 0.5)
@@ -111,16 +111,16 @@ def uniform(
     return (_lanes(seeds, shape, origins).float() + (_LEVELS // 2 + 0.5)) / _LEVELS
 
 
-# Elements of a parameter that are drawn together: few enough to stay in a processor's cache, and enough for numpy.
+# Elements of a parameter that are sampled together: few enough to stay in a processor's cache, and enough for numpy.
 _CHUNK = 1 << 16
 
 
 def sample_parameter_mask(
     p: float, seed: int, step: int, name: str, shape: Sequence[int], device: torch.device
 ) -> Tensor:
-    """Draw a boolean mask of a parameter, elements True with probability ``p``.
+    """Sample a boolean mask of a parameter, elements True with probability ``p``.
 
-    One draw serves a whole optimizer step, and all processes: it depends on nothing but seed, step and name.
+    One mask serves a whole optimizer step, and all processes: it depends on seed, step and name only.
 
     Args:
         p: Probability, kept to within 2**-17.
@@ -141,7 +141,7 @@ def sample_parameter_mask(
 
 
 def sample_row_mask(p: float, seed: int, step: int, name: str, rows: Tensor, columns: int) -> Tensor:
-    """Draw a boolean mask of some rows of a matrix, ``(rows, columns)``; a row's draws do not depend on the others.
+    """Sample a boolean mask of some rows of a matrix, ``(rows, columns)``, each row independently of the others.
 
     Args:
         p: Probability, kept to within 2**-17.
@@ -162,14 +162,14 @@ def sample_row_mask(p: float, seed: int, step: int, name: str, rows: Tensor, col
     return _lane((rows[:, None] << 32) + (column >> 2), _signed(key), column) < bound
 
 
-# A draw is one of four signed 16-bit lanes of splitmix64 (Steele et al., 2014): lane k % 4 of the hash of a counter
+# A sample is one of four signed 16-bit lanes of splitmix64 (Steele et al., 2014): lane k % 4 of the hash of a counter
 # made of row, head and k // 4. The two functions below give the same lanes.
 
 
 def _lanes_on_cpu(
     seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor
 ) -> Iterator[tuple[int, tuple[slice, slice, slice], Any]]:
-    """The lanes of one sequence after the other, and where they belong in it.
+    """Yield the lanes of one sequence after the other, and their place in it.
 
     In numpy, a sequence at a time, which stays in the cache: ten times faster than torch.
     """
@@ -194,7 +194,7 @@ def _lanes_of_words(bits: Any) -> Any:
 
 
 def _lanes(seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor) -> Tensor:
-    """The lanes of all sequences in the same few operations, on the device of ``origins``."""
+    """Compute the lanes of all sequences at once, on the device of ``origins``."""
     _, heads, rows, columns = shape
     device = origins.device
     top, start = origins[:, 0].view(-1, 1, 1, 1), origins[:, 1].view(-1, 1, 1, 1)
@@ -215,5 +215,5 @@ def _lane(counter: Tensor, seed: Tensor | int, column: Tensor) -> Tensor:
 
 
 def _signed(number: int) -> int:
-    """The signed 64-bit number with the bits of an unsigned one."""
+    """Reinterpret an unsigned 64-bit number as a signed one."""
     return number - 2**64 if number >= 2**63 else number

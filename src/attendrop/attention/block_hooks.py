@@ -1,4 +1,4 @@
-"""How a plan reaches the blocks of a model, its embedding and its head: by hooks."""
+"""Hooks through which a plan reaches the blocks, the embedding and the head of a model."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from attendrop.errors import AttendropError
 
 
 class BlockHooks:
-    """Hooks that hand a plan what is around attention, put on a model when the first such plan comes.
+    """Hooks for plans that act beyond attention, registered when the first such plan is bound.
 
-    Blocks are handed the plan among their keywords, as attention is. Embedding and head are not, so the one that the
-    model was called with is remembered while it runs; under activation checkpointing neither runs again.
+    Blocks receive the plan as a keyword, as attention does. Embedding and head do not, so the plan of the model's call
+    is remembered while the model runs; under activation checkpointing neither runs again.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -31,7 +31,7 @@ class BlockHooks:
         self._edits: list[tuple[BlockEdit, torch.Size]] = []
 
     def open(self, structure: ModelStructure) -> None:
-        """Put the hooks on, in place of those for another structure. Idempotent."""
+        """Register the hooks, in place of those for another structure. Idempotent."""
         if structure is self._structure:
             return
         self.close()
@@ -55,7 +55,7 @@ class BlockHooks:
             edit, shape = self._edits[-1] if self._edits else (BlockEdit(), torch.Size())
             return args if edit.activations is None else (_by_token(edit.activations, args[0], shape), *args[1:])
 
-        def fed_forward(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        def feed_forward(module: nn.Module, args: Any, output: Tensor) -> Tensor:
             edit, shape = self._edits[-1] if self._edits else (BlockEdit(), torch.Size())
             return output if edit.feed_forward is None else _by_token(edit.feed_forward, output, shape)
 
@@ -68,12 +68,12 @@ class BlockHooks:
         for inner in {block.feed_forward for blocks in structure.blocks.values() for block in blocks}:
             if inner is not None:
                 self._hooks.before(inner, activations)
-                self._hooks.after(inner, fed_forward)
+                self._hooks.after(inner, feed_forward)
         for module in structure.blocks:
             self._wrap(module)
 
     def close(self) -> None:
-        """Take them away. Idempotent."""
+        """Remove the hooks. Idempotent."""
         self._hooks.close()
         self._structure = None
 
@@ -109,7 +109,7 @@ class BlockHooks:
 
     @contextmanager
     def _also_recomputed(self, module: Any, edit: BlockEdit, shape: torch.Size) -> Iterator[None]:
-        """Have the edit in force where activation checkpointing, which begins within a block, runs it again."""
+        """Apply the edit also where activation checkpointing within a block runs it again."""
         checkpoint = getattr(module, "_gradient_checkpointing_func", None)
         if checkpoint is None or (edit.activations is None and edit.feed_forward is None):
             yield

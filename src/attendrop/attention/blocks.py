@@ -1,4 +1,4 @@
-"""What a model is made of around its attention, as one traced pass shows: blocks, projections, embeddings, the head."""
+"""Structure of a model around its attention, as one traced pass shows: blocks, projections, embedding and head."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from attendrop.errors import AttendropError
 
 @dataclass(eq=False)
 class Block:
-    """One block of a model (attention, feed-forward and what is around them), as one forward pass meets it.
+    """One block of a model (attention, feed-forward, norms), as one forward pass meets it.
 
     Attributes:
         module: The module; of a model that shares its layers (ALBERT), that of several blocks.
-        attention_layers: The attention layers in it; none in a block whose attention is not to be found.
+        attention_layers: The attention layers in it; none if its attention was not found.
         input_projections: The modules that make queries, keys and values, by the key of the attention layer.
         output_projections: The module that projects the outputs of the heads, by the key of the attention layer.
-        feed_forward: The last projection of the feed-forward: its input are the activations.
+        feed_forward: The last projection of the feed-forward; its inputs are the activations.
         extra_outputs: Where each output after the hidden states came from: the number or the name of an argument, or
             None for an output that is None. None instead of a tuple: the block computes other outputs, and cannot be
             skipped.
@@ -42,7 +42,7 @@ class Block:
 
     @property
     def key(self) -> str:
-        """That of its first attention layer, such as ``encoder.3``."""
+        """Key of its first attention layer, such as ``encoder.3``."""
         return self.attention_layers[0].key
 
     @property
@@ -51,7 +51,7 @@ class Block:
         return self.extra_outputs is not None
 
     def skipped(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What the module returns if it does nothing to the hidden states."""
+        """Return the output of the module that leaves the hidden states unchanged."""
         if self.extra_outputs is None:
             raise AttendropError(
                 f"{type(self.module).__name__} {self.key} makes what others need; it cannot be skipped."
@@ -64,12 +64,12 @@ class Block:
 
 @dataclass
 class ModelStructure:
-    """What was found.
+    """Blocks, embedding and head of a model.
 
     Attributes:
         blocks: The blocks of each module, in the order of their calls.
-        embedding: The first of the model's input embeddings that looks ids up; None if none does.
-        head: The last projection that runs; its input are the features that the head reads.
+        embedding: The first input embedding that looked token ids up; None if none did.
+        head: The last projection that ran; its inputs are the features.
     """
 
     blocks: dict[nn.Module, tuple[Block, ...]]
@@ -78,21 +78,21 @@ class ModelStructure:
 
 
 class StructureTracer:
-    """Listens to one pass of a model.
+    """Records the events of one pass from which the structure of a model follows.
 
     Args:
         model: The model.
-        attentions: Names of its attention modules.
+        attention_modules: Names of its attention modules.
     """
 
-    def __init__(self, model: nn.Module, attentions: Sequence[str]) -> None:
-        self.blocks = {found for name in attentions if (found := block_of(model, name)) is not None}
+    def __init__(self, model: nn.Module, attention_modules: Sequence[str]) -> None:
+        self.blocks = {found for name in attention_modules if (found := block_of(model, name)) is not None}
         self.model = model
         self._events: list[tuple[str, nn.Module, Any]] = []
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Listen within the block."""
+        """Record events within the ``with`` block."""
         hooks: list[Any] = []
         for module in self.model.modules():
             if module in self.blocks:
@@ -100,7 +100,7 @@ class StructureTracer:
                 hooks.append(module.register_forward_hook(self._left, with_kwargs=True))
             elif is_projection(module):
                 hooks.append(module.register_forward_pre_hook(lambda m, *_: self._events.append(("linear", m, None))))
-        hooks += [module.register_forward_pre_hook(self._embeds) for module in _input_embeddings(self.model)]
+        hooks += [module.register_forward_pre_hook(self._embedded) for module in _input_embeddings(self.model)]
         try:
             yield
         finally:
@@ -108,11 +108,11 @@ class StructureTracer:
                 hook.remove()
 
     def attended(self, module: nn.Module) -> None:
-        """Called when an attention module computes its attention."""
+        """Record that an attention module computes its attention."""
         self._events.append(("attention", module, None))
 
-    def structure(self, attention_layers: Mapping[nn.Module, Sequence[AttentionLayer]]) -> ModelStructure:
-        """What the pass showed, given the sites of each attention module."""
+    def structure(self, layers_by_module: Mapping[nn.Module, Sequence[AttentionLayer]]) -> ModelStructure:
+        """Build the structure, given the attention layers of each attention module."""
         blocks: dict[nn.Module, list[Block]] = {}
         visits: Counter[nn.Module] = Counter()
         block: Block | None = None
@@ -128,7 +128,7 @@ class StructureTracer:
                     block.returns_tensor, block.extra_outputs = detail
                     block = None
                 case "attention":
-                    layer = attention_layers[module][visits[module]]
+                    layer = layers_by_module[module][visits[module]]
                     visits[module] += 1
                     if block is not None:
                         block.attention_layers.append(layer)
@@ -146,7 +146,7 @@ class StructureTracer:
                     embedding = module
         return ModelStructure({module: tuple(found) for module, found in blocks.items()}, embedding, head)
 
-    def _embeds(self, module: nn.Module, args: Any) -> None:
+    def _embedded(self, module: nn.Module, args: Any) -> None:
         if args and not args[0].is_floating_point():
             self._events.append(("embed", module, None))
 
@@ -155,7 +155,7 @@ class StructureTracer:
 
 
 def block_of(model: nn.Module, attention: str) -> nn.Module | None:
-    """The element of the model's list of layers that an attention module is in; None if it is in no list."""
+    """Return the element of the model's list of layers that holds an attention module; None if none does."""
     path = attention.partition("#")[0].split(".")
     for end in range(1, len(path)):
         if isinstance(model.get_submodule(".".join(path[:end])), nn.ModuleList):
@@ -164,7 +164,7 @@ def block_of(model: nn.Module, attention: str) -> nn.Module | None:
 
 
 def _input_embeddings(model: nn.Module) -> set[nn.Module]:
-    """What the transformers models that a model is or holds call their input embeddings."""
+    """Collect the input embeddings of the transformers models that a model is or holds."""
     found = set()
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
@@ -174,7 +174,7 @@ def _input_embeddings(model: nn.Module) -> set[nn.Module]:
 
 
 def hidden_states(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The hidden states among the arguments of a block."""
+    """Return the hidden states among the arguments of a block."""
     if not args and "hidden_states" not in kwargs:
         raise AttendropError("A layer of the model is called in a way that is not known; it cannot be changed.")
     return args[0] if args else kwargs["hidden_states"]

@@ -1,4 +1,4 @@
-"""One call of an attention layer: the model's masks and biases brought to one form, and edits applied."""
+"""Computation of one attention layer: the model's masks and biases in one form, with edits applied."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ class AttentionComputation:
         return output if edit.output is None else edit.output(output), weights
 
     def _needs_weights(self, edit: AttentionEdit) -> bool:
-        """Whether weights must be there as a tensor.
+        """Return whether the weights must be computed explicitly.
 
-        On a CPU, SDPA with dropout is its slow reference path; the explicit form is faster and draws alike.
+        On a CPU, SDPA with dropout is its slow reference path; the explicit form is faster and samples alike.
         """
         if edit.replace is not None or edit.weights is not None:
             return True
@@ -120,7 +120,7 @@ class AttentionComputation:
         return functional.dropout(weights.to(self.value.dtype), self.dropout)
 
     def _uniform(self) -> Tensor:
-        """Equal weights, ``(batch or 1, 1, query or 1, key)``; zero in a row without any valid key."""
+        """Make equal weights, ``(batch or 1, 1, query or 1, key)``; zero in a row without any valid key."""
         if self.valid is None:
             return self.value.new_full((1, 1, 1, self.shape[3]), 1 / self.shape[3])
         # Half precision counts exactly to 256 only.
@@ -128,17 +128,17 @@ class AttentionComputation:
         return weights.to(self.value.dtype)
 
     def _hidden(self, valid: Tensor) -> Tensor:
-        """Where to set minus infinity: not in a row without any valid key, where all of it would be NaN."""
+        """Find the scores to set to minus infinity: none in a row without any valid key, which would become NaN."""
         return ~valid if self.valid is None else ~valid & any_last(self.valid)
 
     def _without_keys(self, valid: Tensor) -> Tensor:
-        """Rows without any key. A row of huge but finite negatives has keys: softmax of equal scores is uniform."""
+        """Find the rows without any key; large finite negatives are keys: softmax of equal scores is uniform."""
         if self.bias is None:
             return ~any_last(valid)
         return self.bias.amax(-1, keepdim=True) == -torch.inf
 
     def _masked(self, drop: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Query, valid keys and bias after ``drop``.
+        """Apply ``drop`` to query, valid keys and bias.
 
         A row that is dropped whole is made constant by taking its query and its bias to zero and its mask back to the
         valid keys: softmax of equal scores is exactly ``1/n_valid``. A row without any valid key stays as it was.
@@ -156,7 +156,7 @@ class AttentionComputation:
 
 
 def any_last(mask: Tensor) -> Tensor:
-    """``mask.any(-1, keepdim=True)`` for a boolean mask; the byte maximum is several times faster on a CPU."""
+    """Compute ``mask.any(-1, keepdim=True)`` of a boolean mask, by the byte maximum: several times faster on a CPU."""
     return mask.contiguous().view(torch.uint8).amax(-1, keepdim=True).bool()
 
 
@@ -180,7 +180,7 @@ def _valid_and_bias(
 
 
 def _visible(mask: Tensor) -> Tensor:
-    """Where softmax gives a key weight, going by a mask that is added to the scores, be it alone or with a bias.
+    """Find the keys that an additive mask, alone or with a bias, leaves visible to softmax.
 
     That depends on how far an entry is below the largest of its row, not on the number that a model writes there. In a
     row whose entries are all far below zero no key is valid.

@@ -1,4 +1,4 @@
-"""What is changed at one call of an attention layer, or at one block."""
+"""Edits of one call of an attention layer, or of one block."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ from attendrop.errors import AttendropError
 
 @dataclass(frozen=True)
 class BlockEdit:
-    """What a plan changes at one block.
+    """Changes at one block.
 
     Attributes:
-        skip: The block is left out: its output is its input.
-        activations: Called with the activations of the feed-forward, ``(batch, n, inner width)``; what it returns is
-            used instead.
-        feed_forward: Called with what the feed-forward's last projection makes of them, ``(batch, n, width)``; what it
-            returns is used instead.
-        output: Called with the hidden states that leave the block, ``(batch, n, width)``; what it returns is used.
+        skip: Whether the block is left out: its output is its input.
+        activations: Function that replaces the activations of the feed-forward, ``(batch, n, inner width)``.
+        feed_forward: Function that replaces the output of the feed-forward's last projection, ``(batch, n, width)``.
+        output: Function that replaces the hidden states that leave the block, ``(batch, n, width)``.
     """
 
     skip: bool = False
@@ -34,10 +32,10 @@ class BlockEdit:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """What a site knows when it asks its plan: shapes and valid keys.
+    """One call of an attention layer: shapes and valid keys.
 
     Attributes:
-        layer: The site that asks.
+        layer: The attention layer.
         shape: ``(batch, heads, query, key)``.
         valid: Boolean, broadcastable to ``shape``, True where a key may be attended to; None means everywhere.
         device: Device of the scores.
@@ -71,20 +69,19 @@ class AttentionCall:
 
 @dataclass(frozen=True)
 class AttentionEdit:
-    """What a plan changes at one site. ``replace`` goes with neither ``weights`` nor ``constant``.
+    """Changes in one call of an attention layer. ``replace`` excludes ``weights`` and ``constant``.
 
     Attributes:
         drop: Boolean, broadcastable to ``(batch, heads, query, key)``; True sets the score to minus infinity. A row
             whose valid keys are all dropped attends to all of them equally.
-        weights: Called with the weights that are about to multiply the values, after softmax and the model's own
-            dropout; what it returns is used instead.
-        replace: Used instead of the weights, which are then not computed; the model's own dropout does not act.
+        weights: Function that replaces the attention weights, after softmax and the model's own dropout.
+        replace: Attention weights to use; none are then computed, and the model's own dropout does not act.
         constant: Every row attends equally to its valid keys (Eq. 4 of Wu et al., 2021), as if all were dropped;
             queries and keys are not multiplied. The model's own dropout acts on the equal weights.
-        output: Called with the hidden units that the heads put out, ``(batch, query, heads, dim)``, before the output
-            projection; what it returns is used instead.
-        inputs: Called with queries, keys and values, each ``(batch, heads, n, dim)``; what it returns is used instead.
-        dropout: The probability with which weights are dropped in place of the model's own.
+        output: Function that replaces the outputs of the heads, ``(batch, query, heads, dim)``, before the output
+            projection.
+        inputs: Function that replaces queries, keys and values, each ``(batch, heads, n, dim)``.
+        dropout: Probability of the dropout of attention weights, in place of the model's own.
     """
 
     drop: Tensor | None = None
@@ -97,7 +94,7 @@ class AttentionEdit:
 
 
 def chain(functions: Sequence[Callable[[Tensor], Tensor] | None]) -> Callable[[Tensor], Tensor] | None:
-    """One function that calls those that are there, one after the other; None if there are none."""
+    """Compose functions, the first one called first; None stands for a missing one, and is returned if all are."""
     found = [function for function in functions if function is not None]
     if len(found) < 2:
         return found[0] if found else None
@@ -111,7 +108,7 @@ def chain(functions: Sequence[Callable[[Tensor], Tensor] | None]) -> Callable[[T
 
 
 def merge_edits(edits: Sequence[AttentionEdit]) -> AttentionEdit | None:
-    """One edit that does what several do; None if there are none.
+    """Combine several edits into one; None if there are none.
 
     Raises:
         AttendropError: Two set the same thing.

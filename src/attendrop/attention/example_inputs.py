@@ -1,4 +1,4 @@
-"""Example inputs for models that are looked at before there is data."""
+"""Example inputs for a model, made without data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from attendrop.errors import AttendropError
 
 
 def example_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Make up the smallest input that a text, image or video model accepts: one sequence, image or video of zeros."""
+    """Make the smallest input that a text, image or video model accepts: one sequence, image or video.
+
+    Raises:
+        AttendropError: The model takes another kind of input.
+    """
     name, config = model.main_input_name, model.config
     if name in ("pixel_values", "pixel_values_videos"):
         config = getattr(config, "vision_config", config)

@@ -1,4 +1,4 @@
-"""Extra passes that leave no trace: random states, buffers and modes are afterwards what they were before."""
+"""Isolation of extra passes: random states, buffers and training modes are restored afterwards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 @contextmanager
 def forked_rng(model: nn.Module) -> Iterator[None]:
-    """Run an extra pass of ``model`` without a trace, for the block.
+    """Restore random states and buffers after an extra pass of ``model``.
 
     Afterwards the random states of torch (on the CPU and on the model's device), numpy and Python are as they were
     before, and so are the model's buffers, such as the running statistics of batch normalisation. Weights that autocast
@@ -34,7 +34,7 @@ def forked_rng(model: nn.Module) -> Iterator[None]:
 
 
 def random_state(model: nn.Module) -> dict[str, Any]:
-    """The random states of torch (on the CPU and on the model's device), numpy and Python, fit for a checkpoint."""
+    """Return the random states of torch (on the CPU and the model's device), numpy and Python, for a checkpoint."""
     device = next(model.parameters()).device
     name, keys, *rest = np.random.get_state()
     return {
@@ -46,7 +46,7 @@ def random_state(model: nn.Module) -> dict[str, Any]:
 
 
 def set_random_state(model: nn.Module, state: dict[str, Any]) -> None:
-    """Bring back a :func:`random_state`."""
+    """Restore a :func:`random_state`."""
     torch.set_rng_state(state["torch"])
     if state["device"] is not None:
         device = next(model.parameters()).device
@@ -58,7 +58,7 @@ def set_random_state(model: nn.Module, state: dict[str, Any]) -> None:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put every module in evaluation mode for the block, and afterwards back into the mode that it was in."""
+    """Put every module in evaluation mode within the block, and restore its mode afterwards."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
@@ -71,7 +71,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _copied_buffers(model: nn.Module) -> Iterator[None]:
-    """Let passes within the block work on copies of the buffers.
+    """Replace the model's buffers by copies within the block.
 
     The originals are put aside rather than written back, which would invalidate a graph that has saved them. A buffer
     that a module replaces by another (rotary embeddings do for longer inputs) stays replaced.

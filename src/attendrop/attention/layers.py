@@ -1,4 +1,4 @@
-"""Attention layers by kind and number, and how a user chooses among them."""
+"""Attention layers, and the selection of layers by kind and number."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class AttentionLayer:
         name: Qualified name of the module; ``name#k`` for the ``k``-th call of a module that is called repeatedly
             (ALBERT).
         kind: ``"encoder"``, ``"decoder"`` (causal self-attention, also of decoder-only models) or ``"cross"``.
-        index: Number among the sites of its kind, from 0, in the order of execution.
+        index: Number among the layers of its kind, from 0, in the order of execution.
     """
 
     name: str
@@ -35,10 +35,10 @@ class AttentionLayer:
 def select_layers(
     attention_layers: Sequence[AttentionLayer], layers: str | int | Sequence[int]
 ) -> list[AttentionLayer]:
-    """Choose sites by kind and number.
+    """Select attention layers by kind and number.
 
     Args:
-        attention_layers: What to choose from.
+        attention_layers: The layers to select from.
         layers: ``"all"``; ``"first"`` (the first of each kind); numbers within a kind, as a list or as ``"0,3"``; any
             of these for one kind only, ``"encoder"``, ``"cross:first"``, ``"decoder:0,1"``; several joined by ``;``.
 
@@ -46,7 +46,7 @@ def select_layers(
         AttendropError: The selection is malformed, or names a layer or kind that the model does not have.
     """
     wanted = parse_layers(layers)
-    chosen = []
+    selected = []
     kinds = {layer.kind for layer in attention_layers}
     for kind, numbers in wanted:
         if kind is not None and kind not in kinds:
@@ -58,28 +58,28 @@ def select_layers(
         if missing:
             last = max(layer.index for layer in candidates)
             raise AttendropError(f"layers={layers!r}: the model has no layer {min(missing)}; layers are 0 to {last}.")
-        chosen += [layer for layer in candidates if numbers is None or layer.index in numbers]
-    return [layer for layer in attention_layers if layer in chosen]
+        selected += [layer for layer in candidates if numbers is None or layer.index in numbers]
+    return [layer for layer in attention_layers if layer in selected]
 
 
 def select_self_attention(
     attention_layers: Sequence[AttentionLayer], layers: str | int | Sequence[int]
 ) -> list[AttentionLayer]:
-    """Choose as :func:`select_layers`, of these the encoder's self-attention, or if there is none the decoder's.
+    """Select as :func:`select_layers` does, and keep the encoder's self-attention, or if there is none the decoder's.
 
     Raises:
         AttendropError: As there; or no self-attention is left.
     """
-    chosen = select_layers(attention_layers, layers)
+    selected = select_layers(attention_layers, layers)
     for kind in ("encoder", "decoder"):
-        found = [layer for layer in chosen if layer.kind == kind]
+        found = [layer for layer in selected if layer.kind == kind]
         if found:
             return found
     raise AttendropError(f"layers={layers!r} leaves no self-attention; choose encoder or decoder layers.")
 
 
 def checked_layers(layers: str | int | Iterable[int]) -> str | int | Sequence[int]:
-    """A layer selection that cannot be changed any more; raises AttendropError if it is malformed."""
+    """Return a layer selection that is immutable; raises AttendropError if it is malformed."""
     fixed = layers if isinstance(layers, str) or not isinstance(layers, Iterable) else tuple(layers)
     parse_layers(fixed)
     return fixed

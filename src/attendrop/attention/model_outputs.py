@@ -1,4 +1,4 @@
-"""What a model returns, by name."""
+"""Named outputs of models that return tuples."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from transformers.modeling_outputs import QuestionAnsweringModelOutput, Sequence
 
 
 def named_outputs(outputs: Any, batch: Mapping[str, Any]) -> Any:
-    """Give the outputs of a model that returns tuples their names; others are returned as they are.
+    """Name the outputs of a model that returns tuples; other outputs are returned unchanged.
 
     As everywhere in transformers, the loss comes first, if there is one, and then the logits: of question answering
     those of the first and of the last token.
 
     Args:
-        outputs: What the model returned.
-        batch: What it was given.
+        outputs: Outputs of the model.
+        batch: Its inputs.
     """
     if not isinstance(outputs, tuple):
         return outputs

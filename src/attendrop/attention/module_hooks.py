@@ -1,4 +1,4 @@
-"""Hooks and forward functions that are put on modules for a while, and that copies of the modules do not inherit."""
+"""Temporary hooks and forward functions, which copies of a module do not inherit."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _HOOKS = {
 class ModuleHooks:
     """Forward hooks and replaced forward functions, until :meth:`close`.
 
-    A hook of a copied or pickled module would lead back to the original. So what is put on here is left out of copies
-    and pickles: they are what they would be without the library.
+    A hook of a copied or pickled module would refer to the original. So copies and pickles leave out what is registered
+    here.
     """
 
     def __init__(self) -> None:
@@ -28,21 +28,21 @@ class ModuleHooks:
 
     def before(self, module: nn.Module, hook: Callable[..., Any], **options: Any) -> None:
         """Register a forward pre-hook, with the options of ``register_forward_pre_hook``."""
-        self._put_on(module, hook)
+        self._mark(module, hook)
         self._handles.append(module.register_forward_pre_hook(hook, **options))
 
     def after(self, module: nn.Module, hook: Callable[..., Any], **options: Any) -> None:
         """Register a forward hook, with the options of ``register_forward_hook``."""
-        self._put_on(module, hook)
+        self._mark(module, hook)
         self._handles.append(module.register_forward_hook(hook, **options))
 
     def replace_forward(self, module: nn.Module, forward: Callable[..., Any]) -> None:
-        """Have a module call ``forward`` in place of that of its class."""
-        self._put_on(module, forward)
+        """Replace the forward function of a module."""
+        self._mark(module, forward)
         module.forward = forward
 
     def close(self) -> None:
-        """Take everything away. Idempotent."""
+        """Remove all hooks and forward functions. Idempotent."""
         for handle in self._handles:
             handle.remove()
         for module in self._modules:
@@ -52,7 +52,7 @@ class ModuleHooks:
                 module.__dict__.pop("__getstate__", None)
         self._handles, self._modules = [], []
 
-    def _put_on(self, module: nn.Module, function: Callable[..., Any]) -> None:
+    def _mark(self, module: nn.Module, function: Callable[..., Any]) -> None:
         setattr(function, _MARK, True)
         # Both copy and pickle ask an object for its state.
         module.__dict__["__getstate__"] = partial(_stock_state, module)
@@ -64,7 +64,7 @@ def _marked(function: Any) -> bool:
 
 
 def _stock_state(module: nn.Module) -> dict[str, Any]:
-    """The state of a module without what this file has put on it."""
+    """Return the state of a module without the hooks and forward functions of this file."""
     state = dict(vars(module))
     del state["__getstate__"]
     if _marked(state.get("forward")):

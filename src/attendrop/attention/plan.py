@@ -1,4 +1,4 @@
-"""What one forward pass does at each attention layer, and around it."""
+"""Plans: what one forward pass changes at each attention layer, block, embedding and head."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _Place = TypeVar("_Place")
 
 
 class Plan:
-    """What one forward pass does at each attention site, and around it. One instance serves one forward pass.
+    """Changes that one forward pass makes to a model. One instance serves one forward pass.
 
-    Under activation checkpointing sites and blocks run again during the backward pass, so :meth:`edit` and
-    :meth:`block` must answer the same for the same one every time, and what they answer must act the same.
+    Under activation checkpointing, attention layers and blocks run again in the backward pass. So :meth:`edit` and
+    :meth:`block` must return the same edit for the same layer or block every time.
 
     Attributes:
         acts_on: What the plan changes or reads: ``"attention"`` (:meth:`edit`), ``"blocks"`` (:meth:`block`),
@@ -40,33 +40,33 @@ class Plan:
         self._visits: Counter[nn.Module] = Counter()
 
     def edit(self, call: AttentionCall) -> AttentionEdit | None:
-        """Return what to change at ``call.site``; None leaves it to the model's own attention function."""
+        """Return what to change in a call of an attention layer; None runs the model's own attention function."""
         return None
 
     def wants(self, layer: AttentionLayer) -> bool:
-        """Whether :meth:`edit` needs to be asked at this site; a False answer saves the work of describing it."""
+        """Return whether :meth:`edit` is to be called for an attention layer; False saves describing the call."""
         return "attention" in self.acts_on
 
     def block(self, block: Block) -> BlockEdit | None:
-        """Return what to change at a block; None: nothing."""
+        """Return what to change at a block; None changes nothing."""
         return None
 
     def embed(self, embedded: Tensor) -> Tensor:
-        """Change the embedded words, ``(batch, n, width)``, before positions and normalisation."""
+        """Change the word embeddings, ``(batch, n, width)``, before positions and normalisation."""
         return embedded
 
     def features(self, features: Tensor) -> Tensor:
-        """Change what the model's last projection reads: ``(batch, width)``, or ``(batch, n, width)``."""
+        """Change the input of the model's last projection, ``(batch, width)`` or ``(batch, n, width)``."""
         return features
 
-    def bind(self, attention_layers: Mapping[nn.Module, Sequence[AttentionLayer]], structure: ModelStructure) -> None:
-        """Take the model to act on: its attention modules with their layers, and what is around them.
+    def bind(self, layers_by_module: Mapping[nn.Module, Sequence[AttentionLayer]], structure: ModelStructure) -> None:
+        """Set the model to act on: its attention modules with their layers, and its blocks, embedding and head.
 
         Raises:
             AttendropError: What the plan declares in :attr:`acts_on` is not what it defines.
         """
         self.check_declarations()
-        self._layers_by_module, self._structure = attention_layers, structure
+        self._layers_by_module, self._structure = layers_by_module, structure
 
     def check_declarations(self) -> None:
         """Raise AttendropError if :attr:`acts_on` is not what the plan defines, by its class or by itself."""
@@ -82,30 +82,30 @@ class Plan:
             )
 
     def locate(self, module: nn.Module) -> AttentionLayer | None:
-        """Return the site that ``module`` stands for in this call.
+        """Return the attention layer that ``module`` stands for in this call.
 
         Raises:
-            AttendropError: The module is an attention layer that the pass that looked for them did not run.
+            AttendropError: The traced pass did not run the module.
         """
         if module not in self._layers_by_module:
             raise AttendropError(
                 f"A {type(module).__name__} ran that is none of the attention layers which an earlier pass over a "
                 "batch with the same columns has shown, so nothing could be dropped there."
             )
-        return self._located(self._layers_by_module, module)
+        return self._find(self._layers_by_module, module)
 
     def locate_block(self, module: nn.Module) -> Block | None:
         """Return the block that ``module`` stands for in this call."""
-        return self._located(self._structure.blocks, module)
+        return self._find(self._structure.blocks, module)
 
     def count_skipped(self, block: Block) -> None:
-        """Count attention layers that did not run, for modules that stand for several are told apart by counting."""
+        """Count the attention layers of a skipped block; calls of a module that stands for several are counted."""
         skipped = {layer.key for layer in block.attention_layers}
-        for module, attention_layers in self._layers_by_module.items():
-            if len(attention_layers) > 1:
-                self._visits[module] += sum(layer.key in skipped for layer in attention_layers)
+        for module, layers in self._layers_by_module.items():
+            if len(layers) > 1:
+                self._visits[module] += sum(layer.key in skipped for layer in layers)
 
-    def _located(self, places: Mapping[nn.Module, Sequence[_Place]], module: nn.Module) -> _Place | None:
+    def _find(self, places: Mapping[nn.Module, Sequence[_Place]], module: nn.Module) -> _Place | None:
         found = places.get(module)
         if not found:
             return None
@@ -122,7 +122,7 @@ class Plan:
 
 
 class CombinedPlan(Plan):
-    """Several plans as one: what they drop adds up, and what they call is called in turn."""
+    """Several plans as one: their drops are combined, their functions called one after the other."""
 
     def __init__(self, plans: Sequence[Plan]) -> None:
         super().__init__()

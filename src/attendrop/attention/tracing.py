@@ -109,7 +109,7 @@ class _BypassDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Watch the passes within the block."""
+        """Watch the passes within the ``with`` block."""
         hooks: list[Any] = []
         for module in self.model.modules():
             if module in self.names or not type(module).__module__.startswith("torch.nn."):

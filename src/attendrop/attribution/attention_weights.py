@@ -19,7 +19,7 @@ from attendrop.errors import AttendropError
 def attention_attribution(
     adapter: ModelAdapter, inputs: Batch, attention_layers: Sequence[AttentionLayer]
 ) -> dict[str, Tensor]:
-    """Attention attribution: ``A`` itself. Takes one pass forward and none backward.
+    """Attribute to attention weights by their own size, ``A``, in one forward pass.
 
     Raises:
         AttendropError: The weights are not finite.

@@ -1,4 +1,4 @@
-"""Gradients of activations, also under float16: neither lost for being small nor overflowed."""
+"""Gradients of activations that neither vanish nor overflow in float16."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def finite_gradients(compute: Callable[[float], dict[str, Tensor]]) -> dict[str,
     """Compute gradients with the largest factor that does not overflow, and divide them by it.
 
     Args:
-        compute: From a factor, by which it multiplies what is differentiated, to the gradients. Called again with a
-            smaller one where a gradient is not finite.
+        compute: Function from a factor, by which it multiplies what it differentiates, to gradients. It is called again
+            with a smaller factor while a gradient is not finite.
 
     Returns:
         The gradients, in float32 or better.
@@ -51,11 +51,11 @@ def gradients_of(
 
 
 def all_finite(values: Iterable[Tensor]) -> bool:
-    """Whether no element is infinite or NaN."""
+    """Return whether no element is infinite or NaN."""
     found = [value.isfinite().all() for value in values]
     return not found or bool(torch.stack(found).all())
 
 
 def wide(values: Tensor) -> Tensor:
-    """In float32, unless they are wider."""
+    """Convert to float32, unless the dtype is wider."""
     return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -24,16 +24,16 @@ def gradient_attribution(
     units: str = "attention",
     inputs: Batch | None = None,
 ) -> dict[str, Tensor]:
-    """Gradient attribution ``dF/dA`` (Eq. 5 of Yang et al., 2022), of all sites in one backward pass.
+    """Compute gradient attribution ``dF/dA`` (Eq. 5 of Yang et al., 2022) in one backward pass.
 
     Args:
-        adapter: The attached, probed model.
-        batch: Its inputs, with labels.
+        adapter: The attached and traced model.
+        batch: Inputs, with labels.
         attention_layers: Attention layers to attribute to.
         target: ``"pseudo_label"`` or ``"gold_label"``, see :func:`fix_target`.
-        units: What is attributed to, see :class:`RecordPlan`.
-        inputs: What to run the model on, if not all of ``batch``: a trainer that computes the loss itself withholds
-            the labels.
+        units: What to attribute to, see :class:`RecordPlan`.
+        inputs: Inputs for the model, if it is not given all of ``batch``: a trainer that computes the loss itself
+            withholds the labels.
 
     Raises:
         AttendropError: The gradients are not finite; see :func:`finite_gradients`.

@@ -1,4 +1,4 @@
-"""GatePlan of one on heads and feed-forwards; their gradients as importance."""
+"""Importance of heads and feed-forwards: gradients of gates on their outputs."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from attendrop.errors import AttendropError
 
 
 class GatePlan(Plan):
-    """Multiplies what each head, and each feed-forward, puts out by a gate of one, for each row of the batch.
+    """Multiplies the output of each head and feed-forward by a gate of one, for each row of the batch.
 
     Args:
-        rows: Rows of the batch. If attention sees a multiple of it, a row has one gate for all that it stands for.
-            None: what attention sees has a gate for each.
-        heads: Whether heads have gates: of all sites, or of those with these keys.
+        rows: Number of rows of the batch. If attention sees a multiple of it, all sequences of a row have one gate.
+            None: each sequence that attention sees has its own.
+        heads: Whether heads have gates; or the keys of the attention layers whose heads have.
         feed_forward: Whether feed-forwards have gates.
-        by_token: Whether each token of a row has gates of its own.
+        by_token: Whether each token has gates of its own.
 
     Attributes:
-        gates: ``(rows, heads)`` by ``heads/SITE``, and ``(rows, 1)`` by ``feed_forward/BLOCK``: leaves of the graph.
+        gates: ``(rows, heads)`` by ``heads/LAYER``, and ``(rows, 1)`` by ``feed_forward/BLOCK``: leaves of the graph.
             By token: ``(rows, n, heads)`` and ``(rows, n, 1)``.
     """
 
@@ -62,7 +62,7 @@ class GatePlan(Plan):
         return BlockEdit(feed_forward=self._gated(f"feed_forward/{block.key}", 1, ()))
 
     def sensitivity(self) -> dict[str, Tensor]:
-        """The sum over all gates of the absolute gradients, ``(heads,)`` or ``(1,)``; zero where none came back."""
+        """Sum the absolute gradients over rows (and tokens), ``(heads,)`` or ``(1,)``; zero without a gradient."""
         return {
             key: (torch.zeros_like(gate) if gate.grad is None else gate.grad).abs().flatten(0, -2).sum(0)
             for key, gate in self.gates.items()
@@ -87,15 +87,15 @@ class GatePlan(Plan):
 def head_importance(
     adapter: ModelAdapter, batch: Batch, attention_layers: Sequence[AttentionLayer]
 ) -> dict[str, Tensor]:
-    """Importance ``|dL/dxi|`` of the heads of each sequence, ``(batch, heads)``, in one pass forward and one backward.
+    """Compute the importance ``|dL/dxi|`` of the heads of each sequence, ``(batch, heads)``.
 
-    ``xi`` is a gate of 1 on what a head puts out (Michel et al., 2019), ``L`` the loss that the model computes. That
-    is a mean over the batch, so that values compare within a sequence alone.
+    ``xi`` is a gate of 1 on the output of a head (Michel et al., 2019), ``L`` the loss that the model computes. The
+    loss is a mean over the batch, so values compare within a sequence only. Takes one forward and one backward pass.
 
     Args:
-        adapter: The attached, probed model.
-        batch: Its inputs, with labels.
-        attention_layers: Attention layers whose heads are asked for.
+        adapter: The attached and traced model.
+        batch: Inputs, with labels.
+        attention_layers: Attention layers whose heads to rank.
 
     Raises:
         AttendropError: The model returns no loss; or the gradients are not finite, see :func:`finite_gradients`.

@@ -23,7 +23,7 @@ SCOPES = ("joint", "layerwise")
 
 
 class ReplacePlan(Plan):
-    """Uses given units at some sites; see :class:`RecordPlan`."""
+    """Uses given units in some attention layers; see :class:`RecordPlan`."""
 
     acts_on = frozenset({"attention"})
 
@@ -52,22 +52,22 @@ def integrated_gradient_attribution(
     units: str = "attention",
     inputs: Batch | None = None,
 ) -> dict[str, Tensor]:
-    """Integrated-gradient attribution ``A * integral of dF(alpha A)/dA``.
+    """Compute integrated-gradient attribution ``A * integral of dF(alpha A)/dA``.
 
-    Eq. 3 of Yang et al. (2022), after Hao et al. (2021). The model's dropout is off throughout. The label is fixed by
-    the pass with unscaled attention.
+    Eq. 3 of Yang et al. (2022), after Hao et al. (2021). The model's dropout is off. The label is fixed by the pass
+    with unscaled attention.
 
     Args:
-        adapter: The attached, probed model.
-        batch: Its inputs, with labels.
+        adapter: The attached and traced model.
+        batch: Inputs, with labels.
         attention_layers: Attention layers to attribute to.
         target: See :func:`fix_target`.
-        scope: ``"joint"``: all sites use ``alpha A`` at once, with ``A`` held constant; one pass per node.
-            ``"layerwise"``: one site is scaled at a time and the layers above recompute theirs, as in Hao et al.
+        scope: ``"joint"``: all layers use ``alpha A`` at once, with ``A`` held constant; one pass per node.
+            ``"layerwise"``: one layer is scaled at a time and the layers above recompute theirs, as in Hao et al.
         rule: ``"gauss_legendre"``, or ``"riemann"`` (right end points, as in the papers).
         steps: Number of nodes on [0, 1].
-        units: What is attributed to, see :class:`RecordPlan`.
-        inputs: See :func:`gradient`.
+        units: What to attribute to, see :class:`RecordPlan`.
+        inputs: See :func:`attendrop.attribution.gradient.gradient_attribution`.
 
     Raises:
         AttendropError: The gradients are not finite; see :func:`finite_gradients`.
@@ -98,7 +98,7 @@ def integrated_gradient_attribution(
 
 
 def quadrature_nodes(rule: str, steps: int) -> list[tuple[float, float]]:
-    """Points on [0, 1] and their weights, which sum to 1, of a rule of integration with ``steps`` points."""
+    """Return the points on [0, 1], with weights that sum to 1, of an integration rule with ``steps`` points."""
     if rule == "riemann":
         return [(k / steps, 1 / steps) for k in range(1, steps + 1)]
     points, weights = np.polynomial.legendre.leggauss(steps)

@@ -1,4 +1,4 @@
-"""At which positions of its logits a model predicts its labels."""
+"""Positions of the logits at which a model predicts its labels."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from attendrop.attention.model_outputs import named_outputs
 from attendrop.errors import AttendropError
 
 IGNORED = -100
-# What was found of each model.
+# Whether each model shifts its labels, once known.
 _SHIFTS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def aligned_labels(model: nn.Module, logits: Tensor, batch: Mapping[str, Any]) -> Tensor | None:
-    """Labels of tokens at the positions that predict them: causal language models predict the next token.
+    """Move labels of tokens to the positions that predict them: causal language models predict the next token.
 
     Args:
         model: The model, without wrappers such as DistributedDataParallel.
-        logits: What it returned, ``(batch, n, classes)``.
-        batch: What it was given, with ``labels`` of shape ``(batch, n)``, -100 where there is none.
+        logits: Logits of the model, ``(batch, n, classes)``.
+        batch: Inputs of the model, with ``labels`` of shape ``(batch, n)``, -100 where there is none.
 
     Returns:
         Labels, ``(batch, n)``; None if the batch has none.
@@ -47,10 +47,10 @@ def aligned_labels(model: nn.Module, logits: Tensor, batch: Mapping[str, Any]) -
 
 
 def shifts_labels(model: nn.Module, batch: Mapping[str, Any]) -> bool:
-    """Whether the model's loss compares each label with the prediction one position before it.
+    """Return whether the model's loss compares each label with the prediction one position before it.
 
-    Asked of the loss, by two passes for each model: a label that stands in the first position alone counts in it, or
-    does not. A model that computes no loss does not shift.
+    Two passes of each model tell: a label in the first position alone changes the loss, or does not. A model that
+    computes no loss does not shift.
     """
     if model not in _SHIFTS:
         labels = batch["labels"]
@@ -72,8 +72,8 @@ def refuse_misplaced_smoothing(model: nn.Module, logits: Tensor, batch: Mapping[
 
     Args:
         model: The model, without wrappers such as DistributedDataParallel.
-        logits: What it returned.
-        batch: What the trainer was given, with ``labels``.
+        logits: Logits of the model.
+        batch: Inputs of the trainer, with ``labels``.
 
     Raises:
         AttendropError: The model's own loss is at other positions.

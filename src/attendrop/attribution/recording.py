@@ -1,4 +1,4 @@
-"""Recording attention weights or head outputs as nodes of the graph of a pass."""
+"""Recording of attention weights or head outputs as nodes of a pass's graph."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from attendrop.attention.plan import Plan
 
 
 class RecordPlan(Plan):
-    """Keeps the units of some sites, as nodes of the graph of the pass.
+    """Records the units of some attention layers, as nodes of the graph of the pass.
 
     Args:
-        attention_layers: Where.
-        units: ``"attention"``: the weights ``A``; ``"hidden"``: what the heads put out, ``(batch, query, heads, dim)``.
+        attention_layers: The layers to record.
+        units: ``"attention"``: the weights ``A``; ``"hidden"``: outputs of the heads, ``(batch, query, heads, dim)``.
     """
 
     acts_on = frozenset({"attention"})
 
     def __init__(self, attention_layers: Sequence[AttentionLayer], units: str = "attention") -> None:
         super().__init__()
-        self._wanted = [layer.key for layer in attention_layers]
+        self._requested = [layer.key for layer in attention_layers]
         self.units = units
         self.recorded: dict[str, Tensor] = {}
 
     @property
     def keys(self) -> list[str]:
-        """The sites that ran, in the order in which they were asked for: a model may skip layers."""
-        return [key for key in self._wanted if key in self.recorded]
+        """Keys of the layers that ran, in the order of ``attention_layers``: a model may skip layers."""
+        return [key for key in self._requested if key in self.recorded]
 
     def wants(self, layer: AttentionLayer) -> bool:
-        return layer.key in self._wanted
+        return layer.key in self._requested
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
         keep = partial(self._keep, call.layer.key)
@@ -50,9 +50,9 @@ class RecordPlan(Plan):
         return units
 
     def in_order(self) -> list[Tensor]:
-        """What was recorded, in the order of :attr:`keys`; under gradients, fit to differentiate by.
+        """Return the recorded units in the order of :attr:`keys`; where gradients are on, they require them.
 
-        Some models run some of their layers without gradients: nothing depends on what was recorded there.
+        Some models run some layers without gradients: nothing depends on their units.
         """
         found = [self.recorded[key] for key in self.keys]
         if not torch.is_grad_enabled():
@@ -62,9 +62,9 @@ class RecordPlan(Plan):
 
 @contextmanager
 def isolated_pass(model: nn.Module) -> Iterator[None]:
-    """Run extra passes without a trace: parameters take no part in the graph, random states are put back.
+    """Isolate extra passes within the block: parameters take no part in the graph, random states are restored.
 
-    Without parameters in it the graph begins at the lowest attributed layer and keeps fewer activations.
+    Without parameters the graph begins at the lowest attributed layer and keeps fewer activations.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:

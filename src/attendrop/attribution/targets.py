@@ -1,4 +1,4 @@
-"""What is attributed: the logit or probability that a prediction rests on."""
+"""Targets of attribution: the logits or likelihoods that a prediction rests on."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from attendrop.attribution.label_positions import aligned_labels
 from attendrop.batches import Batch
 from attendrop.errors import AttendropError
 
-# From the outputs of a pass to what is attributed, one number for each sequence: shape (batch,).
+# From the outputs of a pass to the attributed score of each sequence, (batch,).
 Target = Callable[[Any], Tensor]
 
 
 def fix_target(model: nn.Module, outputs: Any, batch: Batch, target: str) -> Target:
-    """Decide what is attributed, from the outputs of a pass, and return it as a function of the outputs of any pass.
+    """Fix the attributed score from the outputs of one pass, as a function of the outputs of any pass.
 
     ====================================  ==========================================================================
     classification, multiple choice       the logit of the target class
@@ -30,8 +30,8 @@ def fix_target(model: nn.Module, outputs: Any, batch: Batch, target: str) -> Tar
 
     Args:
         model: The model, for its kind.
-        outputs: What it returned, with ``logits``.
-        batch: What it was given. Gold labels and regression need ``labels``.
+        outputs: Outputs of the model, with ``logits``.
+        batch: Its inputs. Gold labels and regression need ``labels``.
         target: ``"pseudo_label"``: what the model predicts in ``outputs`` (Eq. 4); ``"gold_label"``.
 
     Raises:
@@ -53,12 +53,12 @@ def fix_target(model: nn.Module, outputs: Any, batch: Batch, target: str) -> Tar
         gold = _required(labels, "regression").reshape(logits.shape)
         return lambda outputs: -(outputs.logits - gold.to(outputs.logits.dtype)).square().sum(-1)
     if problem == "multi_label_classification":
-        chosen = _required(labels, "gold_label") if target == "gold_label" else (logits > 0)
-        sign = chosen.to(logits.dtype) * 2 - 1
+        present = _required(labels, "gold_label") if target == "gold_label" else (logits > 0)
+        sign = present.to(logits.dtype) * 2 - 1
         return lambda outputs: functional.logsigmoid(sign * outputs.logits).sum(-1)
-    chosen = _required(labels, "gold_label") if target == "gold_label" else logits.detach().argmax(-1)
-    picked = chosen.reshape(-1, 1)
-    return lambda outputs: Tensor.squeeze(outputs.logits.gather(-1, picked), -1)
+    classes = _required(labels, "gold_label") if target == "gold_label" else logits.detach().argmax(-1)
+    index = classes.reshape(-1, 1)
+    return lambda outputs: Tensor.squeeze(outputs.logits.gather(-1, index), -1)
 
 
 def _span_target(outputs: Any, batch: Batch, target: str) -> Target:
@@ -84,11 +84,11 @@ def _token_target(logits: Tensor, labels: Tensor | None, batch: Batch, target: s
         scored = batch["attention_mask"].bool()
     else:
         scored = torch.ones_like(logits[..., 0], dtype=torch.bool)
-    chosen = _required(labels, "gold_label") if target == "gold_label" else logits.detach().argmax(-1)
-    chosen = chosen.where(scored, 0)[..., None]
+    tokens = _required(labels, "gold_label") if target == "gold_label" else logits.detach().argmax(-1)
+    index = tokens.where(scored, 0)[..., None]
 
     def score(outputs: Any) -> Tensor:
-        likelihood = functional.log_softmax(outputs.logits, dim=-1).gather(-1, chosen).squeeze(-1)
+        likelihood = functional.log_softmax(outputs.logits, dim=-1).gather(-1, index).squeeze(-1)
         return torch.where(scored, likelihood, 0).sum(-1)
 
     return score

@@ -1,4 +1,4 @@
-"""How much better or worse a model is than another on the same rows, and how sure that is."""
+"""Difference of two models' scores on the same rows, with a confidence interval."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ RESAMPLES = 200  # as many as a standard error needs: Efron and Tibshirani (1993
 
 @dataclass(frozen=True)
 class Predictions:
-    """The predictions of a model for some rows, and how they are scored.
+    """Predictions of a model for some rows, with their metric.
 
-    Without rows, ``metric`` gives a score of which nothing more is known.
+    Without rows, ``metric`` returns a score of which nothing more is known.
 
     Attributes:
         labels: ``(rows,)``.
-        values: Logits of classes, ``(rows, classes)``; or what else ``metric`` takes, such as numbers or losses.
-        metric: From labels and values to a score; more is better.
-        classes: How many classes there are; 0: the values are not logits of classes.
-        span: How far apart two scores can be, such as 1 for an accuracy.
+        values: Logits of classes, ``(rows, classes)``; or other values that ``metric`` takes, such as losses.
+        metric: Function from labels and values to a score; more is better.
+        classes: Number of classes; 0 if the values are not logits of classes.
+        span: Largest possible difference of two scores, such as 1 for an accuracy.
     """
 
     labels: Array
@@ -37,20 +37,20 @@ class Predictions:
 
     @property
     def score(self) -> float:
-        """The score on all rows."""
+        """Score on all rows."""
         return float(self.metric(self.labels, self.values))
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference of two scores, and the interval that holds the true one with some confidence."""
+    """Difference of two scores, with a confidence interval."""
 
     value: float
     low: float
     high: float
 
     def as_dict(self) -> dict[str, float | None]:
-        """For JSON, where an end that is infinite is None."""
+        """Return a dictionary for JSON, in which an infinite end is None."""
         ends = {name: end if math.isfinite(end) else None for name, end in (("low", self.low), ("high", self.high))}
         return {"value": self.value, **ends}
 
@@ -65,7 +65,7 @@ def paired_difference(before: Predictions, after: Predictions, confidence: float
     Of classes, two imagined rows join the sample, one that only ``before`` gets right and one that only ``after`` does
     (Bonett and Price, 2012): else a few rows on which the models agree would prove that they always agree.
 
-    One or two rows tell nothing: the interval is infinite. Without rows the scores are taken at their word.
+    With one or two rows the interval is infinite. Without rows the scores are taken as exact.
     """
     value, rows = after.score - before.score, len(before.labels)
     if not rows:
@@ -90,7 +90,7 @@ def paired_difference(before: Predictions, after: Predictions, confidence: float
 
 
 def student_t(probability: float, freedom: int) -> float:
-    """A quantile of Student's t by the normal one (Wallace, 1959); from two degrees of freedom on it errs upwards."""
+    """Approximate a quantile of Student's t by the normal one (Wallace, 1959); from two degrees on it errs upwards."""
     z = NormalDist().inv_cdf(probability)
     scale = (freedom - 5 / 6) / (freedom - 2 / 3 + 1 / (10 * freedom)) ** 2
     return math.sqrt(freedom * math.expm1(z * z * scale))

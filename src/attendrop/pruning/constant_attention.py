@@ -19,7 +19,7 @@ from attendrop.errors import AttendropError
 
 
 class ConstantPlan(Plan):
-    """Constant attention at some sites."""
+    """Constant attention in some layers."""
 
     acts_on = frozenset({"attention"})
 
@@ -35,7 +35,7 @@ class ConstantPlan(Plan):
 
 
 def prunable_layers(model: Any) -> list[AttentionLayer]:
-    """The attention layers that can be pruned: the encoder's self-attention, or that of a decoder-only model.
+    """List the attention layers that can be pruned: the encoder's self-attention, or that of a decoder-only model.
 
     Raises:
         AttendropError: The model is not supported, or its layers share their weights.
@@ -79,7 +79,7 @@ def mask_layers(model: Any, layers: Collection[int]) -> Any:
 
 
 def masked_layers(model: Any) -> list[int]:
-    """The layers whose queries and keys are zero."""
+    """List the layers whose queries and keys are zero."""
     found = []
     for number, layer in enumerate(prunable_layers(model)):
         parameters = query_key_parameters(model.get_submodule(layer.name))
@@ -95,7 +95,7 @@ def _check_numbers(layers: Collection[int], count: int) -> None:
 
 
 def _check_constant(masked: Any, keys: Collection[str]) -> None:
-    """Compare with attention that is constant by decree: some models add to their scores what is not zero."""
+    """Compare with exactly constant attention: some models add to their scores what is not zero."""
     if not keys:
         return
     adapter, batch = ModelAdapter(masked), example_inputs(masked)

@@ -1,4 +1,4 @@
-"""Models for other programs: ONNX and ``torch.export``, without this library, for any batch and length."""
+"""Export of models that run without this library, as ONNX and by ``torch.export``, for any batch and length."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from attendrop.pruning.pruned_model import PrunedModel
 from attendrop.validation import check_choice
 
 QUANTIZATIONS = ("int8",)
-# How far the logits of an ONNX file may be from the model's, in parts of the largest (at least 1), in single precision
-# and in half: sums are taken in another order.
+# Largest difference of an ONNX file's logits from the model's, relative to the largest logit (at least 1), in single
+# precision and in half: sums are taken in another order.
 TOLERANCE, TOLERANCE_HALF = 1e-4, 2e-2
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class _Logits(nn.Module):
-    """From tensors to logits."""
+    """Model with tensors as inputs and logits as output."""
 
     def __init__(self, model: Any, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ def export_onnx(
 
 
 def _checked(path: Path, model: Any, names: Sequence[str]) -> float:
-    """The largest difference of a logit; raises AttendropError if it is beyond the tolerance."""
+    """Return the largest difference of a logit; raises AttendropError if it is beyond the tolerance."""
     found = _differences(path, model, names)
     tolerance = TOLERANCE if next(model.parameters()).dtype in (torch.float32, torch.float64) else TOLERANCE_HALF
     for difference, largest in found:
@@ -125,7 +125,7 @@ def _checked(path: Path, model: Any, names: Sequence[str]) -> float:
 
 
 def _differences(path: Path, model: Any, names: Sequence[str]) -> list[tuple[float, float]]:
-    """For batches of several sizes: the largest difference of a logit, and the largest logit."""
+    """Return, for batches of several sizes, the largest difference of a logit and the largest logit."""
     reference, found = copy.deepcopy(model).eval().cpu(), []
     try:
         run = onnx_model(path)
@@ -155,7 +155,7 @@ def export_torch(model: Any, path: str | Path, *, token_types: bool | None = Non
 
 
 def _prepared(model: Any, token_types: bool | None) -> tuple[_Logits, tuple[Tensor, ...], tuple[dict[int, Any], ...]]:
-    """The model in its form with padding, example inputs, and which of their sizes are free."""
+    """Prepare the model in its form with padding, example inputs, and their free sizes."""
     inner = copy.deepcopy(model.model if isinstance(model, PrunedModel) else model).eval().cpu()
     for module in inner.modules():
         if isinstance(module, PackedEncoder):
@@ -173,7 +173,7 @@ def _prepared(model: Any, token_types: bool | None) -> tuple[_Logits, tuple[Tens
 
 
 def _examples(model: Any, *, batch: int, choices: int, length: int) -> dict[str, Tensor]:
-    """A batch of text whose rows have different lengths, but for the first, which has no padding."""
+    """Make a batch of texts of different lengths, the first without padding."""
     shape = (batch, choices, length) if _is_choice(model) else (batch, length)
     tokens = torch.randint(model.config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
     mask = (torch.arange(length) < length - torch.arange(batch)[:, None] % length).long()
@@ -198,7 +198,7 @@ def _failure(model: Any, error: Exception) -> AttendropError:
 
 
 class _quiet(warnings.catch_warnings):
-    """Without the remarks of exporters and quantizers."""
+    """Silence the warnings of exporters and quantizers."""
 
     def __enter__(self) -> Any:
         found = super().__enter__()

@@ -1,4 +1,4 @@
-"""An ONNX file that was exported: what it says of itself, what it computes, and eight-bit weights."""
+"""Exported ONNX files: metadata, inference, quantization to eight bits."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def describe(path: Path, config: Any, metadata: Mapping[str, str]) -> None:
 def quantize_int8(path: Path) -> None:
     """Replace the weights of matrix products by eight-bit integers, one scale for each output; embeddings likewise.
 
-    What is multiplied with them is quantized while the file runs, by the range of the whole batch.
+    The other factor is quantized at run time, by the range of the whole batch.
     """
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic

@@ -1,4 +1,4 @@
-"""Encoders without work on padding, and with layers whose attention is one vector per sequence.
+"""Encoders that compute no padding, with layers whose attention is one vector per sequence.
 
 Tokens lie one after another, ``(tokens, hidden)``; only real attention sees them as a padded batch. In a layer with
 constant attention the output of all heads is ``mean_valid(X) W_V W_O + b_V W_O + b_O``, the same for every token of a
@@ -32,7 +32,7 @@ class LayerParts:
     Attributes:
         query, key, value: None in a layer with constant attention.
         output: The output projection; in a layer with constant attention ``W_V W_O`` and what belongs to it.
-        norm, up, activation, down, last_norm: What follows.
+        norm, up, activation, down, last_norm: The norm after attention, the feed-forward part and the last norm.
     """
 
     query: nn.Linear | None
@@ -51,13 +51,13 @@ class LayerParts:
         return cls(**{field.name: attrgetter(getattr(family, field.name))(layer) for field in fields(cls)})
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        """What follows attention: the residual, the norm, the feed-forward part; ``(..., hidden)``."""
+        """Apply the residual, the norm and the feed-forward part after attention; ``(..., hidden)``."""
         x = self.norm(x + attended)
         return self.last_norm(x + self.down(self.activation(self.up(x))))  # type: ignore[no-any-return]
 
 
 class PackedEncoder(nn.Module):
-    """Runs the layers of an encoder on the real tokens alone. It stands where the model's own encoder stood.
+    """Runs the layers of an encoder on the real tokens only, in place of the model's own encoder.
 
     Args:
         layer: The layers, of which those with constant attention have no query, key and value any more.
@@ -111,7 +111,7 @@ class PackedEncoder(nn.Module):
         return layout.in_chunks(x, lambda chunk: parts.finish(x[chunk], parts.output(attended[chunk])))
 
     def _first_of_last_layer(self, parts: LayerParts, x: Tensor, layout: PaddedLayout) -> Tensor:
-        """The last layer's output for the first token of each sequence, ``(batch, hidden)``."""
+        """Compute the last layer's output for the first token of each sequence, ``(batch, hidden)``."""
         first = layout.first(x)
         if parts.query is None or parts.key is None or parts.value is None:
             return parts.finish(first, parts.output(layout.mean(x)))
@@ -120,14 +120,14 @@ class PackedEncoder(nn.Module):
         return parts.finish(first, parts.output(attended[:, 0]))
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        """Attention of padded tensors ``(batch, length, hidden)``."""
+        """Compute attention of padded tensors ``(batch, length, hidden)``."""
         q, k, v = (x.view(*x.shape[:2], self.heads, -1).transpose(1, 2) for x in (query, key, value))
         mask = None if mask is None else mask[:, None, None]
         return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
 
 
 class PaddedLayout:
-    """Tokens as they come: ``(batch, length, hidden)``, with padding.
+    """Layout of tokens with padding, ``(batch, length, hidden)``.
 
     Args:
         hidden_states: ``(batch, length, hidden)``, for shape, dtype and device.
@@ -143,19 +143,19 @@ class PaddedLayout:
         self._mean_weights = weights.to(hidden_states.dtype)  # of a token in the mean over its sequence
 
     def pack(self, x: Tensor) -> Tensor:
-        """From ``(batch, length, hidden)`` to this layout."""
+        """Convert ``(batch, length, hidden)`` to this layout."""
         return x
 
     def unpack(self, x: Tensor) -> Tensor:
-        """From this layout to ``(batch, length, hidden)``."""
+        """Convert this layout to ``(batch, length, hidden)``."""
         return x
 
     def mean(self, x: Tensor) -> Tensor:
-        """Mean over the real tokens of each sequence, ``(batch, hidden)``."""
+        """Compute the mean over the real tokens of each sequence, ``(batch, hidden)``."""
         return (self._mean_weights[:, None] @ x)[:, 0]
 
     def first(self, x: Tensor) -> Tensor:
-        """The first token of each sequence, ``(batch, hidden)``."""
+        """Select the first token of each sequence, ``(batch, hidden)``."""
         return x[:, 0]
 
     def spread(self, vectors: Tensor, chunk: slice) -> Tensor:
@@ -168,7 +168,7 @@ class PaddedLayout:
 
 
 class PackedLayout(PaddedLayout):
-    """Real tokens, one after another: ``(tokens, hidden)``."""
+    """Layout of the real tokens one after another, ``(tokens, hidden)``."""
 
     def __init__(self, hidden_states: Tensor, mask: Tensor | None, *, keep_first: bool) -> None:
         super().__init__(hidden_states, mask, keep_first=keep_first)

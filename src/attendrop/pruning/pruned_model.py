@@ -1,4 +1,4 @@
-"""A model some of whose layers attend to nothing in particular: made, saved and loaded."""
+"""Models with constant attention in some layers: made, saved and loaded."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PrunedModel(nn.Module):
         masked: A model with zero queries in the pruned layers, as :func:`mask_layers` makes it; left as it was.
 
     Attributes:
-        model: The model of transformers within.
+        model: The transformers model inside.
         layers: The pruned layers, from 0.
         num_layers: How many layers of attention there are.
         fast: Whether it has the fast form.
@@ -68,7 +68,7 @@ class PrunedModel(nn.Module):
 
     @property
     def config(self) -> Any:
-        """The configuration of the model within."""
+        """Configuration of the transformers model inside."""
         return self.model.config
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -90,7 +90,7 @@ class PrunedModel(nn.Module):
         return self
 
     def to_stock(self) -> Any:
-        """A model of transformers that computes the same, with zero queries in the pruned layers.
+        """Return a transformers model that computes the same, with zero queries in the pruned layers.
 
         It trains (the queries are frozen), and can be saved for use without this library. Where two matrices were
         folded into one, it has that one and an identity.
@@ -169,7 +169,7 @@ def load(folder: str | Path) -> Any:
 
 
 def warn_if_slow(light: PrunedModel) -> None:
-    """Say so if a pruned model is no faster."""
+    """Log a warning if a pruned model is no faster."""
     if not light.fast:
         logger.warning(
             "%s has no fast form here: its pruned layers attend equally to all tokens, and take as long as before.",
@@ -178,7 +178,7 @@ def warn_if_slow(light: PrunedModel) -> None:
 
 
 def unpadded(model: Any) -> PrunedModel:
-    """A model of which nothing is pruned, in the form that computes no padding."""
+    """Put a model into the form that computes no padding, without pruning a layer."""
     if not has_fast_form(model):
         raise AttendropError(f"{type(model).__name__} has no form without padding here.")
     return PrunedModel(model)

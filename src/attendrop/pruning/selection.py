@@ -1,4 +1,4 @@
-"""Which layers lose their attention, and how many."""
+"""Selection of the layers to prune."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from attendrop.pruning.constant_attention import ConstantPlan, mask_layers, prun
 from attendrop.pruning.pruned_model import PrunedModel, warn_if_slow
 from attendrop.training.regularization import loss_and_outputs
 
-# How well a model does, more is better: one number, or one for each row, of which the score is the mean.
+# Score of a model, more is better: one number, or one for each row, of which the score is the mean.
 Score = Callable[[PrunedModel], float | Sequence[float]]
-# The same, or the predictions that a score is made of.
+# The same, or the predictions that the score is computed from.
 Judge = Callable[[PrunedModel], float | Sequence[float] | Predictions]
 # The name of the ranking by :func:`importance`.
 IMPORTANCE = "importance"
@@ -36,12 +36,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LayerSelection:
-    """What a user asked for: exactly one is not None, or all are, which means ``auto``.
+    """Request of a user: one attribute is not None, or all are None, which means ``auto``.
 
     Attributes:
-        count: So many layers.
-        layers: These layers.
-        threshold: Layers of which a method learnt to drop at least this share.
+        count: Number of layers.
+        layers: Numbers of the layers.
+        threshold: Layers of which a method learnt to drop at least this fraction.
     """
 
     count: int | None = None
@@ -50,7 +50,7 @@ class LayerSelection:
 
     @property
     def auto(self) -> bool:
-        """Whether the number of layers is to be found."""
+        """Whether the number of layers is to be found by scoring."""
         return self.count is None and self.layers is None and self.threshold is None
 
 
@@ -63,7 +63,7 @@ def prune(
     pi: Mapping[str, float] | Sequence[float] | None = None,
     tolerance: float = 0.0,
 ) -> PrunedModel:
-    """Make the attention of some layers constant, for good, and the model faster.
+    """Prune a model: make the attention of some layers constant, and the model faster.
 
     Example:
         >>> light = prune(model, layers="auto", batches=batches)
@@ -82,7 +82,7 @@ def prune(
             ``pi``, and scored on, if not by ``score``.
         score: How well a model does, more is better: a score for each of the same rows, or a single number, of which
             there is no interval, so that it is taken at its word. Default: minus the loss on each row of ``batches``.
-        pi: Of each layer the share of its units that a method learnt to drop, in order or by keys such as
+        pi: Of each layer the fraction of its units that a method learnt to drop, in order or by keys such as
             ``"encoder.0"``. Layers then go in this order, highest first. Default: by importance, the loss on
             ``batches`` with this one layer's attention constant, lowest first.
         tolerance: See ``layers``; in units of the score.
@@ -95,7 +95,7 @@ def prune(
         raise AttendropError("The model is pruned already; prune what its to_stock() gives.")
     attention_layers = prunable_layers(model)
     if selection.auto and score is None:
-        score = loss_score(_needed(batches, "layers='auto'"))
+        score = loss_score(_require_batches(batches, "layers='auto'"))
     light, trials = prune_selected(
         model, selection, pi, lambda: importance(model, attention_layers, batches), score, tolerance
     )
@@ -143,7 +143,7 @@ def prune_selected(
     judge: Judge | None,
     tolerance: float,
 ) -> tuple[PrunedModel, list[Trial]]:
-    """Decide which layers go, and prune them.
+    """Decide which layers to prune, and prune them.
 
     Args:
         model: As for :func:`prune`.
@@ -158,25 +158,27 @@ def prune_selected(
     """
     attention_layers = prunable_layers(model)
     if selection.layers is not None:
-        return _made(model, selection.layers), []
+        return _pruned(model, selection.layers), []
     if selection.threshold is not None:
-        shares = _shares(pi, attention_layers)
-        return _made(model, [number for number, share in enumerate(shares) if share >= selection.threshold]), []
+        fractions = _drop_fractions(pi, attention_layers)
+        return _pruned(
+            model, [number for number, fraction in enumerate(fractions) if fraction >= selection.threshold]
+        ), []
     if selection.count is not None and selection.count > len(attention_layers):
         raise AttendropError(
             f"layers={selection.count}: the model has only {len(attention_layers)} layers of attention."
         )
-    harm = measure_importance() if pi is None else [-share for share in _shares(pi, attention_layers)]
+    harm = measure_importance() if pi is None else [-fraction for fraction in _drop_fractions(pi, attention_layers)]
     order = sorted(range(len(attention_layers)), key=lambda number: (harm[number], -number))
     if selection.count is not None:
-        return _made(model, order[: selection.count]), []
+        return _pruned(model, order[: selection.count]), []
     assert judge is not None
     return choose_count(model, order, judge, tolerance)
 
 
 def importance(model: Any, attention_layers: Iterable[AttentionLayer], batches: Sequence[Batch] | None) -> list[float]:
     """Measure the mean loss of the model with the attention of each layer, one at a time, made constant."""
-    batches = _needed(batches, "the importance of layers")
+    batches = _require_batches(batches, "the importance of layers")
     adapter = ModelAdapter(model)
     adapter.attach()
     try:
@@ -188,13 +190,13 @@ def importance(model: Any, attention_layers: Iterable[AttentionLayer], batches: 
 
 @dataclass(frozen=True)
 class Trial:
-    """A number of pruned layers that was tried.
+    """Score of one number of pruned layers.
 
     Attributes:
-        count: How many layers.
-        score: With these layers pruned.
-        rows: How many rows the score was taken on; 0: not known.
-        difference: To the score of the whole model.
+        count: Number of layers.
+        score: Score with these layers pruned.
+        rows: Number of rows that were scored; 0 if not known.
+        difference: Difference from the score of the whole model.
     """
 
     count: int
@@ -206,7 +208,7 @@ class Trial:
 def choose_count(
     model: Any, order: Sequence[int], judge: Judge, tolerance: float = 0.0
 ) -> tuple[PrunedModel, list[Trial]]:
-    """Prune more and more layers; keep the most that surely cost no more than ``tolerance``: see :func:`prune`.
+    """Prune more and more layers, and keep the largest number within ``tolerance``: see :func:`prune`.
 
     Returns:
         The model, and what was tried, from no layer to all.
@@ -215,11 +217,11 @@ def choose_count(
         raise AttendropError(f"tolerance={tolerance} must be at least 0.")
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(order))  # Bonferroni: of all intervals together
     best = PrunedModel(mask_layers(model, []))
-    before = _judged(judge, best)
+    before = _predictions(judge, best)
     trials = [Trial(0, before.score, len(before.labels), Difference(0.0, 0.0, 0.0))]
     for count in range(1, len(order) + 1):
         candidate = PrunedModel(mask_layers(model, order[:count]))
-        after = _judged(judge, candidate)
+        after = _predictions(judge, candidate)
         if len(after.labels) != len(before.labels):
             raise AttendropError(
                 f"score gave {len(after.labels)} rows with {count} layers pruned and {len(before.labels)} with none; "
@@ -233,9 +235,9 @@ def choose_count(
     return best, trials
 
 
-def undecided_message(trials: Sequence[Trial], chosen: int, tolerance: float) -> str | None:
-    """Say what the rows cannot tell: whether more than ``chosen`` layers would cost more than ``tolerance``."""
-    undecided = [trial for trial in trials[chosen + 1 :] if trial.difference.low < -tolerance <= trial.difference.high]
+def undecided_message(trials: Sequence[Trial], kept: int, tolerance: float) -> str | None:
+    """Describe what the rows leave undecided: whether more than ``kept`` layers would cost more than ``tolerance``."""
+    undecided = [trial for trial in trials[kept + 1 :] if trial.difference.low < -tolerance <= trial.difference.high]
     if not undecided:
         return None
     nearest = max(undecided, key=lambda trial: (trial.difference.low, trial.count))
@@ -252,7 +254,7 @@ def undecided_message(trials: Sequence[Trial], chosen: int, tolerance: float) ->
 
 
 def loss_score(batches: Sequence[Batch]) -> Score:
-    """Minus the loss on each row of some batches, as a score."""
+    """Make a score of minus the loss on each row of some batches."""
 
     def score(model: PrunedModel) -> list[float]:
         with torch.no_grad():
@@ -262,7 +264,7 @@ def loss_score(batches: Sequence[Batch]) -> Score:
 
 
 def _single_rows(batch: Batch) -> Iterator[Batch]:
-    """The rows of a batch, each as a batch of its own, padded as it was."""
+    """Yield each row of a batch as a batch of its own, with its padding."""
     rows = number_of_rows(batch)
     for row in range(rows):
         yield {
@@ -271,7 +273,7 @@ def _single_rows(batch: Batch) -> Iterator[Batch]:
         }
 
 
-def _judged(judge: Judge, model: PrunedModel) -> Predictions:
+def _predictions(judge: Judge, model: PrunedModel) -> Predictions:
     found = judge(model)
     if isinstance(found, Predictions):
         return found
@@ -283,7 +285,7 @@ def _judged(judge: Judge, model: PrunedModel) -> Predictions:
     return Predictions(values[None][:0], values[None][:0], lambda *_: float(values))
 
 
-def _made(model: Any, layers: Sequence[int]) -> PrunedModel:
+def _pruned(model: Any, layers: Sequence[int]) -> PrunedModel:
     light = PrunedModel(mask_layers(model, layers))
     warn_if_slow(light)
     return light
@@ -295,23 +297,23 @@ def _mean_loss(adapter: ModelAdapter, batches: Sequence[Batch], plan: Plan) -> f
     return sum(losses) / sum(map(number_of_rows, batches))
 
 
-def _shares(
+def _drop_fractions(
     pi: Mapping[str, float] | Sequence[float] | None, attention_layers: Sequence[AttentionLayer]
 ) -> list[float]:
     if pi is None:
         raise AttendropError(
-            "A threshold is on pi, the share of a layer that a method learnt to drop; this model has none. Prune by "
+            "A threshold is on pi, the fraction of a layer that a method learnt to drop; this model has none. Prune by "
             "count, or 'auto'."
         )
     keys = [layer.key for layer in attention_layers]
-    shares = dict(pi) if isinstance(pi, Mapping) else dict(zip(keys, pi, strict=False))
-    missing = [key for key in keys if key not in shares]
+    fractions = dict(pi) if isinstance(pi, Mapping) else dict(zip(keys, pi, strict=False))
+    missing = [key for key in keys if key not in fractions]
     if missing or len(pi) != len(keys):
-        raise AttendropError(f"pi has {len(pi)} layers, the model {len(keys)}: it must have one share for each.")
-    return [shares[key] for key in keys]
+        raise AttendropError(f"pi has {len(pi)} layers, the model {len(keys)}: it must have one fraction for each.")
+    return [fractions[key] for key in keys]
 
 
-def _needed(batches: Sequence[Batch] | None, purpose: str) -> Sequence[Batch]:
+def _require_batches(batches: Sequence[Batch] | None, purpose: str) -> Sequence[Batch]:
     if not batches:
         raise AttendropError(f"Give batches, labelled and not trained on: {purpose} is measured on them.")
     return batches
