@@ -44,35 +44,37 @@ class RunConfig:
     """The options of one training run.
 
     The defaults of the optimisation are ours, for small data and small models: AdamW at 5e-5, in batches of 32, warmed
-    up over a tenth of the steps and then lowered to zero linearly. :func:`preset` has the paper's.
+    up over a tenth of the steps and then lowered to zero linearly. Published settings are in
+    :mod:`attendrop.runs.presets`.
 
     Attributes:
-        model: A folder, a hub id or ``"minilm"``.
-        output_dir: The folder that the run fills.
-        task: A task's name, or None for one's own files.
+        model: Folder, hub id or ``"minilm"``.
+        output_dir: Folder of the run.
+        task: Name of a task; None: own files.
         data_dir: Folder of GLUE files; None: ``$ATTENDROP_DATA``, then the hub.
-        train_file, eval_file: One's own files, with ``text_columns`` (one or two), ``label_column`` and ``label_type``
+        train_file, eval_file: Own files, with ``text_columns`` (one or two), ``label_column`` and ``label_type``
             (``"auto"``, ``"class"``, ``"number"``). Without an ``eval_file`` nothing is reported but the selection.
             A column that the method reads is in the ``train_file``; other files need none.
         skip_bad_rows: Leave out rows of own files that cannot be used; the run's folder lists them.
-        metric: The score that decides, as :func:`attendrop.tasks.metrics.with_metric` names it; None: the task's own.
+        metric: The metric that chooses the best epoch, named as for :func:`attendrop.tasks.metrics.with_metric`; None:
+            the task's own.
         class_weights: ``"balanced"``: rare classes count as much as common ones in the loss; None: rows count alike.
-        method: What regularises, with its ``options``.
-        epochs, batch_size, gradient_accumulation, learning_rate, weight_decay, schedule, warmup: Of the optimisation.
-            ``batch_size`` counts rows per process and micro-batch; ``warmup`` is a fraction of all steps.
+        method: Name of the method, or several joined by ``+``, with its ``options``.
+        epochs, batch_size, gradient_accumulation, learning_rate, weight_decay, schedule, warmup: Options of the
+            optimisation. ``batch_size`` counts rows per process and micro-batch; ``warmup`` is a fraction of all steps.
         max_steps: Stop after so many optimizer steps instead of after ``epochs``; for comparisons between methods that
             train on different numbers of rows.
-        max_length: In tokens; longer texts are cut.
+        max_length: Maximum length in tokens; longer texts are truncated.
         max_train_samples, shots: Use only so many rows, or so many of each class, of the training data; the selection
             split is taken from these.
         protocol: ``"honest"`` chooses the best epoch on ``selection_fraction`` of the training data (0: keeps the last
             epoch); ``"paper"`` chooses it on the development set, as the papers do.
         patience: Stop after so many epochs without a better selection score; None never stops early.
         save_steps: A checkpoint every so many optimizer steps besides the one at each epoch's end.
-        report_to: Where figures are sent while the run trains: ``"tensorboard"``, ``"wandb"``, ``"trackio"``,
+        report_to: Where metrics are logged while the run trains: ``"tensorboard"``, ``"wandb"``, ``"trackio"``,
             ``"mlflow"`` or ``"none"``.
         logging_steps: Log every so many optimizer steps; None: at each epoch's end.
-        seed: Of the head's weights, the splits, the order of batches, and all dropout.
+        seed: Seed of the head's weights, the splits, the order of batches, and all dropout.
         device: ``"auto"`` or ``"cpu"``.
         bf16, fp16: Mixed precision.
 

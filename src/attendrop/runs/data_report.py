@@ -119,7 +119,7 @@ def _named(parts: Parts) -> dict[str, Dataset]:
 def _truncated(
     rows: Dataset, lengths: Sequence[int], head: Head, tokenizer: PreTrainedTokenizerBase, limit: int
 ) -> int:
-    """How many rows were cut: of those that fill the whole length, the ones that are longer."""
+    """Count the truncated rows: of those that fill the whole length, the ones that are longer."""
     full = [row for row, length in enumerate(lengths) if length >= limit]
     if not full:
         return 0

@@ -11,42 +11,29 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Method
 from attendrop.pruning.comparison import Array, Predictions
 from attendrop.runs.config import RunConfig
-from attendrop.runs.data import Parts, fingerprint
+from attendrop.runs.data import fingerprint
 from attendrop.runs.model_loading import load_model_and_tokenizer
-from attendrop.runs.resolved_run import resolve_run
+from attendrop.runs.resolved_run import ResolvedRun, resolve_run
 from attendrop.runs.run_folder import read_metrics, read_run
-from attendrop.tasks.base import Task
 from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.tokenization import encode
 
 
 @dataclass(frozen=True)
-class FinishedRun:
-    """Finished run.
+class FinishedRun(ResolvedRun):
+    """Finished run; its options name the data and the device of today.
 
     Attributes:
-        config: Its options, with the data and device of today.
-        metrics: What its ``metrics.json`` says.
-        task: What it learnt.
-        parts: Its rows, as they were divided; not encoded.
-        model: The model that it left, on the CPU.
+        metrics: Content of its ``metrics.json``.
+        model: Its model, on the CPU.
         tokenizer: The model's tokenizer.
     """
 
-    config: RunConfig
     metrics: dict[str, Any]
-    task: Task
-    parts: Parts
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-
-    @property
-    def method(self) -> Method:
-        """The method that regularised its training."""
-        return self.config.regularizer
 
     @property
     def chosen_on(self) -> str | None:
@@ -112,7 +99,7 @@ def load_finished_run(run_dir: str, *, data_dir: str | None = None, device: str 
             f"The data changed since the run in '{run_dir}': its selection split cannot be made again."
         )
     model, tokenizer = load_model_and_tokenizer(str(folder.absolute()), None)
-    return FinishedRun(config, metrics, resolved.task, resolved.parts, model, tokenizer)
+    return FinishedRun(config, resolved.data, resolved.parts, metrics, model, tokenizer)
 
 
 def check_finished(run_dir: str) -> None:

@@ -21,7 +21,14 @@ from attendrop.output_files import write_json
 from attendrop.pruning.comparison import CONFIDENCE, Array, Predictions, paired_difference
 from attendrop.pruning.constant_attention import mask_layers, prunable_layers
 from attendrop.pruning.pruned_model import PrunedModel
-from attendrop.pruning.selection import IMPORTANCE, importance, parse_selection, prune_selected, undecided_message
+from attendrop.pruning.selection import (
+    IMPORTANCE,
+    LayerSelection,
+    importance,
+    parse_selection,
+    prune_selected,
+    undecided_message,
+)
 from attendrop.runs.callbacks import silence
 from attendrop.runs.class_weights import run_loss
 from attendrop.runs.finished_run import FinishedRun, load_finished_run
@@ -57,8 +64,8 @@ def prune_run(
     """Prune the model of a finished run, and leave it with its metrics in another folder.
 
     Layers are ranked by what the run's method learnt to drop, if it learnt that, else by importance; both on rows that
-    were not trained on. They are chosen on the run's selection split. The folder appears
-    when it is whole: one whose pruning was stopped can be pruned into again.
+    were not trained on. They are chosen on the run's selection split. The folder appears when it is complete: one whose
+    pruning was stopped can be pruned into again.
 
     Args:
         run_dir: Folder of the run.
@@ -66,10 +73,10 @@ def prune_run(
         layers: As for :func:`attendrop.prune`.
         tolerance: As for :func:`attendrop.prune`, in units of the task's metric.
         recover_epochs: Fine-tune for so many epochs afterwards, with the pruned layers in place, as the run did.
-        data_dir: Where the run's task is now, if not where it was.
+        data_dir: Folder of the run's task, if it was moved.
         device: ``"auto"`` or ``"cpu"``.
         on_pass: Called before each pass over rows with what it is for, how many are done, and of how many at most.
-        callbacks: Watch the fine-tuning afterwards.
+        callbacks: Callbacks of the fine-tuning afterwards.
 
     Returns:
         The run's ``metrics.json`` with the scores of the pruned model, and under ``pruned`` what was done: ``layers``,
@@ -82,17 +89,17 @@ def prune_run(
     Raises:
         AttendropError: There is no finished run, its data changed, or the model cannot be pruned in this way.
     """
-    parse_selection(layers)
+    selection = parse_selection(layers)
     if recover_epochs < 0:
         raise AttendropError(f"recover-epochs must be at least 0, not {recover_epochs}.")
     with new_folder(Path(output_dir)) as folder:
         run = _load(run_dir, data_dir, device)
-        light, found = _pruned(_Work(run, on_pass), layers, tolerance, recover_epochs, callbacks)
+        light, found = _pruned(_Work(run, on_pass), selection, tolerance, recover_epochs, callbacks)
         return _save(run, light, found, folder, output_dir)
 
 
 def _pruned(
-    work: _Work, layers: str | int, tolerance: float, recover_epochs: int, callbacks: Sequence[TrainerCallback]
+    work: _Work, selection: LayerSelection, tolerance: float, recover_epochs: int, callbacks: Sequence[TrainerCallback]
 ) -> tuple[PrunedModel, dict[str, Any]]:
     """Prune the model, and measure it; returns the model and the ``pruned`` part of the metrics."""
     run = work.run
@@ -102,7 +109,6 @@ def _pruned(
         pi, harm = None, work.importance(attention_layers)
     else:  # nothing is known of layers that the method did not see
         pi = harm = {layer.key: ranking.drop_fractions.get(layer.key, 0.0) for layer in attention_layers}
-    selection = parse_selection(layers)
     if selection.auto:
         rows = len(run.sets[work.chosen_on])
         logger.info("Scoring with 0 to %d layers pruned, on %d rows of %s.", len(harm), rows, work.chosen_on)

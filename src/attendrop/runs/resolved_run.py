@@ -12,7 +12,7 @@ from attendrop.tasks.base import Task, TaskData
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """Run with resolved options.
+    """Run with resolved options: they are read once, here, and what they name is passed on.
 
     Attributes:
         config: The options.

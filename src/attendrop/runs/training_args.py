@@ -102,5 +102,5 @@ def _max_steps(config: RunConfig, checkpoint: Path | None) -> int:
 
 
 def on_cpu(device: str) -> bool:
-    """Whether to compute on the CPU. The trainer must be told: it starts DDP on CPUs only where they were asked for."""
+    """Whether to compute on the CPU; an argument of the trainer, which starts DDP on CPUs only if asked for them."""
     return device == "cpu" or not torch.accelerator.is_available()
