@@ -10,7 +10,7 @@ from attendrop.attention.blocks import Block, block_of
 from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit
 from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.attention.layers import AttentionLayer, checked_layers, select_layers, select_self_attention
-from attendrop.attention.plan import CombinedPlan, Plan
+from attendrop.attention.plan import CombinedPlan, ConstantAttention, Plan
 from attendrop.attention.projections import ValueProjection, find_value_projection
 from attendrop.attribution.attention_weights import attention_attribution
 from attendrop.attribution.finite_gradients import finite_gradients, gradients_of, wide
@@ -78,6 +78,7 @@ __all__ = [
     "BlockEdit",
     "CombinedPlan",
     "ComputeLoss",
+    "ConstantAttention",
     "GatePlan",
     "InitialState",
     "LabelledData",

@@ -324,14 +324,15 @@ def test_the_survivor_is_drawn_with_the_stated_probability(gap: float) -> None:
     method_state.method = AttendOut(temperature=0.1)
 
     class Nothing:
-        class defender:
-            @staticmethod
-            def take_from_attacker() -> None: ...
-            @staticmethod
-            def give_to_attacker() -> None: ...
+        @staticmethod
+        def take_from_attacker() -> None: ...
+        @staticmethod
+        def give_to_attacker() -> None: ...
+
+    attacked, defended = torch.tensor([[-1.0 + gap], [-1.0]], dtype=torch.float64)
 
     chances = torch.rand(4000, generator=torch.Generator().manual_seed(3), dtype=torch.float64).tolist()
-    found = sum(method_state._come_together(Nothing, -1.0 + gap, -1.0, chance) for chance in chances) / 4000  # type: ignore[arg-type]
+    found = sum(method_state._merge(Nothing, attacked, defended, chance) for chance in chances) / 4000  # type: ignore[arg-type]
     expected = math.exp(gap / 0.1) / (math.exp(gap / 0.1) + 1)
     assert found == pytest.approx(expected, abs=4 * math.sqrt(expected * (1 - expected) / 4000))
 
@@ -347,21 +348,21 @@ def test_rewards_are_the_difference_of_scores_on_the_items() -> None:
         if metrics:
             seen.append(metrics)
 
-    original = AttendOutState._come_together
+    original = AttendOutState._merge
 
-    def spy(self: Any, players: Any, attacker: float, defender: float, chance: float) -> bool:
+    def spy(self: Any, defender: Any, attacked: Tensor, defended: Tensor, chance: float) -> bool:
         with torch.no_grad():
-            losses = [float(m.eval()(**batch).loss) for m in (self.training.model, players.defender.model)]
-        for m in (self.training.model, players.defender.model):
+            losses = [float(m.eval()(**batch).loss) for m in (self.training.model, defender.model)]
+        for m in (self.training.model, defender.model):
             m.train()
         expected.append(losses[1] - losses[0])
-        return original(self, players, attacker, defender, chance)
+        return original(self, defender, attacked, defended, chance)
 
-    AttendOutState._come_together = spy  # type: ignore[method-assign]
+    AttendOutState._merge = spy  # type: ignore[method-assign]
     try:
         run(AttendOut(dropout_step=2), 8, watch=watch)
     finally:
-        AttendOutState._come_together = original  # type: ignore[method-assign]
+        AttendOutState._merge = original  # type: ignore[method-assign]
     assert [metrics["attendout/reward"] for metrics in seen] == pytest.approx(expected)
     baseline = 0.0
     for metrics in seen:

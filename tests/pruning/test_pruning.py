@@ -24,8 +24,9 @@ from torch.nn.functional import cross_entropy
 import attendrop
 from attendrop import AttendropError, PrunedModel, export_onnx, export_torch, load, prune
 from attendrop.attention.adapter import ModelAdapter
+from attendrop.attention.plan import ConstantAttention
 from attendrop.pruning.comparison import Difference
-from attendrop.pruning.constant_attention import ConstantPlan, mask_layers, prunable_layers
+from attendrop.pruning.constant_attention import mask_layers, prunable_layers
 from attendrop.pruning.pruned_model import unpadded
 from attendrop.pruning.selection import (
     LayerSelection,
@@ -238,7 +239,7 @@ def test_zero_queries_are_constant_attention(name: str, attention: str) -> None:
     adapter.trace(batch)
     adapter.attach()
     with torch.no_grad():
-        expected = adapter.forward(batch, ConstantPlan([layer.key])).logits
+        expected = adapter.forward(batch, ConstantAttention([layer.key])).logits
         adapter.detach()
         near(mask_layers(model, [1])(**batch).logits, expected)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from torch import Tensor, nn
@@ -119,6 +119,26 @@ class Plan:
             )
         self._visits[module] += 1
         return found[visit]
+
+
+class ConstantAttention(Plan):
+    """Constant attention in some layers: each valid key has the same weight.
+
+    Args:
+        keys: Keys of the layers.
+    """
+
+    acts_on = frozenset({"attention"})
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        super().__init__()
+        self.keys = set(keys)
+
+    def wants(self, layer: AttentionLayer) -> bool:
+        return layer.key in self.keys
+
+    def edit(self, call: AttentionCall) -> AttentionEdit:
+        return AttentionEdit(constant=True)
 
 
 class CombinedPlan(Plan):

@@ -8,9 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from attendrop.attention.edits import AttentionCall, AttentionEdit
-from attendrop.attention.layers import AttentionLayer
-from attendrop.attention.plan import Plan
+from attendrop.attention.plan import ConstantAttention, Plan
 from attendrop.methods.base import Method
 from attendrop.methods.common.citations import WU_2021
 from attendrop.methods.context import StepContext
@@ -56,20 +54,4 @@ class AttentionLayerDrop(Method):
         dropped = {layer.key for layer in attention_layers if context.key.uniform(layer.key) < self.p}
         for layer in attention_layers:
             context.report(layer.key, torch.tensor(int(layer.key in dropped)), torch.tensor(1))
-        return _Constant(dropped)
-
-
-class _Constant(Plan):
-    """Constant attention at the sites that were drawn."""
-
-    acts_on = frozenset({"attention"})
-
-    def __init__(self, keys: set[str]) -> None:
-        super().__init__()
-        self.keys = keys
-
-    def wants(self, layer: AttentionLayer) -> bool:
-        return layer.key in self.keys
-
-    def edit(self, call: AttentionCall) -> AttentionEdit:
-        return AttentionEdit(constant=True)
+        return ConstantAttention(dropped)

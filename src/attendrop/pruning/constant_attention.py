@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any
 
 import torch
 
 from attendrop.attention.adapter import ModelAdapter, find_attention_layers
-from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.example_inputs import example_inputs
 from attendrop.attention.isolation import evaluating
 from attendrop.attention.layers import AttentionLayer, select_self_attention
-from attendrop.attention.plan import Plan
+from attendrop.attention.plan import ConstantAttention
 from attendrop.attention.projections import query_key_parameters
 from attendrop.errors import AttendropError
-
-
-class ConstantPlan(Plan):
-    """Constant attention in some layers."""
-
-    acts_on = frozenset({"attention"})
-
-    def __init__(self, keys: Iterable[str]) -> None:
-        super().__init__()
-        self.keys = set(keys)
-
-    def wants(self, layer: AttentionLayer) -> bool:
-        return layer.key in self.keys
-
-    def edit(self, call: AttentionCall) -> AttentionEdit:
-        return AttentionEdit(constant=True)
 
 
 def prunable_layers(model: Any) -> list[AttentionLayer]:
@@ -103,7 +86,7 @@ def _check_constant(masked: Any, keys: Collection[str]) -> None:
     adapter.attach()
     try:
         with torch.no_grad(), evaluating(masked):
-            found, expected = (adapter.forward(batch, plan)[0].float() for plan in (None, ConstantPlan(keys)))
+            found, expected = (adapter.forward(batch, plan)[0].float() for plan in (None, ConstantAttention(keys)))
     finally:
         adapter.detach()
     tolerance = 1e-3 if masked.dtype in (torch.float32, torch.float64) else 0.1

@@ -15,11 +15,11 @@ import torch
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.isolation import evaluating
 from attendrop.attention.layers import AttentionLayer
-from attendrop.attention.plan import Plan
+from attendrop.attention.plan import ConstantAttention, Plan
 from attendrop.batches import Batch, number_of_rows
 from attendrop.errors import AttendropError
 from attendrop.pruning.comparison import CONFIDENCE, Difference, Predictions, paired_difference
-from attendrop.pruning.constant_attention import ConstantPlan, mask_layers, prunable_layers
+from attendrop.pruning.constant_attention import mask_layers, prunable_layers
 from attendrop.pruning.pruned_model import PrunedModel, warn_if_slow
 from attendrop.training.regularization import loss_and_outputs
 
@@ -183,7 +183,7 @@ def importance(model: Any, attention_layers: Iterable[AttentionLayer], batches: 
     adapter.attach()
     try:
         adapter.trace(batches[0])
-        return [_mean_loss(adapter, batches, ConstantPlan([layer.key])) for layer in attention_layers]
+        return [_mean_loss(adapter, batches, ConstantAttention([layer.key])) for layer in attention_layers]
     finally:
         adapter.detach()
 

@@ -18,6 +18,9 @@ from attendrop.methods.attend_out.policy import Policy
 from attendrop.methods.context import StepContext
 from attendrop.sampling import SampleKey, sample_mask
 
+# Told of each layer's key, its probabilities of dropping, and which units there are (None: all).
+Count = Callable[[str, Tensor, Tensor | None], None]
+
 
 @dataclass
 class Micro:
@@ -146,9 +149,7 @@ class Attack(Guided):
         count: Called with each layer's key, probabilities and units.
     """
 
-    def __init__(
-        self, policy: Policy, context: StepContext, micro: Micro, count: Callable[[str, Tensor, Tensor | None], None]
-    ) -> None:
+    def __init__(self, policy: Policy, context: StepContext, micro: Micro, count: Count) -> None:
         super().__init__(policy, context.inputs)
         self.context = context
         self.micro = micro

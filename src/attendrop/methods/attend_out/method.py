@@ -24,8 +24,8 @@ class AttendOut(AttendOutOptions):
     """Attention dropout that is learnt by policy gradient.
 
     Two copies of the model train on the same batches: the defender with its own dropout only, the attacker also with
-    what the generator drops from its attention scores. Every ``dropout_step`` optimizer steps both are scored, the
-    generator is rewarded by how much better the attacker is, and the two become one again. The attacker is the model
+    what is dropped from its attention scores. Every ``dropout_step`` optimizer steps both are scored, what
+    drops is rewarded by how much better the attacker is, and the two become one again. The attacker is the model
     that is evaluated and saved.
 
     Takes about twice the memory and time of fine-tuning. Needs the model's optimizer, and data to score on, both of
@@ -41,6 +41,11 @@ class AttendOut(AttendOutOptions):
     Args:
         variant: ``"dropout"`` (Wu et al. 2021) or ``"pruning"`` (the self-pruning version): decides ``score_on`` and
             ``merge`` where these are not given.
+        learner: What decides what is dropped. ``"policy_gradient"``: the papers' generator, a network that is trained
+            by policy gradient. ``"effects"``, ours, for little data: each layer is dropped or not for a whole period.
+            Its probability starts at ``init_drop_prob`` and moves by as much as the evidence of all periods says, see
+            :class:`attendrop.methods.attend_out.layer_effects.LayerEffects`. There is no network then; the options of
+            the generator, ``credit`` and ``baseline_decay`` have no meaning.
         score_on: What both models are scored on. ``"reward_data"``: items drawn from it, one for each step; the dropout
             version. ``"train"``: the batches just trained on; the pruning version. ``"noisy_train"``: these with 15 %
             of their tokens masked.
@@ -51,12 +56,15 @@ class AttendOut(AttendOutOptions):
         score: Of an item: ``"loss"``, its negative mean, or ``"metric"``, that of the task.
         reward: ``"difference"`` of the scores, or its ``"sign"``.
         merge: How the two become one: ``"sample"``, the survivor drawn by softmax of the mean scores over
-            ``temperature``; ``"best"``; ``"attacker"``, the pruning version.
+            ``temperature``; ``"confidence"``, the attacker with the probability that it is the better one, by the
+            difference of the scores over its standard error (the default of ``learner="effects"``); ``"best"``;
+            ``"attacker"``, the pruning version.
         temperature: See ``merge``.
         baseline_decay: Of the moving average of rewards that is subtracted from them.
         credit: ``"step"``: the ``t``-th action of a period is paired with the ``t``-th reward (Eq. 5). ``"return"``:
             each is paired with the mean reward of the period.
-        granularity: What is dropped at once: a ``"score"``, the scores of a ``"head"``, or those of a ``"layer"``.
+        granularity: What is dropped at once: a ``"score"`` (the default), the scores of a ``"head"``, or those of a
+            ``"layer"`` (all that ``learner="effects"`` drops).
         generator_heads: Heads of the generator, a divisor of the model's; with ``granularity="head"``, 1 stands for as
             many as the model has.
         generator_feed_forward: Whether the generator has a feed-forward.
@@ -75,8 +83,9 @@ class AttendOut(AttendOutOptions):
 
     Source: Wu, Zhao, Zhang (2021), two manuscripts. Points that they leave open: a dropped row attends equally to its
     valid keys; the baseline is read before the period's mean reward enters it; the actions' probabilities are
-    recomputed when the generator learns; ``reward_data="split"`` and ``reward_batch_size=4`` are ours, and so are
-    granularities, heads and feed-forward other than the papers' (which name them as outlook).
+    recomputed when the generator learns. Ours are ``learner="effects"``, ``merge="confidence"``,
+    ``reward_data="split"``, ``reward_batch_size=4``, and granularities, heads and feed-forward other than the papers'
+    (which name these as outlook).
     """
 
     name: ClassVar[str] = "attendout"

@@ -13,7 +13,7 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.batches import Batch
 from attendrop.errors import AttendropError
-from attendrop.methods.attend_out.attacker import Decide, Micro, replayed
+from attendrop.methods.attend_out.attacker import Attack, Count, Decide, Micro, replayed
 from attendrop.methods.attend_out.defender import Defender
 from attendrop.methods.attend_out.options import AttendOutOptions
 from attendrop.methods.attend_out.policy import Policy
@@ -31,14 +31,8 @@ class Players(Policy):
 
     def __init__(self, method: AttendOutOptions, training: TrainingContext, context: StepContext) -> None:
         super().__init__(method, training, context)
-        assert training.optimizer is not None
-        self.defender = Defender(
-            training.model,
-            training.optimizer,
-            max_grad_norm=training.max_grad_norm,
-            processes=training.processes,
-            device=_device(method.defender_device, training),
-        )
+        self.defender = make_defender(method, training)
+        self.baseline = 0.0
         self.learned = [parameter for parameter in self.generator.parameters() if parameter.requires_grad]
         rate = method.generator_learning_rate
         self.optimizer = torch.optim.AdamW(self.learned, lr=rate, weight_decay=0.0)
@@ -47,6 +41,41 @@ class Players(Policy):
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda lesson: max(0.0, 1 - lesson / lessons) if linear else 1.0
         )
+
+    def attack(self, context: StepContext, micro: Micro, count: Count) -> Attack:
+        """The plan of the attacker's pass."""
+        return Attack(self, context, micro, count)
+
+    def learn(
+        self, period: Sequence[Sequence[Micro]], rewards: Tensor, total: Callable[[Tensor], Tensor]
+    ) -> dict[str, float]:
+        """Learn from a period; returns what to log.
+
+        Args:
+            period: Its micro-batches, step by step.
+            rewards: Of each step, ``(steps,)``.
+            total: Adds a tensor up over the processes.
+        """
+        mean = rewards.mean()
+        paired = rewards if self.method.credit == "step" else mean.expand(len(rewards))
+        baseline = self.baseline
+        objective = self.teach(period, paired - baseline, total)
+        decay = self.method.baseline_decay
+        self.baseline = decay * baseline + (1 - decay) * mean.item()
+        return {"baseline": baseline, "generator_loss": objective}
+
+    def final_report(self, model: torch.nn.Module, batches: Iterable[Batch]) -> dict[str, Any]:
+        """What was learnt, for ``metrics.json``: ``pi``, see :meth:`drop_fractions`."""
+        adapter = ModelAdapter(model)
+        adapter.attach()
+        try:
+            return {"pruning": {"pi": self.drop_fractions(adapter, batches)}}
+        finally:
+            adapter.detach()
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """What was trained beside the model, by the name of a file to keep it in."""
+        return {"generator": {name: value.detach() for name, value in self.generator.named_parameters()}}
 
     def teach(self, period: Sequence[Sequence[Micro]], advantages: Tensor, total: Callable[[Tensor], Tensor]) -> float:
         """Take one step of policy gradient; returns the objective.
@@ -113,6 +142,7 @@ class Players(Policy):
     def state_dict(self) -> dict[str, Any]:
         """All that has to be in a checkpoint."""
         return {
+            "baseline": self.baseline,
             "defender": self.defender.state_dict(),
             "generator": self.generator.state_dict(),
             "generator_optimizer": self.optimizer.state_dict(),
@@ -121,10 +151,23 @@ class Players(Policy):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a :meth:`state_dict`."""
+        self.baseline = state["baseline"]
         self.defender.load_state_dict(state["defender"])
         self.generator.load_state_dict(state["generator"])
         self.optimizer.load_state_dict(state["generator_optimizer"])
         self.schedule.load_state_dict(state["generator_schedule"])
+
+
+def make_defender(method: AttendOutOptions, training: TrainingContext) -> Defender:
+    """Make the second model, trained as the first."""
+    assert training.optimizer is not None
+    return Defender(
+        training.model,
+        training.optimizer,
+        max_grad_norm=training.max_grad_norm,
+        processes=training.processes,
+        device=_device(method.defender_device, training),
+    )
 
 
 def _device(name: str, training: TrainingContext) -> torch.device | None:

@@ -16,8 +16,9 @@ from attendrop.methods.compatibility import SCORES_ROWS
 from attendrop.methods.options import LAYERS, SWITCH, Range, choice, count, option, positive, unit_interval
 
 VARIANTS = ("dropout", "pruning")
+LEARNERS = ("policy_gradient", "effects")
 SCORE_ON = ("reward_data", "train", "noisy_train")
-MERGE = ("sample", "best", "attacker")
+MERGE = ("sample", "confidence", "best", "attacker")
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class AttendOutOptions(Method):
     self_attention_only: ClassVar[bool] = True
 
     variant: str = option("dropout", choice(*VARIANTS))
+    learner: str = option("policy_gradient", choice(*LEARNERS))
     score_on: str = option("", choice("", *SCORE_ON))
     reward_data: str = option("split", choice("split", "eval"))
     reward_fraction: float = option(0.1, unit_interval())
@@ -37,7 +39,7 @@ class AttendOutOptions(Method):
     temperature: float = option(0.1, positive())
     baseline_decay: float = option(0.9, unit_interval(zero=True))
     credit: str = option("step", choice("step", "return"))
-    granularity: str = option("score", choice(*GRANULARITIES))
+    granularity: str = option("", choice("", *GRANULARITIES))
     generator_heads: int = option(1, count())
     generator_feed_forward: bool = option(False, SWITCH)
     dropout_step: int = option(10, count())
@@ -52,7 +54,15 @@ class AttendOutOptions(Method):
         super().__post_init__()
         pruning = self.variant == "pruning"
         object.__setattr__(self, "score_on", self.score_on or ("train" if pruning else "reward_data"))
-        object.__setattr__(self, "merge", self.merge or ("attacker" if pruning else "sample"))
+        effects = self.learner == "effects"
+        merged = "attacker" if pruning else "confidence" if effects else "sample"
+        object.__setattr__(self, "merge", self.merge or merged)
+        object.__setattr__(self, "granularity", self.granularity or ("layer" if effects else "score"))
+        if effects and self.granularity != "layer":
+            raise AttendropError(
+                f"learner='effects' drops whole layers, not granularity={self.granularity!r}; leave the option "
+                "out, or use learner='policy_gradient'."
+            )
 
     def has(self, trait: str) -> bool:
         return self.rewarded_on() is not None if trait == SCORES_ROWS else super().has(trait)

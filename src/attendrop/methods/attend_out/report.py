@@ -6,6 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+# The baseline and the loss are those of the policy gradient.
+_LOGGED = ("reward", "baseline", "generator_loss", "period_share")
+
 
 def dropout_steps(log: Sequence[Mapping[str, Any]], prefix: str) -> list[dict[str, Any]]:
     """Collect what was logged at the end of each period.
@@ -18,7 +21,7 @@ def dropout_steps(log: Sequence[Mapping[str, Any]], prefix: str) -> list[dict[st
     return [
         {
             "step": int(entry["step"]),
-            **{name: entry[prefix + name] for name in ("reward", "baseline", "generator_loss", "period_share")},
+            **{name: entry[prefix + name] for name in _LOGGED if prefix + name in entry},
             "attacker_survived": bool(entry[f"{prefix}attacker_survived"]),
             "drop_probability": {k.removeprefix(layers): v for k, v in entry.items() if k.startswith(layers)},
         }

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.batches import Batch, number_of_rows, refuse_graph, to_device
 from attendrop.errors import AttendropError
-from attendrop.methods.attend_out.attacker import Attack, Micro, number_of
+from attendrop.methods.attend_out.attacker import Micro, number_of
+from attendrop.methods.attend_out.defender import Defender
+from attendrop.methods.attend_out.effect_players import EffectPlayers
 from attendrop.methods.attend_out.networks import Players
 from attendrop.methods.attend_out.options import AttendOutOptions
 from attendrop.methods.base import MethodState
@@ -36,11 +37,10 @@ class AttendOutState(MethodState):
         super().__init__(method)
         _check(method, training)
         self.training = training
-        self.baseline = 0.0
         self.updates = 0
         self.period: list[list[Micro]] = [[]]
         self.probabilities: dict[str, Tensor] = {}
-        self.players: Players | None = None
+        self.players: Players | EffectPlayers | None = None
         self._resumed: Mapping[str, Any] | None = None
 
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
@@ -54,7 +54,7 @@ class AttendOutState(MethodState):
             batch = to_device(context.batch, defender.device)
             defender.backward(compute_loss(batch, None, defender.model)[0], context.loss_scale)
         micro = Micro(dict(context.batch), list(context.inputs), context.key)
-        loss, outputs = compute_loss(context.batch, Attack(players, context, micro, self._count))
+        loss, outputs = compute_loss(context.batch, players.attack(context, micro, self._count))
         defender.follow(loss)
         self.period[-1].append(micro)
         return loss, outputs
@@ -78,7 +78,7 @@ class AttendOutState(MethodState):
     def state_dict(self) -> dict[str, Any]:
         if self.players is None:
             return {}
-        return {"baseline": self.baseline, "updates": self.updates, **self.players.state_dict()}
+        return {"updates": self.updates, **self.players.state_dict()}
 
     def rank_state_dict(self) -> dict[str, Any]:
         steps = [[micro.state_dict() for micro in step] for step in self.period]
@@ -87,27 +87,17 @@ class AttendOutState(MethodState):
     def load_state_dict(self, state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> None:
         if not state:
             return
-        self.baseline, self.updates = state["baseline"], state["updates"]
+        self.updates = state["updates"]
         device = next(self.training.model.parameters()).device
         self.period = [[Micro.load(found, device) for found in step] for step in rank_state["period"]]
         self.probabilities = to_device(rank_state["probabilities"], device)
         self._resumed = state
 
     def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
-        """``pi``: of each layer the share of its units that the generator drops when it decides without chance."""
-        if self.players is None:
-            return {}
-        adapter = ModelAdapter(self.training.model)
-        adapter.attach()
-        try:
-            return {"pruning": {"pi": self.players.drop_fractions(adapter, batches)}}
-        finally:
-            adapter.detach()
+        return {} if self.players is None else self.players.final_report(self.training.model, batches)
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        if self.players is None:
-            return {}
-        return {"generator": {name: value.detach() for name, value in self.players.generator.named_parameters()}}
+        return {} if self.players is None else self.players.tensors()
 
     def close(self) -> None:
         if self.players is not None:
@@ -119,32 +109,29 @@ class AttendOutState(MethodState):
         pair = torch.stack([total, number_of(units, probabilities)])
         self.probabilities[key] = self.probabilities.get(key, torch.zeros_like(pair)) + pair
 
-    def _players(self, context: StepContext) -> Players:
+    def _players(self, context: StepContext) -> Players | EffectPlayers:
         if self.players is None:
             if self.method.score_on == "noisy_train" and "input_ids" not in context.batch:
                 raise AttendropError(
                     f"score_on='noisy_train' masks tokens, and the batch for {type(context.model).__name__} has no "
                     "'input_ids'; use score_on='train' or 'reward_data'."
                 )
-            self.players = Players(self.method, self.training, context)
+            kind = EffectPlayers if self.method.learner == "effects" else Players
+            self.players = kind(self.method, self.training, context)
             self.players.defender.before_step = self.training.act_on_second_model(self.players.defender.model)
             if self._resumed is not None:
                 self.players.load_state_dict(self._resumed)
         return self.players
 
-    def _dropout_step(self, players: Players) -> dict[str, float]:
+    def _dropout_step(self, players: Players | EffectPlayers) -> dict[str, float]:
         """End a period: score both, reward and teach the generator, make the two one."""
         seed = self.period[0][0].key.seed
         chance = random.Random(f"{seed}/{self.updates}")
         attacker, defender = self._scores(players, chance.getrandbits(62))
         rewards = attacker - defender if self.method.reward == "difference" else (attacker - defender).sign()
-        paired = rewards if self.method.credit == "step" else rewards.mean().expand(len(rewards))
-        objective = players.teach(self.period, paired - self.baseline, self.training.processes.total)
-        metrics = {"reward": rewards.mean().item(), "baseline": self.baseline, "generator_loss": objective}
-        metrics["period_share"] = len(self.period) / self.method.dropout_step
-        decay = self.method.baseline_decay
-        self.baseline = decay * self.baseline + (1 - decay) * metrics["reward"]
-        survived = self._merge(players, attacker.mean().item(), defender.mean().item(), chance.random())
+        metrics = {"reward": rewards.mean().item(), "period_share": len(self.period) / self.method.dropout_step}
+        metrics |= players.learn(self.period, rewards, self.training.processes.total)
+        survived = self._merge(players.defender, attacker, defender, chance.random())
         metrics["attacker_survived"] = float(survived)
         nothing = torch.zeros(2, device=next(self.training.model.parameters()).device)
         for layer in players.attention_layers:
@@ -156,24 +143,33 @@ class AttendOutState(MethodState):
         self.period = [[]]
         return metrics
 
-    def _merge(self, players: Players, attacker: float, defender: float, chance: float) -> bool:
-        """Make both networks the survivor; returns whether that is the attacker."""
+    def _merge(self, defender: Defender, attacked: Tensor, defended: Tensor, chance: float) -> bool:
+        """Make both networks the survivor; returns whether that is the attacker.
+
+        Args:
+            defender: The second network.
+            attacked: The attacker's scores on each item.
+            defended: The defender's.
+            chance: A random number from [0, 1).
+        """
+        gaps = attacked - defended
         match self.method.merge:
             case "attacker":
                 survives = True
             case "best":
-                survives = attacker >= defender
+                survives = bool(gaps.mean() >= 0)
+            case "confidence":
+                survives = chance < _confidence(gaps)
             case _:
                 # The softmax of two numbers, in the form that does not overflow.
-                gap = torch.tensor((attacker - defender) / self.method.temperature, dtype=torch.float64)
-                survives = chance < torch.sigmoid(gap).item()
+                survives = chance < torch.sigmoid(gaps.mean() / self.method.temperature).item()
         if survives:
-            players.defender.take_from_attacker()
+            defender.take_from_attacker()
         else:
-            players.defender.give_to_attacker()
+            defender.give_to_attacker()
         return survives
 
-    def _scores(self, players: Players, seed: int) -> tuple[Tensor, Tensor]:
+    def _scores(self, players: Players | EffectPlayers, seed: int) -> tuple[Tensor, Tensor]:
         """The scores of attacker and defender on each item of the period, ``(items,)`` in float64."""
         items = self._items(seed)
         processes = self.training.processes
@@ -244,6 +240,12 @@ def _check(method: AttendOutOptions, training: TrainingContext) -> None:
         )
     if method.generator_schedule == "linear" and training.total_steps is None:
         raise AttendropError("generator_schedule='linear' needs to know the number of steps: pass total_steps.")
+
+
+def _confidence(gaps: Tensor) -> float:
+    """The probability that the mean of what ``gaps`` are a sample of is above 0; one half where all are 0."""
+    mean, error = gaps.mean(), gaps.std(correction=min(1, len(gaps) - 1)) / len(gaps) ** 0.5
+    return float(torch.special.ndtr(torch.nan_to_num(mean / error, nan=0.0)))
 
 
 def _seed_device(device: torch.device, key: SampleKey) -> None:
