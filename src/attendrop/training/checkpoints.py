@@ -1,7 +1,7 @@
-"""Which checkpoints are whole.
+"""Checkpoints with a manifest, which tells complete ones from interrupted ones.
 
-A process may die while it writes or deletes a checkpoint. So each carries a manifest, written last, that lists its
-files with their SHA-256: a checkpoint is complete if it has one and all files are there as listed.
+A process may die while it writes or deletes a checkpoint. So each has a manifest, written last, that lists its files
+with their SHA-256. A checkpoint is complete if it has one and all files are as listed.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ logger = logging.get_logger(__name__)
 
 
 def seal(checkpoint: Path, method: Method, state: Mapping[str, Any]) -> None:
-    """Add the method's state to a checkpoint, and then the manifest that makes it complete."""
+    """Add the state of the run to a checkpoint, and then the manifest that makes it complete."""
     write_json(checkpoint / STATE, {"method": method.name, "options": method.options(), "state": dict(state)})
     share_permissions(checkpoint)
     files = {str(file.relative_to(checkpoint)): sha256(file) for file in _files(checkpoint)}
     write_json(checkpoint / MANIFEST, {"files": files})
 
 
-def save_method_state(checkpoint: Path, shared: Mapping[str, Any], own: Mapping[str, Any], rank: int) -> None:
-    """Add what the method keeps to a checkpoint: once for all processes, and for each what it has alone."""
-    if shared and rank == 0:
-        torch.save(dict(shared), checkpoint / METHOD_STATE)
-    if own:
-        torch.save(dict(own), _own(checkpoint, rank))
+def save_method_state(checkpoint: Path, state: Mapping[str, Any], rank_state: Mapping[str, Any], rank: int) -> None:
+    """Add the state of the method to a checkpoint: that of all processes, and that of this rank."""
+    if state and rank == 0:
+        torch.save(dict(state), checkpoint / METHOD_STATE)
+    if rank_state:
+        torch.save(dict(rank_state), _rank_file(checkpoint, rank))
 
 
 def load_method_state(checkpoint: Path, rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read what :func:`save_method_state` wrote, on the CPU.
+    """Read what :func:`save_method_state` wrote, to the CPU.
 
     Raises:
         AttendropError: The checkpoint was written by fewer processes.
     """
-    if not _own(checkpoint, rank).exists() and _own(checkpoint, 0).exists():
+    if not _rank_file(checkpoint, rank).exists() and _rank_file(checkpoint, 0).exists():
         raise AttendropError(f"The checkpoint '{checkpoint}' was written by fewer processes than train now.")
-    found = [_load(checkpoint / METHOD_STATE), _load(_own(checkpoint, rank))]
+    found = [_load(checkpoint / METHOD_STATE), _load(_rank_file(checkpoint, rank))]
     return found[0], found[1]
 
 
 def mark_unfinished(checkpoint: Path) -> None:
-    """Begin a checkpoint, perhaps again: until it is sealed, its manifest says that it is being written."""
+    """Begin a checkpoint, perhaps again, with a manifest that says that it is being written."""
     checkpoint.mkdir(parents=True, exist_ok=True)
     write_json(checkpoint / MANIFEST, {"unfinished": True})
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """Whether all of a checkpoint is there."""
+    """Whether a checkpoint has all its files, as they were written."""
     try:
         files = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["files"]
         return all(sha256(checkpoint / name) == digest for name, digest in files.items())
@@ -70,7 +70,7 @@ def is_complete(checkpoint: Path) -> bool:
 
 
 def unexpected_files(checkpoint: Path) -> list[str]:
-    """The files in a checkpoint that are not as in its manifest; none while it is being written."""
+    """Return the files in a checkpoint that differ from its manifest; none while it is being written."""
     try:
         manifest = dict(json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -83,7 +83,7 @@ def unexpected_files(checkpoint: Path) -> list[str]:
 
 
 def last_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
-    """Find the newest complete checkpoint below a folder; incomplete ones are passed over with a warning.
+    """Find the newest complete checkpoint below a folder; incomplete ones are skipped with a warning.
 
     Returns:
         ``OUTPUT_DIR/checkpoint-N`` with the greatest N, or None.
@@ -101,7 +101,7 @@ def last_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
 
 
 def load_state(checkpoint: Path, method: Method) -> dict[str, Any]:
-    """Read the method's state from a checkpoint.
+    """Read the state of the run from a checkpoint.
 
     Raises:
         AttendropError: The checkpoint is incomplete, or was written by another method or with other options.
@@ -123,7 +123,7 @@ def load_state(checkpoint: Path, method: Method) -> dict[str, Any]:
     return dict(found["state"])
 
 
-def _own(checkpoint: Path, rank: int) -> Path:
+def _rank_file(checkpoint: Path, rank: int) -> Path:
     return checkpoint / METHOD_STATE.replace(".pt", f"_{rank}.pt")
 
 

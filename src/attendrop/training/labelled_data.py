@@ -1,4 +1,4 @@
-"""Labelled rows that methods look at beside the batches that train: where they come from, how items are drawn."""
+"""Labelled rows that methods read beside the training batches, and how they are divided and sampled."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from attendrop.methods.context import LabelledData, Processes
 
 
 class LabelledRows:
-    """Items made of the rows of a data set.
+    """Batches made of the rows of a data set.
 
     Args:
         rows: Examples, with random access.
-        collate: Makes a batch of some examples.
-        device: Where batches go.
+        collate: Makes a batch of examples.
+        device: Device of the batches.
     """
 
     def __init__(self, rows: Any, collate: Callable[[list[Any]], Any], device: torch.device) -> None:
@@ -32,18 +32,18 @@ class LabelledRows:
         self.device = device
 
     def __len__(self) -> int:
-        """How many rows there are."""
+        """Return the number of rows."""
         return len(self.rows)
 
     def sample(self, seed: int, count: int, size: int) -> list[Batch]:
-        """Draw ``count`` items of ``size`` different rows (all rows, if there are fewer)."""
-        drawer = random.Random(seed)
+        """Sample ``count`` batches of ``size`` different rows each (all rows, if there are fewer)."""
+        generator = random.Random(seed)
         size = min(size, len(self.rows))
-        chosen = [drawer.sample(range(len(self.rows)), size) for _ in range(count)]
-        return [self._batch(item) for item in chosen]
+        sampled = [generator.sample(range(len(self.rows)), size) for _ in range(count)]
+        return [self._batch(numbers) for numbers in sampled]
 
     def iter_batches(self, size: int, processes: Processes) -> Iterator[Batch]:
-        """All rows once, ``size`` at a time; of these batches the part of this process."""
+        """Iterate once over all rows in batches of ``size``, of which each rank gets its part."""
         for start in range(processes.rank * size, len(self.rows), size * processes.world_size):
             yield self._batch(range(start, min(start + size, len(self.rows))))
 
@@ -52,11 +52,11 @@ class LabelledRows:
 
 
 class LabelledBatches:
-    """Items that are batches made before; how many samples one has is decided by them.
+    """Batches that were made before.
 
     Args:
-        batches: The batches.
-        device: Where batches go.
+        batches: The batches. Their sizes are used as they are.
+        device: Device of the batches.
     """
 
     def __init__(self, batches: Sequence[Batch], device: torch.device) -> None:
@@ -66,41 +66,44 @@ class LabelledBatches:
         self.device = device
 
     def __len__(self) -> int:
-        """How many rows all batches have."""
+        """Return the number of rows in all batches."""
         return sum(number_of_rows(batch) for batch in self.batches)
 
     def sample(self, seed: int, count: int, size: int) -> list[Batch]:
-        """Draw ``count`` batches; ``size`` has no effect."""
-        drawer = random.Random(seed)
-        return [to_device(self.batches[drawer.randrange(len(self.batches))], self.device) for _ in range(count)]
+        """Sample ``count`` batches; ``size`` has no effect."""
+        generator = random.Random(seed)
+        return [to_device(self.batches[generator.randrange(len(self.batches))], self.device) for _ in range(count)]
 
     def iter_batches(self, size: int, processes: Processes) -> Iterator[Batch]:
-        """All batches once, of these the part of this process; ``size`` has no effect."""
+        """Iterate once over all batches, of which each rank gets its part; ``size`` has no effect."""
         for batch in self.batches[processes.rank :: processes.world_size]:
             yield to_device(batch, self.device)
 
 
-def labelled_data(name: str, given: Any, device: torch.device) -> LabelledData | None:
-    """Make labelled data of what a user gives: a DataLoader over a data set with random access, or a list of batches.
+def labelled_data(name: str, value: Any, device: torch.device) -> LabelledData | None:
+    """Make labelled data of a user's argument.
 
     Args:
-        name: Of the argument, for messages.
-        given: What the user gave; None stays None.
-        device: Where batches go.
+        name: Name of the argument, for messages.
+        value: A ``DataLoader`` over a data set with random access, a list of batches, or None, which stays None.
+        device: Device of the batches.
+
+    Raises:
+        AttendropError: It is something else.
     """
-    if given is None or hasattr(given, "sample"):
-        return given  # type: ignore[no-any-return]
-    if isinstance(given, DataLoader):
-        if not (hasattr(given.dataset, "__getitem__") and hasattr(given.dataset, "__len__")):
+    if value is None or hasattr(value, "sample"):
+        return value  # type: ignore[no-any-return]
+    if isinstance(value, DataLoader):
+        if not (hasattr(value.dataset, "__getitem__") and hasattr(value.dataset, "__len__")):
             raise AttendropError(f"{name} is a loader over a stream; items are drawn at random, which needs rows.")
-        return LabelledRows(given.dataset, given.collate_fn, device)
-    if isinstance(given, Sequence) and all(isinstance(batch, Mapping) for batch in given):
-        return LabelledBatches(given, device)
-    raise AttendropError(f"{name} must be a DataLoader or a list of batches with labels, not {type(given).__name__}.")
+        return LabelledRows(value.dataset, value.collate_fn, device)
+    if isinstance(value, Sequence) and all(isinstance(batch, Mapping) for batch in value):
+        return LabelledBatches(value, device)
+    raise AttendropError(f"{name} must be a DataLoader or a list of batches with labels, not {type(value).__name__}.")
 
 
 def set_aside(rows: Any, fraction: float, seed: int) -> tuple[Any, Any]:
-    """Divide a data set at random: what is left to train on, and ``fraction`` of it, at least one row, for rewards.
+    """Divide a data set at random into rows to train on, and ``fraction`` of it, at least one row, for rewards.
 
     Raises:
         AttendropError: The data has no length, or too few rows.
@@ -117,7 +120,7 @@ def set_aside(rows: Any, fraction: float, seed: int) -> tuple[Any, Any]:
 
 
 def with_columns(collate: Callable[[list[Any]], Any], columns: Sequence[str]) -> Callable[[list[Any]], Any]:
-    """A collator that also makes tensors of columns with numbers for each token, padded with -1."""
+    """Extend a collator to columns with numbers for each token: they become tensors, padded with -1."""
     if not columns:
         return collate
 

@@ -1,7 +1,7 @@
-"""The call of a model within a function that computes a loss: what it is given, and what it returns.
+"""Hooks on the call of a model within a function that computes a loss: its arguments and its outputs.
 
-Such a function may be a user's own, and knows of no plan. The plan still travels as a keyword of the forward pass: a
-hook on the module that the function calls, which may be a wrapper of the model, adds it.
+Such a function may be a user's own, and knows nothing of plans. The plan still travels as a keyword of the forward
+pass: a hook on the module that the function calls, which may be a wrapper of the model, adds it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from attendrop.errors import AttendropError
 
 
 class ModelCall:
-    """One call of a model.
+    """The call of a model within a function.
 
-    Calls with gradients off, in a function that is run with gradients on, are passed over.
+    Calls without gradients, in a function that runs with gradients, are ignored.
 
     Args:
-        plan: What the call is to do to attention.
-        once: Whether there may be one call only, also without a plan.
+        plan: The plan to pass to the model, if any.
+        once: Whether to refuse a second call also without a plan.
 
     Attributes:
-        outputs: What the model returned; of several calls, the first.
+        outputs: The outputs of the first call.
     """
 
     def __init__(self, plan: Plan | None = None, *, once: bool = False) -> None:
@@ -40,7 +40,7 @@ class ModelCall:
 
     @contextmanager
     def watched(self, model: nn.Module) -> Iterator[None]:
-        """Wait for the call within the block.
+        """Watch for the call within the block.
 
         Raises:
             AttendropError: There is a plan, and the model is not called; or it is called more than once.
@@ -76,7 +76,7 @@ class ModelCall:
 
 
 def model_arguments(compute: Callable[[], Any], model: nn.Module) -> dict[str, Any]:
-    """The arguments that a function gives the model, by name. It is run up to the call of the model.
+    """Return the arguments that a function passes to the model, by name. It runs up to the call of the model.
 
     Raises:
         AttendropError: The function does not call the model.
@@ -98,7 +98,7 @@ def model_arguments(compute: Callable[[], Any], model: nn.Module) -> dict[str, A
 
 @contextmanager
 def replaced_attribute(thing: object, name: str, value: Any) -> Iterator[None]:
-    """Give an object an attribute of its own for the block, in place of the one that it or its class has."""
+    """Replace an attribute of an object within the block, by one of the instance."""
     before = {key: old for key, old in vars(thing).items() if key == name}
     setattr(thing, name, value)
     try:
@@ -109,7 +109,7 @@ def replaced_attribute(thing: object, name: str, value: Any) -> Iterator[None]:
 
 
 class _Called(BaseException):
-    """Ends a function at its call of the model. Nothing that catches errors catches it."""
+    """Leaves a function at its call of the model. ``except Exception`` does not catch it."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         super().__init__()

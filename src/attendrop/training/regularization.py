@@ -1,4 +1,4 @@
-"""One method at work on one model."""
+"""A method applied to a model, step by step."""
 
 from __future__ import annotations
 
@@ -21,32 +21,35 @@ from attendrop.methods.running_statistics import RunningStatistics
 from attendrop.sampling import SampleKey
 from attendrop.training.effect_warnings import EffectTracker
 
-# No loop weights the loss of a micro-batch by more than this; gradient scalers do, from their first step on.
-_LARGEST_WEIGHT = 100.0
+# No training loop multiplies a loss by more than this. Gradient scalers do, from their first step on.
+_LARGEST_LOSS_FACTOR = 100.0
 
 
 class Regularization:
-    """One method at work on one model: what :func:`regularize` gives, and :class:`RegularizedTrainer` drives.
+    """A method applied to a model.
+
+    :func:`regularize` yields one for a loop of one's own; :class:`RegularizedTrainer` drives one itself.
 
     Args:
-        training: The model, and what else a method may need.
-        method: What to do.
-        run: What the pass that trains calls, if not the model itself: the compiled model.
+        training: The model, and what else the method may need.
+        method: The method.
+        compiled_model: The compiled model, which then runs the training pass. None: the model itself runs it.
 
     Attributes:
-        method_state: What the method keeps while it trains.
-        steps_taken: Optimizer steps so far.
-        batches: Micro-batches so far in this epoch.
+        method_state: The state of the method.
+        steps_taken: Number of optimizer steps so far.
+        batches: Number of micro-batches so far in this epoch.
+        idle: Whether the method regularises nothing, as plain fine-tuning.
         loss_scale: The factor by which gradients are multiplied under float16.
         loss_weight: The weight of a mean over the micro-batch in the loss of the step.
-        accumulation_steps: Micro-batches whose losses are averaged after :meth:`compute`; 1 where ``loss_weight``
-            stands for that.
-        model_columns: Names of the batch's columns that the pass that trains gives the model; None for all.
+        accumulation_steps: Number of micro-batches whose losses are averaged after :meth:`compute`; 1 if
+            ``loss_weight`` accounts for them.
+        model_columns: Names of the columns of the batch that the model receives; None for all.
     """
 
-    def __init__(self, training: TrainingContext, method: Method, run: nn.Module | None = None) -> None:
+    def __init__(self, training: TrainingContext, method: Method, compiled_model: nn.Module | None = None) -> None:
         self.model = training.model
-        self._run = training.model if run is None else run
+        self._trained_model = training.model if compiled_model is None else compiled_model
         self.method = method
         self.training = training
         self.epoch: int | None = None
@@ -71,18 +74,18 @@ class Regularization:
             self.method_state = method.start(training)
             for part in self.method_state.parts:
                 check_declarations(part)
-            self._watch_optimizer()
+            self._hook_optimizer()
             if self._adapter is not None:
                 self._adapter.attach()
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch begins, counted from 0. Methods that alternate, as cross-tuning does, need it."""
+        """Set the number of the epoch, from 0, when it begins. Methods that act in some epochs need it."""
         if epoch != self.epoch:  # a resumed run begins within one
             self.batches = 0
         self.epoch = epoch
 
     def begin_step(self, steps_taken: int) -> None:
-        """Say how many optimizer steps were taken before the micro-batches that follow (:meth:`step` counts them)."""
+        """Set how many optimizer steps were taken before the next micro-batches; :meth:`step` counts them itself."""
         self.steps_taken = steps_taken
         self._sequences = 0
 
@@ -92,16 +95,16 @@ class Regularization:
         return self._sequences > 0
 
     def step(self) -> None:
-        """Call after each ``optimizer.step()``."""
+        """Update the method; call after each ``optimizer.step()``."""
         self.begin_step(self.steps_taken + 1)
         self._metrics |= self.method_state.with_log_names(self.method_state.after_step(self.steps_taken))
 
     def finish(self) -> None:
-        """Call after the last step: a method that works in periods completes the one that it is in."""
+        """Complete the period of a method that works in periods; call after the last step."""
         self._metrics |= self.method_state.with_log_names(self.method_state.finish())
 
     def warn_of_inactive_epochs(self, num_epochs: int) -> None:
-        """Warn before training of methods that act in none of its epochs."""
+        """Warn before training of methods that act in none of the epochs."""
         if not self.training.processes.rank:
             self._effects.warn_before(self.method.parts, num_epochs)
 
@@ -112,12 +115,12 @@ class Regularization:
             self._effects.warn_after(self.method.parts)
 
     def metrics(self) -> dict[str, float]:
-        """What the method had to tell of single steps since the last call; :meth:`logs` has it, too."""
+        """Return the metrics of single steps since the last call. :meth:`logs` includes them."""
         found, self._metrics = self._metrics, {}
         return found
 
     def loss(self, batch: Batch) -> Tensor:
-        """Compute the training loss of one micro-batch, with all passes that the method needs.
+        """Compute the training loss of a micro-batch, with all passes that the method needs.
 
         Args:
             batch: The model's inputs as a mapping, with labels.
@@ -126,35 +129,43 @@ class Regularization:
             The loss, a scalar to call ``backward`` on.
 
         Raises:
-            AttendropError: The model is in evaluation mode, and gradients are on; or the method alternates between
-                epochs and :meth:`set_epoch` was not called.
+            AttendropError: The model is in evaluation mode, and gradients are on; or the method acts in some epochs
+                and :meth:`set_epoch` was not called.
         """
         if self.model.training:
             ((batch, _),), _ = self.micro_batches(batch)
-        return self.compute(batch, self._plain)[0]
+        return self.compute(batch, self._model_loss)[0]
 
     def micro_batches(
-        self, batch: Batch, items: Tensor | int | None = None, calls: int | None = None
+        self, batch: Batch, num_items: Tensor | int | None = None, accumulation_steps: int | None = None
     ) -> tuple[list[tuple[Batch, Tensor | int | None]], int | None]:
-        """The micro-batches to train on in place of a given one: that one, unless the method takes earlier steps again.
-
-        See :meth:`Replay.micro_batches`.
+        """Return the micro-batches to train on: the given one, or those of an earlier step that the method replays.
 
         Args:
-            batch: The given one.
-            items: How many items the global batch holds, if that is known.
-            calls: How many micro-batches the optimizer step has, if that is known.
+            batch: The micro-batch that the training loop provides.
+            num_items: Number of items in the global batch, if known.
+            accumulation_steps: Number of micro-batches in the optimizer step, if known.
+
+        Returns:
+            Micro-batches, each with the number of items in its global batch; and the number of micro-batches in the
+            optimizer step. See :meth:`Replay.micro_batches`.
         """
         self.batches += 1
         replay = self.method_state.replay()
         if replay is None:
-            return [(batch, items)], calls
-        return replay.micro_batches(self.steps_taken, batch, items, calls)
+            return [(batch, num_items)], accumulation_steps
+        return replay.micro_batches(self.steps_taken, batch, num_items, accumulation_steps)
 
     def compute(self, batch: Batch, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
-        """As :meth:`loss`, with the pass that trains given as ``compute_loss(batch, plan, model) -> (loss, outputs)``.
+        """Compute the training loss as :meth:`loss` does, with a training pass of one's own.
 
-        A plan that it is handed must reach the model as the keyword ``attendrop_plan``.
+        Args:
+            batch: The micro-batch.
+            compute_loss: The training pass, ``compute_loss(batch, plan, model) -> (loss, outputs)``. It must pass the
+                plan to the model as the keyword ``attendrop_plan``.
+
+        Returns:
+            The loss, and the outputs of the model.
         """
         extra = {name: batch[name] for name in self.method.columns if name in batch}
         batch = {name: value for name, value in batch.items() if name not in extra} if extra else batch
@@ -168,13 +179,13 @@ class Regularization:
         replay = self.method_state.replay()
         if replay is None:
             return self._compute(batch, compute_loss, extra, self.steps_taken, self.epoch)
-        with replay.one_pass(self.model, self.steps_taken, self.epoch) as (number, epoch):
-            return self._compute(batch, compute_loss, extra, number, epoch)
+        with replay.one_pass(self.model, self.steps_taken, self.epoch) as (steps_taken, epoch):
+            return self._compute(batch, compute_loss, extra, steps_taken, epoch)
 
     def _compute(
         self, batch: Batch, compute_loss: ComputeLoss, extra: Mapping[str, Tensor], steps_taken: int, epoch: int | None
     ) -> tuple[Tensor, Any]:
-        """The pass after ``steps_taken`` steps, in ``epoch``."""
+        """Compute the loss in the step after ``steps_taken`` steps, in ``epoch``."""
         rows = number_of_rows(batch)
         processes = self.training.processes
         first = self._sequences * processes.world_size + processes.rank * rows
@@ -204,7 +215,7 @@ class Regularization:
         )
         if self._adapter is not None:
             self._adapter.trace(context.inputs)
-        loss, outputs = self.method_state.loss(context, self._bound(compute_loss))
+        loss, outputs = self.method_state.loss(context, self._with_mean_loss(compute_loss))
         loss = loss * torch.as_tensor(self.loss_weight).to(loss)
         if not self._scale_is_known and loss.requires_grad:
             loss.register_hook(self._refuse_unknown_scale)  # type: ignore[no-untyped-call]
@@ -212,11 +223,12 @@ class Regularization:
         return loss, outputs
 
     def logs(self) -> dict[str, float]:
-        """What happened since the last call.
+        """Return the metrics since the last call, and reset them.
 
-        ``<method>/active``: share of passes in which the method acted. If it did: ``<method>/dropped``, the share of
-        positions dropped among those in rows that could have candidates, ``<method>/dropped/<kind>.<layer>``, and what
-        else it has to tell. Of several methods at once, each under its own name. Beside them :meth:`figures`.
+        ``<method>/active`` is the fraction of passes in which the method acted. If it did, ``<method>/dropped`` is the
+        fraction of positions dropped, of those in rows that can have candidates, and
+        ``<method>/dropped/<kind>.<layer>`` that of one layer. Methods add metrics of their own. Each method of a
+        composition has its own name. :meth:`metrics` is included.
         """
         if self.idle:
             return {}
@@ -227,7 +239,7 @@ class Regularization:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint has to hold, but for what the method keeps, as plain values."""
+        """Return the state without that of the method, as plain values."""
         return {
             "seed": self.training.seed,
             "steps_taken": self.steps_taken,
@@ -238,13 +250,13 @@ class Regularization:
         }
 
     def method_state_dicts(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What the method keeps, tensors and plain values: the same in all processes, and of this one alone."""
+        """Return the state of the method, tensors and plain values: that of all processes, and that of this one."""
         return self.method_state.state_dict(), self.method_state.rank_state_dict()
 
     def load_state_dict(
         self, state: Mapping[str, Any], method_state: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {})
     ) -> None:
-        """Go on from a :meth:`state_dict` and a :meth:`method_state_dicts`."""
+        """Restore a :meth:`state_dict` and the two of :meth:`method_state_dicts`."""
         self.training = dataclasses.replace(self.training, seed=state["seed"])
         self.begin_step(state["steps_taken"])
         self.epoch, self.batches = state["epoch"], state["batches"]
@@ -253,21 +265,21 @@ class Regularization:
         self.method_state.load_state_dict(*method_state)
 
     def close(self) -> None:
-        """Give the model back as it was. Idempotent."""
+        """Detach the method from the model and the optimizer. Idempotent."""
         if self._hook is not None:
             self._hook.remove()
         self.method_state.close()
         if self._adapter is not None:
             self._adapter.detach()
 
-    def _watch_optimizer(self) -> None:
-        """Let what acts on gradients do so just before each step of the optimizer."""
-        acting = [part for part in self.method.parts if part.edits_gradients]
-        if not acting:
+    def _hook_optimizer(self) -> None:
+        """Let methods edit the gradients just before each step of the optimizer."""
+        editing = [part for part in self.method.parts if part.edits_gradients]
+        if not editing:
             return
         if self.training.optimizer is None:
             raise AttendropError(
-                f"Method '{acting[0].name}' acts on gradients just before the optimizer does: pass your "
+                f"Method '{editing[0].name}' acts on gradients just before the optimizer does: pass your "
                 "optimizer, regularize(..., optimizer=optimizer)."
             )
         parameters = dict(self.model.named_parameters())
@@ -276,17 +288,17 @@ class Regularization:
         )
 
     def _refuse_unknown_scale(self, gradient: Tensor) -> None:
-        """Raise if the loss was scaled for float16, of which nobody told: called with the gradient of the loss."""
-        weight = float(gradient) / self.loss_scale
-        if abs(weight) > _LARGEST_WEIGHT:
+        """Raise if the loss was scaled for float16 by a scaler that was not passed; called with the loss's gradient."""
+        factor = float(gradient) / self.loss_scale
+        if abs(factor) > _LARGEST_LOSS_FACTOR:
             raise AttendropError(
-                f"The loss was multiplied by {weight:g} before the backward pass. Method '{self.method.name}' reads "
+                f"The loss was multiplied by {factor:g} before the backward pass. Method '{self.method.name}' reads "
                 "gradients, and must know by how much these are scaled: pass your gradient scaler, "
                 "regularize(..., scaler=scaler)."
             )
 
     def _acting(self, epoch: int | None) -> list[MethodState]:
-        """The sessions whose methods act in an epoch."""
+        """Return the states of the methods that act in an epoch."""
         if epoch is None and self.method.needs_epoch():
             alternating = next(part for part in self.method.parts if part.needs_epoch())
             raise AttendropError(
@@ -295,28 +307,31 @@ class Regularization:
             )
         return [method_state for method_state in self.method_state.parts if method_state.method.active(epoch or 0)]
 
-    def _plain(self, batch: Batch, plan: Plan | None = None, model: nn.Module | None = None) -> tuple[Tensor, Any]:
+    def _model_loss(self, batch: Batch, plan: Plan | None = None, model: nn.Module | None = None) -> tuple[Tensor, Any]:
         keywords = {} if plan is None else {PLAN_KEYWORD: plan}
-        return loss_and_outputs((self._run if model is None else model)(**batch, **keywords))
+        return loss_and_outputs((self._trained_model if model is None else model)(**batch, **keywords))
 
-    def _bound(self, compute_loss: ComputeLoss) -> ComputeLoss:
-        def bound(batch: Batch, plan: Plan | None = None, model: nn.Module | None = None) -> tuple[Tensor, Any]:
-            plan = None if plan is None else self._attached.bind(plan)
+    def _with_mean_loss(self, compute_loss: ComputeLoss) -> ComputeLoss:
+        """Wrap a training pass: its plan is bound to the model, and its loss is a mean, as methods expect it."""
+
+        def wrapped(batch: Batch, plan: Plan | None = None, model: nn.Module | None = None) -> tuple[Tensor, Any]:
+            if plan is not None:
+                assert self._adapter is not None
+                plan = self._adapter.bind(plan)
             loss, outputs = compute_loss(batch, plan) if model is None else compute_loss(batch, plan, model)
             weight = torch.as_tensor(self.loss_weight).to(loss)
-            # A method sees means. The loss of a micro-batch without labels is 0, and stays so.
+            # The loss of a micro-batch without labels is 0, and stays so.
             return loss / weight.where(weight != 0, 1), named_outputs(outputs, batch)
 
-        return bound
-
-    @property
-    def _attached(self) -> ModelAdapter:
-        assert self._adapter is not None
-        return self._adapter
+        return wrapped
 
 
 def loss_and_outputs(outputs: Any) -> tuple[Tensor, Any]:
-    """The loss that a model returned, and all that it returned; raises AttendropError if there is no loss."""
+    """Return the loss among the outputs of a model, and the outputs.
+
+    Raises:
+        AttendropError: There is no loss.
+    """
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs[0]
     if loss is None:
         raise AttendropError("The model returned no loss; the batch needs 'labels'.")

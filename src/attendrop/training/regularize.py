@@ -1,4 +1,4 @@
-"""The context manager for training loops of one's own."""
+"""Context manager for training loops of one's own."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def regularize(
 
     Args:
         model: A transformers model, compiled or not; without wrappers such as DistributedDataParallel.
-        method: What to do, such as ``ADDrop(p=0.3, q=0.3)``.
-        seed: Seed of the method's own random draws. They do not touch torch's global random state.
-        total_steps: How many optimizer steps are planned. Methods that follow a schedule need it.
+        method: The method, such as ``ADDrop(p=0.3, q=0.3)``.
+        seed: Seed of the method's random numbers. They do not touch torch's global random state.
+        total_steps: Number of optimizer steps planned. Methods that follow a schedule need it.
         optimizer: The model's optimizer. Methods that act on gradients need it, and those that train a second model
             with another like it.
         max_grad_norm: To which norm you clip the model's gradients; those of a method's second model are clipped alike.

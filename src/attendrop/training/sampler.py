@@ -1,4 +1,4 @@
-"""The order of the training rows: a function of the seed and the epoch."""
+"""Sampler of the training rows, whose order is a function of the seed and the epoch."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from attendrop.errors import AttendropError
 
 
 class EpochSampler(Sampler[int]):
-    """Draws the order of the rows of an epoch from the seed and the number of the epoch alone.
+    """Shuffles the rows of an epoch by the seed and the number of the epoch alone.
 
     Args:
         size: Number of rows.
         seed: Seed of the data order.
         batch_size: Rows in a global batch.
-        lengths: Length of each row in tokens. If given, rows of similar length come together in a global batch: rows
-            are shuffled, sorted within groups of eight batches, and the batches are shuffled; a last, partial batch
-            stays last.
+        lengths: Length of each row in tokens, to group rows of similar length in a global batch: rows are shuffled,
+            sorted within groups of eight batches, and the batches are shuffled. A partial batch stays last. None: rows
+            are shuffled only.
 
     Attributes:
-        epoch: The epoch whose order is drawn next.
+        epoch: Number of the epoch to shuffle next.
     """
 
     _BATCHES_IN_GROUP = 8

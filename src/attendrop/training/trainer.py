@@ -1,4 +1,4 @@
-"""A ``transformers.Trainer`` that regularises."""
+"""``transformers.Trainer`` with a method that regularises training."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RegularizedTrainer(Trainer):
     Every other argument, callback and training argument means what it means there, and so does a subclass's own
     ``compute_loss``, which must call the model once. Four things differ:
 
-    - While it trains, the method's figures are logged beside the loss: see :meth:`Regularization.logs`.
+    - The metrics of the method are logged beside the loss: see :meth:`Regularization.logs`.
     - The order of batches is a function of the data seed and the epoch alone, so that a run that was killed and
       resumed goes on exactly, and so that all methods see the same batches.
       ``train_sampling_strategy="group_by_length"`` groups global batches of similar length and shuffles these.
@@ -59,7 +59,7 @@ class RegularizedTrainer(Trainer):
         **kwargs: As for ``transformers.Trainer``.
 
     Attributes:
-        method_state: What the method keeps while it trains; after training, what it has kept.
+        method_state: The state of the method, during and after training.
 
     Raises:
         AttendropError: Several GPUs in one process (DataParallel), DeepSpeed or FSDP; reentrant activation
@@ -94,7 +94,7 @@ class RegularizedTrainer(Trainer):
         self.add_callback(SaveAfterEvaluation())
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """Train, or go on from a checkpoint: a path, or True for the newest complete one (none: from the start).
+        """Train, or resume from a checkpoint: a path, or True for the newest complete one (none: from the start).
 
         Raises:
             AttendropError: The checkpoint is incomplete or belongs to another method, or the model is not supported.
@@ -135,19 +135,19 @@ class RegularizedTrainer(Trainer):
         return total
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As in ``transformers.Trainer``, with the method's figures beside the training loss."""
+        """As in ``transformers.Trainer``, with the metrics of the method beside the training loss."""
         if self._regularization is not None and "loss" in logs:
             logs |= self._regularization.logs()
         super().log(logs, start_time)
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """As in ``transformers.Trainer``; a model that the method will give up is not the best."""
+        """As in ``transformers.Trainer``; a model that the method will discard is not the best."""
         if self._regularization is not None and self._regularization.method_state.searching():
             return False
         return super()._determine_best_metric(metrics, trial)
 
     def _begin_training(self) -> None:
-        """Set the method to work on the model that the trainer has prepared."""
+        """Apply the method to the model that the trainer has prepared."""
         self._end()
         self._trainer_loss = TrainerLoss(self, self.regularizer)
         self._regularization = Regularization(self._training_context(self._trainer_loss), self.regularizer)
@@ -186,13 +186,13 @@ class RegularizedTrainer(Trainer):
         self._end()
 
     def _end(self) -> None:
-        """Give the model back as it was. Idempotent."""
+        """Detach the method from the model. Idempotent."""
         if self._regularization is not None:
             self._regularization.close()
         self._regularization = self._trainer_loss = None
 
     def _resume_loss(self, sum: float, since_step: int) -> None:
-        """Let the loss that is logged next be the mean since it was last logged, also before training was resumed."""
+        """Restore the loss since it was last logged, so that the next one logged is the mean over these steps, too."""
         self._tr_loss += sum
         self._total_loss_scalar -= sum  # the trainer's own mean is that of the steps after
         self._globalstep_last_logged = since_step
@@ -205,9 +205,9 @@ class RegularizedTrainer(Trainer):
         resume_from_checkpoint: str | None,
         trial: Any,
     ) -> tuple[int, int]:
-        """Which epoch to begin with, and how many batches of it to skip.
+        """Return the epoch to begin with, and how many of its batches to skip.
 
-        Of data without a length the stock trainer counts all steps as those of the first epoch.
+        For data without a length, the stock trainer counts all steps as those of the first epoch.
         """
         found: tuple[int, int] = super()._init_training_state(
             max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
@@ -234,7 +234,7 @@ class RegularizedTrainer(Trainer):
         )
 
     def _divide_rows(self) -> None:
-        """Find the rows that the method scores models on, where none were given."""
+        """Find the rows that the method scores models on, if none were passed."""
         if self.reward_dataset is not None or self.train_dataset is None:
             return
         match self.regularizer.rewarded_on():
@@ -259,14 +259,14 @@ class RegularizedTrainer(Trainer):
         return LabelledRows(rows, collate, self.args.device)
 
     def _metric(self, logits: Any, labels: Any) -> float:
-        """The metric that chooses the best model, such that more is better."""
+        """Compute the metric that selects the best model, with a sign such that more is better."""
         assert self.compute_metrics is not None
         found = self.compute_metrics(EvalPrediction(predictions=logits, label_ids=labels))
         value = float(found[str(self.args.metric_for_best_model).removeprefix("eval_")])
         return value if self.args.greater_is_better in (None, True) else -value
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        """As in ``transformers.Trainer``; first the method finishes, also where training ended before its last step."""
+        """As in ``transformers.Trainer``; first the method finishes, also if training stopped early."""
         if self._regularization is not None:
             self._regularization.finish()
             self._log_metrics()
@@ -306,7 +306,7 @@ class RegularizedTrainer(Trainer):
         return self._sampler
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Save as ``transformers.Trainer`` does; older checkpoints go only when the new one is complete."""
+        """Save as ``transformers.Trainer`` does; older checkpoints are deleted when the new one is complete."""
         folder = Path(self._get_output_dir(trial=trial))
         checkpoint = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         if self.args.should_save:
@@ -326,7 +326,7 @@ class RegularizedTrainer(Trainer):
             rotate_checkpoints(str(folder), limit, self.state.best_model_checkpoint, use_mtime=False)
 
     def _complete_checkpoint(self, checkpoint: Path) -> None:
-        """Add what the method keeps and the loss since it was last logged, and then the manifest."""
+        """Add the state of the method, the loss since it was last logged, and then the manifest."""
         if self._regularization is None:
             return
         save_method_state(checkpoint, *self._regularization.method_state_dicts(), self.args.process_index)
