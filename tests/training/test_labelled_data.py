@@ -42,6 +42,7 @@ def test_reward_data_may_be_a_loader_or_batches() -> None:
     assert isinstance(of_batches, LabelledBatches)
     assert len(of_batches.sample(0, 5, 1)) == 5
     assert labelled_data("reward_data", None, CPU) is None
+    assert labelled_data("reward_data", of_loader, CPU) is of_loader
 
 
 class Stream(IterableDataset[int]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,7 @@ class Processes:
     total: Callable[[Tensor], Tensor] = lambda tensor: tensor
 
 
+@runtime_checkable
 class LabelledData(Protocol):
     """Rows with labels that a method may look at beside the batches that train."""
 

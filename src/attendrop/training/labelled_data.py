@@ -85,14 +85,15 @@ def labelled_data(name: str, value: Any, device: torch.device) -> LabelledData |
 
     Args:
         name: Name of the argument, for messages.
-        value: A ``DataLoader`` over a data set with random access, a list of batches, or None, which stays None.
+        value: A ``DataLoader`` over a data set with random access, or a list of batches. Labelled data and None are
+            returned as they are.
         device: Device of the batches.
 
     Raises:
         AttendropError: It is something else.
     """
-    if value is None or hasattr(value, "sample"):
-        return value  # type: ignore[no-any-return]
+    if value is None or isinstance(value, LabelledData):
+        return value
     if isinstance(value, DataLoader):
         if not (hasattr(value.dataset, "__getitem__") and hasattr(value.dataset, "__len__")):
             raise AttendropError(f"{name} is a loader over a stream; items are drawn at random, which needs rows.")
