@@ -1,0 +1,68 @@
+"""Training arguments: made in one place for runs and for fine-tuning pruned models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import tiny
+
+from attendrop.errors import AttendropError
+from attendrop.runs.resolved_run import resolve_run
+from attendrop.runs.training_args import num_epochs, recovery_arguments, run_arguments
+
+OPTIMISATION = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "learning_rate",
+    "weight_decay",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "train_sampling_strategy",
+    "seed",
+    "use_cpu",
+    "bf16",
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("arguments")
+    tiny.write_data(folder)
+    return folder
+
+
+def test_a_pruned_model_is_fine_tuned_as_its_run_was_trained(folder: Path) -> None:
+    options: dict[str, Any] = {"schedule": "cosine", "warmup": 0.2, "weight_decay": 0.03, "gradient_accumulation": 2}
+    config = tiny.config(folder, seed=7, bf16=True, **options)
+    trained = run_arguments(resolve_run(config), folder / "run", None)
+    recovered = recovery_arguments(config, str(folder / "recovery"), 3)
+    for name in OPTIMISATION:
+        assert getattr(trained, name) == getattr(recovered, name), name
+    assert (trained.num_train_epochs, recovered.num_train_epochs) == (2, 3)
+    assert (trained.load_best_model_at_end, trained.metric_for_best_model) == (True, "eval_accuracy")
+    assert (recovered.save_strategy, recovered.report_to) == ("no", [])
+
+
+@pytest.mark.parametrize(
+    ("options", "epochs"),
+    [
+        ({"epochs": 3}, 3),
+        ({"max_steps": 5}, 1),
+        ({"max_steps": 6}, 2),
+        ({"max_steps": 3, "gradient_accumulation": 3}, 2),
+    ],
+)
+def test_steps_are_counted_in_epochs(folder: Path, options: dict[str, Any], epochs: int) -> None:
+    """36 rows to train on, in batches of 8."""
+    assert num_epochs(resolve_run(tiny.config(folder, **options))) == epochs
+
+
+def test_options_that_the_machine_refuses_are_one_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: Any) -> None:
+        raise ValueError("no such thing here\nand more")
+
+    monkeypatch.setattr("attendrop.runs.training_args.TrainingArguments", refuse)
+    with pytest.raises(AttendropError, match=r"^These options do not go together here: no such thing here$"):
+        recovery_arguments(tiny.config(folder), str(folder), 1)
