@@ -120,9 +120,9 @@ class ADDrop(Method):
         return self.cross_tuning
 
     def plan(self, context: StepContext) -> Plan:
-        attention_layers = self.selected_layers(context.adapter.attention_layers)
         if self.attribution == "random":
             return _DropAny(self, context)
+        attention_layers = self.selected_layers(context.adapter.attention_layers)
         return _DropHigh(self, context, self._attribute(context, attention_layers))
 
     def _attribute(self, context: StepContext, attention_layers: Sequence[AttentionLayer]) -> dict[str, Tensor]:
@@ -179,7 +179,7 @@ class _DropHigh(_DropAny):
         return self._candidates(call, found, None) & self.sample_hidden(self.method.q, call, units)
 
     def candidate_rows(self, call: AttentionCall) -> Tensor:
-        rows, signal = super().candidate_rows(call), self._signal.pop(call.layer.key)
+        rows, signal = super().candidate_rows(call), self._signal[call.layer.key]
         return signal if rows is None else signal & rows
 
     def _candidates(self, call: AttentionCall, attribution: Tensor, valid: Tensor | None) -> Tensor:

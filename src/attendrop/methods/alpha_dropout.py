@@ -68,7 +68,7 @@ class AlphaDropout(Method):
 
 
 class _Saturating(RandomMaskPlan):
-    """Drops hidden units at the chosen sites."""
+    """Drops hidden units in the chosen layers."""
 
     method: AlphaDropout
 

@@ -115,7 +115,7 @@ class StepContext:
         model_columns: Names of the batch's columns that the pass that trains gives the model (a loss that is computed
             outside of the model keeps the labels from it); None for all.
         extra: Columns of the batch that the method asked for and the model does not know; see :attr:`Method.columns`.
-        adapter: The model's attention sites, and passes of its own making; None for methods that say that they do not
+        adapter: The model's attention layers, and passes of its own making; None for methods that say that they do not
             use attention.
     """
 
@@ -134,7 +134,7 @@ class StepContext:
 
     @property
     def adapter(self) -> ModelAdapter:
-        """The model without wrappers, its attention sites, and passes of the method's own making."""
+        """The model without wrappers, its attention layers, and passes of the method's own making."""
         assert self.adapter_if_any is not None
         return self.adapter_if_any
 
@@ -146,7 +146,7 @@ class StepContext:
         return {name: value for name, value in self.batch.items() if name in self.model_columns}
 
     def report(self, layer: str, dropped: Tensor, possible: Tensor) -> None:
-        """Log the share of what was dropped at a site: how many, of how many that could have been."""
+        """Log the share of what was dropped in a layer: how many, of how many that could have been."""
         self.statistics.count(self.source, layer, dropped, possible)
 
     def note(self, name: str, value: Tensor | float) -> None:

@@ -71,7 +71,7 @@ class DropBlock(Method):
 
 
 class _DropBlocks(RandomMaskPlan):
-    """Drops blocks at the chosen sites."""
+    """Drops blocks in the chosen layers."""
 
     method: DropBlock
 

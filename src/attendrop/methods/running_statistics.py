@@ -15,7 +15,7 @@ class RunningStatistics:
     Args:
         passes: Passes so far.
         active: Of each source, passes in which it acted.
-        counts: Of each ``source/site``, units dropped, and units that could have been.
+        counts: Of each ``source/layer``, units dropped, and units that could have been.
         notes: Of each ``source/name``, the sum of what was noted, and how often.
     """
 
@@ -61,7 +61,7 @@ class RunningStatistics:
     def summary(self, sources: Sequence[str], total: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """What there is to log of these sources, over all processes.
 
-        ``SOURCE/active``: the share of passes in which it acted; ``SOURCE/dropped`` and ``SOURCE/dropped/SITE``, if it
+        ``SOURCE/active``: the share of passes in which it acted; ``SOURCE/dropped`` and ``SOURCE/dropped/LAYER``, if it
         dropped anything; ``SOURCE/NAME``: the means of figures.
         """
         keys = [(self.counts, key) for key in sorted(self.counts, key=_place)]
@@ -94,7 +94,7 @@ def _ratio(pair: Sequence[float]) -> float:
 
 
 def _place(name: str) -> tuple[str, str, int]:
-    """Sites in order: by source, kind and number."""
+    """Layers in order: by source, kind and number."""
     source, _, layer = name.partition("/")
     kind, _, number = layer.partition(".")
     return source, kind, int(number or 0)

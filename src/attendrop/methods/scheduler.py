@@ -103,7 +103,7 @@ class Scheduler(Method):
         return [min(HIGHEST, float(np.interp(progress, knots, curve))) for curve in curves]
 
     def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
-        """The attention sites to act on, of a model's; raises AttendropError if the lists do not fit them."""
+        """The attention layers to act on, of a model's; raises AttendropError if the lists do not fit them."""
         chosen = super().selected_layers(attention_layers)
         if len(self.probabilities) not in (1, len(chosen)):
             raise AttendropError(

@@ -143,7 +143,7 @@ def outside_of_tree(heads: Tensor, relation: str) -> Tensor:
 
 
 class _DropOutside(RandomMaskPlan):
-    """Drops positions outside of a structure at the chosen sites.
+    """Drops positions outside of a structure in the chosen layers.
 
     Args:
         method: The method.

@@ -76,7 +76,7 @@ class RandomMaskPlan(Plan):
 
     def make(self, call: AttentionCall) -> AttentionEdit:
         """Make the edit of a layer."""
-        drop = self._valid(call, self.drop_mask(call))
+        drop = self._at_valid_keys(call, self.drop_mask(call))
         self._report(call, drop, call.valid)
         return AttentionEdit(drop=drop)
 
@@ -152,9 +152,9 @@ class RandomMaskPlan(Plan):
 
     def report(self, call: AttentionCall, drop: Tensor) -> None:
         """Count what is dropped of the valid positions; ``drop`` is broadcastable to ``call.shape``, True at those."""
-        self._report(call, self._valid(call, drop), call.valid)
+        self._report(call, self._at_valid_keys(call, drop), call.valid)
 
-    def _valid(self, call: AttentionCall, drop: Tensor) -> Tensor:
+    def _at_valid_keys(self, call: AttentionCall, drop: Tensor) -> Tensor:
         return (drop if call.valid is None else drop & call.valid).expand(call.shape)
 
     def _report(self, call: AttentionCall, drop: Tensor, valid: Tensor | None) -> None:

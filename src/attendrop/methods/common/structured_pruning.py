@@ -23,7 +23,7 @@ def lowest(importance: Mapping[str, Tensor], fraction: float) -> dict[str, list[
     greatest importance of each layer is never chosen.
 
     Args:
-        importance: By ``heads/SITE``, ``(heads,)``, and by ``feed_forward/BLOCK``, ``(1,)``.
+        importance: By ``heads/LAYER``, ``(heads,)``, and by ``feed_forward/BLOCK``, ``(1,)``.
         fraction: Of the heads, and of the feed-forwards, rounded down.
     """
     found: dict[str, list[int]] = {key: [] for key in importance}
@@ -53,7 +53,7 @@ def places(adapter: ModelAdapter, pruned: Mapping[str, list[int]], heads: Mappin
     Args:
         adapter: The model, probed.
         pruned: As :func:`lowest` gives it.
-        heads: How many heads a site has, by ``heads/SITE``.
+        heads: How many heads a layer has, by ``heads/LAYER``.
     """
     names = {parameter: name for name, parameter in adapter.model.named_parameters()}
     found: dict[str, Place] = {}
