@@ -357,6 +357,10 @@ def unsupported(folder: Path, tmp_path: Path) -> list[str]:
     return train_arguments(folder, "refused", "--model", str(tmp_path))
 
 
+def without_label_column(folder: Path, tmp_path: Path) -> list[str]:
+    return ["train", "--train-file", f"{folder}/train.csv", "--text-columns", "sentence1", "--label-type", "class"]
+
+
 SITUATIONS: list[tuple[Callable[[Path, Path], list[str]], str]] = [
     (lambda f, t: ["train"], "Give a task or a train-file"),
     (lambda f, t: ["trian"], "No such command 'trian'"),
@@ -367,6 +371,7 @@ SITUATIONS: list[tuple[Callable[[Path, Path], list[str]], str]] = [
     (lambda f, t: task_run(f, "rte", "--text-columns", "a"), "it has no meaning beside a task"),
     (lambda f, t: ["train", "--train-file", f"{f}/train.csv"], "Own files need text-columns"),
     (lambda f, t: ["train", "--train-file", f"{f}/train.csv", "--text-columns", "a"], "Own files need a label-column"),
+    (without_label_column, "the column of the labels is not given"),
     (pickled, "holds pickled weights only (pytorch_model.bin)"),
     (unsupported, "MPNetForSequenceClassification is not supported"),
     (lambda f, t: train_arguments(f, "run"), "holds a run already; --resume continues it, --overwrite replaces it."),

@@ -171,9 +171,9 @@ def test_metric_that_does_not_fit_is_refused(task: Task, name: str, message: str
 
 
 def test_constant_scores_are_those_of_the_most_common_class_of_training() -> None:
-    answer, scores = constant_scores(TWO_CLASSES, np.array([0, 1, 1]), np.array([0, 0, 0, 1]))
+    answer, scores = constant_scores(TWO_CLASSES, np.array([0, 1, 1]), np.array([0, 0, 0, 1])) or ("", {})
     assert (answer, scores["accuracy"]) == (TWO_CLASSES.label_names[1], 0.25)
-    answer, scores = constant_scores(OWN_NUMBERS, np.array([1.0, 2.0]), np.array([0.5, 2.5]))
+    answer, scores = constant_scores(OWN_NUMBERS, np.array([1.0, 2.0]), np.array([0.5, 2.5])) or ("", {})
     assert (answer, scores["pearson"], scores["mse"]) == (1.5, 0.0, 1.0)
 
 

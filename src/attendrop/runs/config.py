@@ -160,7 +160,7 @@ class RunConfig:
             raise AttendropError(
                 "Own files need text-columns: the name of the text's column, or two, with a comma between."
             )
-        if self.train_file is not None and self.label_column is None:
+        if self.train_file is not None and self.label_column is None and self.label_type == "auto":
             raise AttendropError("Own files need a label-column: the name of the column to learn.")
         if self.task is not None and self.skip_bad_rows:
             raise AttendropError("skip-bad-rows is for one's own files; it has no meaning beside a task.")

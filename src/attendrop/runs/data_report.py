@@ -129,9 +129,10 @@ def _truncated(
 
 def _conflicts(texts: Sequence[_Text], rows: Dataset, head: Head) -> dict[str, Any]:
     labels_of: defaultdict[_Text, list[Any]] = defaultdict(list)
-    for text, label in zip(texts, rows["label"][:], strict=True):
+    labels = rows["label"][:] if "label" in rows.column_names else [None] * len(rows)
+    for text, label in zip(texts, labels, strict=True):
         labels_of[text].append(label)
-    conflicting = {text: labels for text, labels in labels_of.items() if any(label != labels[0] for label in labels)}
+    conflicting = {text: given for text, given in labels_of.items() if any(label != given[0] for label in given)}
     found: dict[str, Any] = {"texts": len(conflicting), "rows": sum(map(len, conflicting.values())), "example": None}
     for text, labels in list(conflicting.items())[:1]:
         names = list(dict.fromkeys(head.shown_label(label) for label in sorted(labels)))

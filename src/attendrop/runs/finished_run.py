@@ -57,7 +57,8 @@ class FinishedRun(ResolvedRun):
     def batches(self, rows: Dataset, size: int) -> list[dict[str, Any]]:
         """Collate encoded rows into batches, in their order."""
         collate = self.task.head.collator(self.tokenizer)
-        listed = rows.select_columns([name for name in rows.column_names if name != "length"]).to_list()
+        read = [name for name in (*self.tokenizer.model_input_names, "labels") if name in rows.column_names]
+        listed = rows.select_columns(read).to_list()
         return [dict(collate(listed[i : i + size])) for i in range(0, len(listed), size)]
 
     def labels(self, name: str) -> Array:

@@ -28,15 +28,14 @@ class SetScores:
 
     Attributes:
         scores: All metrics of the task.
-        constant: Those of a model that always answers ``answer``: the most common class of the training rows, or their
-            mean.
+        baseline: The ``answer`` and the ``scores`` of a model that always gives one: the most common class of the
+            training rows, or their mean; None: the kind of task has no such answer.
         predicted: How many rows are predicted to be of each class; empty if there are no classes.
         rows: Of the set.
     """
 
     scores: dict[str, float]
-    constant: dict[str, float]
-    answer: str | float
+    baseline: dict[str, Any] | None
     predicted: dict[str, int]
     rows: int
 
@@ -53,9 +52,10 @@ def score_report(trainer: RegularizedTrainer, task: Task, encoded: Parts) -> dic
 def _score(trainer: RegularizedTrainer, task: Task, train: Dataset, rows: Dataset) -> SetScores:
     found = trainer.predict(rows)
     logits, labels = np.asarray(found.predictions), np.asarray(found.label_ids)
-    answer, constant = constant_scores(task, task.head.concatenate([train["labels"][:]]), labels)
+    constant = constant_scores(task, task.head.concatenate([train["labels"][:]]), labels)
+    baseline = None if constant is None else {"answer": constant[0], "scores": constant[1]}
     predicted = task.head.predicted_counts(logits)
-    return SetScores(compute_scores(task, logits, labels), constant, answer, predicted, len(labels))
+    return SetScores(compute_scores(task, logits, labels), baseline, predicted, len(labels))
 
 
 def run_metrics(
@@ -85,7 +85,7 @@ def run_metrics(
         "selection_score": best,
         "score": scores["dev"].scores[data.task.metric] if "dev" in scores else None,
         "all_scores": {name: found.scores for name, found in scores.items() if name in parts.report},
-        "baseline": {name: {"answer": found.answer, "scores": found.constant} for name, found in scores.items()},
+        "baseline": {name: found.baseline for name, found in scores.items() if found.baseline is not None},
         "predicted": {name: found.predicted for name, found in scores.items()},
         "best_epoch": chosen[0] if chosen else len(history),
         "history": history,

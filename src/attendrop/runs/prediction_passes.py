@@ -59,4 +59,4 @@ def predict_outputs(
             found.append(head.predict(model, {name: value.to(place) for name, value in batch.items()}))
             if on_batch is not None:
                 on_batch(len(chosen))
-    return head.concatenate(found)[np.argsort(order)]
+    return head.mask_outputs(head.concatenate(found)[np.argsort(order)], encoded)

@@ -43,10 +43,11 @@ def compute_scores(task: Task, outputs: Array, labels: Array) -> dict[str, float
     return {name: task.head.metrics[name].score(labels, outputs) for name in (task.metric, *task.other_metrics)}
 
 
-def constant_scores(task: Task, train_labels: Array, labels: Array) -> tuple[str | float, dict[str, float]]:
+def constant_scores(task: Task, train_labels: Array, labels: Array) -> tuple[str | float, dict[str, float]] | None:
     """What a model comes to that has learnt nothing but the most common class in training, or the mean of the numbers.
 
-    train_labels, labels: (rows,), those trained on and those scored. Returns that class or number, and its scores.
+    train_labels, labels: those trained on and those scored, as the model is given them. Returns that class or number,
+    and its scores; None for a kind of task that has no such answer.
     """
-    answer, outputs = task.head.constant_answer(train_labels, len(labels))
-    return answer, compute_scores(task, outputs, labels)
+    found = task.head.constant_answer(train_labels, labels)
+    return None if found is None else (found[0], compute_scores(task, found[1], labels))

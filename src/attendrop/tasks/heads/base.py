@@ -212,6 +212,10 @@ logits = model(**inputs).logits"""
         """Join outputs, or targets, of some rows each."""
         return np.concatenate([np.asarray(part) for part in parts])
 
+    def mask_outputs(self, outputs: Array, encoded: Mapping[str, Any]) -> Array:
+        """Mark what answers nothing in the outputs for encoded rows, such as those for special tokens."""
+        return outputs
+
     def checked(self, outputs: Array) -> Array:
         """The outputs in float64.
 
@@ -242,9 +246,9 @@ logits = model(**inputs).logits"""
     def metrics(self) -> Mapping[str, Metric]:
         """The metrics that fit, by name: those of scikit-learn's scorers, where it has them."""
 
-    @abstractmethod
-    def constant_answer(self, train_targets: Array, rows: int) -> tuple[str | float, Array]:
-        """The best answer that does not look at the texts, and the outputs of a model that always gives it."""
+    def constant_answer(self, train_targets: Array, targets: Array) -> tuple[str | float, Array] | None:
+        """The best answer that does not look at the texts, and outputs that give it to all ``targets``; or None."""
+        return None
 
     def predicted_counts(self, outputs: Array) -> dict[str, int]:
         """How many rows are predicted to be of each class, for classes with any; empty if there are no classes."""

@@ -182,10 +182,10 @@ class Classification(Head):
         """Those of classes, and of two classes those of the second."""
         return _METRICS | _BINARY_METRICS if len(self.label_names) == 2 else _METRICS
 
-    def constant_answer(self, train_targets: Array, rows: int) -> tuple[str, Array]:
+    def constant_answer(self, train_targets: Array, targets: Array) -> tuple[str, Array]:
         """The most common class in training."""
         most = int(np.bincount(train_targets).argmax())
-        return self.label_names[most], np.tile(np.eye(len(self.label_names))[most], (rows, 1))
+        return self.label_names[most], np.tile(np.eye(len(self.label_names))[most], (len(targets), 1))
 
     def predicted_counts(self, outputs: Array) -> dict[str, int]:
         """Count the predictions of each class."""

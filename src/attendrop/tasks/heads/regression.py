@@ -101,10 +101,10 @@ class Regression(Head):
         """``score``."""
         return [{"score": number} for number in self.decode(outputs)]
 
-    def constant_answer(self, train_targets: Array, rows: int) -> tuple[float, Array]:
+    def constant_answer(self, train_targets: Array, targets: Array) -> tuple[float, Array]:
         """The mean of the training rows."""
         mean = float(np.mean(train_targets))
-        return mean, np.full(rows, mean)
+        return mean, np.full(len(targets), mean)
 
     def describe_labels(self, rows: Dataset) -> dict[str, Any]:
         """The range and the mean."""
