@@ -27,7 +27,7 @@ def to_device(batch: Batch, device: torch.device) -> dict[str, Any]:
 
 
 def number_of_rows(batch: Batch) -> int:
-    """How many rows a batch has: the length of its first tensor; raises AttendropError if it holds none."""
+    """Count the rows of a batch, by its first tensor; raises AttendropError if it holds none."""
     for value in batch.values():
         if isinstance(value, Tensor) and value.ndim:
             return value.shape[0]

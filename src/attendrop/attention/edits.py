@@ -94,7 +94,7 @@ class AttentionEdit:
 
 
 def chain(functions: Sequence[Callable[[Tensor], Tensor] | None]) -> Callable[[Tensor], Tensor] | None:
-    """Compose functions, the first one called first; None stands for a missing one, and is returned if all are."""
+    """Compose functions in the order of their calls, without those that are None; None if all are."""
     found = [function for function in functions if function is not None]
     if len(found) < 2:
         return found[0] if found else None

@@ -23,7 +23,7 @@ from attendrop.errors import AttendropError
 
 
 class _RegisteredName(str):
-    """A registered name in a configuration; copies and pickles hold the implementation that it stands for instead."""
+    """Registered name in a configuration, of which copies and pickles hold the original implementation."""
 
     original: str
 

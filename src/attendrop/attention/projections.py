@@ -76,7 +76,7 @@ def query_key_parameters(attention: nn.Module) -> list[tuple[nn.Parameter, tuple
 
 @dataclass(frozen=True)
 class ValueProjection:
-    """The module that makes the values of an attention layer.
+    """Projection to the values of an attention layer.
 
     Attributes:
         module: The projection.

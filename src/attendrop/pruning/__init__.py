@@ -1,4 +1,4 @@
-"""Self-pruning: layers whose attention is constant, chosen, made fast, saved and exported."""
+"""Pruning of attention layers: selection, constant attention, fast models, their files and export."""
 
 from attendrop.pruning.export import export_onnx, export_torch
 from attendrop.pruning.pruned_model import PrunedModel, load

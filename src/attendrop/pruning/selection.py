@@ -81,7 +81,7 @@ def prune(
         batches: Labelled batches that were not trained on, on the model's device: what layers are ranked by, if not by
             ``pi``, and scored on, if not by ``score``.
         score: How well a model does, more is better: a score for each of the same rows, or a single number, of which
-            there is no interval, so that it is taken at its word. Default: minus the loss on each row of ``batches``.
+            there is no interval, so that it is taken as exact. Default: minus the loss on each row of ``batches``.
         pi: Of each layer the fraction of its units that a method learnt to drop, in order or by keys such as
             ``"encoder.0"``. Layers then go in this order, highest first. Default: by importance, the loss on
             ``batches`` with this one layer's attention constant, lowest first.
