@@ -28,9 +28,10 @@ _IN_THE_PASS = [
 
 @pytest.mark.parametrize("name", _IN_THE_PASS)
 def test_a_method_changes_the_loss(name: str) -> None:
+    """With a seed with which every method drops something: those that drop whole layers may drop none by chance."""
     method = TABLE[name]
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    with regularize(model, method, **given(model, batch)) as reg:
+    with regularize(model, method, seed=1, **given(model, batch)) as reg:
         assert not torch.isclose(reg.loss(batch), model(**batch).loss)
 
 
