@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow test-all test-lowest coverage lint format typecheck bench docs families study trajectories clean
+.PHONY: demo test test-slow test-all test-lowest coverage lint format typecheck bench docs families study study-attendout trajectories clean
 
 demo: $(STAMP)
 	$(BIN)/attendrop demo
@@ -65,6 +65,10 @@ study: $(STAMP)
 # The losses of ten steps of every method, as data, after a change of behaviour that was intended.
 trajectories: $(STAMP)
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python tests/helpers/trajectories.py
+
+# AttendOut's learner of effects on real rewards beside rewards of noise: hours on a core; can be stopped and started again.
+study-attendout: $(STAMP)
+	$(BIN)/python benchmarks/attend_out_study.py
 
 clean:
 	rm -rf $(VENV) .venv-lowest .coverage build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
