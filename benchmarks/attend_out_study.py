@@ -1,8 +1,8 @@
 """What AttendOut's learner of effects makes of real rewards, beside rewards of noise: ``make study-attendout``.
 
 Each run trains MiniLM on few rows of a task, and keeps of each layer the probability of dropping, the estimated effect
-and its standard error. The control replaces the scores by random numbers of the same size, which know nothing of what was
-dropped. Can be stopped at any time: finished runs are kept, one line each, and not run again.
+and its standard error. The control replaces the scores by random numbers of the same size, which do not depend on what
+was dropped. Can be stopped at any time: finished runs are kept, one line each, and not run again.
 """
 
 from __future__ import annotations
