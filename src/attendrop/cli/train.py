@@ -57,7 +57,7 @@ def train(
     learning_rate: Annotated[float | None, typer.Option(show_default="5e-5")] = None,
     weight_decay: Annotated[float | None, typer.Option(show_default="0.01")] = None,
     schedule: Annotated[str | None, typer.Option(help="linear, constant or cosine.", show_default="linear")] = None,
-    warmup: Annotated[float | None, typer.Option(help="Share of all steps.", show_default="0.1")] = None,
+    warmup: Annotated[float | None, typer.Option(help="Fraction of all steps.", show_default="0.1")] = None,
     max_length: Annotated[int | None, typer.Option(help="In tokens.", show_default="128")] = None,
     max_train_samples: Annotated[int | None, typer.Option(help="Use so many training rows.")] = None,
     shots: Annotated[int | None, typer.Option(help="Use so many training rows of each class.")] = None,
@@ -69,7 +69,8 @@ def train(
         ),
     ] = None,
     selection_fraction: Annotated[
-        float | None, typer.Option(help="Share of training data set aside; 0 keeps the last epoch.", show_default="0.1")
+        float | None,
+        typer.Option(help="Fraction of training data set aside; 0 keeps the last epoch.", show_default="0.1"),
     ] = None,
     patience: Annotated[
         int | None,

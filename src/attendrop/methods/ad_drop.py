@@ -42,7 +42,7 @@ class ADDrop(Method):
         ...     reg.loss(batch).backward()
 
     Args:
-        p: Share of the keys of each row that are candidates, in (0, 1).
+        p: Fraction of the keys of each row that are candidates, in (0, 1).
         q: Probability with which each candidate is dropped, in (0, 1].
         attribution: ``"gradient"`` (Eq. 5), ``"integrated_gradient"`` (Eq. 3), ``"attention"`` (the weights
             themselves), ``"random"`` (each valid position is a candidate with probability ``p``; no attribution pass).

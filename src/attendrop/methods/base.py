@@ -139,7 +139,7 @@ class Method:
         return None
 
     def rewarded_fraction(self) -> float:
-        """The fraction of the training rows to set aside where :meth:`rewarded_on` says ``"split"``."""
+        """Return the fraction of the training rows to set aside where :meth:`rewarded_on` says ``"split"``."""
         return 0.0
 
     @property
@@ -170,24 +170,24 @@ class Method:
         return None
 
     def start(self, training: TrainingContext) -> MethodState:
-        """Begin a run. A method that keeps something from step to step returns a session of its own kind."""
+        """Begin a run. A method that keeps something from step to step returns a state class of its own."""
         return MethodState(self)
 
     def options(self) -> dict[str, Any]:
-        """The options as plain values, fit for JSON."""
+        """Return the options as plain values, fit for JSON."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: _plain(value) for name, value in values.items()}
 
 
 class MethodState:
-    """A method at work, from the first step of a run to the last. This one keeps nothing."""
+    """The state of a method during a run. This base class keeps nothing from step to step."""
 
     def __init__(self, method: Method) -> None:
         self.method = method
 
     @property
     def parts(self) -> Sequence[MethodState]:
-        """The sessions that this one is made of."""
+        """The states of the methods of a composition; otherwise this one alone."""
         return (self,)
 
     def batch(self, context: StepContext) -> Batch:
@@ -213,56 +213,56 @@ class MethodState:
         return run_pass([(self, context)], compute_loss, context.batch)
 
     def edit_gradients(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Called just before the optimizer's step, with gradients that are summed up, unscaled and clipped."""
+        """Edit the gradients just before the optimizer's step; they are accumulated, unscaled and clipped."""
 
     def act_on_second_model(self, model: nn.Module) -> None:
-        """Act on a second model, which another method trains beside, as on the first."""
+        """Act on a second model, which another method trains beside the first, as on the first."""
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
-        """Called when the optimizer has taken its ``steps_taken``-th step. Returns figures to log, if there are any."""
+        """Update the state after the ``steps_taken``-th optimizer step; returns metrics to log, if any."""
         return {}
 
     def replay(self) -> Replay | None:
-        """The steps that are recorded at the moment, or taken again instead of new ones; None if neither."""
+        """Return the steps that are being recorded, or replayed in place of new ones; None if neither."""
         return None
 
     def searching(self) -> bool:
-        """Whether the weights of this moment will be given up, so that what the model scores with them is no result."""
+        """Whether the current weights will be discarded, so that their scores are no result."""
         return False
 
     def finish(self) -> dict[str, float]:
-        """Called after the last step, planned or not. Returns figures to log, if there are any."""
+        """Complete what is unfinished after the last step, planned or not; returns metrics to log, if any."""
         return {}
 
     def with_log_names(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """The figures of a step under the names that they are logged by."""
+        """Return the metrics of a step under their names in the log."""
         return {f"{self.method.source}/{name}": value for name, value in metrics.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint has to hold, the same in all processes: tensors and plain values."""
+        """Return the state that is the same in all processes, for checkpoints: tensors and plain values."""
         return {}
 
     def rank_state_dict(self) -> dict[str, Any]:
-        """What a checkpoint has to hold of this process alone."""
+        """Return the state of this process alone, for checkpoints."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> None:
-        """Go on from a :meth:`state_dict` and an :meth:`rank_state_dict`."""
+        """Restore a :meth:`state_dict` and a :meth:`rank_state_dict`."""
 
     def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
-        """What is worth keeping of a finished run, as plain values.
+        """Report on a finished run, as plain values for ``metrics.json``.
 
         Args:
-            batches: Data that was not trained on, if there is any; else the training data.
+            batches: Data that was not trained on, if any; otherwise the training data.
         """
         return {}
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """What was trained beside the model, by the name of a file to keep it in."""
+        """Return the tensors that were trained beside the model, by the name of the file to save them in."""
         return {}
 
     def close(self) -> None:
-        """Let go of the optimizer, and of what is needed for training alone."""
+        """Remove hooks, and free what only training needs."""
 
 
 def run_pass(
@@ -275,11 +275,11 @@ def run_pass(
     """Run the model once, with the plans and penalties of all ``parts``.
 
     Args:
-        parts: Sessions, each with the pass as it sees it.
+        parts: The states of the methods, each with its own context.
         compute_loss: Runs the model.
-        batch: What on.
+        batch: The batch to run it on.
         plan: A further plan.
-        model: Another model than the one that trains; it gets the penalties, but no plan.
+        model: Another model to run in place of the one that trains; it gets the penalties, but no plan.
     """
     parts = [(method_state, dataclasses.replace(context, batch=batch)) for method_state, context in parts]
     plans = [plan, *(method_state.plan(context) for method_state, context in parts)] if model is None else []
@@ -292,5 +292,5 @@ def run_pass(
 
 
 def _plain(value: Any) -> Any:
-    """Tuples as the lists that JSON gives back, on every level."""
+    """Convert tuples to lists, as JSON does, on every level."""
     return [_plain(item) for item in value] if isinstance(value, tuple) else value

@@ -44,7 +44,7 @@ class ChildTuning(Method):
 
     Args:
         variant: ``"F"`` or ``"D"``.
-        p: Share of the parameters in the child network, in (0, 1).
+        p: Fraction of the parameters in the child network, in (0, 1).
         fisher_batch_size: Of D: rows whose gradients are taken together. 1 is the paper's formula; more are faster, and
             square the gradient of a mean, as the authors' code does.
         fisher_max_norm: Of D: the gradient of each parameter is clipped to this norm before it is squared, so that no

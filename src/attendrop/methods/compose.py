@@ -126,7 +126,7 @@ class Compose(Method):
 
 
 class ComposedState(MethodState):
-    """The sessions of several methods, as one."""
+    """The states of several methods, as one."""
 
     def __init__(self, method: Compose, training: TrainingContext) -> None:
         super().__init__(method)
@@ -211,7 +211,7 @@ class ComposedState(MethodState):
             method_state.close()
 
     def _act_on_second_model(self, model: nn.Module) -> Any:
-        """Let all but the one that trains this model act on it, too."""
+        """Let all methods but the one that trains this model act on it."""
         others = [method_state for method_state in self.ordered_states if not method_state.method.decides_passes]
         for method_state in others:
             method_state.act_on_second_model(model)

@@ -33,12 +33,12 @@ class ComputeLoss(Protocol):
 
 @dataclass(frozen=True)
 class Processes:
-    """Those that train together.
+    """Distributed process group.
 
     Attributes:
-        rank: Number of this one.
-        world_size: How many there are. Each is given as many sequences as the others.
-        total: Adds a tensor up over them.
+        rank: Rank of this process.
+        world_size: Number of processes. All train on the same number of sequences.
+        total: Sums a tensor over the processes.
     """
 
     rank: int = 0
@@ -48,37 +48,37 @@ class Processes:
 
 @runtime_checkable
 class LabelledData(Protocol):
-    """Rows with labels that a method may look at beside the batches that train."""
+    """Rows with labels that a method may read beside the training batches."""
 
     def sample(self, seed: int, count: int, size: int) -> Sequence[Batch]:
-        """Draw ``count`` items of ``size`` samples each, on the model's device; the seed decides which."""
+        """Sample ``count`` batches of ``size`` rows each by a seed, on the model's device."""
         ...
 
     def iter_batches(self, size: int, processes: Processes) -> Iterator[Batch]:
-        """All rows once, ``size`` at a time, on the model's device; of these batches the share of this process."""
+        """Iterate once over all rows in batches of ``size``, on the model's device; each rank gets its part of them."""
         ...
 
 
 @dataclass(frozen=True)
 class TrainingContext:
-    """What a method finds when training begins.
+    """What a method is given when training begins.
 
     Attributes:
         model: The model without wrappers.
-        seed: Seed of the method's own random draws.
-        processes: Those that train together.
-        total_steps: How many optimizer steps are planned, if that is known.
-        optimizer: The model's optimizer, if it is known.
-        max_grad_norm: Gradients are clipped to this norm, if any.
-        scaler: The gradient scaler of float16 training, if there is one.
-        reward_data: What models may be scored on, if anything.
-        train_data: The training rows, if they are known.
-        evaluate: The mean loss of a model on a batch, and its outputs.
-        metric: From logits and labels to a score of which more is better, if there is one.
-        mask_token: The id that stands for a masked token, if there is one.
-        special_tokens: Ids that are never masked.
-        act_on_second_model: To be called with a second model that a method trains beside: whatever else regularises the
-            first is then done to it, too. Returns what to call before each step of its optimizer.
+        seed: Seed of the method's random numbers.
+        processes: The distributed process group.
+        total_steps: Number of optimizer steps planned, if known.
+        optimizer: The model's optimizer, if known.
+        max_grad_norm: Norm to which gradients are clipped, if any.
+        scaler: The gradient scaler of float16 training, if any.
+        reward_data: Rows to score models on, if any.
+        train_data: The training rows, if known.
+        evaluate: Computes the mean loss of a model on a batch, and its outputs.
+        metric: Computes a score, of which more is better, from logits and labels, if any.
+        mask_token: Id of the mask token, if any.
+        special_tokens: Ids of tokens that are never masked.
+        act_on_second_model: Applies the other methods of a composition to a second model that this one trains. Returns
+            a function to call before each step of its optimizer.
     """
 
     model: nn.Module
@@ -104,19 +104,18 @@ class StepContext:
     Attributes:
         model: The model without wrappers.
         batch: Its inputs, with labels.
-        key: What fixes the random draws.
-        statistics: What happens is counted here; see :meth:`report` and :meth:`note`.
+        key: Key of the random numbers.
+        statistics: Collects what is logged; see :meth:`report` and :meth:`note`.
         source: The method's name in logs.
-        epoch: Number of the epoch, from 0, if it is known.
-        progress: Share of the planned optimizer steps that were taken, in [0, 1]; None if it is not known how many.
-        micro_batches: How many micro-batches like this one the global batch holds, by the items that losses average
-            over: a penalty that is a sum over this one, times this, is a sum over the global batch.
+        epoch: Number of the epoch, from 0, if known.
+        progress: Fraction of the planned optimizer steps that were taken, in [0, 1]; None if their number is unknown.
+        micro_batches: Number of micro-batches like this one in the global batch, by the items that losses average
+            over. A penalty that is a sum over the micro-batch, times this, is a sum over the global batch.
         loss_scale: The factor by which gradients are multiplied under float16, else 1.
-        model_columns: Names of the batch's columns that the pass that trains gives the model (a loss that is computed
-            outside of the model keeps the labels from it); None for all.
+        model_columns: Names of the columns of the batch that the model receives (not the labels, if the loss is
+            computed outside of the model); None for all.
         extra: Columns of the batch that the method asked for and the model does not know; see :attr:`Method.columns`.
-        adapter: The model's attention layers, and passes of its own making; None for methods that say that they do not
-            use attention.
+        adapter_if_any: The model's adapter; None if :attr:`Method.uses_attention` is False.
     """
 
     model: nn.Module
@@ -134,19 +133,19 @@ class StepContext:
 
     @property
     def adapter(self) -> ModelAdapter:
-        """The model without wrappers, its attention layers, and passes of the method's own making."""
+        """The model without wrappers, its attention layers, and further passes of the method."""
         assert self.adapter_if_any is not None
         return self.adapter_if_any
 
     @property
     def inputs(self) -> Batch:
-        """What of ``batch`` the pass that trains gives the model."""
+        """The columns of ``batch`` that the model receives."""
         if self.model_columns is None:
             return self.batch
         return {name: value for name, value in self.batch.items() if name in self.model_columns}
 
     def report(self, layer: str, dropped: Tensor, possible: Tensor) -> None:
-        """Log the share of what was dropped in a layer: how many, of how many that could have been."""
+        """Log the fraction of units that a layer dropped: how many, of how many possible ones."""
         self.statistics.count(self.source, layer, dropped, possible)
 
     def note(self, name: str, value: Tensor | float) -> None:
@@ -154,7 +153,7 @@ class StepContext:
         self.statistics.note(self.source, name, value)
 
     def planned_progress(self) -> float:
-        """``progress``; raises AttendropError if it is not known."""
+        """Return ``progress``; raises AttendropError if it is unknown."""
         if self.progress is None:
             raise AttendropError(
                 f"Method '{self.source.replace('_', '-')}' follows the training progress; pass total_steps=, the "

@@ -32,7 +32,7 @@ class DropHead(Method):
     Args:
         p_start: The probability at the start of training, in (0, 1).
         p_end: The probability at its end, in (0, 1).
-        turn: The share of the planned optimizer steps at which the probability is 0, in (0, 1).
+        turn: Fraction of the planned optimizer steps at which the probability is 0, in (0, 1).
         schedule: ``"v"``: linear from ``p_start`` to 0 at ``turn``, and from there to ``p_end``. ``"constant"``:
             ``p_start`` throughout; the others have no meaning.
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.

@@ -18,7 +18,7 @@ class MethodInfo:
         backward: Passes backward.
         state: What it keeps from step to step.
         tasks: What it can train.
-        units: What the share in the log is of that is called dropped.
+        units: The units whose dropped fraction is logged.
     """
 
     acts_on: tuple[str, ...] = ()

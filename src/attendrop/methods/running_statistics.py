@@ -1,4 +1,4 @@
-"""What happened while a method was at work, counted for the log."""
+"""Running statistics of the training passes, for the log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class RunningStatistics:
-    """Counts of passes and of dropped units, and sums of figures; kept on their device, so that none waits for it.
+    """Counts of passes and dropped units, and sums of metrics, kept on their device to avoid synchronization.
 
     Args:
         passes: Passes so far.
@@ -32,7 +32,7 @@ class RunningStatistics:
         self.notes = {name: torch.tensor(pair, dtype=torch.float64) for name, pair in (notes or {}).items()}
 
     def begin(self, acting: Sequence[str]) -> None:
-        """Count a pass, in which these sources act."""
+        """Count a pass in which these sources act."""
         self.passes += 1
         for source in acting:
             self.active[source] = self.active.get(source, 0) + 1
@@ -42,7 +42,7 @@ class RunningStatistics:
         _add(self.counts, f"{source}/{layer}", torch.stack([dropped, possible]))
 
     def note(self, source: str, name: str, value: Tensor | float) -> None:
-        """Add up a figure."""
+        """Add a value to the sum of a metric."""
         value = value.detach() if isinstance(value, Tensor) else torch.tensor(value)
         _add(self.notes, f"{source}/{name}", torch.stack([value.double(), torch.ones_like(value).double()]))
 
@@ -52,17 +52,17 @@ class RunningStatistics:
         return self.active.get(source, 0) > 0 and (not counts or any(pair[0] > 0 for pair in counts))
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values to make it again of."""
+        """Return the arguments that restore this, as plain values."""
         found: dict[str, Any] = {"passes": self.passes, "active": self.active}
         for name in ("counts", "notes"):
             found[name] = {key: pair.tolist() for key, pair in getattr(self, name).items()}
         return found
 
     def summary(self, sources: Sequence[str], total: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """What there is to log of these sources, over all processes.
+        """Return the metrics of these sources, over all processes.
 
-        ``SOURCE/active``: the share of passes in which it acted; ``SOURCE/dropped`` and ``SOURCE/dropped/LAYER``, if it
-        dropped anything; ``SOURCE/NAME``: the means of figures.
+        ``SOURCE/active``: the fraction of passes in which it acted; ``SOURCE/dropped`` and ``SOURCE/dropped/LAYER``, if
+        it dropped anything; ``SOURCE/NAME``: the means of metrics.
         """
         keys = [(self.counts, key) for key in sorted(self.counts, key=_place)]
         keys += [(self.notes, key) for key in sorted(self.notes)]

@@ -42,7 +42,7 @@ class Scheduler(Method):
         ...     reg.loss(batch).backward()
 
     Args:
-        progress: The knots: shares of the planned optimizer steps, ascending from 0 to 1. Numbers, or ``"0,0.5,1"``.
+        progress: The knots: fractions of the planned optimizer steps, ascending from 0 to 1. Numbers, or ``"0,0.5,1"``.
         probabilities: The probability at each knot, in [0, 1]: one list for all layers, or one for each in order. Lists
             of numbers, or ``"0.6,0.5,0.4; 0.6,0.6,0.6"``. Drawn is with at most 0.95.
         layers: Where to drop: see :func:`attendrop.attention.layers.select_layers`; of these the encoder's

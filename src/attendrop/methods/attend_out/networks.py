@@ -122,7 +122,7 @@ class Players(Policy):
         return total / number.clamp(min=1)
 
     def drop_fractions(self, adapter: ModelAdapter, batches: Iterable[Batch]) -> dict[str, float]:
-        """Of each layer, the share of its units that the generator drops when it decides by probability above 1/2.
+        """Compute for each layer the fraction of its units that the generator drops with a probability above 1/2.
 
         ``pi`` of the pruning paper.
 

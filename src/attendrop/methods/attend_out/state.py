@@ -187,7 +187,7 @@ class AttendOutState(MethodState):
         return attacker / weights, defender / weights
 
     def _items(self, seed: int) -> list[list[Batch]]:
-        """What both are scored on: for each step of the period its batches, of which this process has a share."""
+        """What both are scored on: for each step of the period its batches, of which this process has its part."""
         if self.method.score_on == "train":
             return [[micro.batch for micro in step] for step in self.period]
         if self.method.score_on == "noisy_train":

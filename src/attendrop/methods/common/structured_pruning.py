@@ -51,7 +51,7 @@ def places(adapter: ModelAdapter, pruned: Mapping[str, list[int]], heads: Mappin
     """Of each parameter, by name, what is zero in a model without what was pruned.
 
     Args:
-        adapter: The model, probed.
+        adapter: The traced model.
         pruned: As :func:`lowest` gives it.
         heads: How many heads a layer has, by ``heads/LAYER``.
     """
