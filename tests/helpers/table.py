@@ -127,7 +127,7 @@ UNFIT: dict[tuple[str, str], str] = {
 }
 # The first step that is not one of plain fine-tuning, by plan or by chance, where that is not the first.
 FIRST_STEP: dict[str, int] = dict.fromkeys(
-    ("supert", "supert heads", "supert feed-forward", "layerdrop", "unidrop layers"), 2
+    ("supert", "supert heads", "supert feed-forward", "layerdrop", "unidrop layers", "attendout effects"), 2
 )
 
 
