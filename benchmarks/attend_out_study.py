@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attendrop.methods.attend_out.state import AttendOutState
+from attendrop.methods.attend_out.periods import AttendOutState
 from attendrop.runs.config import RunConfig
 from attendrop.runs.train import train
 

@@ -21,7 +21,7 @@ from workloads import (
 )
 
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attribution.integrated import SCOPES, integrated_gradient_attribution
+from attendrop.attribution.integrated_gradients import SCOPES, integrated_gradient_attribution
 
 _ENOUGH = 0.95
 _RIEMANN_STEPS = 20

@@ -24,7 +24,7 @@ from workloads import (
 )
 
 from attendrop import ADDrop, AttendOut, ChildTuning, Compose, FineTune, Method, RDrop
-from attendrop.methods.registry import build_method, method_names
+from attendrop.methods.core.registry import build_method, method_names
 
 REFERENCE_LENGTH = 47
 

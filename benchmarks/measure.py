@@ -12,7 +12,7 @@ from transformers import BertForSequenceClassification
 from workloads import Batch, Setting
 
 from attendrop import AttendOut, regularize
-from attendrop.methods.base import Method
+from attendrop.methods.core.base import Method
 
 # One training step; and what makes it ready, so that only the step itself is timed.
 Step = Callable[[Batch], None]

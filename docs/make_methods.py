@@ -5,10 +5,10 @@ import re
 import sys
 from pathlib import Path
 
-from attendrop.methods.base import Method
-from attendrop.methods.compatibility import ANY, Rule, rules_among
-from attendrop.methods.options import described
-from attendrop.methods.registry import get_method, method_names
+from attendrop.methods.core.base import Method
+from attendrop.methods.core.compatibility import ANY, Rule, rules_among
+from attendrop.methods.core.options import described
+from attendrop.methods.core.registry import get_method, method_names
 
 PAGE = Path(__file__).with_name("methods.md")
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results.json"

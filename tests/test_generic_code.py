@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 import attendrop
-from attendrop.methods.registry import get_method, method_names
+from attendrop.methods.core.registry import get_method, method_names
 
 SOURCE = Path(attendrop.__file__).parent
 # One method's own commands; the demonstration, whose two methods are data; the lists of public names.
 OWN = {
     "cli/patterns.py",
-    "cli/learned_patterns.py",
+    "cli/patterns_output.py",
     "reports/learned_patterns.py",
     "cli/demo.py",
-    "cli/demonstration.py",
+    "cli/demo_runs.py",
 }
 OWN |= {"__init__.py", "extend.py"}
 # The baseline is no method among others, and what torch calls a scheduler is not ours.

@@ -11,14 +11,17 @@ if TYPE_CHECKING:  # for type checkers and editors
     from typing import Any
 
     from attendrop.errors import AttendropError as AttendropError
-    from attendrop.methods.registry import *  # noqa: F403 (their names stand in the registry alone)
+    from attendrop.methods.core.base import Method as Method
+    from attendrop.methods.core.builtin import *  # noqa: F403 (their names stand there alone)
+    from attendrop.methods.core.compose import Compose as Compose
+    from attendrop.methods.core.registry import register_method as register_method
     from attendrop.pruning.export import export_onnx as export_onnx
     from attendrop.pruning.export import export_torch as export_torch
     from attendrop.pruning.pruned_model import PrunedModel as PrunedModel
     from attendrop.pruning.pruned_model import load as load
     from attendrop.pruning.selection import prune as prune
+    from attendrop.training.own_loop import regularize as regularize
     from attendrop.training.regularization import Regularization as Regularization
-    from attendrop.training.regularize import regularize as regularize
     from attendrop.training.trainer import RegularizedTrainer as RegularizedTrainer
 
     __version__: str
@@ -26,6 +29,8 @@ if TYPE_CHECKING:  # for type checkers and editors
 # Where the public names are that are no methods.
 _MODULES = {
     "AttendropError": "errors",
+    "Compose": "methods.core.compose",
+    "Method": "methods.core.base",
     "PrunedModel": "pruning.pruned_model",
     "Regularization": "training.regularization",
     "RegularizedTrainer": "training.trainer",
@@ -33,8 +38,8 @@ _MODULES = {
     "export_torch": "pruning.export",
     "load": "pruning.pruned_model",
     "prune": "pruning.selection",
-    "register_method": "methods.registry",
-    "regularize": "training.regularize",
+    "register_method": "methods.core.registry",
+    "regularize": "training.own_loop",
 }
 
 if not TYPE_CHECKING:
@@ -47,11 +52,12 @@ if not TYPE_CHECKING:
         if name in _MODULES:
             return getattr(import_module(f"attendrop.{_MODULES[name]}"), name)
         if name == "__all__" or name[0].isupper():  # every method is a class
-            methods = import_module("attendrop.methods.registry")
+            builtin = import_module("attendrop.methods.core.builtin")
+            methods = {known: value for known, value in vars(builtin).items() if isinstance(value, type)}
             if name == "__all__":
-                return sorted({*_MODULES, *methods.__all__})
-            if name in methods.__all__:
-                return getattr(methods, name)
+                return sorted({*_MODULES, *methods})
+            if name in methods:
+                return methods[name]
         raise AttributeError(f"module 'attendrop' has no attribute {name!r}")
 
     def __dir__() -> list[str]:

@@ -5,6 +5,14 @@ one pass looks like; a :class:`MethodState` is a method at work that keeps somet
 :class:`Plan` is what one pass does to attention and around it.
 """
 
+from attendrop.argument_checks import (
+    check_choice,
+    check_count,
+    check_positive,
+    check_probability,
+    check_switch,
+    suggestion,
+)
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.blocks import Block, block_of
 from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit
@@ -16,13 +24,13 @@ from attendrop.attribution.attention_weights import attention_attribution
 from attendrop.attribution.finite_gradients import finite_gradients, gradients_of, wide
 from attendrop.attribution.gradient import gradient_attribution
 from attendrop.attribution.head_importance import GatePlan, head_importance
-from attendrop.attribution.integrated import QUADRATURE_RULES, SCOPES, integrated_gradient_attribution
+from attendrop.attribution.integrated_gradients import QUADRATURE_RULES, SCOPES, integrated_gradient_attribution
 from attendrop.attribution.label_positions import aligned_labels
 from attendrop.attribution.targets import fix_target
 from attendrop.batches import Batch, number_of_rows, refuse_graph, to_device
+from attendrop.candidates import Region, candidate_region, floor_fraction, pack, unpack
 from attendrop.errors import AttendropError
-from attendrop.masks import Region, candidate_region, floor_fraction, pack, unpack
-from attendrop.methods.base import Method, MethodState
+from attendrop.keyed_random import SampleKey, sample_mask, sample_parameter_mask, sample_row_mask, uniform
 from attendrop.methods.common.divergence import divergences, kind_of, mean, mean_spread
 from attendrop.methods.common.initial_state import InitialState
 from attendrop.methods.common.parameter_override import (
@@ -33,7 +41,8 @@ from attendrop.methods.common.parameter_override import (
 )
 from attendrop.methods.common.random_mask import RandomMaskPlan, dropout
 from attendrop.methods.common.weight_mixing import WeightMixing
-from attendrop.methods.compatibility import (
+from attendrop.methods.core.base import Method, MethodState
+from attendrop.methods.core.compatibility import (
     ANY,
     DECIDES_PASSES,
     EXCHANGES_WEIGHTS,
@@ -44,16 +53,14 @@ from attendrop.methods.compatibility import (
     SKIPS_BLOCKS,
     Rule,
 )
-from attendrop.methods.context import ComputeLoss, LabelledData, Processes, StepContext, TrainingContext
-from attendrop.methods.info import LayerRanking, MethodInfo, Preset
+from attendrop.methods.core.context import ComputeLoss, LabelledData, Processes, StepContext, TrainingContext
+from attendrop.methods.core.info import LayerRanking, MethodInfo, Preset
+from attendrop.methods.core.options import LAYERS, SWITCH, Range, choice, count, option, positive, unit_interval
+from attendrop.methods.core.registry import register_method
+from attendrop.methods.core.replay import Replay
+from attendrop.methods.core.running_statistics import RunningStatistics
 from attendrop.methods.layer_drop import Skipping, sample_blocks
-from attendrop.methods.options import LAYERS, SWITCH, Range, choice, count, option, positive, unit_interval
-from attendrop.methods.registry import register_method
-from attendrop.methods.replay import Replay
-from attendrop.methods.running_statistics import RunningStatistics
 from attendrop.methods.vanilla import Bernoulli
-from attendrop.sampling import SampleKey, sample_mask, sample_parameter_mask, sample_row_mask, uniform
-from attendrop.validation import check_choice, check_count, check_positive, check_probability, check_switch, suggestion
 
 __all__ = [
     "ANY",

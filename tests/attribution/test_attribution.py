@@ -17,7 +17,7 @@ from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.plan import Plan
 from attendrop.attribution.attention_weights import attention_attribution
 from attendrop.attribution.gradient import gradient_attribution
-from attendrop.attribution.integrated import integrated_gradient_attribution, quadrature_nodes
+from attendrop.attribution.integrated_gradients import integrated_gradient_attribution, quadrature_nodes
 from attendrop.attribution.targets import fix_target
 
 TARGETS = ["pseudo_label", "gold_label"]

@@ -199,7 +199,7 @@ def test_doctor_of_a_model_that_looks_at_values(tmp_path: Path, capsys: Captured
 
 
 def test_demo_runs_each_method_and_seed_once(folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attendrop.cli.demonstration.LEARNING", {"epochs": 2, "batch_size": 200})
+    monkeypatch.setattr("attendrop.cli.demo_runs.LEARNING", {"epochs": 2, "batch_size": 200})
     arguments = ["demo", "--model", f"{folder}/model", "--seeds", "2", "--output-dir", f"{folder}/demo"]
     assert cli.main(arguments) == 0
     out, err = capsys.readouterr()

@@ -17,8 +17,8 @@ from transformers import TrainerCallback
 from attendrop import AttendropError, cli
 from attendrop.output_files import check_output
 from attendrop.runs.config import default_output_dir
+from attendrop.runs.folder_lock import locked
 from attendrop.runs.inference import predict
-from attendrop.runs.lock import locked
 from attendrop.runs.model_source import Source
 from attendrop.runs.train import train
 from attendrop.tasks.bad_rows import BadRows

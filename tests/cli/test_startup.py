@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import attendrop
-from attendrop.methods import registry as methods
+from attendrop.methods.core import registry as methods
 
 TRAIN = ("train", "--train-file", "a.csv", "--text-columns", "text", "--label-column", "label")
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from attendrop import AttendOut, regularize
 from attendrop.attention.adapter import ModelAdapter
+from attendrop.keyed_random import SampleKey
 from attendrop.methods.attend_out.attacker import Attack, Micro, replayed
-from attendrop.methods.attend_out.networks import Players
-from attendrop.methods.context import StepContext
-from attendrop.methods.running_statistics import RunningStatistics
-from attendrop.sampling import SampleKey
+from attendrop.methods.attend_out.generator_players import Players
+from attendrop.methods.core.context import StepContext
+from attendrop.methods.core.running_statistics import RunningStatistics
 from helpers import zoo
 
 DOUBLE = {"dtype": torch.float64}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attendrop import Method
-from attendrop.methods.context import Processes
+from attendrop.methods.core.context import Processes
 from attendrop.training.regularization import Regularization
 from helpers import zoo
 
@@ -41,7 +41,7 @@ def logits(
     reg.begin_step(1)
     reg._sequences = first
     try:
-        return reg.compute({**zoo.collate(rows, **padding), **(columns or {})}, reg._plain)[1].logits.detach()
+        return reg.compute({**zoo.collate(rows, **padding), **(columns or {})}, reg._model_loss)[1].logits.detach()
     finally:
         reg.close()
 

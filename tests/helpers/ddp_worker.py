@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback, TrainingArguments
 
 from attendrop import ADDrop, AttendOut, RegularizedTrainer
-from attendrop.methods.context import Processes
+from attendrop.methods.core.context import Processes
 from attendrop.training.regularization import Regularization
 from helpers import zoo
 from helpers.table import BY_MICRO_BATCH, TABLE

@@ -35,7 +35,7 @@ from attendrop import (
 )
 from attendrop.attention.plan import Plan
 from attendrop.batches import number_of_rows
-from attendrop.methods.context import StepContext
+from attendrop.methods.core.context import StepContext
 from helpers import zoo
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from attendrop import ADDrop, RegularizedTrainer
-from attendrop.methods.base import Method
+from attendrop.methods.core.base import Method
 from helpers import zoo
 
 ALWAYS = ADDrop(p=0.5, q=0.5, cross_tuning=False)

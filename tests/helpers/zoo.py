@@ -11,7 +11,7 @@ import torch
 import transformers as hf
 from torch import Tensor
 
-from attendrop.methods.context import Processes, TrainingContext
+from attendrop.methods.core.context import Processes, TrainingContext
 from attendrop.training.regularization import loss_and_outputs
 
 VOCAB, PAD, EOS, LABELS = 40, 0, 2, 3

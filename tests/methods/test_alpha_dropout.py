@@ -13,11 +13,11 @@ from torch import Tensor
 from attendrop import AlphaDropout, AttendropError, regularize
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.edits import AttentionCall
+from attendrop.keyed_random import SampleKey
 from attendrop.methods.alpha_dropout import affine
-from attendrop.methods.context import StepContext
-from attendrop.methods.registry import build_method
-from attendrop.methods.running_statistics import RunningStatistics
-from attendrop.sampling import SampleKey
+from attendrop.methods.core.context import StepContext
+from attendrop.methods.core.registry import build_method
+from attendrop.methods.core.running_statistics import RunningStatistics
 
 ALPHA = -1.7580993408473766
 

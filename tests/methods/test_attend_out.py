@@ -21,13 +21,13 @@ from torch.nn import functional
 
 from attendrop import AttendOut, AttendropError, Compose, DropHead, FineTune, regularize
 from attendrop.attention.adapter import ModelAdapter, find_attention_layers
+from attendrop.keyed_random import SampleKey
 from attendrop.methods.attend_out.attacker import Course, Micro
 from attendrop.methods.attend_out.generator import Generator
-from attendrop.methods.attend_out.networks import Players
-from attendrop.methods.attend_out.state import AttendOutState
-from attendrop.methods.context import StepContext
-from attendrop.methods.info import LayerRanking
-from attendrop.sampling import SampleKey
+from attendrop.methods.attend_out.generator_players import Players
+from attendrop.methods.attend_out.periods import AttendOutState
+from attendrop.methods.core.context import StepContext
+from attendrop.methods.core.info import LayerRanking
 
 
 def unlabelled(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

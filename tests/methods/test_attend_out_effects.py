@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attendrop import AttendOut, AttendropError, regularize
 from attendrop.methods.attend_out.layer_effects import LayerEffects
-from attendrop.methods.attend_out.state import AttendOutState, _confidence
+from attendrop.methods.attend_out.periods import AttendOutState, _confidence
 
 START, NOISE, RUNS = 0.1, 0.002, 200
 

@@ -19,11 +19,11 @@ from torch.nn import functional
 from attendrop import AttendOut, AttendropError, Compose, LayerDrop, UniDrop, regularize
 from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.plan import CombinedPlan
-from attendrop.masks import pack, unpack
+from attendrop.candidates import pack, unpack
 from attendrop.methods.attend_out.attacker import Attack, Micro, replayed
-from attendrop.methods.attend_out.networks import Players
-from attendrop.methods.attend_out.state import AttendOutState
-from attendrop.methods.context import StepContext
+from attendrop.methods.attend_out.generator_players import Players
+from attendrop.methods.attend_out.periods import AttendOutState
+from attendrop.methods.core.context import StepContext
 from attendrop.methods.layer_drop import Skipping
 
 

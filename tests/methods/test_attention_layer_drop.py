@@ -11,9 +11,9 @@ from helpers.oracles import EagerAttention
 from torch import Tensor
 
 from attendrop import AttendropError, AttentionLayerDrop, regularize
-from attendrop.methods.context import Processes
-from attendrop.methods.registry import build_method
-from attendrop.sampling import SampleKey
+from attendrop.keyed_random import SampleKey
+from attendrop.methods.core.context import Processes
+from attendrop.methods.core.registry import build_method
 from attendrop.training.regularization import Regularization
 
 LENGTHS = (8, 5, 3, 6)
@@ -103,7 +103,7 @@ def test_chosen_layers_attend_equally_to_valid_keys(name: str, step: int) -> Non
     reg = at_work(model, AttentionLayerDrop(p=0.5), step=step)
     loss = reg.loss(batch)
     logs = reg.logs()
-    attention_layers = reg._attached.attention_layers
+    attention_layers = reg._adapter.attention_layers
     reg.close()
     drops = [
         torch.full((1, 1, 1, 1), bool(logs[f"attention_layerdrop/dropped/{layer.key}"])) for layer in attention_layers

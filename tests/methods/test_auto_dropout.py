@@ -20,11 +20,11 @@ from attendrop import AttendOut, AttendropError, AutoDropout, Compose, SuperT
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.edits import AttentionCall
 from attendrop.attention.layers import AttentionLayer
+from attendrop.keyed_random import SampleKey
 from attendrop.methods.common.structured_patterns import Patterned, part_of, propose
-from attendrop.methods.context import Processes, StepContext
-from attendrop.methods.registry import build_method
-from attendrop.methods.running_statistics import RunningStatistics
-from attendrop.sampling import SampleKey
+from attendrop.methods.core.context import Processes, StepContext
+from attendrop.methods.core.registry import build_method
+from attendrop.methods.core.running_statistics import RunningStatistics
 from attendrop.training.labelled_data import labelled_data
 from attendrop.training.regularization import Regularization
 

@@ -13,7 +13,7 @@ from attendrop import AttendOut, AttendropError, ChildTuning, Compose, regulariz
 from attendrop.methods import child_tuning
 from attendrop.methods.child_tuning import fisher_information, largest
 from attendrop.methods.common.parameter_override import layer_parameters
-from attendrop.methods.context import Processes
+from attendrop.methods.core.context import Processes
 from attendrop.training.labelled_data import LabelledBatches
 
 

@@ -28,11 +28,11 @@ from attendrop import (
 )
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.edits import AttentionCall
+from attendrop.keyed_random import SampleKey, uniform
 from attendrop.methods.concrete_dropout import entropy
-from attendrop.methods.context import Processes, StepContext
-from attendrop.methods.registry import build_method
-from attendrop.methods.running_statistics import RunningStatistics
-from attendrop.sampling import SampleKey, uniform
+from attendrop.methods.core.context import Processes, StepContext
+from attendrop.methods.core.registry import build_method
+from attendrop.methods.core.running_statistics import RunningStatistics
 from attendrop.training.regularization import Regularization
 
 SHAPE = (2, 2, 5, 5)

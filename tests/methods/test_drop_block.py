@@ -16,11 +16,11 @@ from torch.nn import functional
 from attendrop import AttendropError, DropBlock, regularize
 from attendrop.attention.edits import AttentionCall
 from attendrop.attention.layers import AttentionLayer
-from attendrop.methods.context import StepContext
+from attendrop.keyed_random import SampleKey, sample_mask, uniform
+from attendrop.methods.core.context import StepContext
+from attendrop.methods.core.registry import build_method
+from attendrop.methods.core.running_statistics import RunningStatistics
 from attendrop.methods.drop_block import _DropBlocks, spread
-from attendrop.methods.registry import build_method
-from attendrop.methods.running_statistics import RunningStatistics
-from attendrop.sampling import SampleKey, sample_mask, uniform
 
 CPU = torch.device("cpu")
 
@@ -84,7 +84,7 @@ METHODS = [DropBlock(p=0.4, block_size=3), DropBlock(p=0.3, block_size=1), DropB
 def test_the_loss_is_that_of_the_formula(name: str, method: DropBlock) -> None:
     model, batch = zoo.build(name, "eager", dtype=torch.float64), zoo.batch_of(name, (10, 5, 2))
     with regularize(model, method) as reg:
-        loss, attention_layers = reg.loss(batch), reg._attached.attention_layers
+        loss, attention_layers = reg.loss(batch), reg._adapter.attention_layers
     with EagerAttention().in_place_of_stock(model) as plain:
         model(**batch)
     drops = [

@@ -14,11 +14,11 @@ from torch import Tensor
 from attendrop import AttendropError, DropHead, regularize
 from attendrop.attention.edits import AttentionCall
 from attendrop.attention.layers import AttentionLayer
-from attendrop.methods.context import StepContext
+from attendrop.keyed_random import SampleKey, sample_mask
+from attendrop.methods.core.context import StepContext
+from attendrop.methods.core.registry import build_method
+from attendrop.methods.core.running_statistics import RunningStatistics
 from attendrop.methods.drop_head import _DropHeads
-from attendrop.methods.registry import build_method
-from attendrop.methods.running_statistics import RunningStatistics
-from attendrop.sampling import SampleKey, sample_mask
 
 CONSTANT = DropHead(p_start=0.5, schedule="constant")
 
@@ -109,7 +109,7 @@ def test_the_loss_is_that_of_the_formula(name: str, heads: int, step: int) -> No
     with regularize(model, CONSTANT) as reg:
         reg.begin_step(step)
         loss = reg.loss(batch)
-        attention_layers, blocks = reg._attached.attention_layers, reg._attached.blocks
+        attention_layers, blocks = reg._adapter.attention_layers, reg._adapter.blocks
     with ExitStack() as stack:
         for layer, block in zip(attention_layers, blocks, strict=True):
             shape, origins = (4, heads, 1, 1), torch.zeros(4, 2, dtype=torch.long)

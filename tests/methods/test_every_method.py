@@ -15,7 +15,7 @@ from helpers.table import BY_MICRO_BATCH, TABLE, given
 from helpers.training import Gradients, examples, trainer_of, weights
 
 from attendrop import Method, regularize
-from attendrop.methods.registry import method_names
+from attendrop.methods.core.registry import method_names
 
 METHODS = {name: method for name, method in TABLE.items() if name != "finetune"}
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)

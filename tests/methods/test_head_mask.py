@@ -15,11 +15,11 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.edits import AttentionCall
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attribution.head_importance import head_importance
-from attendrop.methods.context import StepContext
+from attendrop.keyed_random import SampleKey
+from attendrop.methods.core.context import StepContext
+from attendrop.methods.core.registry import build_method
+from attendrop.methods.core.running_statistics import RunningStatistics
 from attendrop.methods.head_mask import _MaskHeads
-from attendrop.methods.registry import build_method
-from attendrop.methods.running_statistics import RunningStatistics
-from attendrop.sampling import SampleKey
 
 
 def masked(method: HeadMask, batch: int, heads: int, importance: Tensor | None = None, layer: int = 0) -> Tensor:
@@ -109,7 +109,7 @@ def test_the_loss_is_that_of_a_model_without_these_heads(select_by: str) -> None
     method = HeadMask(fraction=0.5, select_by=select_by, layers="first")
     with regularize(model, method) as reg:
         loss, logs = reg.loss(batch), reg.logs()
-        importance = head_importance(reg._attached, batch, reg._attached.attention_layers)["encoder.0"]
+        importance = head_importance(reg._adapter, batch, reg._adapter.attention_layers)["encoder.0"]
     assert logs["headmask/dropped"] == 0.5
     if select_by == "random":
         drop = masked(method, 3, 4)

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from attendrop import AttendropError, Compose, HiddenCut, RDrop, regularize
+from attendrop.keyed_random import SampleKey, uniform
 from attendrop.methods.common.divergence import spread
+from attendrop.methods.core.registry import build_method
 from attendrop.methods.hidden_cut import Cut
-from attendrop.methods.registry import build_method
-from attendrop.sampling import SampleKey, uniform
 from attendrop.training.regularization import Regularization
 
 LENGTHS = (8, 5, 3)
@@ -220,7 +220,7 @@ def test_first_pass_has_the_dropout_of_plain_fine_tuning() -> None:
     seen = []
 
     def compute(batch: Any, plan: Any = None, _: Any = None) -> Any:
-        outputs = reg._attached.forward(batch, plan)
+        outputs = reg._adapter.forward(batch, plan)
         seen.append(outputs.logits)
         return outputs.loss, outputs
 

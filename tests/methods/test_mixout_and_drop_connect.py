@@ -10,9 +10,9 @@ from helpers import zoo
 from torch import Tensor
 
 from attendrop import AttendOut, AttendropError, Compose, DropConnect, Method, Mixout, regularize
+from attendrop.keyed_random import sample_parameter_mask
 from attendrop.methods.common.parameter_override import layer_parameters, projection_weights
 from attendrop.methods.common.weight_mixing import _Mix
-from attendrop.sampling import sample_parameter_mask
 
 
 def moved(model: Any) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ from transformers import TrainerCallback
 import attendrop.extend
 from attendrop import SCAL, AttendropError, Compose, HiddenCut, Method, RDrop, regularize
 from attendrop.extend import DECIDES_PASSES, ComputeLoss, MethodState, StepContext, TrainingContext
-from attendrop.methods.registry import get_method, method_names
+from attendrop.methods.core.registry import get_method, method_names
 
 DOCS = Path(__file__).parents[2] / "docs"
 

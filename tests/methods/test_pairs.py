@@ -24,8 +24,8 @@ from attendrop import (
     Vanilla,
     regularize,
 )
-from attendrop.methods.compatibility import SKIPS_BLOCKS, rules_among
-from attendrop.methods.registry import get_method, method_names
+from attendrop.methods.core.compatibility import SKIPS_BLOCKS, rules_among
+from attendrop.methods.core.registry import get_method, method_names
 
 _SINGLE = [(name, method) for name, method in TABLE.items() if len(method.parts) == 1]
 PAIRS = {

@@ -12,7 +12,7 @@ from helpers.oracles import EagerAttention
 from torch import Tensor
 
 from attendrop import SCAL, AttendropError, Compose, LayerDrop, RDrop, regularize
-from attendrop.methods.registry import build_method
+from attendrop.methods.core.registry import build_method
 from attendrop.methods.scal import contrastive_loss, represent
 from attendrop.training.regularization import Regularization
 
@@ -238,7 +238,7 @@ def test_first_pass_has_the_dropout_of_plain_fine_tuning() -> None:
 
 
 def _run(reg: Regularization, batch: Any, plan: Any) -> Any:
-    outputs = reg._attached.forward(batch, plan)
+    outputs = reg._adapter.forward(batch, plan)
     return outputs.loss, outputs
 
 

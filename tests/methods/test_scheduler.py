@@ -12,10 +12,10 @@ from helpers import zoo
 from helpers.oracles import EagerAttention
 
 from attendrop import AttendropError, Scheduler, regularize
+from attendrop.keyed_random import SampleKey, sample_mask
 from attendrop.methods.common import random_mask
-from attendrop.methods.context import Processes
-from attendrop.methods.registry import build_method
-from attendrop.sampling import SampleKey, sample_mask
+from attendrop.methods.core.context import Processes
+from attendrop.methods.core.registry import build_method
 from attendrop.training.checkpoints import load_state, seal
 from attendrop.training.regularization import Regularization
 
@@ -119,7 +119,7 @@ def test_draws_do_not_depend_on_padding_nor_on_how_the_batch_is_cut(name: str) -
         padding = {key: how.pop(key) for key in ("extra", "left") if key in how}
         reg = at_work(model, Scheduler(), step=3, **how)
         reg._sequences = first
-        _, outputs = reg.compute(zoo.collate(part, **padding), reg._plain)
+        _, outputs = reg.compute(zoo.collate(part, **padding), reg._model_loss)
         reg.close()
         return outputs.logits.detach()  # type: ignore[no-any-return]
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attendrop import AttendropError, Compose, RDrop, StructureMask, regularize
-from attendrop.methods.registry import build_method
+from attendrop.keyed_random import SampleKey, sample_mask
+from attendrop.methods.core.registry import build_method
 from attendrop.methods.structure_mask import outside_of_tree
-from attendrop.sampling import SampleKey, sample_mask
 
 HARD = {"p": 1, "structure": "dependencies"}
 # "[CLS] the cat sat on the mat [SEP]", and two shorter sentences. Special tokens have no head.

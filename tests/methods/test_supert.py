@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from attendrop import AttendOut, AttendropError, Compose, FineTune, Mixout, SuperT, regularize
 from attendrop.methods.common.structured_pruning import lowest
-from attendrop.methods.context import Processes
-from attendrop.methods.registry import build_method
+from attendrop.methods.core.context import Processes
+from attendrop.methods.core.registry import build_method
 from attendrop.training.regularization import Regularization
 
 HALF = SuperT(fraction=0.5, search=0.5)

@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers.models.bert import modeling_bert
 
 from attendrop import AttendropError, UniDrop, regularize
-from attendrop.methods.registry import build_method
+from attendrop.keyed_random import SampleKey, sample_mask
+from attendrop.methods.core.registry import build_method
 from attendrop.methods.unidrop import drop_tokens
-from attendrop.sampling import SampleKey, sample_mask
 from attendrop.training.regularization import Regularization
 
 LENGTHS = (8, 5, 3)
@@ -105,7 +105,7 @@ def test_what_is_kept_makes_up_for_what_is_dropped() -> None:
 
 
 def _run(model: Any, reg: Regularization, batch: zoo.Batch, plan: Any) -> tuple[Tensor, Tensor]:
-    outputs = reg._attached.forward(batch, plan)
+    outputs = reg._adapter.forward(batch, plan)
     return outputs.loss, outputs.logits.detach()
 
 

@@ -10,7 +10,7 @@ from helpers import zoo
 from torch import Tensor
 
 from attendrop import AttendropError, Vanilla, regularize
-from attendrop.sampling import SampleKey, sample_mask
+from attendrop.keyed_random import SampleKey, sample_mask
 
 
 @pytest.mark.parametrize("where", ["scores", "weights"])

@@ -14,7 +14,7 @@ import pytest
 from helpers import tiny
 
 from attendrop import AttendropError, Scheduler, cli
-from attendrop.methods.registry import build_method
+from attendrop.methods.core.registry import build_method
 from attendrop.reports import learned_patterns as patterns
 from attendrop.reports.learned_patterns import Numbers, Patterns
 

@@ -19,7 +19,7 @@ from attendrop import cli
 from attendrop.cli.progress import TrainingProgress
 from attendrop.errors import AttendropError
 from attendrop.runs.class_weights import balanced_loss
-from attendrop.runs.lock import locked
+from attendrop.runs.folder_lock import locked
 from attendrop.runs.prune import prune_run
 from attendrop.runs.train import train
 

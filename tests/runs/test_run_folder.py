@@ -18,9 +18,9 @@ from helpers import tiny
 from transformers import TrainerCallback
 
 from attendrop import ADDrop, AttendropError, cli
-from attendrop.methods.base import MethodState
+from attendrop.methods.core.base import MethodState
+from attendrop.runs.folder_lock import locked
 from attendrop.runs.inference import evaluate
-from attendrop.runs.lock import locked
 from attendrop.runs.model_source import Source
 from attendrop.runs.run_folder import replace_run
 from attendrop.runs.seeds import train_seeds
@@ -54,7 +54,7 @@ def content(folder: Path) -> dict[str, bytes]:
 HOLD = """
 import sys
 from pathlib import Path
-from attendrop.runs.lock import locked
+from attendrop.runs.folder_lock import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Method
-from attendrop.methods.registry import build_method
+from attendrop.methods.core.base import Method
+from attendrop.methods.core.registry import build_method
 from attendrop.runs.config import RunConfig
 from attendrop.runs.inference import evaluate, predict
 from attendrop.runs.model_source import Source
@@ -273,7 +273,7 @@ def test_the_method_of_a_run_is_built_once(folder: Path, monkeypatch: pytest.Mon
         built.append(name)
         return build_method(name, options)
 
-    monkeypatch.setattr("attendrop.methods.registry.build_method", build)
+    monkeypatch.setattr("attendrop.methods.core.registry.build_method", build)
     train(tiny.config(folder, "built-once", method="ad-drop", epochs=1))
     assert built == ["ad-drop"]
 

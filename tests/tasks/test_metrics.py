@@ -14,7 +14,7 @@ from datasets import Dataset
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task
 from attendrop.tasks.metrics import compute_scores, constant_scores, with_metric
-from attendrop.tasks.predictions import write_predictions
+from attendrop.tasks.prediction_files import write_predictions
 from attendrop.tasks.registry import get_task
 
 OWN_CLASSES = Task(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from attendrop import ADDrop, AttendropError, FineTune
-from attendrop.methods.base import Method
+from attendrop.methods.core.base import Method
 from attendrop.output_files import sha256, write_json
 from attendrop.training.checkpoints import is_complete, last_checkpoint, load_state, mark_unfinished, seal
 

@@ -28,7 +28,7 @@ from attendrop import (
     UniDrop,
     regularize,
 )
-from attendrop.methods.context import Processes
+from attendrop.methods.core.context import Processes
 
 METHOD = ADDrop(p=0.5, q=0.5, cross_tuning=False)
 

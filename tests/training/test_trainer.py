@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 
 from attendrop import ADDrop, AttendropError, Compose, FineTune, RDrop, RegularizedTrainer
-from attendrop.methods.base import Method
+from attendrop.methods.core.base import Method
 from attendrop.training.checkpoints import is_complete, last_checkpoint
 from attendrop.training.sampler import EpochSampler
 

@@ -8,11 +8,11 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
+from attendrop.argument_checks import check_choice, check_declared, defines
 from attendrop.attention.blocks import Block, ModelStructure
 from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit, chain, merge_edits
 from attendrop.attention.layers import AttentionLayer
 from attendrop.errors import AttendropError
-from attendrop.validation import check_choice, check_declared, defines
 
 PLAN_KEYWORD = "attendrop_plan"
 # What a plan may declare that it acts on, and its function for that.

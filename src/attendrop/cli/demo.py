@@ -26,7 +26,7 @@ def demo(
     if seeds < 1:
         raise AttendropError(f"seeds must be at least 1, not {seeds}.")
 
-    from attendrop.cli.demonstration import demo_reading, demo_table, run_demo
+    from attendrop.cli.demo_runs import demo_reading, demo_table, run_demo
     from attendrop.cli.progress import TrainingProgress
 
     start = time.monotonic()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 
-from attendrop.methods.base import Method
-from attendrop.methods.options import described
+from attendrop.methods.core.base import Method
+from attendrop.methods.core.options import described
 
 
 def explanation(method: type[Method]) -> str:

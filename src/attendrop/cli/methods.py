@@ -17,8 +17,8 @@ def methods(
 ) -> None:
     """List the methods, which may be combined (ad-drop+r-drop), or explain one."""
     from attendrop.cli.method_help import explanation
-    from attendrop.methods.options import described
-    from attendrop.methods.registry import build_method, get_method, method_names
+    from attendrop.methods.core.options import described
+    from attendrop.methods.core.registry import build_method, get_method, method_names
 
     names = method_names() if name is None else [part.strip() for part in name.split("+")]
     classes = [get_method(each) for each in names]

@@ -28,7 +28,7 @@ def patterns(
     as_json: Json = False,
 ) -> None:
     """Draw what AttendOut learnt to drop, and fit a schedule to it for the method scheduler."""
-    from attendrop.cli.learned_patterns import show_patterns
+    from attendrop.cli.patterns_output import show_patterns
 
     found, shown = show_patterns(run, fit, output, options, overwrite=overwrite)
     show(found, shown, as_json=as_json)

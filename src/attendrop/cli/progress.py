@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from attendrop.cli.training_summary import dropped_fraction
-from attendrop.runs.metrics import epoch_metrics
+from attendrop.runs.run_metrics import epoch_metrics
 
 
 class TrainingProgress(TrainerCallback):

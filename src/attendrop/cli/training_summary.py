@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attendrop.cli.console import aligned, size
-from attendrop.methods.registry import build_method, get_method
+from attendrop.methods.core.registry import build_method, get_method
 from attendrop.runs.model_card import scored_once
 
 

@@ -14,14 +14,14 @@ from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.attribution.attention_weights import attention_attribution
 from attendrop.attribution.gradient import gradient_attribution
-from attendrop.attribution.integrated import QUADRATURE_RULES, SCOPES, integrated_gradient_attribution
+from attendrop.attribution.integrated_gradients import QUADRATURE_RULES, SCOPES, integrated_gradient_attribution
+from attendrop.candidates import candidate_region
 from attendrop.errors import AttendropError
-from attendrop.masks import candidate_region
-from attendrop.methods.base import Method
 from attendrop.methods.common.random_mask import RandomMaskPlan
-from attendrop.methods.context import StepContext
-from attendrop.methods.info import MethodInfo, Preset
-from attendrop.methods.options import LAYERS, SWITCH, choice, count, option, unit_interval
+from attendrop.methods.core.base import Method
+from attendrop.methods.core.context import StepContext
+from attendrop.methods.core.info import MethodInfo, Preset
+from attendrop.methods.core.options import LAYERS, SWITCH, choice, count, option, unit_interval
 
 ATTRIBUTIONS = ("gradient", "integrated_gradient", "attention", "random")
 TARGETS = ("pseudo_label", "gold_label")

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.plan import Plan
-from attendrop.methods.base import Method
 from attendrop.methods.common.random_mask import RandomMaskPlan
-from attendrop.methods.context import StepContext
-from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import LAYERS, option, unit_interval
+from attendrop.methods.core.base import Method
+from attendrop.methods.core.context import StepContext
+from attendrop.methods.core.info import MethodInfo
+from attendrop.methods.core.options import LAYERS, option, unit_interval
 
 # -lambda * alpha, of the constants of the SELU: the limit of its value for large negative inputs.
 SATURATED = -1.0507009873554805 * 1.6732632423543772

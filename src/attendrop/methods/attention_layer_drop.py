@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 
 from attendrop.attention.plan import ConstantAttention, Plan
-from attendrop.methods.base import Method
 from attendrop.methods.common.citations import WU_2021
-from attendrop.methods.context import StepContext
-from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import LAYERS, option, unit_interval
+from attendrop.methods.core.base import Method
+from attendrop.methods.core.context import StepContext
+from attendrop.methods.core.info import MethodInfo
+from attendrop.methods.core.options import LAYERS, option, unit_interval
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,16 @@ import torch
 from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.attention.plan import Plan
 from attendrop.batches import Batch, number_of_rows
+from attendrop.candidates import floor_fraction
 from attendrop.errors import AttendropError
-from attendrop.masks import floor_fraction
-from attendrop.methods.base import Method, MethodState
 from attendrop.methods.common.initial_state import InitialState
 from attendrop.methods.common.structured_patterns import Patterned, part_of, propose
-from attendrop.methods.compatibility import EXCHANGES_WEIGHTS, SCORES_ROWS
-from attendrop.methods.context import StepContext, TrainingContext
-from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import LAYERS, choice, count, option, unit_interval
-from attendrop.methods.replay import Replay
+from attendrop.methods.core.base import Method, MethodState
+from attendrop.methods.core.compatibility import EXCHANGES_WEIGHTS, SCORES_ROWS
+from attendrop.methods.core.context import StepContext, TrainingContext
+from attendrop.methods.core.info import MethodInfo
+from attendrop.methods.core.options import LAYERS, choice, count, option, unit_interval
+from attendrop.methods.core.replay import Replay
 
 
 @dataclass(frozen=True)

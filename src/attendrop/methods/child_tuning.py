@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.batches import Batch
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Method, MethodState
+from attendrop.keyed_random import sample_parameter_mask, sample_row_mask
 from attendrop.methods.common.parameter_override import embedding_weights, layer_parameters
-from attendrop.methods.context import StepContext, TrainingContext
-from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import choice, count, option, positive, unit_interval
-from attendrop.sampling import sample_parameter_mask, sample_row_mask
+from attendrop.methods.core.base import Method, MethodState
+from attendrop.methods.core.context import StepContext, TrainingContext
+from attendrop.methods.core.info import MethodInfo
+from attendrop.methods.core.options import choice, count, option, positive, unit_interval
 
 # Elements of a parameter up to which it is drawn together with others.
 _SMALL = 1 << 14
@@ -205,7 +205,7 @@ def fisher_information(training: TrainingContext, method: ChildTuning) -> dict[s
 def largest(values: Mapping[str, Tensor], fraction: float) -> dict[str, Tensor]:
     """Masks, True at the ``fraction`` of all elements that are the greatest, and at those that equal the least of them.
 
-    The number is rounded down, as in :func:`attendrop.masks.floor_fraction`, and at least 1.
+    The number is rounded down, as in :func:`attendrop.candidates.floor_fraction`, and at least 1.
     """
     flat = torch.cat([value.flatten() for value in values.values()])
     kept = max(1, math.floor(fraction * flat.numel() + 1e-6))

@@ -18,12 +18,12 @@ from attendrop.attention.projections import ValueProjection, find_value_projecti
 from attendrop.attribution.finite_gradients import wide
 from attendrop.batches import Batch
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Method, MethodState
 from attendrop.methods.common.random_mask import RandomMaskPlan
-from attendrop.methods.compatibility import EXCHANGES_WEIGHTS, SECOND_MODEL, SKIPS_BLOCKS, Rule
-from attendrop.methods.context import StepContext, TrainingContext
-from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import LAYERS, count, option, positive, unit_interval
+from attendrop.methods.core.base import Method, MethodState
+from attendrop.methods.core.compatibility import EXCHANGES_WEIGHTS, SECOND_MODEL, SKIPS_BLOCKS, Rule
+from attendrop.methods.core.context import StepContext, TrainingContext
+from attendrop.methods.core.info import MethodInfo
+from attendrop.methods.core.options import LAYERS, count, option, positive, unit_interval
 
 
 @dataclass(frozen=True)

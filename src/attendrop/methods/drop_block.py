@@ -11,12 +11,12 @@ from torch import Tensor
 
 from attendrop.attention.edits import AttentionCall
 from attendrop.attention.plan import Plan
-from attendrop.methods.base import Method
+from attendrop.keyed_random import sample_mask, uniform
 from attendrop.methods.common.random_mask import RandomMaskPlan
-from attendrop.methods.context import StepContext
-from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import LAYERS, count, option, unit_interval
-from attendrop.sampling import sample_mask, uniform
+from attendrop.methods.core.base import Method
+from attendrop.methods.core.context import StepContext
+from attendrop.methods.core.info import MethodInfo
+from attendrop.methods.core.options import LAYERS, count, option, unit_interval
 
 
 @dataclass(frozen=True)

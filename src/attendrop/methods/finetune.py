@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attendrop.methods.base import Method
-from attendrop.methods.compatibility import ANY, Rule
+from attendrop.methods.core.base import Method
+from attendrop.methods.core.compatibility import ANY, Rule
 
 
 @dataclass(frozen=True)

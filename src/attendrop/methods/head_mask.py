@@ -12,12 +12,12 @@ from torch import Tensor
 from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.plan import Plan
 from attendrop.attribution.head_importance import head_importance
-from attendrop.masks import floor_fraction
-from attendrop.methods.base import Method
+from attendrop.candidates import floor_fraction
 from attendrop.methods.common.random_mask import RandomMaskPlan
-from attendrop.methods.context import StepContext
-from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import LAYERS, choice, option, unit_interval
+from attendrop.methods.core.base import Method
+from attendrop.methods.core.context import StepContext
+from attendrop.methods.core.info import MethodInfo
+from attendrop.methods.core.options import LAYERS, choice, option, unit_interval
 
 SELECT_BY = ("random", "importance")
 

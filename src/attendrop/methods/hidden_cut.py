@@ -16,15 +16,15 @@ from attendrop.attention.isolation import forked_rng
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.attribution.finite_gradients import wide
+from attendrop.candidates import floor_fraction
 from attendrop.errors import AttendropError
-from attendrop.masks import floor_fraction
-from attendrop.methods.base import Method, MethodState
+from attendrop.keyed_random import uniform
 from attendrop.methods.common.divergence import mean_spread
-from attendrop.methods.compatibility import DECIDES_PASSES
-from attendrop.methods.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import LAYERS, choice, count, option, positive, unit_interval
-from attendrop.sampling import uniform
+from attendrop.methods.core.base import Method, MethodState
+from attendrop.methods.core.compatibility import DECIDES_PASSES
+from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
+from attendrop.methods.core.info import MethodInfo
+from attendrop.methods.core.options import LAYERS, choice, count, option, positive, unit_interval
 
 SELECT_BY = ("attention", "random")
 WHERE = ("block", "feed_forward")

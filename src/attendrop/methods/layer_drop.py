@@ -13,11 +13,11 @@ from attendrop.attention.edits import BlockEdit
 from attendrop.attention.layers import select_layers
 from attendrop.attention.plan import Plan
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Method
-from attendrop.methods.compatibility import SKIPS_BLOCKS
-from attendrop.methods.context import StepContext
-from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import LAYERS, option, unit_interval
+from attendrop.methods.core.base import Method
+from attendrop.methods.core.compatibility import SKIPS_BLOCKS
+from attendrop.methods.core.context import StepContext
+from attendrop.methods.core.info import MethodInfo
+from attendrop.methods.core.options import LAYERS, option, unit_interval
 
 
 @dataclass(frozen=True)

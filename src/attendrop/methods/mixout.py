@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Method, MethodState
 from attendrop.methods.common.parameter_override import projection_weights
 from attendrop.methods.common.weight_mixing import WeightMixing
-from attendrop.methods.compatibility import REPLACES_PARAMETERS
-from attendrop.methods.context import StepContext, TrainingContext
-from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import choice, option, unit_interval
+from attendrop.methods.core.base import Method, MethodState
+from attendrop.methods.core.compatibility import REPLACES_PARAMETERS
+from attendrop.methods.core.context import StepContext, TrainingContext
+from attendrop.methods.core.info import MethodInfo
+from attendrop.methods.core.options import choice, option, unit_interval
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from attendrop.batches import Batch, number_of_rows
-from attendrop.methods.base import Method, MethodState
 from attendrop.methods.common.divergence import divergences, mean
-from attendrop.methods.context import StepContext, TrainingContext
-from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import choice, option, positive
+from attendrop.methods.core.base import Method, MethodState
+from attendrop.methods.core.context import StepContext, TrainingContext
+from attendrop.methods.core.info import MethodInfo
+from attendrop.methods.core.options import choice, option, positive
 
 logger = logging.getLogger(__name__)
 REDUCTIONS = ("mean", "sum")

@@ -18,12 +18,12 @@ from attendrop.attention.plan import Plan
 from attendrop.attribution.finite_gradients import finite_gradients, gradients_of, wide
 from attendrop.batches import Batch
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Method, MethodState
 from attendrop.methods.common.divergence import kind_of
-from attendrop.methods.compatibility import DECIDES_PASSES
-from attendrop.methods.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import LAYERS, choice, option, positive
+from attendrop.methods.core.base import Method, MethodState
+from attendrop.methods.core.compatibility import DECIDES_PASSES
+from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
+from attendrop.methods.core.info import MethodInfo
+from attendrop.methods.core.options import LAYERS, choice, option, positive
 
 WHERE = ("embeddings", "attention")
 

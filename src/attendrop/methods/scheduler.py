@@ -12,11 +12,11 @@ import numpy as np
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Method
 from attendrop.methods.common.citations import WU_2021
-from attendrop.methods.context import StepContext
-from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import LAYERS, Range, choice, option
+from attendrop.methods.core.base import Method
+from attendrop.methods.core.context import StepContext
+from attendrop.methods.core.info import MethodInfo
+from attendrop.methods.core.options import LAYERS, Range, choice, option
 from attendrop.methods.vanilla import Bernoulli
 
 HIGHEST = 0.95

@@ -13,11 +13,11 @@ from torch.nn import functional
 from attendrop.attention.edits import AttentionCall
 from attendrop.attention.plan import Plan
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Method
 from attendrop.methods.common.random_mask import RandomMaskPlan
-from attendrop.methods.context import StepContext
-from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import LAYERS, Range, choice, count, option, unit_interval
+from attendrop.methods.core.base import Method
+from attendrop.methods.core.context import StepContext
+from attendrop.methods.core.info import MethodInfo
+from attendrop.methods.core.options import LAYERS, Range, choice, count, option, unit_interval
 
 STRUCTURES = ("window", "dependencies", "adjacency")
 RELATIONS = ("ancestors", "neighbours")

@@ -14,15 +14,15 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.plan import Plan
 from attendrop.attribution.head_importance import GatePlan
 from attendrop.batches import Batch, to_device
+from attendrop.candidates import floor_fraction
 from attendrop.errors import AttendropError
-from attendrop.masks import floor_fraction
-from attendrop.methods.base import Method, MethodState
 from attendrop.methods.common.initial_state import InitialState
 from attendrop.methods.common.structured_pruning import Place, lowest, places, refuse_shared, wanted, zero
-from attendrop.methods.compatibility import EXCHANGES_WEIGHTS, Rule
-from attendrop.methods.context import StepContext, TrainingContext
-from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import SWITCH, choice, option, unit_interval
+from attendrop.methods.core.base import Method, MethodState
+from attendrop.methods.core.compatibility import EXCHANGES_WEIGHTS, Rule
+from attendrop.methods.core.context import StepContext, TrainingContext
+from attendrop.methods.core.info import MethodInfo
+from attendrop.methods.core.options import SWITCH, choice, option, unit_interval
 
 logger = logging.getLogger(__name__)
 ABSOLUTE = ("token", "row")

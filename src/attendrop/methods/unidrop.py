@@ -15,14 +15,14 @@ from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit
 from attendrop.attention.plan import Plan
 from attendrop.batches import Batch
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Method, MethodState
+from attendrop.keyed_random import sample_mask
 from attendrop.methods.common.random_mask import RandomMaskPlan, dropout
-from attendrop.methods.compatibility import SKIPS_BLOCKS
-from attendrop.methods.context import StepContext, TrainingContext
-from attendrop.methods.info import MethodInfo
+from attendrop.methods.core.base import Method, MethodState
+from attendrop.methods.core.compatibility import SKIPS_BLOCKS
+from attendrop.methods.core.context import StepContext, TrainingContext
+from attendrop.methods.core.info import MethodInfo
+from attendrop.methods.core.options import Range, option, unit_interval
 from attendrop.methods.layer_drop import sample_blocks
-from attendrop.methods.options import Range, option, unit_interval
-from attendrop.sampling import sample_mask
 
 PLACES = (1, 2, 3, 4)
 

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.plan import Plan
-from attendrop.methods.base import Method
 from attendrop.methods.common.citations import WU_2021
 from attendrop.methods.common.random_mask import RandomMaskPlan
-from attendrop.methods.compatibility import REPLACES_DROPOUT
-from attendrop.methods.context import StepContext
-from attendrop.methods.info import MethodInfo
-from attendrop.methods.options import LAYERS, choice, option, unit_interval
+from attendrop.methods.core.base import Method
+from attendrop.methods.core.compatibility import REPLACES_DROPOUT
+from attendrop.methods.core.context import StepContext
+from attendrop.methods.core.info import MethodInfo
+from attendrop.methods.core.options import LAYERS, choice, option, unit_interval
 
 WHERE = ("scores", "weights")
 

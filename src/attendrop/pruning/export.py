@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES
 
+from attendrop.argument_checks import check_choice
 from attendrop.errors import AttendropError
 from attendrop.output_files import disk_errors, write_bytes
 from attendrop.pruning.onnx_file import describe, onnx_model, quantize_int8
 from attendrop.pruning.packed_encoder import PackedEncoder
 from attendrop.pruning.pruned_model import PrunedModel
-from attendrop.validation import check_choice
 
 QUANTIZATIONS = ("int8",)
 # Largest difference of an ONNX file's logits from the model's, relative to the largest logit (at least 1), in single

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from attendrop.methods.base import Method
+from attendrop.methods.core.base import Method
 from attendrop.runs.data_report import report_table, report_warnings
-from attendrop.runs.metrics import SetScores
 from attendrop.runs.resolved_run import ResolvedRun
+from attendrop.runs.run_metrics import SetScores
 from attendrop.runs.training_args import num_epochs
 from attendrop.tasks.heads.base import Head
 

@@ -10,11 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attendrop.argument_checks import check_choice
 from attendrop.errors import AttendropError
-from attendrop.validation import check_choice
 
 if TYPE_CHECKING:
-    from attendrop.methods.base import Method
+    from attendrop.methods.core.base import Method
 
 
 DEFAULT_METHOD = "ad-drop"
@@ -191,7 +191,7 @@ class RunConfig:
     @cached_property
     def regularizer(self) -> Method:
         """The method, built once from its name and options."""
-        from attendrop.methods.registry import build_method
+        from attendrop.methods.core.registry import build_method
 
         return build_method(self.method, self.options)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from attendrop.methods.base import Method
+from attendrop.methods.core.base import Method
 from attendrop.runs.config import RunConfig
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.custom_files import load_files

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from attendrop.errors import AttendropError
-from attendrop.methods.registry import flat_options
+from attendrop.methods.core.registry import flat_options
 from attendrop.runs.config import RunConfig
 
 # What fine-tuning takes at most; what is above is named as the likely cause.

@@ -9,7 +9,7 @@ from transformers import Trainer
 from transformers.integrations.integration_utils import TensorBoardCallback
 
 from attendrop.errors import AttendropError
-from attendrop.runs.ownership import TENSORBOARD
+from attendrop.runs.owned_files import TENSORBOARD
 
 # The package that each needs, or one that does as well.
 _PACKAGES = {"tensorboard": ("tensorboard", "tensorboardX")}

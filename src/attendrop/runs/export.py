@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from attendrop.argument_checks import check_choice
 from attendrop.errors import AttendropError
 from attendrop.output_files import check_output, disk_errors, share_permissions
 from attendrop.pruning.comparison import Array, paired_difference
@@ -22,7 +23,6 @@ from attendrop.runs.finished_run import FinishedRun, check_finished, load_finish
 from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.runs.run_folder import own_files, read_run
-from attendrop.validation import check_choice
 
 # The format, and the name of its file in a folder.
 FORMATS = {"onnx": "model.onnx", "torch": "model.pt2"}

@@ -25,7 +25,7 @@ from attendrop.tasks.custom_files import files_task, stream_file
 from attendrop.tasks.heads.base import Array, Head
 from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.metrics import compute_scores, with_metric
-from attendrop.tasks.predictions import PredictionWriter, output_format
+from attendrop.tasks.prediction_files import PredictionWriter, output_format
 from attendrop.tasks.registry import get_task, load_task, task_files
 from attendrop.tasks.table_files import Table
 from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, encode_columns, length_limit

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.runs.ownership import RUN
+from attendrop.runs.owned_files import RUN
 from attendrop.runs.run_folder import read_metrics, read_run
 
 _COPIED = ("task", "model", "method", "seed", "metric", "selection_score", "score", "steps", "train_seconds")

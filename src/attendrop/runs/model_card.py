@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attendrop.methods.base import Method
-from attendrop.methods.registry import build_method, flat_options
+from attendrop.methods.core.base import Method
+from attendrop.methods.core.registry import build_method, flat_options
 from attendrop.runs.model_loading import MINILM_HUB_ID
 from attendrop.tasks.heads.base import Head
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attendrop.validation import check_choice
+from attendrop.argument_checks import check_choice
 
 PRESETS = ("paper",)
 # The fine-tuning of Yang et al. (2022) and of their code (SST-2 and the three large sets train for fewer epochs and
@@ -35,7 +35,7 @@ def preset(name: str, task: str | None, method: str) -> dict[str, Any]:
 
     Args:
         name: ``"paper"``: fine-tuning as in Yang et al. (2022), and what the method's own paper says where it differs
-            (:meth:`attendrop.methods.base.Method.preset`).
+            (:meth:`attendrop.methods.core.base.Method.preset`).
         task: Decides length, epochs and patience, and options of some methods.
         method: Name of the method, or several joined by ``+``.
 
@@ -43,7 +43,7 @@ def preset(name: str, task: str | None, method: str) -> dict[str, Any]:
         AttendropError: There is no such preset or method.
     """
     check_choice("preset", name, PRESETS)
-    from attendrop.methods.registry import get_method
+    from attendrop.methods.core.registry import get_method
 
     training = {**_PAPER, **_PAPER_BY_TASK.get(task or "", {})}
     methods = [get_method(part.strip()) for part in method.split("+")]

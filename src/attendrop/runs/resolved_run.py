@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attendrop.methods.base import Method
+from attendrop.methods.core.base import Method
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, divide, load_data
 from attendrop.tasks.base import Task, TaskData

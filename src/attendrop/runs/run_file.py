@@ -11,9 +11,9 @@ from typing import Any
 
 import yaml
 
+from attendrop.argument_checks import suggestion
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
-from attendrop.validation import suggestion
 
 RUN_FILE = "run.yaml"
 _FIELDS = {field.name: str(field.type) for field in dataclasses.fields(RunConfig)}

@@ -19,8 +19,8 @@ from typing import Any
 from attendrop.errors import AttendropError
 from attendrop.output_files import disk_errors, sha256, share_permissions, write_json, write_text
 from attendrop.runs.config import RunConfig
-from attendrop.runs.lock import LOCK, locked, refuse_if_locked
-from attendrop.runs.ownership import NEW_RUN, RESULTS, RUN, delete_own, digests, foreign, refuse_foreign, remove
+from attendrop.runs.folder_lock import LOCK, locked, refuse_if_locked
+from attendrop.runs.owned_files import NEW_RUN, RESULTS, RUN, delete_own, digests, foreign, refuse_foreign, remove
 from attendrop.runs.run_file import RUN_FILE, run_file
 
 METRICS = "metrics.json"
@@ -227,7 +227,7 @@ def _check_unchanged(folder: Path, before: dict[str, Any], now: dict[str, Any]) 
 
 def _flat(options: dict[str, Any]) -> dict[str, Any]:
     """Flatten options, the method before its options, so that the more telling change is named."""
-    from attendrop.methods.registry import flat_options
+    from attendrop.methods.core.registry import flat_options
 
     return {name: value for name, value in options.items() if name != "options"} | flat_options(options["options"])
 

@@ -22,7 +22,7 @@ from transformers.trainer_utils import EvalPrediction
 from attendrop.attention.adapter import find_attention_layers
 from attendrop.batches import to_device
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Method
+from attendrop.methods.core.base import Method
 from attendrop.output_files import write_json, write_text
 from attendrop.runs.announcements import SKIPPED, announce_data, announce_one_class, announce_run
 from attendrop.runs.callbacks import AfterFirstStep, LogEvery, Meter, SaveEvery, silence
@@ -32,7 +32,6 @@ from attendrop.runs.data import Parts, encode_parts, fingerprint
 from attendrop.runs.data_report import data_report
 from attendrop.runs.diverged_training import refuse_diverged
 from attendrop.runs.experiment_tracking import check_integration, keep_in_folder
-from attendrop.runs.metrics import run_metrics, score_report
 from attendrop.runs.model_card import model_card
 from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
@@ -49,6 +48,7 @@ from attendrop.runs.run_folder import (
     results,
     run_folder,
 )
+from attendrop.runs.run_metrics import run_metrics, score_report
 from attendrop.runs.training_args import on_cpu, run_arguments
 from attendrop.tasks.bad_rows import write_skipped
 from attendrop.tasks.base import Task

@@ -11,10 +11,10 @@ from typing import Any
 import datasets
 from datasets import Dataset
 
+from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.table_files import decode
-from attendrop.validation import did_you_mean
 
 HUB_NAME = "nyu-mll/glue"
 _BROKEN_SHARE = 0.001  # QQP, the one with broken rows, has about 20 in 360,000

@@ -20,9 +20,9 @@ from typing import TypeVar
 
 from datasets import Dataset
 
+from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task, TaskData
-from attendrop.validation import did_you_mean
 
 GRAMMAR = Task(
     name="grammar",

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.base import Array
-from attendrop.validation import did_you_mean
 
 
 def with_metric(task: Task, name: str) -> Task:

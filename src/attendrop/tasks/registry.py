@@ -7,17 +7,17 @@ into token ids with `encode`, scored with `compute_scores`; `write_predictions` 
 from collections.abc import Sequence
 from pathlib import Path
 
+from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.custom_files import load_files
 from attendrop.tasks.glue import GLUE, glue_files, load_glue
 from attendrop.tasks.grammar import GRAMMAR, load_grammar
 from attendrop.tasks.metrics import compute_scores, constant_scores, with_metric
-from attendrop.tasks.predictions import PredictionWriter, output_format, write_predictions
+from attendrop.tasks.prediction_files import PredictionWriter, output_format, write_predictions
 from attendrop.tasks.splits import few_shot, hold_out, subset
 from attendrop.tasks.token_columns import TokenColumn
 from attendrop.tasks.tokenization import encode
-from attendrop.validation import did_you_mean
 
 __all__ = [
     "PredictionWriter",

@@ -16,9 +16,9 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
+from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
 from attendrop.tasks.bad_rows import BadRows
-from attendrop.validation import did_you_mean
 
 STDIN = "-"
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")

@@ -17,7 +17,7 @@ import torch
 from transformers.utils import logging
 
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Method
+from attendrop.methods.core.base import Method
 from attendrop.output_files import sha256, share_permissions, write_json
 
 MANIFEST = "attendrop_manifest.json"

@@ -6,8 +6,8 @@ import logging
 import sys
 from collections.abc import Iterable
 
-from attendrop.methods.base import Method
-from attendrop.methods.running_statistics import RunningStatistics
+from attendrop.methods.core.base import Method
+from attendrop.methods.core.running_statistics import RunningStatistics
 
 logger = logging.getLogger(__name__)
 

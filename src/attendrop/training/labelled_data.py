@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Subset
 
 from attendrop.batches import Batch, number_of_rows, to_device
 from attendrop.errors import AttendropError
-from attendrop.methods.context import LabelledData, Processes
+from attendrop.methods.core.context import LabelledData, Processes
 
 
 class LabelledRows:

@@ -14,11 +14,11 @@ from attendrop.attention.model_outputs import named_outputs
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.batches import Batch, number_of_rows
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Method, MethodState
-from attendrop.methods.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.methods.declarations import check_declarations
-from attendrop.methods.running_statistics import RunningStatistics
-from attendrop.sampling import SampleKey
+from attendrop.keyed_random import SampleKey
+from attendrop.methods.core.base import Method, MethodState
+from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
+from attendrop.methods.core.declarations import check_declarations
+from attendrop.methods.core.running_statistics import RunningStatistics
 from attendrop.training.effect_warnings import EffectTracker
 
 # No training loop multiplies a loss by more than this. Gradient scalers do, from their first step on.

@@ -15,8 +15,8 @@ from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalPrediction, TrainOutput, rotate_checkpoints
 
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Method, MethodState
-from attendrop.methods.context import LabelledData, Processes, TrainingContext, tokens_of
+from attendrop.methods.core.base import Method, MethodState
+from attendrop.methods.core.context import LabelledData, Processes, TrainingContext, tokens_of
 from attendrop.methods.finetune import FineTune
 from attendrop.output_files import disk_errors
 from attendrop.training.callbacks import SaveAfterEvaluation, TrainingClock

@@ -15,7 +15,7 @@ from attendrop.attention.plan import Plan
 from attendrop.attribution.label_positions import refuse_misplaced_smoothing
 from attendrop.batches import Batch, number_of_rows
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Method
+from attendrop.methods.core.base import Method
 from attendrop.training.model_call import ModelCall, model_arguments
 from attendrop.training.regularization import Regularization
 

@@ -13,10 +13,10 @@ from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.batches import Batch, to_device
-from attendrop.masks import pack, unpack
+from attendrop.candidates import pack, unpack
+from attendrop.keyed_random import SampleKey, sample_mask
 from attendrop.methods.attend_out.policy import Policy
-from attendrop.methods.context import StepContext
-from attendrop.sampling import SampleKey, sample_mask
+from attendrop.methods.core.context import StepContext
 
 # Told of each layer's key, its probabilities of dropping, and which units there are (None: all).
 Count = Callable[[str, Tensor, Tensor | None], None]

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from attendrop.errors import AttendropError
 from attendrop.methods.attend_out.generator import plain_copy
-from attendrop.methods.context import Processes
+from attendrop.methods.core.context import Processes
 
 Pair = tuple[nn.Parameter, nn.Parameter]
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from attendrop.attention.plan import ConstantAttention
 from attendrop.batches import Batch
 from attendrop.methods.attend_out.attacker import Count, Micro
+from attendrop.methods.attend_out.generator_players import make_defender
 from attendrop.methods.attend_out.layer_effects import LayerEffects
-from attendrop.methods.attend_out.networks import make_defender
 from attendrop.methods.attend_out.options import AttendOutOptions
-from attendrop.methods.context import StepContext, TrainingContext
+from attendrop.methods.core.context import StepContext, TrainingContext
 
 
 class EffectPlayers:

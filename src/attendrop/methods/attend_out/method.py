@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 from attendrop.methods.attend_out import report
 from attendrop.methods.attend_out.generator import Generator
 from attendrop.methods.attend_out.options import AttendOutOptions
-from attendrop.methods.attend_out.state import AttendOutState
-from attendrop.methods.base import MethodState
+from attendrop.methods.attend_out.periods import AttendOutState
 from attendrop.methods.common.citations import WU_2021
-from attendrop.methods.compatibility import DECIDES_PASSES, EXCHANGES_WEIGHTS, SCORES_ROWS, SECOND_MODEL
-from attendrop.methods.context import TrainingContext
-from attendrop.methods.info import LayerRanking, MethodInfo, Preset
+from attendrop.methods.core.base import MethodState
+from attendrop.methods.core.compatibility import DECIDES_PASSES, EXCHANGES_WEIGHTS, SCORES_ROWS, SECOND_MODEL
+from attendrop.methods.core.context import TrainingContext
+from attendrop.methods.core.info import LayerRanking, MethodInfo, Preset
 
 __all__ = ["AttendOut", "Generator"]
 

@@ -11,9 +11,9 @@ import torch
 from attendrop.attention.layers import AttentionLayer, select_self_attention
 from attendrop.errors import AttendropError
 from attendrop.methods.attend_out.generator import GRANULARITIES
-from attendrop.methods.base import Method
-from attendrop.methods.compatibility import SCORES_ROWS
-from attendrop.methods.options import LAYERS, SWITCH, Range, choice, count, option, positive, unit_interval
+from attendrop.methods.core.base import Method
+from attendrop.methods.core.compatibility import SCORES_ROWS
+from attendrop.methods.core.options import LAYERS, SWITCH, Range, choice, count, option, positive, unit_interval
 
 VARIANTS = ("dropout", "pruning")
 LEARNERS = ("policy_gradient", "effects")

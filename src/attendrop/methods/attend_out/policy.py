@@ -13,7 +13,7 @@ from attendrop.attention.layers import select_self_attention
 from attendrop.errors import AttendropError
 from attendrop.methods.attend_out.generator import Draft, Generator
 from attendrop.methods.attend_out.options import AttendOutOptions
-from attendrop.methods.context import StepContext, TrainingContext
+from attendrop.methods.core.context import StepContext, TrainingContext
 
 
 class Policy:

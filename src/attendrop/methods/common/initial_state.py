@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Method
-from attendrop.methods.context import TrainingContext
+from attendrop.methods.core.base import Method
+from attendrop.methods.core.context import TrainingContext
 
 
 class InitialState:

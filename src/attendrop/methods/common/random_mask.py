@@ -10,15 +10,15 @@ from torch import Tensor
 from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
-from attendrop.methods.base import Method
-from attendrop.methods.context import StepContext
-from attendrop.sampling import SampleKey, sample_mask, uniform
+from attendrop.keyed_random import SampleKey, sample_mask, uniform
+from attendrop.methods.core.base import Method
+from attendrop.methods.core.context import StepContext
 
 
 def dropout(values: Tensor, p: float, key: SampleKey, name: str, origins: Tensor) -> Tensor:
     """Set elements of ``(batch, heads, rows, columns)`` to zero with probability ``p``, and divide others by ``1 - p``.
 
-    See :func:`attendrop.sampling.draw`.
+    See :func:`attendrop.keyed_random.draw`.
     """
     batch, heads, rows, columns = values.shape
     return values.masked_fill(sample_mask(p, key, name, (batch, heads, rows, columns), origins, values.device), 0) / (

@@ -11,10 +11,10 @@ from torch import Tensor
 from attendrop.attention.edits import AttentionCall
 from attendrop.attention.layers import AttentionLayer
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Method
+from attendrop.keyed_random import sample_mask, uniform
 from attendrop.methods.common.random_mask import RandomMaskPlan
-from attendrop.methods.context import StepContext
-from attendrop.sampling import sample_mask, uniform
+from attendrop.methods.core.base import Method
+from attendrop.methods.core.context import StepContext
 
 PARTS = ("all", "lower", "upper")
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from attendrop.attention.projections import input_dim
 from attendrop.batches import Batch
-from attendrop.methods.base import Method, MethodState
+from attendrop.keyed_random import sample_parameter_mask
 from attendrop.methods.common.parameter_override import ParameterOverride
-from attendrop.methods.context import StepContext, TrainingContext
-from attendrop.sampling import sample_parameter_mask
+from attendrop.methods.core.base import Method, MethodState
+from attendrop.methods.core.context import StepContext, TrainingContext
 
 
 class WeightMixing(MethodState):

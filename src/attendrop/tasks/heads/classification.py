@@ -21,11 +21,11 @@ from sklearn.metrics import (
     roc_auc_score,
 )
 
+from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
 from attendrop.tasks.heads.base import Array, Head, Metric
 from attendrop.tasks.label_column import number_form, written
 from attendrop.tasks.table_files import Table
-from attendrop.validation import did_you_mean
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedConfig, PreTrainedTokenizerBase

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.classification import Classification
 from attendrop.tasks.heads.regression import Regression
 from attendrop.tasks.label_column import are_numbers
 from attendrop.tasks.table_files import Table
-from attendrop.validation import did_you_mean
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -17,7 +17,7 @@ from attendrop.methods.attend_out.attacker import Attack, Count, Decide, Micro, 
 from attendrop.methods.attend_out.defender import Defender
 from attendrop.methods.attend_out.options import AttendOutOptions
 from attendrop.methods.attend_out.policy import Policy
-from attendrop.methods.context import StepContext, TrainingContext
+from attendrop.methods.core.context import StepContext, TrainingContext
 
 
 class Players(Policy):

@@ -14,8 +14,8 @@ from transformers import AutoConfig
 
 import attendrop
 from attendrop import ADDrop, AttendropError, FineTune, Method, regularize
-from attendrop.methods import registry as methods
-from attendrop.methods.registry import build_method, get_method, method_names, register_method
+from attendrop.methods.core import registry as methods
+from attendrop.methods.core.registry import build_method, get_method, method_names, register_method
 
 # --- Models x methods
 

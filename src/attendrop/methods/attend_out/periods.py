@@ -13,14 +13,14 @@ from torch import Tensor
 from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.batches import Batch, number_of_rows, refuse_graph, to_device
 from attendrop.errors import AttendropError
+from attendrop.keyed_random import SampleKey, sample_mask
 from attendrop.methods.attend_out.attacker import Micro, number_of
 from attendrop.methods.attend_out.defender import Defender
 from attendrop.methods.attend_out.effect_players import EffectPlayers
-from attendrop.methods.attend_out.networks import Players
+from attendrop.methods.attend_out.generator_players import Players
 from attendrop.methods.attend_out.options import AttendOutOptions
-from attendrop.methods.base import MethodState
-from attendrop.methods.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.sampling import SampleKey, sample_mask
+from attendrop.methods.core.base import MethodState
+from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
 
 _NOISE = 0.15
 

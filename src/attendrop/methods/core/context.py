@@ -13,8 +13,8 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.plan import Plan
 from attendrop.batches import Batch
 from attendrop.errors import AttendropError
-from attendrop.methods.running_statistics import RunningStatistics
-from attendrop.sampling import SampleKey
+from attendrop.keyed_random import SampleKey
+from attendrop.methods.core.running_statistics import RunningStatistics
 
 
 class ComputeLoss(Protocol):

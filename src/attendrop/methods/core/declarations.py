@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from attendrop.methods.base import Method, MethodState
-from attendrop.validation import check_declared, defines
+from attendrop.argument_checks import check_declared, defines
+from attendrop.methods.core.base import Method, MethodState
 
 
 def check_declarations(method_state: MethodState) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from attendrop.errors import AttendropError
 from attendrop.output_files import disk_errors, share_permissions
-from attendrop.runs.lock import locked
+from attendrop.runs.folder_lock import locked
 
 
 @contextmanager

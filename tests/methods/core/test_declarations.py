@@ -17,9 +17,9 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.plan import FUNCTIONS, CombinedPlan, Plan
 from attendrop.batches import Batch
 from attendrop.methods.attend_out.attacker import Decide
-from attendrop.methods.base import MethodState
-from attendrop.methods.compatibility import DECIDES_PASSES
-from attendrop.methods.context import ComputeLoss, StepContext, TrainingContext
+from attendrop.methods.core.base import MethodState
+from attendrop.methods.core.compatibility import DECIDES_PASSES
+from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
 from attendrop.methods.hidden_cut import Cut
 from attendrop.methods.r_drop import repeat_rows
 from attendrop.training.regularization import Regularization

@@ -36,10 +36,10 @@ from attendrop import (
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.edits import AttentionCall, AttentionEdit
 from attendrop.attention.plan import CombinedPlan, Plan
-from attendrop.methods.base import MethodState
-from attendrop.methods.compatibility import DECIDES_PASSES
-from attendrop.methods.context import StepContext, TrainingContext
-from attendrop.methods.registry import build_method, method_names
+from attendrop.methods.core.base import MethodState
+from attendrop.methods.core.compatibility import DECIDES_PASSES
+from attendrop.methods.core.context import StepContext, TrainingContext
+from attendrop.methods.core.registry import build_method, method_names
 
 ALWAYS = ADDrop(p=0.5, q=0.5, cross_tuning=False)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from attendrop.errors import AttendropError
 from attendrop.output_files import sha256
-from attendrop.runs.lock import LOCK
+from attendrop.runs.folder_lock import LOCK
 
 RUN = "run.json"
 NEW_RUN = ".new-run"

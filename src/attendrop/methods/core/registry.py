@@ -14,61 +14,13 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
+from attendrop.argument_checks import suggestion
 from attendrop.errors import AttendropError
-from attendrop.methods.ad_drop import ADDrop
-from attendrop.methods.alpha_dropout import AlphaDropout
-from attendrop.methods.attend_out.method import AttendOut
-from attendrop.methods.attention_layer_drop import AttentionLayerDrop
-from attendrop.methods.auto_dropout import AutoDropout
-from attendrop.methods.base import Method
-from attendrop.methods.child_tuning import ChildTuning
-from attendrop.methods.compose import Compose
-from attendrop.methods.concrete_dropout import ConcreteDropout
-from attendrop.methods.drop_block import DropBlock
-from attendrop.methods.drop_connect import DropConnect
-from attendrop.methods.drop_head import DropHead
-from attendrop.methods.finetune import FineTune
-from attendrop.methods.head_mask import HeadMask
-from attendrop.methods.hidden_cut import HiddenCut
-from attendrop.methods.layer_drop import LayerDrop
-from attendrop.methods.mixout import Mixout
-from attendrop.methods.options import read_option
-from attendrop.methods.r_drop import RDrop
-from attendrop.methods.scal import SCAL
-from attendrop.methods.scheduler import Scheduler
-from attendrop.methods.structure_mask import StructureMask
-from attendrop.methods.supert import SuperT
-from attendrop.methods.unidrop import UniDrop
-from attendrop.methods.vanilla import Vanilla
-from attendrop.validation import suggestion
+from attendrop.methods.core import builtin
+from attendrop.methods.core.base import Method
+from attendrop.methods.core.compose import Compose
+from attendrop.methods.core.options import read_option
 
-__all__ = [
-    "SCAL",
-    "ADDrop",
-    "AlphaDropout",
-    "AttendOut",
-    "AttentionLayerDrop",
-    "AutoDropout",
-    "ChildTuning",
-    "Compose",
-    "ConcreteDropout",
-    "DropBlock",
-    "DropConnect",
-    "DropHead",
-    "FineTune",
-    "HeadMask",
-    "HiddenCut",
-    "LayerDrop",
-    "Method",
-    "Mixout",
-    "RDrop",
-    "Scheduler",
-    "StructureMask",
-    "SuperT",
-    "UniDrop",
-    "Vanilla",
-    "register_method",
-]
 logger = logging.getLogger(__name__)
 _METHODS: dict[str, type[Method]] = {}
 
@@ -99,31 +51,9 @@ def _spelling(name: str) -> str:
     return name.replace("-", "_")
 
 
-for _method in (
-    FineTune,
-    ADDrop,
-    AttendOut,
-    Vanilla,
-    Scheduler,
-    DropBlock,
-    StructureMask,
-    AutoDropout,
-    ConcreteDropout,
-    DropHead,
-    HeadMask,
-    AlphaDropout,
-    LayerDrop,
-    AttentionLayerDrop,
-    HiddenCut,
-    UniDrop,
-    SCAL,
-    Mixout,
-    DropConnect,
-    ChildTuning,
-    SuperT,
-    RDrop,
-):
-    register_method(_method)
+for _method in vars(builtin).values():
+    if isinstance(_method, type):
+        register_method(_method)
 
 
 @cache

@@ -12,19 +12,19 @@ from torch import Tensor, nn
 from attendrop.attention.layers import AttentionLayer, select_layers, select_self_attention
 from attendrop.attention.plan import CombinedPlan, Plan
 from attendrop.batches import Batch
-from attendrop.methods.compatibility import ANY, DECIDES_PASSES, Rule
-from attendrop.methods.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.methods.info import LayerRanking, MethodInfo, Preset
-from attendrop.methods.options import check_options
-from attendrop.methods.replay import Replay
+from attendrop.methods.core.compatibility import ANY, DECIDES_PASSES, Rule
+from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
+from attendrop.methods.core.info import LayerRanking, MethodInfo, Preset
+from attendrop.methods.core.options import check_options
+from attendrop.methods.core.replay import Replay
 
 
 @dataclass(frozen=True)
 class Method:
     """A way to regularise training. Subclasses are frozen dataclasses whose fields are the method's options.
 
-    Options are declared with their ranges, by :func:`attendrop.methods.options.option`, and checked when the object is
-    made; a ``__post_init__`` of a subclass calls this one first. A subclass says what it changes of a pass:
+    Options are declared with their ranges, by :func:`attendrop.methods.core.options.option`, and checked when the
+    object is made; a ``__post_init__`` of a subclass calls this one first. A subclass says what it changes of a pass:
     :meth:`batch`, :meth:`plan`, :meth:`penalty`. A method that keeps something, takes passes of its own, or acts on
     parameters or gradients, has a :class:`MethodState` for it, which :meth:`start` makes.
 
@@ -42,8 +42,8 @@ class Method:
         skips_parameters: Whether some parameters may get no gradient in a step (DDP must know).
         order: Where several methods change the same thing, such as the batch or what heads put out, those with lower
             numbers do so first, those with equal ones by name. How a composition lists them has no effect.
-        traits: What decides with which methods it cannot be combined (see :mod:`attendrop.methods.compatibility`), each
-            with the options under which it has the trait; empty if always.
+        traits: What decides with which methods it cannot be combined (see :mod:`attendrop.methods.core.compatibility`),
+            each with the options under which it has the trait; empty if always.
         rules: With which it cannot be combined for reasons of its own.
         needs_loss_scale: Whether it reads gradients that the loss scale of float16 has multiplied.
         reports_all_effects: Whether what it reports as dropped is all that it does, so that zero means that it did

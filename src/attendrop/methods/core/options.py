@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from attendrop.argument_checks import check_choice, check_count, check_positive, check_probability, check_switch
 from attendrop.attention.layers import checked_layers
 from attendrop.errors import AttendropError
-from attendrop.validation import check_choice, check_count, check_positive, check_probability, check_switch
 
 
 @dataclass(frozen=True)

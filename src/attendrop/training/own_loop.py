@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from attendrop.batches import Batch
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Method
-from attendrop.methods.context import TrainingContext, tokens_of
+from attendrop.methods.core.base import Method
+from attendrop.methods.core.context import TrainingContext, tokens_of
 from attendrop.training.labelled_data import labelled_data
 from attendrop.training.regularization import Regularization, loss_and_outputs
 

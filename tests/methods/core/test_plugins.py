@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Optional
 import pytest
 
 from attendrop import ADDrop, AttendropError, Compose, FineTune, Method, RDrop, cli
-from attendrop.methods import registry
-from attendrop.methods.options import count, described, option, positive, read_option
-from attendrop.methods.registry import build_method, get_method, method_names, register_method
+from attendrop.methods.core import registry
+from attendrop.methods.core.options import count, described, option, positive, read_option
+from attendrop.methods.core.registry import build_method, get_method, method_names, register_method
 
 
 @dataclass(frozen=True)

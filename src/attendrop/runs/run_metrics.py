@@ -14,7 +14,7 @@ import torch
 from datasets import Dataset
 
 import attendrop
-from attendrop.methods.base import Method
+from attendrop.methods.core.base import Method
 from attendrop.runs.data import Parts
 from attendrop.runs.resolved_run import ResolvedRun
 from attendrop.tasks.base import Task, TaskData

@@ -13,11 +13,11 @@ from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.batches import Batch
 from attendrop.errors import AttendropError
-from attendrop.methods.base import Method, MethodState, run_pass
-from attendrop.methods.compatibility import refuse_conflicts
-from attendrop.methods.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.methods.info import LayerRanking
-from attendrop.methods.replay import Replay
+from attendrop.methods.core.base import Method, MethodState, run_pass
+from attendrop.methods.core.compatibility import refuse_conflicts
+from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
+from attendrop.methods.core.info import LayerRanking
+from attendrop.methods.core.replay import Replay
 
 
 @dataclass(frozen=True, init=False)

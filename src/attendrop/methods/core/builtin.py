@@ -1,0 +1,25 @@
+"""The methods of the library, in the order in which they are listed."""
+
+# ruff: noqa: I001
+from attendrop.methods.finetune import FineTune as FineTune
+from attendrop.methods.ad_drop import ADDrop as ADDrop
+from attendrop.methods.attend_out.method import AttendOut as AttendOut
+from attendrop.methods.vanilla import Vanilla as Vanilla
+from attendrop.methods.scheduler import Scheduler as Scheduler
+from attendrop.methods.drop_block import DropBlock as DropBlock
+from attendrop.methods.structure_mask import StructureMask as StructureMask
+from attendrop.methods.auto_dropout import AutoDropout as AutoDropout
+from attendrop.methods.concrete_dropout import ConcreteDropout as ConcreteDropout
+from attendrop.methods.drop_head import DropHead as DropHead
+from attendrop.methods.head_mask import HeadMask as HeadMask
+from attendrop.methods.alpha_dropout import AlphaDropout as AlphaDropout
+from attendrop.methods.layer_drop import LayerDrop as LayerDrop
+from attendrop.methods.attention_layer_drop import AttentionLayerDrop as AttentionLayerDrop
+from attendrop.methods.hidden_cut import HiddenCut as HiddenCut
+from attendrop.methods.unidrop import UniDrop as UniDrop
+from attendrop.methods.scal import SCAL as SCAL
+from attendrop.methods.mixout import Mixout as Mixout
+from attendrop.methods.drop_connect import DropConnect as DropConnect
+from attendrop.methods.child_tuning import ChildTuning as ChildTuning
+from attendrop.methods.supert import SuperT as SuperT
+from attendrop.methods.r_drop import RDrop as RDrop

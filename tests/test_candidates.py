@@ -1,0 +1,112 @@
+"""Candidate regions: pure tensor functions against loops."""
+
+import math
+
+import pytest
+import torch
+from helpers import oracles
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from attendrop.attention.layers import AttentionLayer
+from attendrop.candidates import candidate_region, floor_fraction
+
+SITE = AttentionLayer("layer", "encoder", 0)
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("count", "fraction", "expected"),
+    [
+        (10, 1 - 0.9, 1),
+        (10, 1 - 0.3, 7),
+        (3, 1 - 0.7, 0),
+        (1, 0.9, 0),
+        (100, 1 - 0.99, 1),
+        (20, 1 - 0.95, 1),
+        (0, 0.5, 0),
+    ],
+)
+def test_share_rounds_as_the_specification_says(count: int, fraction: float, expected: int) -> None:
+    assert floor_fraction(torch.tensor(count), fraction) == expected
+
+
+@pytest.mark.parametrize(
+    ("row", "p", "direction", "expected"),
+    [
+        ([1, 2, 3, 4], 0.5, "high", [0, 0, 1, 1]),
+        ([4, 3, 2, 1], 0.25, "high", [1, 0, 0, 0]),
+        ([1, 2, 3, 4], 0.9, "high", [0, 1, 1, 1]),  # never the whole row: t is at least 1
+        ([1, 2, 3, 4], 0.1, "high", [0, 0, 0, 1]),
+        ([0, 0, 0, 1], 0.5, "high", [0, 0, 0, 1]),  # ties take in the whole row: above instead of at least
+        ([0, 1, 1, 1], 0.5, "high", [0, 1, 1, 1]),
+        ([0, 0, 0, 0], 0.5, "high", [0, 0, 0, 0]),  # no signal
+        ([7], 0.5, "high", [0]),
+        ([1, 2], 0.5, "high", [0, 1]),
+        ([-3, -2, -1], 0.4, "high", [0, 1, 1]),
+        ([1, 2, 3, 4], 0.5, "low", [1, 1, 0, 0]),
+        ([1, 1, 1, 2], 0.5, "low", [0, 0, 0, 0]),
+        ([1, 1, 2, 2], 0.5, "low", [1, 1, 0, 0]),
+        ([3, 3, 3, 3], 0.5, "low", [0, 0, 0, 0]),
+        ([7], 0.5, "low", [0]),
+        ([1, 2, 3], 0.1, "low", [0, 0, 0]),
+    ],
+)
+def test_candidates_of_one_row(row: list[float], p: float, direction: str, expected: list[int]) -> None:
+    region = candidate_region(torch.tensor([[[row]]], dtype=torch.float32), None, p, direction)
+    assert region.mask.flatten().int().tolist() == expected
+    assert oracles.candidates_of_row([float(x) for x in row], p, direction) == [bool(x) for x in expected]
+    assert bool(region.signal) == (len(set(row)) > 1)
+
+
+@st.composite
+def scored_rows(draw_: st.DrawFn) -> tuple[Tensor, Tensor]:
+    batch, heads, queries, keys = (draw_(st.integers(1, n)) for n in (2, 2, 4, 6))
+    value = draw_(st.sampled_from([st.integers(-2, 2).map(float), st.floats(-1e3, 1e3, width=32)]))
+    count = batch * heads * queries * keys
+    values = draw_(st.lists(value, min_size=count, max_size=count))
+    valid = draw_(st.lists(st.booleans(), min_size=batch * queries * keys, max_size=batch * queries * keys))
+    shape = (batch, heads, queries, keys)
+    return torch.tensor(values).reshape(shape), torch.tensor(valid).reshape(batch, 1, queries, keys)
+
+
+@given(scored_rows(), st.sampled_from([0.1, 0.3, 0.5, 0.7, 0.9]), st.sampled_from(["high", "low"]))
+def test_candidates_equal_those_of_the_loops(rows: tuple[Tensor, Tensor], p: float, direction: str) -> None:
+    attribution, valid = rows
+    region = candidate_region(attribution, valid, p, direction)
+    assert torch.equal(region.mask, oracles.candidates(attribution, valid, p, direction))
+    assert not (region.mask & ~valid).any()
+    assert not (region.mask & ~region.signal).any()
+
+
+@given(scored_rows(), st.sampled_from(["high", "low"]))
+def test_more_padding_changes_no_candidate(rows: tuple[Tensor, Tensor], direction: str) -> None:
+    attribution, valid = rows
+    before = candidate_region(attribution, valid, 0.4, direction).mask
+    wider = torch.nn.functional.pad(attribution, (0, 3), value=99.0)
+    after = candidate_region(wider, torch.nn.functional.pad(valid, (0, 3)), 0.4, direction).mask
+    assert torch.equal(after, torch.nn.functional.pad(before, (0, 3)))
+
+
+def test_causal_rows_count_their_own_keys() -> None:
+    attribution = torch.arange(5.0).expand(1, 1, 5, 5)
+    valid = torch.ones(5, 5, dtype=torch.bool).tril()[None, None]
+    counts = candidate_region(attribution, valid, 0.4).mask.sum(-1).flatten().tolist()
+    assert counts == [i - max(1, math.floor(i * 0.6 + 1e-6)) for i in range(1, 6)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_candidates_of_every_dtype(dtype: torch.dtype) -> None:
+    attribution = torch.randn(2, 2, 5, 6).to(dtype)
+    valid = torch.arange(6) < torch.tensor([6, 4])[:, None, None, None]
+    expected = oracles.candidates(attribution, valid, 0.3)
+    assert torch.equal(candidate_region(attribution, valid, 0.3).mask, expected)
+    assert expected.any()
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_low_with_p_just_below_one_still_spares_the_highest(padded: bool) -> None:
+    attribution = torch.tensor([[[[1.0, 2.0, 3.0, 0.0]]]])[..., : 4 if padded else 3]
+    valid = torch.tensor([True, True, True, False])[: attribution.shape[-1]].reshape(1, 1, 1, -1)
+    assert candidate_region(attribution, valid, 1 - 1e-9, "low").mask.flatten()[:3].tolist() == [True, True, False]

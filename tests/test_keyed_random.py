@@ -1,0 +1,141 @@
+"""Random masks that depend on nothing but seed, step, layer and position."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from attendrop import keyed_random
+from attendrop.keyed_random import SampleKey, sample_mask, sample_parameter_mask, sample_row_mask
+
+CPU = torch.device("cpu")
+PINNED = [0, 1, 1, 0, 1, 1, 1, 0, 0, 1, 1, 0, 0, 1, 0, 0]
+
+
+def keyed(seed: int = 0, step: int = 0, first: int = 0, rows: int = 2) -> SampleKey:
+    return SampleKey(seed, step, first, rows)
+
+
+def sample(
+    p: float, shape: tuple[int, int, int, int], *origins: tuple[int, int], name: str = "encoder.0", **key: int
+) -> Tensor:
+    starts = torch.tensor(origins or [(0, 0)] * shape[0])
+    return sample_mask(p, keyed(**{"rows": shape[0], **key}), name, shape, starts, CPU)
+
+
+@pytest.mark.parametrize("p", [0.001, 0.1, 0.3, 0.5, 0.9, 0.999])
+def test_draws_have_their_probability_and_are_independent(p: float) -> None:
+    mask = sample(p, (4, 8, 50, 50)).double()
+    deviation = math.sqrt(p * (1 - p))
+    assert abs(mask.mean() - p) < 4 * deviation / math.sqrt(mask.numel())
+    for shift, axis in itertools.product([1, 2, 3, 4, 5, 8], [-1, -2, 1, 0]):
+        neighbour = mask.roll(shift, axis)
+        if torch.equal(neighbour, mask) or shift >= mask.shape[axis]:
+            continue
+        correlation = ((mask - p) * (neighbour - p)).mean() / (p * (1 - p))
+        assert abs(correlation) < 5 / math.sqrt(mask.numel()), (shift, axis)
+
+
+def test_draws_of_steps_seeds_sequences_and_sites_are_independent() -> None:
+    shape = (1, 4, 40, 40)
+    first = sample(0.5, shape).double()
+    others = [sample(0.5, shape, **{change: n}) for change in ("seed", "step", "first") for n in (1, 2, 3)]
+    for other in [*others, sample(0.5, shape, name="encoder.1"), sample(0.5, shape, name="decoder.0")]:
+        assert abs(((first - 0.5) * (other.double() - 0.5)).mean() * 4) < 5 / math.sqrt(first.numel())
+
+
+@pytest.mark.parametrize("p", [0.0001, 0.3, 0.5, 0.97])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 3, 5, 7), (3, 2, 8, 8)])
+def test_draws_are_the_same_on_every_device(shape: tuple[int, int, int, int], p: float) -> None:
+    seeds = keyed(rows=shape[0]).seeds("encoder.0", shape[0])
+    origins = torch.tensor([[0, 0], [2, 2], [0, 1]])[: shape[0]]
+    bound = round(p * 65536) - 32768
+    there = keyed_random._lanes(seeds, shape, origins)
+    below = sample_mask(p, keyed(rows=shape[0]), "encoder.0", shape, origins, torch.device("cpu"))
+    for i, place, lanes in keyed_random._lanes_on_cpu(seeds, shape, origins):
+        assert (there[i].numpy()[place] == lanes).all()
+        assert (below[i].numpy()[place] == (lanes < bound)).all()
+
+
+@pytest.mark.parametrize("columns", [1, 6, 8, 385])
+def test_rows_of_a_matrix_are_drawn_alike_elsewhere_and_each_by_itself(columns: int) -> None:
+    rows = torch.tensor([0, 3, 30521, 2**31 - 1])
+    mask = sample_row_mask(0.3, 1, 2, "words", rows, columns)
+    column = torch.arange(columns)
+    lanes = keyed_random._lane(
+        (rows[:, None] << 32) + (column >> 2), keyed_random._signed(keyed_random._hash("1/2/words")), column
+    )
+    assert (mask == (lanes < round(0.3 * 65536) - 32768)).all()
+    for i, row in enumerate(rows):
+        assert (sample_row_mask(0.3, 1, 2, "words", row[None], columns)[0] == mask[i]).all()
+
+
+def test_rows_of_a_matrix_are_independent_draws() -> None:
+    first, second = (sample_row_mask(0.3, 1, step, "words", torch.arange(500), 400).float() for step in (0, 1))
+    for mask in (first, second):
+        # 200,000 draws: a standard error of 0.001; of a row's or a column's mean 0.023 and 0.02.
+        assert float(mask.mean()) == pytest.approx(0.3, abs=0.005)
+        assert float((mask.mean(0) - 0.3).abs().max()) < 0.1 > float((mask.mean(1) - 0.3).abs().max())
+    assert float((first * second).mean()) == pytest.approx(0.09, abs=0.004)
+
+
+def test_a_large_parameter_is_drawn_in_pieces_that_differ() -> None:
+    size = keyed_random._CHUNK
+    mask = sample_parameter_mask(0.25, 1, 2, "weight", (2, size + 50), torch.device("cpu")).flatten()
+    pieces = mask[:size].float(), mask[size : 2 * size].float()
+    for piece in pieces:
+        assert float(piece.mean()) == pytest.approx(0.25, abs=0.01)
+    assert float((pieces[0] * pieces[1]).mean()) == pytest.approx(1 / 16, abs=0.005)
+    rest = mask[2 * size :]
+    assert 0 < int(rest.sum()) < 60
+    assert not (rest == mask[:100]).all()
+    assert (mask[:size] == sample_parameter_mask(0.25, 1, 2, "weight", (size,), torch.device("cpu"))).all()
+
+
+def test_nothing_is_drawn_of_an_empty_parameter() -> None:
+    assert sample_parameter_mask(0.25, 1, 2, "weight", (0, 4), torch.device("cpu")).shape == (0, 4)
+
+
+def test_draws_are_pinned() -> None:
+    """A checkpoint of an older version must go on with the same draws."""
+    assert sample(0.5, (1, 1, 2, 8)).int().flatten().tolist() == PINNED
+
+
+@pytest.mark.parametrize(("p", "expected"), [(1.0, True), (0.0, False), (1e-9, False)])
+def test_draws_at_the_ends(p: float, expected: bool) -> None:
+    assert (sample(p, (2, 2, 9, 9)) == expected).all()
+
+
+@pytest.mark.parametrize(("right", "left"), list(itertools.product([0, 1, 2, 3, 5, 9], [0, 1, 4])))
+def test_draws_do_not_depend_on_padding(right: int, left: int) -> None:
+    length = 7
+    tight = sample(0.5, (1, 3, length, length))
+    padded = length + left + right
+    loose = sample(0.5, (1, 3, padded, padded), (left, left))
+    assert torch.equal(loose[:, :, left : left + length, left : left + length], tight)
+
+
+@pytest.mark.parametrize("columns", [1, 4, 5, 11])
+def test_draws_of_cross_attention_do_not_depend_on_padding(columns: int) -> None:
+    tight = sample(0.5, (1, 3, 4, columns))
+    assert torch.equal(sample(0.5, (1, 3, 9, columns + 5), (0, 2))[:, :, :4, 2 : columns + 2], tight)
+
+
+def test_draws_do_not_depend_on_how_the_batch_is_cut() -> None:
+    whole = sample(0.5, (4, 2, 6, 6), (0, 0), (2, 2), (1, 1), (0, 0))
+    for i, start in enumerate((0, 2, 1, 0)):
+        cut = sample(0.5, (1, 2, 6 - start, 6 - start), first=i)
+        assert torch.equal(whole[i, :, start:, start:], cut[0])
+
+
+def test_several_choices_count_as_several_sequences() -> None:
+    whole = sample(0.5, (8, 2, 5, 5), rows=2)
+    assert torch.equal(whole[4:], sample(0.5, (4, 2, 5, 5), first=1, rows=1))
+
+
+def test_draws_leave_the_global_random_state_alone() -> None:
+    before = torch.get_rng_state()
+    sample(0.5, (2, 2, 8, 8))
+    assert torch.equal(torch.get_rng_state(), before)
