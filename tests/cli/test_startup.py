@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import attendrop
-from attendrop.methods.core import registry as methods
+from attendrop.methods.ad_drop import ADDrop
 
 TRAIN = ("train", "--train-file", "a.csv", "--text-columns", "text", "--label-column", "label")
 
@@ -66,7 +66,7 @@ def test_public_names_are_found_when_they_are_asked_for() -> None:
     assert set(public) >= {"ADDrop", "AttendropError", "RegularizedTrainer", "register_method", "prune"}
     assert all(names[name] is getattr(attendrop, name) for name in public)
     assert set(public) <= set(dir(attendrop))
-    assert attendrop.ADDrop is methods.ADDrop
+    assert attendrop.ADDrop is ADDrop
     for name in ("Nothing", "nothing", "_Nothing"):
         with pytest.raises(AttributeError, match=f"module 'attendrop' has no attribute '{name}'"):
             getattr(attendrop, name)
