@@ -238,7 +238,7 @@ def test_another_number_of_micro_batches_is_refused_in_a_loop_of_ones_own(calls:
         reg.step()
 
     accumulate(2)
-    with pytest.raises(AttendropError, match=r"this one had 2 micro-batches\. Call reg\.loss as often"):
+    with pytest.raises(AttendropError, match=r"first trial had 2 micro-batches.*Call reg\.loss equally often"):
         accumulate(calls)
     reg.close()
 
@@ -380,5 +380,5 @@ def test_what_is_missing_is_said(options: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize("other", [AttendOut(), SuperT()], ids=lambda method: method.name)
 def test_methods_that_bring_other_weights_are_refused(other: Any) -> None:
-    with pytest.raises(AttendropError, match=r"Both put other weights into the model"):
+    with pytest.raises(AttendropError, match=r"Both replace the model's weights"):
         Compose(AutoDropout(), other)

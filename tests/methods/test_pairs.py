@@ -63,10 +63,10 @@ def test_a_pair_trains_or_is_refused_when_composed(one: Method, other: Method) -
 @pytest.mark.parametrize(
     ("one", "other", "reason"),
     [
-        (HiddenCut(), SCAL(), "Both decide which passes"),
-        (AttendOut(), SCAL(), "Both decide which passes"),
-        (AttendOut(), SuperT(), "Both put other weights into the model"),
-        (AutoDropout(), SuperT(), "Both put other weights into the model"),
+        (HiddenCut(), SCAL(), "Both control the passes"),
+        (AttendOut(), SCAL(), "Both control the passes"),
+        (AttendOut(), SuperT(), "Both replace the model's weights"),
+        (AutoDropout(), SuperT(), "Both replace the model's weights"),
         (SuperT(), Mixout(), "brings pre-trained values back"),
         (ConcreteDropout(), AttendOut(), "two are trained"),
         (ConcreteDropout(), SuperT(), "back to its start"),

@@ -1,1 +1,1 @@
-"""Regularisation methods, one module each."""
+"""Regularisation methods, one module per method."""

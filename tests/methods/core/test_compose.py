@@ -111,7 +111,7 @@ def test_what_plans_call_is_called_in_turn() -> None:
 def test_two_that_decide_on_the_weights_are_refused() -> None:
     other = dataclasses.replace(Vanilla(where="weights"))
     object.__setattr__(other, "name", "other")
-    with pytest.raises(AttendropError, match="Both decide on the attention weights"):
+    with pytest.raises(AttendropError, match="Both replace the model's dropout"):
         Compose(Vanilla(where="weights"), other)
 
 
@@ -274,9 +274,9 @@ def test_a_method_that_takes_passes_of_its_own_brings_the_others_along() -> None
 @pytest.mark.parametrize(
     ("methods", "message"),
     [
-        ((ADDrop(),), r"two methods or more, not 1"),
-        ((), r"two methods or more, not 0"),
-        ((ADDrop(), ADDrop(p=0.4)), r"'ad-drop' is named twice"),
+        ((ADDrop(),), r"two or more methods, not 1"),
+        ((), r"two or more methods, not 0"),
+        ((ADDrop(), ADDrop(p=0.4)), r"'ad-drop' is given twice"),
         ((ADDrop(), FineTune()), r"'ad-drop' and 'finetune' cannot be combined\. Plain fine-tuning adds nothing"),
         ((Mixout(), DropConnect()), r"'mixout' and 'dropconnect' cannot be combined\. Both replace the parameters"),
     ],
@@ -311,8 +311,8 @@ def test_compositions_are_built_from_text(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("ad-drop+r-drop", {"p": "0.3"}, r"Option 'p' is of none of the methods .* such as ad-drop\.p"),
-        ("ad-drop+r-drop", {"mixout.p": "0.3"}, r"Option 'mixout\.p' is of none"),
+        ("ad-drop+r-drop", {"p": "0.3"}, r"Option 'p' belongs to none of the methods .* such as ad-drop\.p"),
+        ("ad-drop+r-drop", {"mixout.p": "0.3"}, r"Option 'mixout\.p' belongs to none"),
         ("ad-drop+r-drop", {"r-drop.alfa": "1"}, r"no option 'alfa'\. Did you mean 'alpha'"),
         ("ad-drop+rdrop", {}, r"no method 'rdrop'\. Did you mean 'r-drop'"),
         ("ad-drop+", {}, r"no method ''"),

@@ -64,8 +64,8 @@ Unexplained = type("Unexplained", (Method,), {"name": "unexplained", "paper": ""
         (f"{__name__}:Underscored", "named 'ad-drop' is registered already: ADDrop"),
         (f"{__name__}:Nameless", "cannot be named 'a+b'"),
         (f"{__name__}:missing", "AttributeError"),
-        (__name__, "is no method"),
-        (f"{__name__}:install", "is no method"),
+        (__name__, "is not a method"),
+        (f"{__name__}:install", "is not a method"),
         (f"{__name__}:Unexplained", "Unexplained has no summary"),
         ("unlicensed:Method", "SystemExit: no license"),
     ],
@@ -79,7 +79,7 @@ def test_a_broken_package_is_left_out_with_a_warning(
     with caplog.at_level(logging.WARNING):
         names = method_names()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "Method 'broken' of another package is left out" in caplog.text
+    assert "Method 'broken' of a third-party package is skipped" in caplog.text
     assert reason in caplog.text
     assert (names[:2], names[-1]) == (["finetune", "ad-drop"], "own_method")
     assert get_method("ad-drop") is ADDrop

@@ -1,1 +1,1 @@
-"""What several methods share."""
+"""Components shared by several methods."""

@@ -1,4 +1,4 @@
-"""BibTeX entries of papers that more than one method comes from."""
+"""BibTeX entries of papers behind more than one method."""
 
 WU_2021 = """@article{wu2021attendout,
   title   = {Not All Attention Is All You Need},

@@ -1,4 +1,4 @@
-"""Predictions of several passes over the same rows, and how far they are apart."""
+"""Divergences between the predictions of several passes over the same rows."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ KINDS = ("classes", "labels", "number")
 
 
 def predictions(model: nn.Module, outputs: Any, batch: Batch, copies: int = 1) -> list[Tensor]:
-    """The logits that a loss is computed of, at least in float32: ``(copies, items, outputs)`` for each head.
+    """Return the logits of the labelled items, in float32 or float64: ``(copies, items, outputs)`` for each head.
 
-    An item is a row, or at token level and in sequence-to-sequence models a token that has a label.
+    An item is a row or, in token-level and sequence-to-sequence models, a labelled token.
 
     Args:
-        model: The model, for its kind.
-        outputs: What it returned.
-        batch: What it was given, with labels; rows with their copies side by side.
-        copies: How often each row is in the batch.
+        model: The model.
+        outputs: Outputs of the model.
+        batch: Inputs of the model, with labels; copies of a row are adjacent.
+        copies: Number of copies of each row in the batch.
 
     Raises:
-        AttendropError: The outputs hold no logits.
+        AttendropError: The outputs have no logits, or the labels of tokens are missing.
     """
     if hasattr(outputs, "start_logits"):
         return [_by_copy(wide(logits), copies) for logits in (outputs.start_logits, outputs.end_logits)]
@@ -42,12 +42,14 @@ def predictions(model: nn.Module, outputs: Any, batch: Batch, copies: int = 1) -
         return [views]
     labels = aligned_labels(model, logits, batch)
     if labels is None:
-        raise AttendropError("Predictions for tokens can only be compared where there are labels; the batch has none.")
+        raise AttendropError(
+            "Predictions for tokens are compared at labelled tokens, and the batch has no labels; add them."
+        )
     return [views[:, _by_copy(labels, copies)[0] != -100]]
 
 
 def kind_of(model: nn.Module, logits: Tensor) -> str:
-    """What logits stand for: one of several ``"classes"``, several ``"labels"`` at once, or a ``"number"``."""
+    """Return the kind of prediction: ``"classes"`` (one of several), ``"labels"`` (multi-label) or ``"number"``."""
     problem = getattr(getattr(model, "config", None), "problem_type", None)
     if problem == "multi_label_classification":
         return "labels"
@@ -55,10 +57,10 @@ def kind_of(model: nn.Module, logits: Tensor) -> str:
 
 
 def divergence(kind: str, one: Tensor, other: Tensor) -> Tensor:
-    """How far two sets of predictions ``(..., outputs)`` are apart, ``(...)``; symmetric, and zero if they are equal.
+    """Symmetric divergence of two sets of predictions ``(..., outputs)``, ``(...)``; zero if they are equal.
 
-    Of classes: ``(KL(P || Q) + KL(Q || P)) / 2``; of labels, the same of each label's Bernoulli distribution, summed;
-    of numbers: the squared difference, summed.
+    For classes, ``(KL(P || Q) + KL(Q || P)) / 2``; for labels, the sum of that over the labels' Bernoulli
+    distributions; for numbers, the summed squared difference.
     """
     match kind:
         case "classes":
@@ -71,10 +73,10 @@ def divergence(kind: str, one: Tensor, other: Tensor) -> Tensor:
 
 
 def spread(kind: str, views: Tensor) -> Tensor:
-    """How far predictions ``(views, ..., outputs)`` are from their mean over the views, ``(...)``.
+    """Divergence of predictions ``(views, ..., outputs)`` from their mean over the views, ``(...)``.
 
-    Of classes: the mean of ``KL(P_i || mean P)``, which of two views is the Jensen-Shannon divergence; of labels, the
-    same of each label's Bernoulli distribution, summed; of numbers: the mean squared distance, summed.
+    For classes, the mean of ``KL(P_i || mean P)``, which for two views is the Jensen-Shannon divergence; for labels,
+    the sum of that over the labels' Bernoulli distributions; for numbers, the summed mean squared distance.
     """
     match kind:
         case "classes":
@@ -88,21 +90,21 @@ def spread(kind: str, views: Tensor) -> Tensor:
 
 
 def mean_spread(model: nn.Module, outputs: Sequence[Any], batch: Batch) -> Tensor:
-    """The mean :func:`spread` of what several passes over ``batch`` put out, over rows or tokens."""
+    """Mean :func:`spread` of the outputs of several passes over ``batch``, over rows or tokens."""
     found = zip(*(predictions(model, each, batch) for each in outputs), strict=True)
     heads = [torch.cat(head) for head in found]
     return torch.stack([mean(spread(kind_of(model, views), views)) for views in heads]).mean()
 
 
 def divergences(model: nn.Module, outputs: Any, batch: Batch) -> list[tuple[str, Tensor]]:
-    """Of each head its kind, and the :func:`divergence` of both copies of each row, side by side in ``batch``."""
+    """Return the kind of each head, and the :func:`divergence` of the two adjacent copies of each row in ``batch``."""
     found = predictions(model, outputs, batch, 2)
     kinds = [kind_of(model, each) for each in found]
     return [(kind, divergence(kind, each[0], each[1]).flatten()) for kind, each in zip(kinds, found, strict=True)]
 
 
 def mean(values: Tensor) -> Tensor:
-    """The mean; zero of nothing."""
+    """Mean of the values; zero if there are none."""
     return values.sum() / max(values.numel(), 1)
 
 

@@ -1,4 +1,4 @@
-"""The model as it was when training began, for methods that begin anew."""
+"""Initial state of the model and optimizer, for methods that restart training."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from attendrop.methods.core.context import TrainingContext
 
 
 class InitialState:
-    """Remembers the weights of a model, on the CPU, and the state of its optimizer, and brings both back to them.
+    """Copy of the initial weights of a model, on the CPU, and of the state of its optimizer.
 
     Args:
         method: The method, for messages.
         training: The model and its optimizer.
 
     Raises:
-        AttendropError: The optimizer, or the number of planned steps, is not known.
+        AttendropError: The optimizer or the number of planned steps is unknown.
     """
 
     def __init__(self, method: Method, training: TrainingContext) -> None:
         if training.optimizer is None or training.total_steps is None:
             missing = "optimizer" if training.optimizer is None else "total_steps"
             raise AttendropError(
-                f"Method '{method.name}' trains in several parts, each from the weights of the start: pass {missing}, "
+                f"Method '{method.name}' restarts training from the initial weights: pass {missing}, "
                 f"regularize(..., {missing}={missing})."
             )
         self.model = training.model
@@ -42,7 +42,7 @@ class InitialState:
 
     @torch.no_grad()
     def rewind(self) -> None:
-        """Give the model the weights of the start, and its optimizer its state. Learning rates stay where they are."""
+        """Restore the initial weights and optimizer state. Learning rates are unchanged."""
         for name, value in self._tensors().items():
             value.copy_(self.weights[name])
         self.optimizer.state.clear()
@@ -51,15 +51,15 @@ class InitialState:
             self.optimizer.load_state_dict({"state": self.optimizer_state, "param_groups": groups})
 
     def forget(self) -> None:
-        """Let go of both: the last part has begun."""
+        """Free the copies once they are no longer needed."""
         self.weights, self.optimizer_state = {}, {}
 
     def state_dict(self) -> dict[str, Any]:
-        """The weights, and the state of the optimizer."""
+        """Return the initial weights and optimizer state."""
         return {"weights": dict(self.weights), "optimizer": self.optimizer_state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take those of an interrupted run."""
+        """Restore the copies of an interrupted run."""
         self.weights, self.optimizer_state = dict(state["weights"]), dict(state["optimizer"])
 
     def _tensors(self) -> dict[str, Tensor]:

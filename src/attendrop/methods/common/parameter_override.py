@@ -1,4 +1,4 @@
-"""Weights that the passes of training see otherwise than they are, and which parameters belong to what."""
+"""Replacement of parameters within training passes, and selection of parameters by their role."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from attendrop.attention.projections import is_projection
 
 
 class ParameterOverride:
-    """Puts a function of a weight in its place while its module runs in training mode.
+    """Override of parameters by a function of them while their module runs in training mode.
 
-    The parameter itself stays where it is, under its name: checkpoints, optimizer and DDP see nothing else. Gradients
-    reach it through the function.
+    The parameter itself stays registered under its name, so that checkpoints, the optimizer and DDP are unaffected.
+    Gradients reach it through the function.
 
     Args:
         model: The model.
-        names: Of the parameters.
-        function: From a parameter's name and the parameter to what is used instead. Under activation checkpointing it
-            is called again in the backward pass, and must then give the same.
+        names: Names of the parameters.
+        function: Maps a parameter's name and the parameter to its replacement. It must be deterministic within a
+            step: under activation checkpointing it is called again in the backward pass.
     """
 
     def __init__(self, model: nn.Module, names: list[str], function: Callable[[str, nn.Parameter], Tensor]) -> None:
@@ -32,14 +32,14 @@ class ParameterOverride:
             self._swap(model.get_submodule(path), name, own, function)
 
     def close(self) -> None:
-        """Take the hooks away. Idempotent."""
+        """Remove the hooks. Idempotent."""
         self._hooks.close()
 
     def _swap(self, module: nn.Module, name: str, own: str, function: Callable[[str, nn.Parameter], Tensor]) -> None:
         def enter(module: nn.Module, args: Any) -> None:
             parameter = module._parameters[own]
             if module.training and parameter is not None:
-                # What an object holds itself is found before its parameters are.
+                # Attribute lookup finds instance attributes before parameters.
                 module.__dict__[own] = function(name, parameter)
 
         def leave(module: nn.Module, args: Any, output: Any) -> None:
@@ -50,16 +50,16 @@ class ParameterOverride:
 
 
 def projection_weights(model: nn.Module) -> list[str]:
-    """The names of the weights of linear layers that train, but for those of the head, which is not pre-trained."""
-    known = {name for name, _ in model.named_parameters()}  # one that several modules share has one name
+    """Return the names of the trainable weights of linear layers, except for the head, which is not pre-trained."""
+    known = {name for name, _ in model.named_parameters()}  # a shared parameter has one name
     found = [f"{name}.weight" for name, module in _below_the_head(model) if _trains(module)]
     return [name for name in found if name in known]
 
 
 def layer_parameters(model: nn.Module) -> list[str]:
-    """The names of the parameters of the model's layers: neither embeddings nor head.
+    """Return the names of the parameters of the model's layers, without embeddings and head.
 
-    Of a model that keeps its layers in no list, all parameters but those of the head.
+    For a model whose layers are not in a ``ModuleList``, all parameters except those of the head.
     """
     names = [name for name, _ in model.named_parameters()]
     lists = [f"{name}." for name, module in _below_the_head(model) if isinstance(module, nn.ModuleList)]
@@ -68,9 +68,9 @@ def layer_parameters(model: nn.Module) -> list[str]:
 
 
 def embedding_weights(model: nn.Module) -> set[str]:
-    """The names of the weights that are looked up by row, so that few rows have a gradient."""
+    """Return the names of the weights that are used for lookups only, so that few rows have a gradient."""
     found = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
-    # A weight that is shared with an output projection has a gradient in every row.
+    # A weight shared with an output projection has a gradient in every row.
     dense = {module.weight for module in model.modules() if isinstance(module, nn.Linear)}
     return {name for name, parameter in model.named_parameters() if parameter in found - dense}
 
@@ -81,7 +81,7 @@ def _trains(module: nn.Module) -> bool:
 
 
 def _below_the_head(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules of the pre-trained part, by their names in the whole model."""
+    """Iterate over the modules of the pre-trained part, with their names in the whole model."""
     base = getattr(model, "base_model", model)
     prefix = next((f"{name}." if name else "" for name, module in model.named_modules() if module is base), "")
     output: Any = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Random masks of attention positions, heads and hidden units, in the layers that a method chooses."""
+"""Random masks of attention positions, heads and hidden units in the selected layers of a method."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attendrop.methods.core.context import StepContext
 def dropout(values: Tensor, p: float, key: SampleKey, name: str, origins: Tensor) -> Tensor:
     """Set elements of ``(batch, heads, rows, columns)`` to zero with probability ``p``, and divide others by ``1 - p``.
 
-    See :func:`attendrop.keyed_random.draw`.
+    See :func:`attendrop.keyed_random.sample_mask`.
     """
     batch, heads, rows, columns = values.shape
     return values.masked_fill(sample_mask(p, key, name, (batch, heads, rows, columns), origins, values.device), 0) / (
@@ -27,16 +27,16 @@ def dropout(values: Tensor, p: float, key: SampleKey, name: str, origins: Tensor
 
 
 class RandomMaskPlan(Plan):
-    """Drops at random in the layers that a method chooses, and reports how much.
+    """Plan that drops at random in the selected layers of a method, and reports the fraction.
 
-    A subclass says which positions to drop, in :meth:`drop_mask`; one that acts elsewhere than on scores makes the edit
-    itself, in :meth:`make`. The edit of each layer is made when the layer first runs, and kept: under activation
-    checkpointing it runs again.
+    A subclass returns the positions to drop from :meth:`drop_mask`; one that does not act on scores overrides
+    :meth:`make`. The edit of each layer is made when the layer first runs, and reused when activation checkpointing
+    runs it again.
 
     Args:
         method: The method.
         context: The micro-batch.
-        keys: Keys of the layers to act on, if not of those that the method chooses.
+        keys: Keys of the layers to act on; None for the layers that the method selects.
     """
 
     acts_on = frozenset({"attention"})
@@ -61,16 +61,16 @@ class RandomMaskPlan(Plan):
         return self.edits[key]
 
     def drop_mask(self, call: AttentionCall) -> Tensor:
-        """Sample which positions are dropped, True at those; broadcastable to ``(batch, heads, query, key)``.
+        """Sample a mask, True at dropped positions, broadcastable to ``(batch, heads, query, key)``.
 
-        What is no valid key is left out of it afterwards.
+        Invalid keys are removed from it afterwards.
         """
         raise NotImplementedError
 
     def candidate_rows(self, call: AttentionCall) -> Tensor | None:
-        """Find the queries for which something could be dropped, ``(batch, 1 or heads, query, 1)``; None means all.
+        """Return the queries that have candidates, ``(batch, 1 or heads, query, 1)``; None for all.
 
-        What is dropped is reported as a fraction of their positions. Asked after the mask is sampled.
+        The dropped fraction is reported relative to their positions. Called after the mask is sampled.
         """
         return call.valid_queries()
 
@@ -81,7 +81,7 @@ class RandomMaskPlan(Plan):
         return AttentionEdit(drop=drop)
 
     def origins(self, call: AttentionCall) -> Tensor:
-        """Return ``call.origins()``, remembered by kind: layers of a kind mostly share their mask."""
+        """Return ``call.origins()``, cached by kind: layers of a kind usually share their mask."""
         kind, batch = call.layer.kind, call.shape[0]
         mask, origins = self._origins.get(kind, (None, None))
         if origins is None or mask is not call.valid or len(origins) != batch:
@@ -90,38 +90,38 @@ class RandomMaskPlan(Plan):
         return origins
 
     def sample(self, p: float | Tensor, call: AttentionCall) -> Tensor:
-        """Draw each position of each head with probability ``p``, ``(batch, heads, query, key)``."""
+        """Sample each position of each head with probability ``p``, ``(batch, heads, query, key)``."""
         return sample_mask(p, self.context.key, call.layer.key, call.shape, self.origins(call), call.device)
 
     def sample_heads(self, p: float | Tensor, call: AttentionCall) -> Tensor:
-        """Draw each head of each sequence with probability ``p``, ``(batch, heads, 1, 1)``."""
+        """Sample each head of each sequence with probability ``p``, ``(batch, heads, 1, 1)``."""
         batch, heads = call.shape[:2]
         origins = torch.zeros(batch, 2, dtype=torch.long, device=call.device)
         return sample_mask(p, self.context.key, call.layer.key, (batch, heads, 1, 1), origins, call.device)
 
     def uniform_heads(self, call: AttentionCall) -> Tensor:
-        """Draw a number from (0, 1) for each head of each sequence, ``(batch, heads, 1, 1)``."""
+        """Sample a number from (0, 1) for each head of each sequence, ``(batch, heads, 1, 1)``."""
         batch, heads = call.shape[:2]
         origins = torch.zeros(batch, 2, dtype=torch.long, device=call.device)
         return uniform(self.context.key, call.layer.key, (batch, heads, 1, 1), origins, call.device)
 
     def sample_hidden(self, p: float, call: AttentionCall, units: int) -> Tensor:
-        """Draw each hidden unit of each query with probability ``p``, ``(batch, 1, query, units)``."""
-        origins = self.origins(call) * torch.tensor([1, 0], device=call.device)  # units are counted from the first
+        """Sample each hidden unit of each query with probability ``p``, ``(batch, 1, query, units)``."""
+        origins = self.origins(call) * torch.tensor([1, 0], device=call.device)  # unit indices have no padding offset
         shape = (call.shape[0], 1, call.shape[2], units)
         return sample_mask(p, self.context.key, call.layer.key, shape, origins, call.device)
 
     def uniform(self, call: AttentionCall) -> Tensor:
-        """Draw a number from (0, 1) for each position of each head, ``(batch, heads, query, key)``."""
+        """Sample a number from (0, 1) for each position of each head, ``(batch, heads, query, key)``."""
         return uniform(self.context.key, call.layer.key, call.shape, self.origins(call), call.device)
 
     def without_heads(self, call: AttentionCall, drop: Tensor, scale: float | Tensor = 1.0) -> AttentionEdit:
-        """Drop whole heads, multiply the others by ``scale``, and report how many heads of sequences were dropped.
+        """Drop whole heads, multiply the others by ``scale``, and report the dropped fraction.
 
         Args:
             call: The layer.
-            drop: ``(batch, heads, 1, 1)``, True at what is dropped.
-            scale: Broadcastable to ``drop``.
+            drop: Mask ``(batch, heads, 1, 1)``, True at dropped heads.
+            scale: Factor, broadcastable to ``drop``.
         """
         self.context.report(call.layer.key, drop.sum(), torch.full((), drop.numel(), device=drop.device))
         factor = (~drop * scale).transpose(1, 2)
@@ -130,14 +130,14 @@ class RandomMaskPlan(Plan):
     def without_units(
         self, call: AttentionCall, sample: Callable[[int], Tensor], act: Callable[[Tensor, Tensor], Tensor]
     ) -> AttentionEdit:
-        """Drop hidden units that the heads put out, but none of padding, and report how many.
+        """Drop hidden units of the heads' outputs, except for padding, and report the dropped fraction.
 
         Args:
             call: The layer.
-            sample: Called once with the number of units of a token; returns ``(batch, 1, query, units)``, True at what
-                is dropped.
-            act: Called with the hidden units and what is dropped of them, both ``(batch, query, heads, dim)``; what it
-                returns is used instead.
+            sample: Called once with the number of units per token; returns a mask ``(batch, 1, query, units)``, True
+                at dropped units.
+            act: Called with the hidden units and the mask, both ``(batch, query, heads, dim)``; returns the
+                replacement of the hidden units.
         """
         sampled: list[Tensor] = []
 
@@ -151,16 +151,16 @@ class RandomMaskPlan(Plan):
         return AttentionEdit(output=output)
 
     def report(self, call: AttentionCall, drop: Tensor) -> None:
-        """Count what is dropped of the valid positions; ``drop`` is broadcastable to ``call.shape``, True at those."""
+        """Count the dropped valid positions; ``drop`` is broadcastable to ``call.shape``, True at dropped positions."""
         self._report(call, self._at_valid_keys(call, drop), call.valid)
 
     def _at_valid_keys(self, call: AttentionCall, drop: Tensor) -> Tensor:
         return (drop if call.valid is None else drop & call.valid).expand(call.shape)
 
     def _report(self, call: AttentionCall, drop: Tensor, valid: Tensor | None) -> None:
-        """Count what is dropped of the valid positions (None: of all) in the candidate rows."""
+        """Count the dropped valid positions (None: all are valid) in the candidate rows."""
         columns = torch.tensor(drop.shape[-1]) if valid is None else valid.sum(-1, keepdim=True)
-        # Bytes add up faster than booleans. Padding rows have candidates where attention weights themselves rank them.
+        # Summing bytes is faster than summing booleans. Ranking by attention weights gives candidates to padding rows.
         dropped = drop.view(torch.uint8).sum(-1, keepdim=True, dtype=torch.int32)
         rows = self.candidate_rows(call)
         if rows is None:

@@ -1,4 +1,4 @@
-"""Structured patterns of dropped attention scores, and proposals of which to try."""
+"""Structured patterns of dropped attention scores, and their proposal in a search."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ PARTS = ("all", "lower", "upper")
 
 
 class Patterned(RandomMaskPlan):
-    """Drops scores in a pattern.
+    """Plan that drops scores in a pattern.
 
     Args:
         method: The method.
         context: The micro-batch.
         keys: Keys of the layers to act on.
-        pattern: As :func:`propose` gives it.
+        pattern: Pattern returned by :func:`propose`.
     """
 
     def __init__(self, method: Method, context: StepContext, keys: set[str], pattern: Mapping[str, Any]) -> None:
@@ -48,7 +48,7 @@ class Patterned(RandomMaskPlan):
 
 
 def part_of(attention_layers: Sequence[AttentionLayer], part: str) -> list[AttentionLayer]:
-    """The lower or upper half of the layers of each kind, or all; the one in the middle is in both halves."""
+    """Return the lower or upper half of the layers of each kind, or all; a middle layer is in both halves."""
     found = []
     for layer in attention_layers:
         kind = [other for other in attention_layers if other.kind == layer.kind]
@@ -60,13 +60,13 @@ def part_of(attention_layers: Sequence[AttentionLayer], part: str) -> list[Atten
 
 
 def propose(space: Mapping[str, Any], seed: int, at_random: int, trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The pattern to try next, a function of the seed and of the trials so far.
+    """Propose the next pattern, a function of the seed and of the trials so far.
 
     Args:
-        space: The greatest ``size`` and ``stride``, by these names.
-        seed: Of the search.
-        at_random: How many trials are drawn at random, before the outcomes of earlier ones guide the search.
-        trials: Those so far, each with its ``pattern`` and the ``value`` that it led to; less is better.
+        space: Maximum ``size`` and ``stride``, by these names.
+        seed: Seed of the search.
+        at_random: Number of random trials before the search uses the results of earlier trials.
+        trials: Trials so far, each with its ``pattern`` and resulting ``value``; lower is better.
 
     Raises:
         AttendropError: optuna is not installed.
@@ -74,7 +74,9 @@ def propose(space: Mapping[str, Any], seed: int, at_random: int, trials: Sequenc
     try:
         import optuna
     except ImportError:
-        raise AttendropError("AutoDropout searches with optuna; run `pip install attendrop[search]`.") from None
+        raise AttendropError(
+            "AutoDropout needs optuna, which is not installed; run `pip install attendrop[search]`."
+        ) from None
     choices = optuna.distributions
     distributions: dict[str, Any] = {
         **{name: choices.IntDistribution(1, greatest) for name, greatest in space.items()},
@@ -82,7 +84,7 @@ def propose(space: Mapping[str, Any], seed: int, at_random: int, trials: Sequenc
         **{name: choices.CategoricalDistribution((False, True)) for name in ("share_heads", "share_rows")},
         "part": choices.CategoricalDistribution(PARTS),
     }
-    # One sampler for each trial: a run that is resumed needs no random state of one that went before.
+    # One sampler per trial: a resumed run needs no random state of earlier trials.
     own_seed = (seed * 1_000_003 + len(trials)) % 2**32
     sampler = optuna.samplers.TPESampler(seed=own_seed, n_startup_trials=at_random)
     verbosity = optuna.logging.get_verbosity()

@@ -1,4 +1,4 @@
-"""Which heads and feed-forwards rank lowest, and where a model's weights have to be zero for it to lack them."""
+"""Selection of the least important heads and feed-forwards, and zeroing of their weights."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Place = tuple[int, list[int]] | None
 
 
 def lowest(importance: Mapping[str, Tensor], fraction: float) -> dict[str, list[int]]:
-    """Choose what to prune: of each layer the numbers of heads, and ``[0]`` or nothing for a feed-forward.
+    """Select the units to prune: head numbers by layer, and ``[0]`` for a feed-forward to prune.
 
-    Heads are ranked by their importance over the norm of those of their layer, feed-forwards by themselves. The head of
-    greatest importance of each layer is never chosen.
+    Heads are ranked by their importance divided by the norm of the importances of their layer. Feed-forwards are
+    ranked separately. The most important head of each layer is never selected.
 
     Args:
-        importance: By ``heads/LAYER``, ``(heads,)``, and by ``feed_forward/BLOCK``, ``(1,)``.
-        fraction: Of the heads, and of the feed-forwards, rounded down.
+        importance: Importances ``(heads,)`` by ``heads/LAYER``, and ``(1,)`` by ``feed_forward/BLOCK``.
+        fraction: Fraction of the heads, and of the feed-forwards, to select, rounded down.
     """
     found: dict[str, list[int]] = {key: [] for key in importance}
     for kind in ("heads", "feed_forward"):
@@ -42,18 +42,18 @@ def lowest(importance: Mapping[str, Tensor], fraction: float) -> dict[str, list[
 
 
 def wanted(importance: Mapping[str, Tensor], kind: str, fraction: float) -> int:
-    """How many heads, or feed-forwards, a fraction of all of them is."""
+    """Return the number of heads, or feed-forwards, that make up a fraction of all."""
     total = sum(len(values) for key, values in importance.items() if key.startswith(kind))
     return int(floor_fraction(torch.tensor(total), fraction))
 
 
 def places(adapter: ModelAdapter, pruned: Mapping[str, list[int]], heads: Mapping[str, int]) -> dict[str, Place]:
-    """Of each parameter, by name, what is zero in a model without what was pruned.
+    """Return the places to set to zero in each parameter, by name, to remove the pruned units.
 
     Args:
         adapter: The traced model.
-        pruned: As :func:`lowest` gives it.
-        heads: How many heads a layer has, by ``heads/LAYER``.
+        pruned: Units to prune, from :func:`lowest`.
+        heads: Number of heads, by ``heads/LAYER``.
     """
     names = {parameter: name for name, parameter in adapter.model.named_parameters()}
     found: dict[str, Place] = {}
@@ -69,7 +69,7 @@ def places(adapter: ModelAdapter, pruned: Mapping[str, list[int]], heads: Mappin
 
 
 def zero(tensor: Tensor, place: Place) -> None:
-    """Set what is at a place to zero."""
+    """Set the elements at a place to zero."""
     if place is None:
         tensor.zero_()
     else:
@@ -77,13 +77,17 @@ def zero(tensor: Tensor, place: Place) -> None:
 
 
 def refuse_shared(adapter: ModelAdapter) -> None:
-    """Raise if a projection is that of several layers, or of none that is known."""
+    """Refuse models whose output projections are shared by several layers, or cannot be found.
+
+    Raises:
+        AttendropError: A projection is shared or not found.
+    """
     modules = [module for block in adapter.blocks for module in block.output_projections.values()]
     modules += [block.feed_forward for block in adapter.blocks if block.feed_forward is not None]
     name = type(adapter.model).__name__
     if len(set(modules)) < len(modules):
-        raise AttendropError(f"{name} shares its layers, so no head of one can be pruned without that of the others.")
+        raise AttendropError(f"{name} shares its layers, so heads of one cannot be pruned alone; use another model.")
     if {key for block in adapter.blocks for key in block.output_projections} != {
         layer.key for layer in adapter.attention_layers
     }:
-        raise AttendropError(f"{name} has attention without an output projection that could be pruned.")
+        raise AttendropError(f"{name} has attention without an output projection to prune; use another model.")

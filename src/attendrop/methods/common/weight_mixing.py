@@ -1,4 +1,4 @@
-"""What methods that mix weights in training with fixed values have in common."""
+"""Base class of methods that mix weights with fixed values in training."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from attendrop.methods.core.context import StepContext, TrainingContext
 
 
 class WeightMixing(MethodState):
-    """Replaces elements of weights by fixed values at random, such that each weight's expectation is kept.
+    """State of a method that replaces random elements of weights by fixed values, with unchanged expectation.
 
-    An element of ``W`` is its value in the target ``T`` with probability ``p``, and ``(W - p T) / (1 - p)`` else. One
-    draw serves an optimizer step: all its passes, micro-batches and processes.
+    An element of ``W`` becomes its value in the target ``T`` with probability ``p``, and ``(W - p T) / (1 - p)``
+    otherwise. One sample is used for all passes, micro-batches and processes of an optimizer step.
 
     Args:
         method: The method.
         training: The model.
-        p: Probability, in (0, 1).
-        by_neuron: All weights that leave one input neuron are replaced together.
+        p: Probability of replacement, in (0, 1).
+        by_neuron: Whether all weights of one input neuron are replaced together.
     """
 
     def __init__(self, method: Method, training: TrainingContext, p: float, *, by_neuron: bool = False) -> None:
@@ -42,7 +42,7 @@ class WeightMixing(MethodState):
         self._masks: dict[tuple[str, torch.device], Tensor] = {}
 
     def choose(self, context: StepContext) -> list[str]:
-        """The names of the weights to act on."""
+        """Return the names of the weights to act on."""
         raise NotImplementedError
 
     def batch(self, context: StepContext) -> Batch:
@@ -74,7 +74,7 @@ class WeightMixing(MethodState):
     def _mixed(self, name: str, weight: nn.Parameter) -> Tensor:
         key = name, weight.device
         if key not in self._masks:
-            # A pass of another network may come before this step's; it has the masks of its own step, too.
+            # Another network may run before this step's pass; it uses the masks of its own step.
             seed, step = self._seed_and_step
             shape = self._shape(name, weight)
             self._masks[key] = sample_parameter_mask(
@@ -84,7 +84,7 @@ class WeightMixing(MethodState):
         return _Mix.apply(weight, self._masks[key], target, self.p)  # type: ignore[no-any-return, no-untyped-call]
 
     def _shape(self, name: str, weight: Tensor) -> tuple[int, int]:
-        """Of the mask, which is spread over the weight."""
+        """Return the shape of the mask, which is broadcast over the weight."""
         rows, columns = weight.shape
         if not self.by_neuron:
             return rows, columns
@@ -92,7 +92,7 @@ class WeightMixing(MethodState):
 
 
 class _Mix(torch.autograd.Function):
-    """``where(mask, T, (W - p T) / (1 - p))``; without ``T``, zero takes its place."""
+    """Compute ``where(mask, T, (W - p T) / (1 - p))``; ``T`` is zero if None."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, mask: Tensor, target: Tensor | None, p: float) -> Tensor:

@@ -1,1 +1,1 @@
-"""What methods are made of: base types, what they are given, options, rules, composition and the registry."""
+"""Base classes, contexts, options, compatibility rules, composition and registry of methods."""

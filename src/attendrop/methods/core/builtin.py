@@ -1,4 +1,4 @@
-"""The methods of the library, in the order in which they are listed."""
+"""Methods of the library, in listing order."""
 
 # ruff: noqa: I001
 from attendrop.methods.finetune import FineTune as FineTune

@@ -1,7 +1,7 @@
-"""Which methods cannot be combined, and why: general rules, to which each method adds its own.
+"""Compatibility rules of methods: general rules, extended by each method's own.
 
-A rule speaks of traits. A method declares those that it has (:attr:`Method.traits`), under which of its options it has
-them (:meth:`Method.has`), and rules of its own (:attr:`Method.rules`). Its name is one of its traits.
+A rule refers to traits. A method declares its traits (:attr:`Method.traits`), the options under which it has them
+(:meth:`Method.has`), and its own rules (:attr:`Method.rules`). Its name is also a trait.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ SECOND_MODEL = "trains a second model"
 
 @dataclass(frozen=True)
 class Rule:
-    """Two methods cannot be combined if one has a trait and the other has another, or the same.
+    """Compatibility rule: a method with trait ``one`` cannot be combined with a method with trait ``other``.
 
     Attributes:
         one: A trait, or the name of a method.
-        other: That of the other method.
-        reason: Why, as a sentence.
+        other: A trait or name of the other method; may equal ``one``.
+        reason: Reason, as a sentence.
     """
 
     one: str
@@ -38,36 +38,36 @@ class Rule:
     reason: str
 
     def forbids(self, one: Combinable, other: Combinable) -> bool:
-        """Whether the rule speaks of these two, in any order."""
+        """Return whether the rule forbids combining these two, in any order."""
         return (one.has(self.one) and other.has(self.other)) or (one.has(self.other) and other.has(self.one))
 
 
 class Combinable(Protocol):
-    """A method, as rules see it."""
+    """Interface of a method for compatibility rules."""
 
     name: ClassVar[str]
     rules: ClassVar[tuple[Rule, ...]]
 
     def has(self, trait: str) -> bool:
-        """Whether it has a trait."""
+        """Return whether it has a trait."""
         ...
 
 
 RULES = (
-    Rule(DECIDES_PASSES, DECIDES_PASSES, "Both decide which passes a step takes."),
-    Rule(EXCHANGES_WEIGHTS, EXCHANGES_WEIGHTS, "Both put other weights into the model while it trains."),
+    Rule(DECIDES_PASSES, DECIDES_PASSES, "Both control the passes of a training step."),
+    Rule(EXCHANGES_WEIGHTS, EXCHANGES_WEIGHTS, "Both replace the model's weights during training."),
     Rule(
         REPLACES_PARAMETERS,
         REPLACES_PARAMETERS,
-        "Both replace the parameters of a pass, and only one of them would be seen.",
+        "Both replace the parameters of a pass, and only one replacement would take effect.",
     ),
-    Rule(REPLACES_DROPOUT, REPLACES_DROPOUT, "Both decide on the attention weights in place of the model's dropout."),
-    Rule(SCORES_ROWS, SCORES_ROWS, "Both need labelled rows set aside."),
+    Rule(REPLACES_DROPOUT, REPLACES_DROPOUT, "Both replace the model's dropout of attention weights."),
+    Rule(SCORES_ROWS, SCORES_ROWS, "Both need held-out labelled rows."),
 )
 
 
 def rules_among(own: Iterable[Sequence[Rule]]) -> list[Rule]:
-    """The rules that hold among methods: the general ones, and each method's ``own``."""
+    """Return the general rules, followed by each method's ``own`` rules."""
     return list(dict.fromkeys((*chain.from_iterable(own), *RULES)))
 
 
@@ -77,7 +77,7 @@ def refuse_conflicts(methods: Sequence[Combinable]) -> None:
     for number, one in enumerate(methods):
         for other in methods[:number]:
             if one.name == other.name:
-                raise AttendropError(f"Method '{one.name}' is named twice; give it once.")
+                raise AttendropError(f"Method '{one.name}' is given twice; give it once.")
             for rule in rules:
                 if rule.forbids(one, other):
                     raise AttendropError(f"'{other.name}' and '{one.name}' cannot be combined. {rule.reason}")

@@ -1,4 +1,4 @@
-"""Several methods at once."""
+"""Composition of several methods."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from attendrop.methods.core.replay import Replay
 
 @dataclass(frozen=True, init=False)
 class Compose(Method):
-    """Several methods at once.
+    """Composition of several methods.
 
-    At each attention layer what one drops is dropped beside what another drops; penalties are added up; what acts on
-    parameters, gradients or the batch acts there. Each method draws for itself, follows its own schedule of epochs, and
-    logs under its own name. What two of them change is changed in an order that the methods declare
-    (:attr:`Method.order`), so that ``a+b`` and ``b+a`` are the same. On the command line: ``--method ad-drop+r-drop
+    At each attention layer the drop masks of all methods are combined; penalties are summed; edits of parameters,
+    gradients and the batch are all applied. Each method samples independently, follows its own epoch schedule, and
+    logs under its own name. Methods that change the same thing are applied in their declared order
+    (:attr:`Method.order`), so that ``a+b`` and ``b+a`` are equal. On the command line: ``--method ad-drop+r-drop
     --set ad-drop.p=0.3``.
 
     Example:
         >>> trainer = RegularizedTrainer(model=model, args=args, regularizer=Compose(ADDrop(p=0.3), RDrop(alpha=1.0)))
 
     Args:
-        *methods: Two or more different ones.
+        *methods: Two or more different methods.
 
     Raises:
-        AttendropError: Fewer than two; one of them twice; or two that have no meaning together, with the reason.
+        AttendropError: There are fewer than two methods, one is given twice, or two of them cannot be combined.
     """
 
     summary: ClassVar[str] = "several methods at once"
@@ -48,7 +48,7 @@ class Compose(Method):
     def __init__(self, *methods: Method) -> None:
         flat = tuple(part for method in methods for part in method.parts)
         if len(flat) < 2:
-            raise AttendropError(f"Compose takes two methods or more, not {len(flat)}.")
+            raise AttendropError(f"Compose takes two or more methods, not {len(flat)}.")
         object.__setattr__(self, "methods", flat)
         object.__setattr__(self, "name", "+".join(part.name for part in flat))
         refuse_conflicts(flat)
@@ -121,12 +121,12 @@ class Compose(Method):
         return ComposedState(self, training)
 
     def options(self) -> dict[str, Any]:
-        """Of each method its options, by its name."""
+        """Return the options of each method, by its name."""
         return {part.name: part.options() for part in self.methods}
 
 
 class ComposedState(MethodState):
-    """The states of several methods, as one."""
+    """Combined state of several methods."""
 
     def __init__(self, method: Compose, training: TrainingContext) -> None:
         super().__init__(method)
@@ -211,7 +211,7 @@ class ComposedState(MethodState):
             method_state.close()
 
     def _act_on_second_model(self, model: nn.Module) -> Any:
-        """Let all methods but the one that trains this model act on it."""
+        """Apply all methods except the one that trains this model."""
         others = [method_state for method_state in self.ordered_states if not method_state.method.decides_passes]
         for method_state in others:
             method_state.act_on_second_model(model)

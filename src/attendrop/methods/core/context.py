@@ -1,4 +1,4 @@
-"""What a method is given: the training it is part of, and the micro-batch at hand."""
+"""Contexts passed to methods: the training run, and the current micro-batch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from attendrop.methods.core.running_statistics import RunningStatistics
 
 
 class ComputeLoss(Protocol):
-    """A pass and its loss: ``(loss, outputs)`` of a batch, with a plan for the attention if there is one.
+    """Forward pass: returns ``(loss, outputs)`` of a batch, under an optional plan.
 
-    The loss is a mean over the micro-batch. What a method makes of it is weighted afterwards, as accumulation and DDP
-    need it, together with what the method adds to it.
+    The loss is a mean over the micro-batch. The loss that a method returns is weighted afterwards for gradient
+    accumulation and DDP, including the method's penalties.
 
-    ``model`` is the model to run where it is not the one that trains: a copy of it, without wrappers.
+    ``model`` is an unwrapped copy to run in place of the trained model.
     """
 
     def __call__(self, batch: Batch, plan: Plan | None = None, model: nn.Module | None = None, /) -> tuple[Tensor, Any]:
@@ -37,7 +37,7 @@ class Processes:
 
     Attributes:
         rank: Rank of this process.
-        world_size: Number of processes. All train on the same number of sequences.
+        world_size: Number of processes. Each trains on the same number of sequences.
         total: Sums a tensor over the processes.
     """
 
@@ -48,10 +48,10 @@ class Processes:
 
 @runtime_checkable
 class LabelledData(Protocol):
-    """Rows with labels that a method may read beside the training batches."""
+    """Labelled rows that a method may read beside the training batches."""
 
     def sample(self, seed: int, count: int, size: int) -> Sequence[Batch]:
-        """Sample ``count`` batches of ``size`` rows each by a seed, on the model's device."""
+        """Sample ``count`` batches of ``size`` rows each, given a seed, on the model's device."""
         ...
 
     def iter_batches(self, size: int, processes: Processes) -> Iterator[Batch]:
@@ -61,7 +61,7 @@ class LabelledData(Protocol):
 
 @dataclass(frozen=True)
 class TrainingContext:
-    """What a method is given when training begins.
+    """Context of a training run, passed to :meth:`Method.start`.
 
     Attributes:
         model: The model without wrappers.
@@ -74,7 +74,7 @@ class TrainingContext:
         reward_data: Rows to score models on, if any.
         train_data: The training rows, if known.
         evaluate: Computes the mean loss of a model on a batch, and its outputs.
-        metric: Computes a score, of which more is better, from logits and labels, if any.
+        metric: Computes a score (higher is better) from logits and labels, if any.
         mask_token: Id of the mask token, if any.
         special_tokens: Ids of tokens that are never masked.
         act_on_second_model: Applies the other methods of a composition to a second model that this one trains. Returns
@@ -99,22 +99,22 @@ class TrainingContext:
 
 @dataclass(frozen=True)
 class StepContext:
-    """What a method is given for one micro-batch.
+    """Context of one micro-batch.
 
     Attributes:
         model: The model without wrappers.
-        batch: Its inputs, with labels.
+        batch: Inputs and labels.
         key: Key of the random numbers.
-        statistics: Collects what is logged; see :meth:`report` and :meth:`note`.
+        statistics: Collects the logged values; see :meth:`report` and :meth:`note`.
         source: The method's name in logs.
         epoch: Number of the epoch, from 0, if known.
-        progress: Fraction of the planned optimizer steps that were taken, in [0, 1]; None if their number is unknown.
-        micro_batches: Number of micro-batches like this one in the global batch, by the items that losses average
-            over. A penalty that is a sum over the micro-batch, times this, is a sum over the global batch.
-        loss_scale: The factor by which gradients are multiplied under float16, else 1.
+        progress: Fraction of the planned optimizer steps taken so far, in [0, 1]; None if their number is unknown.
+        micro_batches: Size of the global batch in units of this micro-batch, measured in the items over which losses
+            average. A sum over the micro-batch times this estimates a sum over the global batch.
+        loss_scale: Factor by which gradients are multiplied under float16; otherwise 1.
         model_columns: Names of the columns of the batch that the model receives (not the labels, if the loss is
-            computed outside of the model); None for all.
-        extra: Columns of the batch that the method asked for and the model does not know; see :attr:`Method.columns`.
+            computed outside the model); None for all.
+        extra: Columns of the batch that only the method reads; see :attr:`Method.columns`.
         adapter_if_any: The model's adapter; None if :attr:`Method.uses_attention` is False.
     """
 
@@ -133,37 +133,37 @@ class StepContext:
 
     @property
     def adapter(self) -> ModelAdapter:
-        """The model without wrappers, its attention layers, and further passes of the method."""
+        """Adapter of the model: its attention layers, and additional passes of the method."""
         assert self.adapter_if_any is not None
         return self.adapter_if_any
 
     @property
     def inputs(self) -> Batch:
-        """The columns of ``batch`` that the model receives."""
+        """Columns of ``batch`` that the model receives."""
         if self.model_columns is None:
             return self.batch
         return {name: value for name, value in self.batch.items() if name in self.model_columns}
 
     def report(self, layer: str, dropped: Tensor, possible: Tensor) -> None:
-        """Log the fraction of units that a layer dropped: how many, of how many possible ones."""
+        """Log the fraction of dropped units of a layer, given the numbers of dropped and of possible units."""
         self.statistics.count(self.source, layer, dropped, possible)
 
     def note(self, name: str, value: Tensor | float) -> None:
-        """Log a number; the log has its mean over the passes."""
+        """Log a number, averaged over the passes."""
         self.statistics.note(self.source, name, value)
 
     def planned_progress(self) -> float:
         """Return ``progress``; raises AttendropError if it is unknown."""
         if self.progress is None:
             raise AttendropError(
-                f"Method '{self.source.replace('_', '-')}' follows the training progress; pass total_steps=, the "
-                "number of optimizer steps that are planned, to regularize(...)."
+                f"Method '{self.source.replace('_', '-')}' depends on the training progress, and the number of planned "
+                "optimizer steps is unknown; pass total_steps= to regularize(...)."
             )
         return self.progress
 
 
 def tokens_of(tokenizer: Any) -> dict[str, Any]:
-    """What a :class:`TrainingContext` says of tokens, given a tokenizer, another processor of inputs, or None."""
+    """Return the token fields of a :class:`TrainingContext`, given a tokenizer, another processor, or None."""
     return {
         "mask_token": getattr(tokenizer, "mask_token_id", None),
         "special_tokens": tuple(getattr(tokenizer, "all_special_ids", ())),

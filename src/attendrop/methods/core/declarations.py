@@ -1,4 +1,4 @@
-"""What a method declares that it does, held against what it defines."""
+"""Consistency check of a method's declarations with its definitions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from attendrop.methods.core.base import Method, MethodState
 
 
 def check_declarations(method_state: MethodState) -> None:
-    """Raise AttendropError if a method that starts does not declare what it defines, or declares what it does not."""
+    """Check that a method declares exactly the capabilities that it and its state define.
+
+    Raises:
+        AttendropError: A declaration does not match the definitions.
+    """
     method = method_state.method
     owner = f"Method '{method.name}'"
     check_declared(

@@ -1,4 +1,4 @@
-"""What a method tells of itself: for the documentation, in published settings, and to prune with."""
+"""Static information about a method: its row in the documentation, published settings, layer rankings."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """What the table of methods in the documentation says of one.
+    """A method's row in the table of the documentation.
 
     Attributes:
-        acts_on: Of ``scores``, ``weights``, ``heads``, ``layers``, ``hidden states``, ``embeddings``, ``inputs``,
+        acts_on: Some of ``scores``, ``weights``, ``heads``, ``layers``, ``hidden states``, ``embeddings``, ``inputs``,
             ``parameters``, ``gradients`` and ``loss``.
-        forward: Passes forward in a step, where plain fine-tuning takes one.
-        backward: Passes backward.
-        state: What it keeps from step to step.
-        tasks: What it can train.
+        forward: Forward passes per step; plain fine-tuning takes one.
+        backward: Backward passes per step.
+        state: State kept between steps.
+        tasks: Supported tasks.
         units: The units whose dropped fraction is logged.
     """
 
@@ -31,10 +31,10 @@ class MethodInfo:
 
 @dataclass(frozen=True)
 class Preset:
-    """What a published setting says of a method.
+    """Options of a method in a published setting.
 
     Attributes:
-        training: Options of the run, such as ``max_length``, where they differ from the setting's usual ones.
+        training: Options of the run, such as ``max_length``, that differ from the setting's defaults.
         options: Options of the method.
     """
 
@@ -44,12 +44,11 @@ class Preset:
 
 @dataclass(frozen=True)
 class LayerRanking:
-    """The order in which a method would prune layers.
+    """Ranking of layers for pruning.
 
     Attributes:
-        ranked_by: Name of what decided, as it is reported.
-        drop_fractions: By the key of a layer, the fraction of its units that is dropped; layers with the highest go
-            first.
+        ranked_by: Name of the criterion, for reports.
+        drop_fractions: Fraction of dropped units, by layer key. Layers with the highest fractions are pruned first.
     """
 
     ranked_by: str

@@ -1,4 +1,4 @@
-"""Options of methods: what each may be, in words and as a check, and how they are read from text."""
+"""Declaration of method options: ranges, checks, and parsing from text."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from attendrop.errors import AttendropError
 
 @dataclass(frozen=True)
 class Range:
-    """What an option may be.
+    """Allowed values of an option.
 
     Attributes:
-        text: In words, for lists of options.
+        text: Description, for lists of options.
         check: Called with the option's name and value; returns the value to keep, or raises AttendropError.
     """
 
@@ -27,30 +27,30 @@ class Range:
 
 
 def option(default: Any, allowed: Range) -> Any:
-    """Declare an option of a method: the default of a dataclass field, which is checked when the method is made."""
+    """Declare an option of a method, as a dataclass field that is checked when the method is created."""
     return dataclasses.field(default=default, metadata={"range": allowed})
 
 
 def unit_interval(*, one: bool = False, zero: bool = False) -> Range:
-    """A number between 0 and 1; whether it may be either of these."""
+    """Return the range of numbers between 0 and 1; ``one`` and ``zero`` include the bounds."""
     text = f"{'at least' if zero else 'above'} 0 and {'at most' if one else 'below'} 1"
     return _checked(text, lambda name, value: check_probability(name, value, one_allowed=one, zero_allowed=zero))
 
 
 def positive(*, zero: bool = False) -> Range:
-    """A finite number above 0; whether it may be 0."""
+    """Return the range of finite numbers above 0; ``zero`` includes 0."""
     return _checked(
         "0 or more" if zero else "above 0", lambda name, value: check_positive(name, value, zero_allowed=zero)
     )
 
 
 def count(least: int = 1) -> Range:
-    """A whole number, and the least that it may be."""
+    """Return the range of integers of at least ``least``."""
     return _checked(f"{least} or more", lambda name, value: check_count(name, value, least))
 
 
 def choice(*choices: str) -> Range:
-    """One of several words."""
+    """Return the range of the given strings."""
     return _checked(", ".join(each or "''" for each in choices), lambda name, value: check_choice(name, value, choices))
 
 
@@ -70,14 +70,14 @@ LAYERS = Range(
 
 
 def check_options(method: Any) -> None:
-    """Check the options of a method by the ranges that they were declared with."""
+    """Check the options of a method against their declared ranges."""
     for field in dataclasses.fields(method):
         if (allowed := field.metadata.get("range")) is not None:
             object.__setattr__(method, field.name, allowed.check(field.name, getattr(method, field.name)))
 
 
 def described(method: type[Any]) -> dict[str, dict[str, Any]]:
-    """Type, default and range in words (empty where none was declared) of each option of a method's class."""
+    """Return the type, default and described range (empty if none is declared) of each option of a method class."""
     return {
         field.name: {
             "type": field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type)),
@@ -93,7 +93,7 @@ _NUMBERS = {int: "a whole number", float: "a number"}
 
 
 def read_option(method: type[Any], name: str, value: object) -> object:
-    """Read an option, text or a value from JSON, as the type that the method declares.
+    """Convert an option, given as text or a JSON value, to its declared type.
 
     Raises:
         AttendropError: The value is not of that type.
@@ -118,9 +118,9 @@ def read_option(method: type[Any], name: str, value: object) -> object:
 
 
 def _kinds(method: type[Any], name: str) -> set[Any]:
-    """The types that an option may have, of its annotation; of its default where that cannot be evaluated."""
+    """Return the types of an option from its annotation, or from its default if that cannot be evaluated."""
     try:
         hint = get_type_hints(method)[name]
-    except NameError:  # a name that only type checkers import
+    except NameError:  # a name imported under TYPE_CHECKING only
         return {type(next(field.default for field in dataclasses.fields(method) if field.name == name))}
     return set(get_args(hint)) if get_origin(hint) in (Union, UnionType) else {hint}

@@ -1,7 +1,7 @@
-"""The methods, by name.
+"""Registry of methods by name.
 
-Packages of third parties add theirs with :func:`register_method`, or by an entry point of the group
-``attendrop.methods`` that names the class.
+Third-party packages register methods with :func:`register_method`, or with an entry point in the group
+``attendrop.methods`` that refers to the class.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _METHODS: dict[str, type[Method]] = {}
 
 
 def register_method(method: type[Method]) -> type[Method]:
-    """Add a method under its ``name``; usable as a class decorator.
+    """Register a method under its ``name``; usable as a class decorator.
 
     Raises:
-        AttendropError: It is no method with a name, a summary and a paper; another method has that name, but for ``-``
-            and ``_``; or it is no name: letters, digits, ``-`` and ``_``.
+        AttendropError: It is not a :class:`Method` subclass, or lacks a name, summary or paper; the name has other
+            characters than letters, digits, ``-`` and ``_``; or the name is taken (``-`` and ``_`` are equivalent).
     """
     if not (isinstance(method, type) and issubclass(method, Method)):
-        raise AttendropError(f"{method!r} is no method; derive the class from attendrop.extend.Method.")
+        raise AttendropError(f"{method!r} is not a method; derive the class from attendrop.extend.Method.")
     for needed in ("name", "summary", "paper"):
         if not isinstance(getattr(method, needed, None), str):
-            raise AttendropError(f"{method.__name__} has no {needed}; give the class one, a text.")
+            raise AttendropError(f"{method.__name__} has no {needed}; set this class attribute to a string.")
     if not re.fullmatch(r"[\w-]+", method.name):
         raise AttendropError(f"A method cannot be named {method.name!r}; use letters, digits, '-' and '_'.")
     taken = next((known for known in _METHODS.values() if _spelling(known.name) == _spelling(method.name)), method)
@@ -47,7 +47,7 @@ def register_method(method: type[Method]) -> type[Method]:
 
 
 def _spelling(name: str) -> str:
-    """A name as it is in logs and before options, where ``-`` and ``_`` are the same."""
+    """Normalise a name: ``-`` and ``_`` are equivalent in logs and before options."""
     return name.replace("-", "_")
 
 
@@ -61,24 +61,24 @@ def _load_plugins() -> None:
     for entry_point in entry_points(group="attendrop.methods"):
         try:
             register_method(entry_point.load())
-        except (Exception, SystemExit) as error:  # whatever a package does when it is imported, the others work
+        except (Exception, SystemExit) as error:  # a failing import of one package does not affect the others
             logger.warning(
-                "Method '%s' of another package is left out (entry point %s): %s: %s",
+                "Method '%s' of a third-party package is skipped (entry point %s): %s: %s",
                 entry_point.name, entry_point.value, type(error).__name__, error,
             )  # fmt: skip
 
 
 def method_names() -> list[str]:
-    """The names of all methods, the baseline first."""
+    """Return the names of all methods, the baseline first."""
     _load_plugins()
     return list(_METHODS)
 
 
 def get_method(name: str) -> type[Method]:
-    """Look a method's class up by name.
+    """Return the class of a method, by name.
 
     Raises:
-        AttendropError: There is no such method; the nearest name is given.
+        AttendropError: The name is unknown; the message suggests the nearest one.
     """
     names = tuple(method_names())
     if name not in names:
@@ -87,15 +87,15 @@ def get_method(name: str) -> type[Method]:
 
 
 def build_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
-    """Make a method from its name and options, which may be given as text, as on the command line.
+    """Create a method from its name and options. Option values may be text, as on the command line.
 
     Args:
-        name: A method's name, or several joined by ``+``.
-        options: By name. Of several methods ``{"ad-drop.p": 0.3}``, or ``{"ad-drop": {"p": 0.3}}``.
+        name: Name of a method, or several names joined by ``+``.
+        options: Options by name. For several methods, ``{"ad-drop.p": 0.3}`` or ``{"ad-drop": {"p": 0.3}}``.
 
     Raises:
-        AttendropError: Unknown name or option (the nearest is given), a value that is not of the option's type or out
-            of its range, or methods that cannot be combined.
+        AttendropError: A name or option is unknown (the message suggests the nearest one), a value has the wrong type
+            or is out of its range, or the methods cannot be combined.
     """
     if "+" not in name:
         return _build(name, options or {})
@@ -107,7 +107,7 @@ def build_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
         method = spelled.get(_spelling(method), "")
         if not method or (not dot and not isinstance(value, Mapping)):
             raise AttendropError(
-                f"Option '{option}' is of none of the methods {name}; write METHOD.OPTION=VALUE, such as "
+                f"Option '{option}' belongs to none of the methods {name}; write METHOD.OPTION=VALUE, such as "
                 f"{names[0]}.{option.rpartition('.')[2]}."
             )
         sorted_out[method] |= {own: value} if dot else value
@@ -115,7 +115,7 @@ def build_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
 
 
 def flat_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """A method's options on one level, those of several as ``METHOD.OPTION``."""
+    """Flatten the options of a method; those of several methods become ``METHOD.OPTION``."""
     found: dict[str, Any] = {}
     for name, value in options.items():
         found |= (
@@ -131,7 +131,7 @@ def _build(name: str, options: Mapping[str, Any]) -> Method:
     for option, value in options.items():
         option = option.replace("-", "_")
         if not fields:
-            raise AttendropError(f"Method '{name}' has no options, so '{option}' cannot be set.")
+            raise AttendropError(f"Method '{name}' has no options, but '{option}' is set; remove it.")
         if option not in fields:
             raise AttendropError(f"Method '{name}' has no option '{option}'.{suggestion(option, tuple(fields))}")
         values[option] = read_option(method, option, value)

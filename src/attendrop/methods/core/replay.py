@@ -1,4 +1,4 @@
-"""Optimizer steps that are taken again: with the same micro-batches, and the same dropout of the model's own."""
+"""Replay of optimizer steps with the same micro-batches and the same random state of the model's own dropout."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from attendrop.errors import AttendropError
 
 
 class Replay:
-    """Records the micro-batches of the first steps, and gives them again in place of those of later steps.
+    """Recorder of the micro-batches of the first steps, which replace those of later steps.
 
     Args:
-        length: How many optimizer steps are recorded, and then taken again and again.
+        length: Number of optimizer steps to record and then repeat.
 
     Attributes:
-        steps: The micro-batches of each recorded step: the batch, on the CPU, the number of items in the global batch,
-            if that is known, and the random state before the pass.
+        steps: Micro-batches of each recorded step: the batch, on the CPU; the number of items in the global batch, if
+            known; and the random state before the pass.
     """
 
     def __init__(self, length: int) -> None:
         self.length = length
         self.steps: list[list[dict[str, Any]]] = []
-        self._step = -1  # of the whole run, that of the last call
-        self._calls = 0  # micro-batches that were given in it
-        self._next = 0  # the first micro-batch of it that has not run
+        self._step = -1  # number of the last call's step in the whole run
+        self._calls = 0  # number of micro-batches passed in that step
+        self._next = 0  # the first micro-batch of that step that has not run
 
     def micro_batches(
         self, steps_taken: int, batch: Batch, items: Tensor | int | None, calls: int | None
     ) -> tuple[list[tuple[Batch, Tensor | int | None]], int | None]:
-        """Those to train on in place of one that was given, and how many the step has.
+        """Return the micro-batches to train on in place of ``batch``, and their number in the step.
 
         Args:
-            steps_taken: Optimizer steps so far.
-            batch: What was given.
-            items: How many items the global batch holds, if that is known.
-            calls: How many micro-batches the step has, if that is known. Where it has fewer than the recorded one, as
-                the last step of an epoch may, some of the recorded ones come together; where it has more, there are
-                none for the first ones.
+            steps_taken: Number of optimizer steps so far.
+            batch: The micro-batch passed by the training loop.
+            items: Number of items in the global batch, if known.
+            calls: Number of micro-batches in the step, if known. If it is lower than in the recorded step, as in the
+                last step of an epoch, several recorded micro-batches are returned at once; if it is higher, the first
+                calls return none.
 
         Returns:
             Micro-batches, each with the number of items in its global batch; and ``calls`` of the recorded step.
 
         Raises:
-            AttendropError: The step has more micro-batches than the recorded one, by count of the calls.
+            AttendropError: The step has more calls than the recorded one.
         """
         if steps_taken != self._step:
             self._step, self._calls, self._next = steps_taken, 0, 0
@@ -71,10 +71,10 @@ class Replay:
 
     @contextmanager
     def one_pass(self, model: nn.Module, steps_taken: int, epoch: int | None) -> Iterator[tuple[int, int | None]]:
-        """Run a pass of the model on the micro-batch that is next, within the block.
+        """Run the model on the next micro-batch within the block, with the random state of the recorded pass.
 
         Yields:
-            The numbers of its step and of its epoch: those of the recorded pass. So is the random state.
+            Step and epoch numbers of the recorded pass.
         """
         entry = self.steps[steps_taken % self.length][self._next]
         self._next += 1
@@ -90,7 +90,11 @@ class Replay:
             set_random_state(model, before)
 
     def check(self, steps_taken: int) -> None:
-        """Call when the step after ``steps_taken`` steps was taken; raises AttendropError if some of it did not run."""
+        """Check, after the step that follows ``steps_taken`` steps, that all its micro-batches have run.
+
+        Raises:
+            AttendropError: Some micro-batches have not run.
+        """
         recorded = self.steps[steps_taken % self.length]
         if self._next < len(recorded):
             raise _mismatch(len(recorded))
@@ -98,8 +102,8 @@ class Replay:
 
 def _mismatch(count: int) -> AttendropError:
     return AttendropError(
-        f"A trial takes the steps of the first one again, and this one had {count} micro-batches. Call reg.loss as "
-        "often before each optimizer step; leave out micro-batches that are left over at the end of an epoch."
+        f"The recorded step of the first trial had {count} micro-batches, and this one has a different number. Call "
+        "reg.loss equally often before each optimizer step; skip leftover micro-batches at the end of an epoch."
     )
 
 

@@ -13,10 +13,10 @@ class RunningStatistics:
     """Counts of passes and dropped units, and sums of metrics, kept on their device to avoid synchronization.
 
     Args:
-        passes: Passes so far.
-        active: Of each source, passes in which it acted.
-        counts: Of each ``source/layer``, units dropped, and units that could have been.
-        notes: Of each ``source/name``, the sum of what was noted, and how often.
+        passes: Number of passes so far.
+        active: Number of passes in which each source was active.
+        counts: Numbers of dropped and of possible units, by ``source/layer``.
+        notes: Sum and number of values, by ``source/name``.
     """
 
     def __init__(
@@ -32,13 +32,13 @@ class RunningStatistics:
         self.notes = {name: torch.tensor(pair, dtype=torch.float64) for name, pair in (notes or {}).items()}
 
     def begin(self, acting: Sequence[str]) -> None:
-        """Count a pass in which these sources act."""
+        """Count a pass in which these sources are active."""
         self.passes += 1
         for source in acting:
             self.active[source] = self.active.get(source, 0) + 1
 
     def count(self, source: str, layer: str, dropped: Tensor, possible: Tensor) -> None:
-        """Add up units."""
+        """Add the numbers of dropped and of possible units of a layer."""
         _add(self.counts, f"{source}/{layer}", torch.stack([dropped, possible]))
 
     def note(self, source: str, name: str, value: Tensor | float) -> None:
@@ -47,12 +47,12 @@ class RunningStatistics:
         _add(self.notes, f"{source}/{name}", torch.stack([value.double(), torch.ones_like(value).double()]))
 
     def took_effect(self, source: str) -> bool:
-        """Whether a source acted in a pass and, if it counts what it drops, dropped anything."""
+        """Return whether a source was active in a pass and, if it counts dropped units, dropped any."""
         counts = [pair for name, pair in self.counts.items() if name.partition("/")[0] == source]
         return self.active.get(source, 0) > 0 and (not counts or any(pair[0] > 0 for pair in counts))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the arguments that restore this, as plain values."""
+        """Return the constructor arguments that restore this object, as plain values."""
         found: dict[str, Any] = {"passes": self.passes, "active": self.active}
         for name in ("counts", "notes"):
             found[name] = {key: pair.tolist() for key, pair in getattr(self, name).items()}
@@ -61,8 +61,8 @@ class RunningStatistics:
     def summary(self, sources: Sequence[str], total: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """Return the metrics of these sources, over all processes.
 
-        ``SOURCE/active``: the fraction of passes in which it acted; ``SOURCE/dropped`` and ``SOURCE/dropped/LAYER``, if
-        it dropped anything; ``SOURCE/NAME``: the means of metrics.
+        ``SOURCE/active``: the fraction of passes in which it was active; ``SOURCE/dropped`` and
+        ``SOURCE/dropped/LAYER``: the fractions of dropped units, if it counts any; ``SOURCE/NAME``: means of metrics.
         """
         keys = [(self.counts, key) for key in sorted(self.counts, key=_place)]
         keys += [(self.notes, key) for key in sorted(self.notes)]
@@ -94,7 +94,7 @@ def _ratio(pair: Sequence[float]) -> float:
 
 
 def _place(name: str) -> tuple[str, str, int]:
-    """Layers in order: by source, kind and number."""
+    """Sort key of layers: source, kind and number."""
     source, _, layer = name.partition("/")
     kind, _, number = layer.partition(".")
     return source, kind, int(number or 0)
