@@ -15,7 +15,8 @@ from attendrop.argument_checks import (
 )
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.blocks import Block, block_of
-from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit
+from attendrop.attention.call import AttentionCall
+from attendrop.attention.edits import AttentionEdit, BlockEdit
 from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.attention.layers import AttentionLayer, checked_layers, select_layers, select_self_attention
 from attendrop.attention.plan import CombinedPlan, ConstantAttention, Plan

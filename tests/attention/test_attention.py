@@ -17,7 +17,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from attendrop import ADDrop, AttendropError, regularize
 from attendrop.attention.adapter import ModelAdapter, find_attention_layers
-from attendrop.attention.edits import AttentionCall, AttentionEdit
+from attendrop.attention.call import AttentionCall
+from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.example_inputs import example_inputs
 from attendrop.attention.layers import AttentionLayer, parse_layers, select_layers
 from attendrop.attention.plan import CombinedPlan, Plan

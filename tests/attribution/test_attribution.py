@@ -13,7 +13,8 @@ from torch.nn import functional
 
 from attendrop import AttendropError
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.edits import AttentionCall, AttentionEdit
+from attendrop.attention.call import AttentionCall
+from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.plan import Plan
 from attendrop.attribution.attention_weights import attention_attribution
 from attendrop.attribution.gradient import gradient_attribution

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attendrop import AlphaDropout, AttendropError, regularize
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.edits import AttentionCall
+from attendrop.attention.call import AttentionCall
 from attendrop.keyed_random import SampleKey
 from attendrop.methods.alpha_dropout import affine
 from attendrop.methods.core.context import StepContext

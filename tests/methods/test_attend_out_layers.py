@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from attendrop import AttendOut, AttendropError, Compose, LayerDrop, UniDrop, regularize
-from attendrop.attention.edits import AttentionCall, AttentionEdit
+from attendrop.attention.call import AttentionCall
+from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.plan import CombinedPlan
 from attendrop.candidates import pack, unpack
 from attendrop.methods.attend_out.attacker import Attack, Micro, replayed

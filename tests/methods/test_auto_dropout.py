@@ -18,7 +18,7 @@ from transformers import EarlyStoppingCallback
 
 from attendrop import AttendOut, AttendropError, AutoDropout, Compose, SuperT
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.edits import AttentionCall
+from attendrop.attention.call import AttentionCall
 from attendrop.attention.layers import AttentionLayer
 from attendrop.keyed_random import SampleKey
 from attendrop.methods.common.structured_patterns import Patterned, part_of, propose

@@ -27,7 +27,7 @@ from attendrop import (
     regularize,
 )
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.edits import AttentionCall
+from attendrop.attention.call import AttentionCall
 from attendrop.keyed_random import SampleKey, uniform
 from attendrop.methods.concrete_dropout import entropy
 from attendrop.methods.core.context import Processes, StepContext

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attendrop import AttendropError, DropBlock, regularize
-from attendrop.attention.edits import AttentionCall
+from attendrop.attention.call import AttentionCall
 from attendrop.attention.layers import AttentionLayer
 from attendrop.keyed_random import SampleKey, sample_mask, uniform
 from attendrop.methods.core.context import StepContext

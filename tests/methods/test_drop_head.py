@@ -12,7 +12,7 @@ from helpers.oracles import gated
 from torch import Tensor
 
 from attendrop import AttendropError, DropHead, regularize
-from attendrop.attention.edits import AttentionCall
+from attendrop.attention.call import AttentionCall
 from attendrop.attention.layers import AttentionLayer
 from attendrop.keyed_random import SampleKey, sample_mask
 from attendrop.methods.core.context import StepContext

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attendrop import AttendropError, HeadMask, regularize
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.edits import AttentionCall
+from attendrop.attention.call import AttentionCall
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attribution.head_importance import head_importance
 from attendrop.keyed_random import SampleKey

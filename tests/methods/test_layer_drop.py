@@ -13,7 +13,8 @@ from torch import Tensor
 from attendrop import AttendropError, Compose, DropConnect, LayerDrop, regularize
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.blocks import Block
-from attendrop.attention.edits import AttentionCall, BlockEdit
+from attendrop.attention.call import AttentionCall
+from attendrop.attention.edits import BlockEdit
 from attendrop.attention.plan import Plan
 
 

@@ -1,70 +1,26 @@
-"""Edits of one call of an attention layer, or of one block."""
+"""Edits of one call of an attention layer, or of one block: what they are, how several combine, how they are applied.
+
+A new kind of edit of attention is a field of :class:`AttentionEdit`, a line of :func:`merge_edits`, and what
+:class:`AttentionComputation` makes of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.integrations.sdpa_attention import repeat_kv
 
-from attendrop.attention.layers import AttentionLayer
+from attendrop.attention.valid_keys import any_last, valid_keys_and_bias
 from attendrop.errors import AttendropError
 
-
-@dataclass(frozen=True)
-class BlockEdit:
-    """Changes at one block.
-
-    Attributes:
-        skip: Whether the block is left out: its output is its input.
-        activations: Function that replaces the activations of the feed-forward, ``(batch, n, inner width)``.
-        feed_forward: Function that replaces the output of the feed-forward's last projection, ``(batch, n, width)``.
-        output: Function that replaces the hidden states that leave the block, ``(batch, n, width)``.
-    """
-
-    skip: bool = False
-    activations: Callable[[Tensor], Tensor] | None = None
-    feed_forward: Callable[[Tensor], Tensor] | None = None
-    output: Callable[[Tensor], Tensor] | None = None
-
-
-@dataclass(frozen=True)
-class AttentionCall:
-    """One call of an attention layer: shapes and valid keys.
-
-    Attributes:
-        layer: The attention layer.
-        shape: ``(batch, heads, query, key)``.
-        valid: Boolean, broadcastable to ``shape``, True where a key may be attended to; None means everywhere.
-        device: Device of the scores.
-    """
-
-    layer: AttentionLayer
-    shape: tuple[int, int, int, int]
-    valid: Tensor | None
-    device: torch.device
-
-    def origins(self) -> Tensor:
-        """Find the first query and the first key of each sequence that are not padding, ``(batch, 2)``.
-
-        In self-attention both are the first key that any query may attend to; in cross-attention the first query is 0.
-        """
-        batch = self.shape[0]
-        if self.valid is None:
-            return torch.zeros(batch, 2, dtype=torch.long, device=self.device)
-        first = self.valid.any(1).any(1).expand(batch, -1).int().argmax(-1)
-        return torch.stack([torch.zeros_like(first) if self.layer.kind == "cross" else first, first], -1)
-
-    def valid_queries(self) -> Tensor | None:
-        """Find the query positions that are not padding, ``(batch, 1, query, 1)``; None means all, or not known.
-
-        A position of self-attention is padding if nothing may attend to it.
-        """
-        if self.valid is None or self.layer.kind == "cross" or self.shape[2] != self.shape[3]:
-            return None
-        return self.valid.any(-2, keepdim=True).transpose(-1, -2)
+# Keywords that change the scores in a way that is not implemented here; a value other than None is refused.
+_UNSUPPORTED_KEYWORDS = ("s_aux", "sinks", "indices", "block_indices", "cache")
 
 
 @dataclass(frozen=True)
@@ -134,3 +90,155 @@ def merge_edits(edits: Sequence[AttentionEdit]) -> AttentionEdit | None:
         inputs=change if inputs else None,
         dropout=dropouts[0] if dropouts else None,
     )
+
+
+class AttentionComputation:
+    """One call of an attention layer, with the model's masks and biases brought to one form.
+
+    Shapes: query ``(batch, heads, query, dim)``, key and value ``(batch, heads, key, dim)`` (heads of grouped-query
+    models repeated), ``valid`` and ``bias`` broadcastable to ``(batch, heads, query, key)``.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        for name in _UNSUPPORTED_KEYWORDS:
+            if kwargs.get(name) is not None:
+                raise AttendropError(
+                    f"{type(module).__name__} passes '{name}' to its attention, which this library does not implement; "
+                    "the model cannot be regularised."
+                )
+        self.query = query
+        self.key = repeat_kv(key, query.shape[1] // key.shape[1])
+        self.value = repeat_kv(value, query.shape[1] // value.shape[1])
+        self.scale: float = query.shape[-1] ** -0.5 if kwargs.get("scaling") is None else kwargs["scaling"]
+        self.dropout: float = kwargs.get("dropout") or 0.0
+        self.softcap: float | None = kwargs.get("softcap")
+        self.shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+        causal = kwargs.get("is_causal")
+        causal = getattr(module, "is_causal", True) if causal is None else causal
+        self.valid, self.bias = valid_keys_and_bias(mask, kwargs.get("position_bias"), bool(causal), self.shape, query)
+
+    def attend(self, edit: AttentionEdit) -> tuple[Tensor, Tensor | None]:
+        """Return the output ``(batch, query, heads, dim)`` and, where they were computed, the weights."""
+        weights = None
+        if edit.inputs is not None:
+            self.query, self.key, self.value = edit.inputs(self.query, self.key, self.value)
+        if edit.dropout is not None:
+            self.dropout = edit.dropout
+        if self._needs_weights(edit):
+            weights = self._weights_after(edit)
+            output = weights @ self.value
+        elif edit.constant:
+            output = self._uniform() @ self.value
+            output = output.expand(*output.shape[:2], self.shape[2], -1)
+        else:
+            output = self._fused(edit.drop)
+        if (weights is not None or edit.constant) and self.valid is not None:
+            # To a row that the mask leaves no key at all (left padding under a causal mask) SDPA gives zeros.
+            output = output.masked_fill(self._without_keys(self.valid), 0)
+        output = output.transpose(1, 2).contiguous()
+        return output if edit.output is None else edit.output(output), weights
+
+    def _needs_weights(self, edit: AttentionEdit) -> bool:
+        """Return whether the weights must be computed explicitly.
+
+        On a CPU, SDPA with dropout is its slow reference path; the explicit form is faster and samples alike.
+        """
+        if edit.replace is not None or edit.weights is not None:
+            return True
+        if edit.constant:
+            return self.dropout > 0
+        return self.softcap is not None or (self.dropout > 0 and self.query.device.type == "cpu")
+
+    def _weights_after(self, edit: AttentionEdit) -> Tensor:
+        if edit.replace is not None:
+            return edit.replace.to(self.value.dtype)
+        if edit.constant:
+            weights = functional.dropout(self._uniform().expand(self.shape), self.dropout)
+        else:
+            weights = self._weights(edit.drop)
+        return weights if edit.weights is None else edit.weights(weights)
+
+    def _fused(self, drop: Tensor | None) -> Tensor:
+        query, valid, bias = self._masked(drop)
+        mask = valid
+        if bias is not None:
+            mask = bias if valid is None else bias.masked_fill(self._hidden(valid), -torch.inf)
+        return functional.scaled_dot_product_attention(
+            query, self.key, self.value, attn_mask=mask, dropout_p=self.dropout, scale=self.scale
+        )
+
+    def _weights(self, drop: Tensor | None) -> Tensor:
+        query, valid, bias = self._masked(drop)
+        scores = (query * self.scale) @ self.key.transpose(-1, -2)
+        if self.softcap is not None:
+            scores = torch.tanh(scores / self.softcap) * self.softcap
+        if bias is not None:
+            # A row of minus infinity alone would be NaN.
+            scores = scores + bias.clamp(min=torch.finfo(bias.dtype).min)
+        if valid is not None:
+            # Adding takes a CPU less time than filling in, and none in the backward pass.
+            zero = torch.zeros((), dtype=scores.dtype, device=scores.device)
+            scores += torch.where(self._hidden(valid), -torch.inf, zero)
+        half = scores.dtype in (torch.float16, torch.bfloat16)
+        weights = functional.softmax(scores, dim=-1, dtype=torch.float32 if half else None)
+        return functional.dropout(weights.to(self.value.dtype), self.dropout)
+
+    def _uniform(self) -> Tensor:
+        """Make equal weights, ``(batch or 1, 1, query or 1, key)``; zero in a row without any valid key."""
+        if self.valid is None:
+            return self.value.new_full((1, 1, 1, self.shape[3]), 1 / self.shape[3])
+        # Half precision counts exactly to 256 only.
+        weights = self.valid / self.valid.sum(-1, keepdim=True).clamp(min=1)
+        return weights.to(self.value.dtype)
+
+    def _hidden(self, valid: Tensor) -> Tensor:
+        """Find the scores to set to minus infinity: none in a row without any valid key, which would become NaN."""
+        return ~valid if self.valid is None else ~valid & any_last(self.valid)
+
+    def _without_keys(self, valid: Tensor) -> Tensor:
+        """Find the rows without any key; large finite negatives are keys: softmax of equal scores is uniform."""
+        if self.bias is None:
+            return ~any_last(valid)
+        return self.bias.amax(-1, keepdim=True) == -torch.inf
+
+    def _masked(self, drop: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Apply ``drop`` to query, valid keys and bias.
+
+        A row that is dropped whole is made constant by taking its query and its bias to zero and its mask back to the
+        valid keys: softmax of equal scores is exactly ``1/n_valid``. A row without any valid key stays as it was.
+        """
+        if drop is None:
+            return self.query, self.valid, self.bias
+        valid = self.valid
+        kept = ~drop if valid is None else valid & ~drop
+        constant = ~any_last(kept) if valid is None else ~any_last(kept) & any_last(valid)
+        query = self.query.masked_fill(constant, 0)
+        bias = None if self.bias is None else self.bias.expand(self.shape).masked_fill(constant, 0)
+        if valid is None:
+            return query, kept | constant, bias
+        return query, torch.where(constant, valid, kept), bias
+
+
+@dataclass(frozen=True)
+class BlockEdit:
+    """Changes at one block.
+
+    Attributes:
+        skip: Whether the block is left out: its output is its input.
+        activations: Function that replaces the activations of the feed-forward, ``(batch, n, inner width)``.
+        feed_forward: Function that replaces the output of the feed-forward's last projection, ``(batch, n, width)``.
+        output: Function that replaces the hidden states that leave the block, ``(batch, n, width)``.
+    """
+
+    skip: bool = False
+    activations: Callable[[Tensor], Tensor] | None = None
+    feed_forward: Callable[[Tensor], Tensor] | None = None
+    output: Callable[[Tensor], Tensor] | None = None

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from attendrop.argument_checks import check_choice, check_declared, defines
 from attendrop.attention.blocks import Block, ModelStructure
-from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit, chain, merge_edits
+from attendrop.attention.call import AttentionCall
+from attendrop.attention.edits import AttentionEdit, BlockEdit, chain, merge_edits
 from attendrop.attention.layers import AttentionLayer
 from attendrop.errors import AttendropError
 

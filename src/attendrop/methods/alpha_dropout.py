@@ -9,7 +9,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from attendrop.attention.edits import AttentionCall, AttentionEdit
+from attendrop.attention.call import AttentionCall
+from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.plan import Plan
 from attendrop.methods.common.random_mask import RandomMaskPlan
 from attendrop.methods.core.base import Method

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.edits import AttentionCall, AttentionEdit
+from attendrop.attention.call import AttentionCall
+from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.attention.projections import ValueProjection, find_value_projection

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attendrop.attention.edits import AttentionCall
+from attendrop.attention.call import AttentionCall
 from attendrop.attention.plan import Plan
 from attendrop.keyed_random import sample_mask, uniform
 from attendrop.methods.common.random_mask import RandomMaskPlan

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop.attention.edits import AttentionCall
+from attendrop.attention.call import AttentionCall
 from attendrop.attention.plan import Plan
 from attendrop.errors import AttendropError
 from attendrop.methods.common.random_mask import RandomMaskPlan

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from attendrop.attention.blocks import Block
-from attendrop.attention.edits import AttentionCall, AttentionEdit, BlockEdit
+from attendrop.attention.call import AttentionCall
+from attendrop.attention.edits import AttentionEdit, BlockEdit
 from attendrop.attention.plan import Plan
 from attendrop.batches import Batch
 from attendrop.errors import AttendropError

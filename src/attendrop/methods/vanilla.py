@@ -8,7 +8,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from attendrop.attention.edits import AttentionCall, AttentionEdit
+from attendrop.attention.call import AttentionCall
+from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.plan import Plan
 from attendrop.methods.common.citations import WU_2021
 from attendrop.methods.common.random_mask import RandomMaskPlan

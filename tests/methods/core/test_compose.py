@@ -34,7 +34,8 @@ from attendrop import (
     regularize,
 )
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.edits import AttentionCall, AttentionEdit
+from attendrop.attention.call import AttentionCall
+from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.plan import CombinedPlan, Plan
 from attendrop.methods.core.base import MethodState
 from attendrop.methods.core.compatibility import DECIDES_PASSES

@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection
 import torch
 from torch import Tensor
 
-from attendrop.attention.edits import AttentionCall, AttentionEdit
+from attendrop.attention.call import AttentionCall
+from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.keyed_random import SampleKey, sample_mask, uniform

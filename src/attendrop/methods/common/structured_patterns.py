@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attendrop.attention.edits import AttentionCall
+from attendrop.attention.call import AttentionCall
 from attendrop.attention.layers import AttentionLayer
 from attendrop.errors import AttendropError
 from attendrop.keyed_random import sample_mask, uniform
