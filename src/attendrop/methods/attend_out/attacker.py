@@ -1,4 +1,4 @@
-"""The attacker's pass: what the generator drops from it, drawn layer by layer, and drawn again for the lesson."""
+"""Attacker's pass: masks sampled by the generator layer by layer, and resampled for its update."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from attendrop.keyed_random import SampleKey, sample_mask
 from attendrop.methods.attend_out.policy import Policy
 from attendrop.methods.core.context import StepContext
 
-# Told of each layer's key, its probabilities of dropping, and which units there are (None: all).
+# Called with a layer's key, its drop probabilities, and the mask of its units (None: all).
 Count = Callable[[str, Tensor, Tensor | None], None]
 
 
 @dataclass
 class Micro:
-    """One micro-batch of a period, and what is needed to draw again what was dropped from it.
+    """One micro-batch of a period, with all that is needed to resample its masks.
 
-    That is much less than the draws themselves: these depend on nothing but ``key`` and the generator, which does not
-    change within a period.
+    This takes much less memory than the masks, which depend only on ``key`` and on the generator, which does not change
+    within a period.
 
     Attributes:
         batch: The batch, with labels.
-        inputs: Which of its columns the model was given.
-        key: What fixes the draws.
-        sequences: How many sequences attention saw (more than rows where each row has several choices); 0 if nothing
-            was drawn, since all layers were skipped.
-        masks: The different masks of valid keys that layers had, packed; None for all keys.
-        layers: Of each self-attention layer that ran, in the order of execution, the number of its mask.
+        inputs: Names of the columns passed to the model.
+        key: Key of the random numbers.
+        sequences: Number of sequences in attention (more than rows in multiple choice); 0 if nothing was sampled
+            because all layers were skipped.
+        masks: Distinct masks of valid keys, packed; None for all keys.
+        layers: Index of the mask of each self-attention layer that ran, in execution order.
     """
 
     batch: dict[str, Any]
@@ -48,12 +48,12 @@ class Micro:
     layers: dict[str, int] = field(default_factory=dict)
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values."""
+        """Return the state as tensors and plain values."""
         return vars(self) | {"key": vars(self.key)}
 
     @classmethod
     def load(cls, state: Mapping[str, Any], device: torch.device) -> Micro:
-        """Make it again of a :meth:`state_dict`, on a device."""
+        """Restore a :meth:`state_dict` on a device."""
         masks = [None if mask is None else (mask[0].to(device), mask[1]) for mask in state["masks"]]
         own = {"batch": to_device(state["batch"], device), "key": SampleKey(**state["key"]), "masks": masks}
         return cls(**{**state, **own})
@@ -61,12 +61,12 @@ class Micro:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the generator decided on one layer.
+    """The generator's action on one layer.
 
     Attributes:
-        logits: The logits of dropping each unit: ``(batch, heads, n, n)``, or 1 for what a unit spans.
-        units: Which of these are units, valid keys in rows that hold tokens, broadcastable; None for all.
-        dropped: The units that are dropped.
+        logits: Logits of dropping each unit, ``(batch, heads, n, n)``; dimensions that a unit spans have size 1.
+        units: Broadcastable mask of the units: valid keys in rows that hold tokens; None for all.
+        dropped: Mask of the dropped units.
     """
 
     logits: Tensor
@@ -75,11 +75,11 @@ class Outcome:
 
 
 class Course:
-    """The generator's way along the layers of one pass of the model.
+    """Application of the generator to the successive layers of one pass of the model.
 
     Args:
-        policy: The generator, and where it acts.
-        inputs: What the model is given in that pass.
+        policy: The generator and its layers.
+        inputs: Inputs of the model in that pass.
     """
 
     def __init__(self, policy: Policy, inputs: Batch) -> None:
@@ -88,13 +88,13 @@ class Course:
         self._known: tuple[Tensor | None, Tensor, Tensor | None] | None = None
 
     def logits(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-        """The logits of dropping each unit of a layer, and which units there are (None: all)."""
+        """Compute the logits of dropping each unit of a layer, and the mask of its units (None: all)."""
         _, positions = self._places(call)
         found = self.policy.logits(self.draft, call.layer.index, call.valid, positions)
         return found, positions if self.policy.by_score else None
 
     def act(self, call: AttentionCall, key: SampleKey) -> Outcome:
-        """Decide by chance which units of a layer are dropped; the same key decides the same."""
+        """Sample the dropped units of a layer, a function of the key."""
         logits, units = self.logits(call)
         dropped = self._sample(logits.detach().sigmoid(), call, key)
         return Outcome(logits, units, dropped if units is None else dropped & units)
@@ -107,17 +107,17 @@ class Course:
         return sample_mask(probabilities, key, call.layer.key, (batch, heads, queries, keys), origins, call.device)
 
     def _places(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-        """The first token of each sequence, and which positions hold tokens that attend to tokens (None: all)."""
-        if self._known is None or self._known[0] is not call.valid:  # layers mostly share their mask
+        """Return the first token of each sequence, and the mask of valid positions in valid rows (None: all)."""
+        if self._known is None or self._known[0] is not call.valid:  # layers usually share their mask
             rows, valid = call.valid_queries(), call.valid
             self._known = valid, call.origins(), valid if valid is None or rows is None else valid & rows
         return self._known[1], self._known[2]
 
 
 class Guided(Plan):
-    """A pass of the model along which the generator goes, layer by layer, seeing what each layer may attend to.
+    """Plan that applies the generator to each layer of a pass, with the layer's mask of valid keys.
 
-    It goes along layers that are not chosen as well: its application number ``l`` belongs to layer ``l``.
+    The generator is also applied for layers that are not selected: its ``l``-th application belongs to layer ``l``.
     """
 
     acts_on = frozenset({"attention"})
@@ -132,7 +132,7 @@ class Guided(Plan):
         return layer.key in self.policy.layers
 
     def course(self, call: AttentionCall) -> Course:
-        """The generator's way, which begins at the first layer that runs."""
+        """Return the generator's course, created at the first layer that runs."""
         if self._course is None:
             self.policy.notice_autocast(call.device)
             with self.policy.precision(call.device):
@@ -141,12 +141,12 @@ class Guided(Plan):
 
 
 class Attack(Guided):
-    """The pass that trains the attacker: draws what is dropped, and notes how to draw it again.
+    """Plan of the attacker's training pass: samples the dropped units, and records how to resample them.
 
     Args:
         policy: The generator.
-        context: The pass.
-        micro: It is noted here.
+        context: The micro-batch.
+        micro: Record to fill.
         count: Called with each layer's key, probabilities and units.
     """
 
@@ -161,7 +161,7 @@ class Attack(Guided):
     @torch.no_grad()
     def edit(self, call: AttentionCall) -> AttentionEdit | None:
         key = call.layer.key
-        if key not in self.dropped:  # under activation checkpointing it is asked twice
+        if key not in self.dropped:  # activation checkpointing calls this twice
             self.micro.layers[key] = self._mask_number(call.valid)
             self.dropped[key] = self._act(call)
         dropped = self.dropped[key]
@@ -193,7 +193,7 @@ class Attack(Guided):
 
 
 class Decide(Guided):
-    """A pass in which nothing is dropped: counts the units that the generator would drop, those above one half."""
+    """Plan without edits that counts the units that the generator drops with a probability above 1/2."""
 
     def __init__(self, policy: Policy, inputs: Batch) -> None:
         super().__init__(policy, inputs)
@@ -208,7 +208,7 @@ class Decide(Guided):
 
 
 def replayed(policy: Policy, micro: Micro) -> Iterator[Outcome]:
-    """Let the generator act again as it did in a pass, with gradients, on each chosen layer that ran."""
+    """Repeat the generator's actions of a pass, with gradients, on each selected layer that ran."""
     course = Course(policy, {name: micro.batch[name] for name in micro.inputs})
     batch, length, _ = course.draft.hidden.shape
     masks = [None if mask is None else unpack(*mask) for mask in micro.masks]
@@ -221,7 +221,7 @@ def replayed(policy: Policy, micro: Micro) -> Iterator[Outcome]:
 
 
 def number_of(units: Tensor | None, like: Tensor) -> Tensor:
-    """How many units there are, given which (None: all) and a tensor with one element for each."""
+    """Return the number of units, given their mask (None: all) and a tensor with one element per unit."""
     if units is None:
         return torch.tensor(float(like.numel()), device=like.device)
     return units.expand(like.shape).sum().float()

@@ -1,4 +1,4 @@
-"""D-Net: a second copy of the model, trained on the same batches by an optimizer of the same kind."""
+"""D-Net: a second copy of the model, trained on the same batches with an optimizer of the same type."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ Pair = tuple[nn.Parameter, nn.Parameter]
 
 
 class Defender:
-    """The copy and its optimizer, which takes a step whenever that of the attacker takes one.
+    """Copy of the attacker with its own optimizer, which steps whenever the attacker's optimizer steps.
 
-    The gradients of each micro-batch are weighted as the attacker's are: by what the training loop multiplies the
-    attacker's loss by (accumulation), which is learnt from the gradient that reaches this loss. Learning rate and all
-    other settings are the attacker's at that step; gradients are clipped by their own norm.
+    The gradients of each micro-batch have the same weight as the attacker's: the factor by which the training loop
+    multiplies the attacker's loss (accumulation), read from the gradient that reaches this loss. The learning rate and
+    all other settings are the attacker's at that step; gradients are clipped by their own norm.
 
     Args:
-        attacker: The model that trains, without wrappers.
-        optimizer: Its optimizer.
-        max_grad_norm: The norm to clip to; None does not clip.
-        processes: Those that train together; gradients are averaged over them.
-        device: Where the copy lives; None: where the attacker does.
+        attacker: The trained model, without wrappers.
+        optimizer: Optimizer of the attacker.
+        max_grad_norm: Norm to which gradients are clipped; None for no clipping.
+        processes: Distributed process group, over which gradients are averaged.
+        device: Device of the copy; None for the attacker's device.
 
     Attributes:
-        before_step: Called just before each step of its optimizer, with gradients ready.
+        before_step: Called just before each step of the copy's optimizer, with gradients ready.
     """
 
     def __init__(
@@ -63,59 +63,59 @@ class Defender:
 
     @property
     def device(self) -> torch.device:
-        """Where the copy lives."""
+        """Device of the copy."""
         return next(self.model.parameters()).device
 
     def backward(self, loss: Tensor, loss_scale: float) -> None:
-        """Compute the gradients of one micro-batch; they count once their weight is known, see :meth:`follow`."""
+        """Compute the gradients of one micro-batch; :meth:`follow` accumulates them."""
         self._loss_scale = loss_scale
         self._found = list(torch.autograd.grad(loss * loss_scale, self._trained, allow_unused=True))
 
     def follow(self, loss: Tensor) -> None:
-        """Weight the gradients of the micro-batch as the loop will weight this loss of the attacker."""
+        """Accumulate the gradients of the micro-batch with the weight that the loop gives to the attacker's loss."""
         found, self._found = self._found, []
         if loss.requires_grad:
             loss.register_hook(lambda weight: self._add(found, weight))  # type: ignore[no-untyped-call]
 
     def discard(self) -> None:
-        """Let go of gradients, also those of a step that float16 made the attacker skip."""
+        """Discard all gradients, including those of a step that the attacker skipped under float16."""
         for parameter in self._trained:
             parameter.grad = None
 
     def take_from_attacker(self) -> None:
-        """Become what the attacker is, optimizer state included."""
+        """Copy weights and optimizer state from the attacker."""
         _copy_weights(self.attacker, self.model)
         _copy_state(self.attacker_optimizer, self.optimizer, self.pairs)
 
     def give_to_attacker(self) -> None:
-        """Make the attacker what this is, optimizer state included."""
+        """Copy weights and optimizer state to the attacker."""
         _copy_weights(self.model, self.attacker)
         _copy_state(self.optimizer, self.attacker_optimizer, [(theirs, ours) for ours, theirs in self.pairs])
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, buffers and optimizer state."""
+        """Return weights, buffers and optimizer state."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a :meth:`state_dict`."""
+        """Restore a :meth:`state_dict`."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
 
     def close(self) -> None:
-        """No longer follow the attacker's optimizer; lets go of the optimizer's state."""
+        """Remove the hook on the attacker's optimizer, and free the own optimizer's state."""
         self._hook.remove()
         self.optimizer.state.clear()
         self.discard()
 
     @torch.no_grad()
     def _add(self, found: list[Tensor | None], weight: Tensor) -> None:
-        """Add up the gradients of a micro-batch, given the gradient that reached the attacker's loss.
+        """Accumulate the gradients of a micro-batch, given the gradient that reached the attacker's loss.
 
-        That is the loop's own factor times the loss scale; the gradients carry the scale, too.
+        That gradient is the loop's factor times the loss scale; the micro-batch's gradients include the scale, too.
         """
         factor = weight.to(self.device) / self._loss_scale**2
         for parameter in reversed(self._trained):
-            gradient = found.pop()  # which lets go of it, though the hook lives as long as the loss
+            gradient = found.pop()  # frees it, although the hook lives as long as the loss
             if gradient is not None:
                 gradient = gradient * factor.to(gradient.dtype)
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
@@ -139,21 +139,21 @@ class Defender:
 
 
 def _twin(optimizer: Optimizer, pairs: Sequence[Pair]) -> Optimizer:
-    """Make an optimizer of the same kind for the second parameter of each pair; copies the state so far."""
+    """Create an optimizer of the same type for the second parameter of each pair, with a copy of the state."""
     counterpart: dict[Any, nn.Parameter] = {theirs: ours for theirs, ours in pairs}
     lost = [p for group in optimizer.param_groups for p in group["params"] if p not in counterpart]
     if lost:
         raise AttendropError(
-            f"The optimizer trains a parameter of shape {tuple(lost[0].shape)} that is not the model's; give the model "
-            "itself to regularize, and its own optimizer."
+            f"The optimizer has a parameter of shape {tuple(lost[0].shape)} that is not in the model; pass the model "
+            "and its own optimizer to regularize."
         )
-    twin = copy.copy(optimizer)  # torch copies settings and groups, but neither hooks nor what a scheduler wrapped
+    twin = copy.copy(optimizer)  # torch copies settings and groups, but no hooks and no wrappers of a scheduler
     twin.param_groups = [
         {**group, "params": [counterpart[parameter] for parameter in group["params"]]}
         for group in optimizer.param_groups
     ]
     twin.state = defaultdict(dict)
-    for name, value in vars(optimizer).items():  # what a kind of optimizer keeps beside
+    for name, value in vars(optimizer).items():  # further attributes of an optimizer class
         if name not in vars(twin) and name != "step":
             setattr(twin, name, value)
     _copy_state(optimizer, twin, pairs)
@@ -177,7 +177,7 @@ def _copy_state(source: Optimizer, target: Optimizer, pairs: Sequence[Pair]) -> 
 
 
 def _copied(value: Any, source: Tensor, target: Tensor) -> Any:
-    """A copy of one value of an optimizer's state, where ``target`` is if it was where ``source`` is."""
+    """Copy a value of an optimizer's state, to the device of ``target`` if it is on the device of ``source``."""
     if not isinstance(value, Tensor):
         return copy.deepcopy(value)
     return value.detach().to(target.device if value.device == source.device else value.device, copy=True)

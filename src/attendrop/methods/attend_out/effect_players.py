@@ -1,4 +1,4 @@
-"""Layers that are dropped for whole periods, with probabilities that follow from what each adds to the reward."""
+"""Players of ``learner="effects"``: layers dropped for whole periods, with probabilities learnt from rewards."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from attendrop.methods.core.context import StepContext, TrainingContext
 
 
 class EffectPlayers:
-    """The defender, and for each layer a probability of dropping that :class:`LayerEffects` moves.
+    """The defender, and a drop probability for each layer, updated by :class:`LayerEffects`.
 
-    One action for each layer and period: whether its attention is constant in all of the period's passes. There is no
-    network that generates.
+    There is one action per layer and period: whether the layer's attention is constant in all passes of the period.
+    There is no generator network.
 
     Args:
         method: The options.
         training: The attacker and its optimizer.
-        context: The first pass.
+        context: The first micro-batch.
 
     Attributes:
         attention_layers: The layers to drop.
-        effects: What dropping each of them adds to a reward.
-        periods: How many periods are behind.
+        effects: Estimated effects of dropping each layer on the reward.
+        periods: Number of completed periods.
     """
 
     def __init__(self, method: AttendOutOptions, training: TrainingContext, context: StepContext) -> None:
@@ -45,17 +45,17 @@ class EffectPlayers:
 
     @property
     def probabilities(self) -> dict[str, float]:
-        """Of each layer, the probability of being dropped in a period."""
+        """Return the probability of each layer to be dropped in a period."""
         found = self.effects.probabilities(self.method.init_drop_prob)
         return dict(zip([layer.key for layer in self.attention_layers], found, strict=True))
 
     def actions(self) -> dict[str, bool]:
-        """Whether each layer is dropped in the period at hand, the same in all processes."""
+        """Return whether each layer is dropped in the current period, the same in all processes."""
         chance = random.Random(f"{self._seed}/{self.periods}/layers")
         return {key: chance.random() < p for key, p in self.probabilities.items()}
 
     def attack(self, context: StepContext, micro: Micro, count: Count) -> ConstantAttention:
-        """The plan of the attacker's pass."""
+        """Return the plan of the attacker's pass."""
         actions = self.actions()
         for key, p in self.probabilities.items():
             count(key, torch.tensor(p, device=next(context.model.parameters()).device), None)
@@ -65,12 +65,12 @@ class EffectPlayers:
     def learn(
         self, period: Sequence[Sequence[Micro]], rewards: Tensor, total: Callable[[Tensor], Tensor]
     ) -> dict[str, float]:
-        """Learn from a period; returns the estimated effects with their standard errors, to log.
+        """Update the effects with a period; returns estimates and standard errors to log.
 
         Args:
-            period: Its micro-batches, step by step.
-            rewards: Of each step, ``(steps,)``; their mean is credited to all actions.
-            total: Not used: rewards and actions are the same in all processes.
+            period: Micro-batches of each step.
+            rewards: Reward of each step, ``(steps,)``; their mean is credited to all actions.
+            total: Unused: rewards and actions are the same in all processes.
         """
         actions = [float(dropped) for dropped in self.actions().values()]
         self.effects.observe(actions, rewards.mean().item(), len(period) / self.method.dropout_step)
@@ -82,7 +82,7 @@ class EffectPlayers:
         }
 
     def final_report(self, model: torch.nn.Module, batches: Iterable[Batch]) -> dict[str, Any]:
-        """What was learnt, for ``metrics.json``: of each layer the effect, its standard error and the probability."""
+        """Report the effect, standard error and probability of each layer, for ``metrics.json``."""
         effects, errors = (values.tolist() for values in self.effects.estimate())
         found = zip(self.probabilities.items(), effects, errors, self.effects.evidence(), strict=True)
         return {
@@ -99,15 +99,15 @@ class EffectPlayers:
         }
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """None: no network is trained beside the model."""
+        """Return no tensors: no network is trained beside the model."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """All that has to be in a checkpoint."""
+        """Return the state for checkpoints."""
         return {"defender": self.defender.state_dict(), "effects": self.effects.state_dict(), "periods": self.periods}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a :meth:`state_dict`."""
+        """Restore a :meth:`state_dict`."""
         self.defender.load_state_dict(state["defender"])
         self.effects.load_state_dict(state["effects"])
         self.periods = state["periods"]

@@ -1,4 +1,4 @@
-"""G-Net: a small network of attention alone that says what to drop, layer by layer and sample by sample."""
+"""G-Net: a small attention network that outputs drop logits for each layer and example."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ class Generator(nn.Module):
     ``8 d*d + 7d`` more.
 
     Args:
-        model: The model that is to be dropped in; left as it was.
+        model: The model in which attention is dropped; not modified.
         first_layer: Name of the module of its first attention layer.
         inputs: Inputs that the model accepts.
-        heads: Heads of the attention; the papers have one.
+        heads: Number of attention heads; the papers use one.
         feed_forward: Whether a feed-forward of four times the width follows the attention (not in the papers).
-        init_drop_prob: The probability of dropping at which it starts, in (0, 1), but for what the scores add.
+        init_drop_prob: Initial drop probability, in (0, 1), before the contribution of the scores.
         learn_bias: Whether the logit of that probability is trained.
-        seed: Of the initial weights, N(0, 0.02).
+        seed: Seed of the initial weights, N(0, 0.02).
 
     Raises:
-        AttendropError: The model is of a kind whose embeddings cannot be told from the rest.
+        AttendropError: The embeddings of the model cannot be separated from its layers, or ``heads`` does not divide
+            its width.
     """
 
     bias: Tensor
@@ -61,10 +62,12 @@ class Generator(nn.Module):
         with torch.no_grad():
             example = self.embeddings(inputs)
         width = example.shape[-1]
-        # A model in half precision has a generator in single precision, which is trained.
+        # The generator of a half-precision model is trained in single precision.
         self.dtype = torch.float64 if example.dtype == torch.float64 else torch.float32
         if width % heads:
-            raise AttendropError(f"generator_heads={heads} does not divide the width of the model, {width}.")
+            raise AttendropError(
+                f"generator_heads={heads} does not divide the model's width of {width}; use a divisor."
+            )
         self.heads = heads
         self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
         self.norm = nn.LayerNorm(width)
@@ -79,20 +82,20 @@ class Generator(nn.Module):
             if module is not None:
                 module.to(example.device, self.dtype)
         self.bias.data = self.bias.data.to(example.device)
-        self.eval()  # there is no dropout, not in the embeddings either
+        self.eval()  # no dropout, including in the embeddings
 
     def begin(self, inputs: Mapping[str, Any]) -> Draft:
-        """Embed a batch; what is returned gives the logits of one layer after the other."""
+        """Embed a batch; the result computes the logits of successive layers."""
         return Draft(self, self.embeddings(inputs).to(self.dtype))
 
     def scores(self, hidden: Tensor) -> Tensor:
-        """The scores, ``(batch, heads, n, n)``, of hidden states ``(batch, n, width)``."""
+        """Compute the scores, ``(batch, heads, n, n)``, of hidden states ``(batch, n, width)``."""
         query, key = self._split(self.query(hidden)), self._split(self.key(hidden))
         scale: float = query.shape[-1] ** -0.5
         return (query * scale) @ key.transpose(-1, -2)
 
     def advance(self, hidden: Tensor, scores: Tensor, valid: Tensor | None) -> Tensor:
-        """The hidden states after the attention that ``scores`` stand for."""
+        """Compute the hidden states after attention with ``scores``."""
         if valid is not None:
             scores = scores.masked_fill(~valid, torch.finfo(scores.dtype).min)
         weights = functional.softmax(scores, dim=-1, dtype=self.dtype)
@@ -115,7 +118,7 @@ class Generator(nn.Module):
 
 
 class Draft:
-    """One pass of the generator over a batch, asked for layers of the model in ascending order."""
+    """One pass of the generator over a batch, evaluated for layers of the model in ascending order."""
 
     def __init__(self, generator: Generator, hidden: Tensor) -> None:
         self.generator = generator
@@ -124,13 +127,13 @@ class Draft:
         self.last: tuple[Tensor, Tensor | None] | None = None
 
     def logits(self, layer: int, valid: Tensor | None) -> Tensor:
-        """The logits of dropping in a layer, ``(batch, heads, n, n)``, in float32 (of a float64 model: float64).
+        """Compute the drop logits of a layer, ``(batch, heads, n, n)``, in float32 (float64 for a float64 model).
 
         Args:
-            layer: Its number, from 0, greater than in the call before. Layers in between were skipped; the generator is
-                applied for them, too, as if they had the same ``valid``.
-            valid: The keys that this layer may attend to, broadcastable to that; None for all. Padding is neither seen
-                here nor later.
+            layer: Number of the layer, from 0, greater than in the previous call. The generator is also applied for
+                skipped layers in between, with the same ``valid``.
+            valid: Mask of the keys that this layer may attend to, broadcastable to the logits; None for all. Padding
+                does not affect later layers.
         """
         while self.applications <= layer:
             if self.last is not None:
@@ -142,10 +145,10 @@ class Draft:
 
 
 class Embeddings(nn.Module):
-    """A trained copy of what a model computes before its first layer of attention, ``(batch, n, width)``.
+    """Trainable copy of the computation before a model's first attention layer, ``(batch, n, width)``.
 
-    A copy of the whole model is run up to that layer; the weights that were not needed on the way are let go. So it
-    holds whatever the family has there: positions, types, projections, normalisation.
+    A copy of the whole model runs up to that layer; weights that are not needed for this are freed. It therefore
+    includes the components of each model family: positions, types, projections, normalisation.
     """
 
     def __init__(self, model: nn.Module, first_layer: str, inputs: Mapping[str, Any]) -> None:
@@ -163,7 +166,9 @@ class Embeddings(nn.Module):
             self.model(**inputs)
         except _ReachedError as reached:
             return reached.hidden
-        raise AttendropError(f"{type(self.model).__name__} is not supported: it does not pass its first layer.")
+        raise AttendropError(
+            f"{type(self.model).__name__} is not supported: its forward pass does not reach its first layer."
+        )
 
 
 class _FeedForward(nn.Module):
@@ -177,7 +182,7 @@ class _FeedForward(nn.Module):
 
 
 class _ReachedError(Exception):
-    """Not an error: the pass came to the first layer, with these hidden states."""
+    """Signal that the pass reached the first layer, with these hidden states."""
 
     def __init__(self, hidden: Tensor) -> None:
         super().__init__()
@@ -185,7 +190,7 @@ class _ReachedError(Exception):
 
 
 def plain_copy(model: nn.Module) -> Any:
-    """Copy a model without what accelerate puts around its forward pass, which would lead back to the original."""
+    """Copy a model without accelerate's wrapper of ``forward``, which would call the original."""
     copied = copy.deepcopy(model)
     for name in ("forward", "_original_forward"):
         copied.__dict__.pop(name, None)
@@ -197,7 +202,7 @@ def _exit(*args: Any, **kwargs: Any) -> None:
 
 
 def _strip(model: nn.Module, block: nn.Module, inputs: Mapping[str, Any]) -> None:
-    """Let go of all parameters but those of modules that ran on the way to ``block``."""
+    """Free all parameters except those of modules that ran before ``block``."""
     with _recording(model) as (started, completed), torch.no_grad(), suppress(_ReachedError):
         model(**inputs)
     kept = {part for module in completed for part in module.modules()} | (started - {block})
@@ -209,7 +214,7 @@ def _strip(model: nn.Module, block: nn.Module, inputs: Mapping[str, Any]) -> Non
 
 @contextmanager
 def _recording(model: nn.Module) -> Iterator[tuple[set[nn.Module], set[nn.Module]]]:
-    """Collect the modules whose forward begins, and those whose forward ends."""
+    """Record the modules whose forward starts, and those whose forward ends."""
     started: set[nn.Module] = set()
     completed: set[nn.Module] = set()
     hooks = []

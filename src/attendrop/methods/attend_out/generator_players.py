@@ -1,4 +1,4 @@
-"""The networks beside the attacker: the generator that learns, and the defender."""
+"""Networks trained beside the attacker: the generator and the defender."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from attendrop.methods.core.context import StepContext, TrainingContext
 
 
 class Players(Policy):
-    """The networks beside the attacker: the generator, with how it learns, and the defender.
+    """The generator, with its policy gradient updates, and the defender.
 
     Args:
         method: The options.
         training: The attacker and its optimizer.
-        context: The first pass.
+        context: The first micro-batch.
     """
 
     def __init__(self, method: AttendOutOptions, training: TrainingContext, context: StepContext) -> None:
@@ -43,18 +43,18 @@ class Players(Policy):
         )
 
     def attack(self, context: StepContext, micro: Micro, count: Count) -> Attack:
-        """The plan of the attacker's pass."""
+        """Return the plan of the attacker's pass."""
         return Attack(self, context, micro, count)
 
     def learn(
         self, period: Sequence[Sequence[Micro]], rewards: Tensor, total: Callable[[Tensor], Tensor]
     ) -> dict[str, float]:
-        """Learn from a period; returns what to log.
+        """Update the generator with a period; returns metrics to log.
 
         Args:
-            period: Its micro-batches, step by step.
-            rewards: Of each step, ``(steps,)``.
-            total: Adds a tensor up over the processes.
+            period: Micro-batches of each step.
+            rewards: Reward of each step, ``(steps,)``.
+            total: Sums a tensor over the processes.
         """
         mean = rewards.mean()
         paired = rewards if self.method.credit == "step" else mean.expand(len(rewards))
@@ -65,7 +65,7 @@ class Players(Policy):
         return {"baseline": baseline, "generator_loss": objective}
 
     def final_report(self, model: torch.nn.Module, batches: Iterable[Batch]) -> dict[str, Any]:
-        """What was learnt, for ``metrics.json``: ``pi``, see :meth:`drop_fractions`."""
+        """Report ``pi`` for ``metrics.json``, see :meth:`drop_fractions`."""
         adapter = ModelAdapter(model)
         adapter.attach()
         try:
@@ -74,11 +74,11 @@ class Players(Policy):
             adapter.detach()
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """What was trained beside the model, by the name of a file to keep it in."""
+        """Return the tensors trained beside the model, by the name of the file to save them in."""
         return {"generator": {name: value.detach() for name, value in self.generator.named_parameters()}}
 
     def teach(self, period: Sequence[Sequence[Micro]], advantages: Tensor, total: Callable[[Tensor], Tensor]) -> float:
-        """Take one step of policy gradient; returns the objective.
+        """Take one policy gradient step; returns the objective.
 
         ``- sum over steps of the mean over sequences of advantage * mean over units of log P(action)``: Eq. 5 of the
         dropout paper, Eq. 4 of the pruning paper. The mean is over the valid units of a sequence, in all layers.
@@ -103,9 +103,9 @@ class Players(Policy):
         return float(total(objective))
 
     def log_likelihood(self, micro: Micro) -> Tensor:
-        """For each sequence the mean, over its units in all layers, of the log-probability of what happened to them.
+        """Compute the mean log-probability of the actions of each sequence, over its units in all layers.
 
-        Layers that were skipped have no part in it.
+        Skipped layers are excluded.
         """
         device = next(self.generator.parameters()).device
         with self.precision(device):
@@ -122,9 +122,9 @@ class Players(Policy):
         return total / number.clamp(min=1)
 
     def drop_fractions(self, adapter: ModelAdapter, batches: Iterable[Batch]) -> dict[str, float]:
-        """Compute for each layer the fraction of its units that the generator drops with a probability above 1/2.
+        """Compute the fraction of each layer's units that the generator drops with a probability above 1/2.
 
-        ``pi`` of the pruning paper.
+        This is ``pi`` of the pruning paper.
 
         Args:
             adapter: The attached model.
@@ -140,7 +140,7 @@ class Players(Policy):
         return {key: (pair[0] / pair[1].clamp(min=1)).item() for key, pair in counts.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """All that has to be in a checkpoint."""
+        """Return the state for checkpoints."""
         return {
             "baseline": self.baseline,
             "defender": self.defender.state_dict(),
@@ -150,7 +150,7 @@ class Players(Policy):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a :meth:`state_dict`."""
+        """Restore a :meth:`state_dict`."""
         self.baseline = state["baseline"]
         self.defender.load_state_dict(state["defender"])
         self.generator.load_state_dict(state["generator"])
@@ -159,7 +159,7 @@ class Players(Policy):
 
 
 def make_defender(method: AttendOutOptions, training: TrainingContext) -> Defender:
-    """Make the second model, trained as the first."""
+    """Create the second model, trained like the first."""
     assert training.optimizer is not None
     return Defender(
         training.model,
@@ -181,6 +181,6 @@ def _device(name: str, training: TrainingContext) -> torch.device | None:
         if (device.index or 0) >= count:
             raise AttendropError(
                 f"defender_device={name!r}: there is no device {device}; this machine has {count} of type "
-                f"{device.type}. Leave the option empty to train both models on the same."
+                f"{device.type}. Leave the option empty to train both models on the same device."
             )
     return device

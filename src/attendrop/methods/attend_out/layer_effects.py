@@ -1,4 +1,4 @@
-"""Effects of dropping layers on the reward: estimates with uncertainty, and probabilities that follow from them."""
+"""Bayesian estimates of the effects of dropping layers on the reward, and the resulting drop probabilities."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Effects are expected to be about so many times the noise of a period's reward. The estimate depends on it little.
+# Prior scale of the effects, in units of the noise of a period's reward. The estimates are not sensitive to it.
 _PRIOR_SCALE = 2.0
-# A period counts half as much when so many others have followed: what pays changes while a model trains.
+# Half-life in periods of an observation's weight: effects change during training.
 _HALF_LIFE = 40.0
-# Standard errors at which an effect begins to move a probability noticeably.
+# Number of standard errors at which an effect begins to move a probability noticeably.
 _THRESHOLD = 2.0
-# Probabilities stay within these, so that every layer goes on being tried both ways.
+# Bounds of the probabilities, so that both actions of every layer keep being explored.
 _RANGE = (0.05, 0.95)
-# More standard errors than these say no more.
+# Maximum number of standard errors taken into account.
 _LARGEST = 8.0
 
 
 class LayerEffects:
-    """Bayesian linear regression of a period's reward on which layers were dropped in it.
+    """Bayesian linear regression of a period's reward on the layers dropped in it.
 
     ``reward = c + sum over layers of b_l * a_l + noise``, with ``a_l`` in {0, 1}. The intercept ``c`` is free, so that
-    an offset of all rewards changes nothing; the effects ``b`` have a normal prior in units of the noise, whose size is
-    estimated. Earlier periods count less (half after 40).
+    an offset of all rewards has no effect; the effects ``b`` have a normal prior in units of the noise, whose scale is
+    estimated. The weights of earlier periods decay, with a half-life of 40 periods.
 
     Args:
-        num_layers: How many layers there are.
+        num_layers: Number of layers.
 
     Source: ours.
     """
@@ -37,16 +37,16 @@ class LayerEffects:
     def __init__(self, num_layers: int) -> None:
         self.num_layers = num_layers
         self.weight = 0.0
-        # Weighted sums over periods of (1, a_1, ..., a_L, r), times themselves.
+        # Weighted sum over periods of the outer products of (1, a_1, ..., a_L, r) with themselves.
         self.moments = torch.zeros(num_layers + 2, num_layers + 2, dtype=torch.float64)
 
     def observe(self, actions: Sequence[float], reward: float, weight: float = 1.0) -> None:
         """Add a period.
 
         Args:
-            actions: Of each layer, whether it was dropped.
-            reward: Of the period.
-            weight: Its length, as a fraction of a whole period.
+            actions: Whether each layer was dropped.
+            reward: Reward of the period.
+            weight: Length of the period, as a fraction of a full one.
         """
         row = torch.tensor([1.0, *actions, reward], dtype=torch.float64)
         decay = 0.5 ** (weight / _HALF_LIFE)
@@ -67,34 +67,34 @@ class LayerEffects:
         return effects, variance.sqrt()
 
     def evidence(self) -> list[float]:
-        """Compute how many standard errors each effect is from zero, as a normal deviate of at most 8."""
+        """Compute the distance of each effect from zero in standard errors, as a normal deviate of at most 8."""
         effects, errors = self.estimate()
         return [_deviate(*pair, self.weight - 1) for pair in zip(effects.tolist(), errors.tolist(), strict=True)]
 
     def probabilities(self, start: float) -> list[float]:
-        """Move the probability of dropping each layer from ``start`` by as much as the evidence says.
+        """Compute the drop probability of each layer from ``start`` and the evidence.
 
-        ``logit(p) = logit(start) + z^3 / (z^2 + 2^2)``, with ``z`` of :meth:`evidence`: less than two standard errors
-        move it little.
+        ``logit(p) = logit(start) + z^3 / (z^2 + 2^2)``, with ``z`` from :meth:`evidence`: less than two standard errors
+        have little effect.
 
         Args:
-            start: The probability without evidence, in (0, 1).
+            start: Probability without evidence, in (0, 1).
         """
         low, high = _RANGE
         moved = [math.log(start / (1 - start)) + z**3 / (z**2 + _THRESHOLD**2) for z in self.evidence()]
         return [min(max(1 / (1 + math.exp(-logit)), min(low, start)), max(high, start)) for logit in moved]
 
     def state_dict(self) -> dict[str, Any]:
-        """All that has to be in a checkpoint."""
+        """Return the state for checkpoints."""
         return {"weight": self.weight, "moments": self.moments}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a :meth:`state_dict`."""
+        """Restore a :meth:`state_dict`."""
         self.weight, self.moments = state["weight"], state["moments"]
 
 
 def _deviate(effect: float, error: float, freedom: float) -> float:
-    """The normal deviate that is as rare as Student's t of an effect (Wallace's approximation, 1959)."""
+    """Convert Student's t of an effect to the equally rare normal deviate (Wallace's approximation, 1959)."""
     if effect == 0 or error == math.inf:
         return 0.0
     if error == 0:

@@ -21,71 +21,71 @@ __all__ = ["AttendOut", "Generator"]
 
 @dataclass(frozen=True)
 class AttendOut(AttendOutOptions):
-    """Attention dropout that is learnt by policy gradient.
+    """Attention dropout learnt by policy gradient.
 
-    Two copies of the model train on the same batches: the defender with its own dropout only, the attacker also with
-    what is dropped from its attention scores. Every ``dropout_step`` optimizer steps both are scored, what
-    drops is rewarded by how much better the attacker is, and the two become one again. The attacker is the model
-    that is evaluated and saved.
+    Two copies of the model train on the same batches: the defender with the model's own dropout only, the attacker
+    with additional dropout of its attention scores. Every ``dropout_step`` optimizer steps both are scored, the
+    generator is rewarded with the attacker's advantage, and the two models are merged. The attacker is the model that
+    is evaluated and saved.
 
-    Takes about twice the memory and time of fine-tuning. Needs the model's optimizer, and data to score on, both of
-    which :class:`attendrop.RegularizedTrainer` provides.
+    Takes about twice the memory and time of fine-tuning. Needs the model's optimizer and data to score on; both are
+    provided by :class:`attendrop.RegularizedTrainer`.
 
     Example:
         >>> with regularize(model, AttendOut(), optimizer=optimizer, reward_data=loader) as reg:
-        ...     reg.loss(batch).backward()  # the defender's gradients are computed within
-        ...     optimizer.step()  # the defender takes its step with the attacker
+        ...     reg.loss(batch).backward()  # also computes the defender's gradients
+        ...     optimizer.step()  # also steps the defender
         ...     optimizer.zero_grad()
-        ...     reg.step()  # every ``dropout_step`` steps: scores, rewards, one model again
+        ...     reg.step()  # every ``dropout_step`` steps: score, reward and merge
 
     Args:
-        variant: ``"dropout"`` (Wu et al. 2021) or ``"pruning"`` (the self-pruning version): decides ``score_on`` and
-            ``merge`` where these are not given.
-        learner: What decides what is dropped. ``"policy_gradient"``: the papers' generator, a network that is trained
-            by policy gradient. ``"effects"``, ours, for little data: each layer is dropped or not for a whole period.
-            Its probability starts at ``init_drop_prob`` and moves by as much as the evidence of all periods says, see
-            :class:`attendrop.methods.attend_out.layer_effects.LayerEffects`. There is no network then; the options of
-            the generator, ``credit`` and ``baseline_decay`` have no meaning.
-        score_on: What both models are scored on. ``"reward_data"``: items drawn from it, one for each step; the dropout
-            version. ``"train"``: the batches just trained on; the pruning version. ``"noisy_train"``: these with 15 %
-            of their tokens masked.
-        reward_data: ``"split"``: ``reward_fraction`` of the training rows, set aside for it. ``"eval"``: the
-            development set, as in the paper; results on it are then no longer honest.
+        variant: ``"dropout"`` (Wu et al. 2021) or ``"pruning"`` (the self-pruning version): sets the defaults of
+            ``score_on`` and ``merge``.
+        learner: Selects the dropped units. ``"policy_gradient"``: the papers' generator, a network trained by policy
+            gradient. ``"effects"``, ours, for small data: each layer is dropped or kept for a whole period. Its
+            probability starts at ``init_drop_prob`` and follows the evidence of all periods, see
+            :class:`attendrop.methods.attend_out.layer_effects.LayerEffects`. It has no network; the options of the
+            generator, ``credit`` and ``baseline_decay`` are unused.
+        score_on: Data on which both models are scored. ``"reward_data"``: items sampled from it, one per step; the
+            dropout version. ``"train"``: the training batches of the period; the pruning version. ``"noisy_train"``:
+            these with 15 % of their tokens masked.
+        reward_data: ``"split"``: ``reward_fraction`` of the training rows, held out. ``"eval"``: the development set,
+            as in the paper; results on it are then biased.
         reward_fraction: See ``reward_data``.
-        reward_batch_size: Samples in an item. The paper has 1; 4 give steadier rewards.
-        score: Of an item: ``"loss"``, its negative mean, or ``"metric"``, that of the task.
+        reward_batch_size: Number of examples in an item. The paper uses 1; 4 gives rewards of lower variance.
+        score: Score of an item: ``"loss"``, the negative mean loss, or ``"metric"``, the metric of the task.
         reward: ``"difference"`` of the scores, or its ``"sign"``.
-        merge: How the two become one: ``"sample"``, the survivor drawn by softmax of the mean scores over
-            ``temperature``; ``"confidence"``, the attacker with the probability that it is the better one, by the
-            difference of the scores over its standard error (the default of ``learner="effects"``); ``"best"``;
-            ``"attacker"``, the pruning version.
+        merge: Selection of the surviving model: ``"sample"``, by softmax of the mean scores over ``temperature``;
+            ``"confidence"``, the attacker with the probability that it is better, estimated from the difference of the
+            scores over its standard error (the default of ``learner="effects"``); ``"best"``; ``"attacker"``, the
+            pruning version.
         temperature: See ``merge``.
-        baseline_decay: Of the moving average of rewards that is subtracted from them.
+        baseline_decay: Decay of the moving average of rewards that serves as baseline.
         credit: ``"step"``: the ``t``-th action of a period is paired with the ``t``-th reward (Eq. 5). ``"return"``:
-            each is paired with the mean reward of the period.
-        granularity: What is dropped at once: a ``"score"`` (the default), the scores of a ``"head"``, or those of a
-            ``"layer"`` (all that ``learner="effects"`` drops).
-        generator_heads: Heads of the generator, a divisor of the model's; with ``granularity="head"``, 1 stands for as
-            many as the model has.
+            each action is paired with the mean reward of the period.
+        granularity: Unit of dropping: a ``"score"`` (the default), the scores of a ``"head"``, or those of a
+            ``"layer"`` (the only choice for ``learner="effects"``).
+        generator_heads: Number of heads of the generator, a divisor of the model's; with ``granularity="head"``, 1
+            means the model's number of heads.
         generator_feed_forward: Whether the generator has a feed-forward.
-        dropout_step: Optimizer steps in a period, ``T``.
-        init_drop_prob: The probability of dropping at which the generator starts.
+        dropout_step: Number of optimizer steps in a period, ``T``.
+        init_drop_prob: Initial drop probability of the generator.
         learn_bias: Whether the logit of that probability is trained.
-        generator_learning_rate: Of the generator's AdamW.
-        generator_schedule: ``"constant"``, or ``"linear"`` down to zero over the generator's updates.
-        layers: Where to drop: see :func:`attendrop.attention.layers.select_layers`; of these the encoder's
+        generator_learning_rate: Learning rate of the generator's AdamW.
+        generator_schedule: ``"constant"``, or ``"linear"`` decay to zero over the generator's updates.
+        layers: Layers to drop in, see :func:`attendrop.attention.layers.select_layers`; of these only the encoder's
             self-attention, or that of a decoder-only model.
-        defender_device: A device for the defender, such as ``"cuda:1"``, so that both train at the same time;
-            ``"next"`` is the first GPU that no process trains on, plus the number of this process. Empty: the same.
+        defender_device: Device of the defender, such as ``"cuda:1"``, for parallel training of both; ``"next"`` is the
+            first GPU that no process trains on, plus the rank of this process. Empty: the attacker's device.
 
     Raises:
         AttendropError: An option is out of its range.
 
-    Source: Wu, Zhao, Zhang (2021), two manuscripts. Points that they leave open: a dropped row attends equally to its
-    valid keys; the baseline is read before the period's mean reward enters it; the actions' probabilities are
-    recomputed when the generator learns. Ours are ``learner="effects"``, ``merge="confidence"``,
+    Source: Wu, Zhao, Zhang (2021), two manuscripts. Choices where they are not specific: a fully dropped row attends
+    equally to its valid keys; the baseline is read before the period's mean reward enters it; the actions'
+    probabilities are recomputed for the generator's update. Ours are ``learner="effects"``, ``merge="confidence"``,
     ``reward_data="split"``, ``reward_batch_size=4``, and granularities, heads and feed-forward other than the papers'
-    (which name these as outlook).
+    (which name these as future work).
     """
 
     name: ClassVar[str] = "attendout"
@@ -111,7 +111,7 @@ class AttendOut(AttendOutOptions):
 
     @classmethod
     def preset(cls, name: str, task: str | None) -> Preset:
-        """The papers give length 256, and rewards on the development set, one sample at a time."""
+        """Return the papers' setting: length 256, and rewards on single examples of the development set."""
         return Preset({"max_length": 256}, {"reward_data": "eval", "reward_batch_size": 1})
 
     def dropout_steps(self, log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -122,7 +122,7 @@ class AttendOut(AttendOutOptions):
         return {"generator": report.summary(steps)} if steps else {}
 
     def layer_ranking(self, metrics: Mapping[str, Any]) -> LayerRanking | None:
-        """Only the pruning version learns what can be left out."""
+        """Rank layers by ``pi``, for the pruning version only."""
         pi = metrics.get("pruning", {}).get("pi")
         return None if pi is None or self.variant != "pruning" else LayerRanking("generator", pi)
 

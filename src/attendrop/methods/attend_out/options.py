@@ -1,4 +1,4 @@
-"""The options of AttendOut, and what they decide."""
+"""Options of AttendOut and their dependent defaults."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MERGE = ("sample", "confidence", "best", "attacker")
 
 @dataclass(frozen=True)
 class AttendOutOptions(Method):
-    """The options, as :class:`attendrop.AttendOut` documents them."""
+    """Options, documented in :class:`attendrop.AttendOut`."""
 
     self_attention_only: ClassVar[bool] = True
 
@@ -71,8 +71,8 @@ class AttendOutOptions(Method):
         chosen = super().selected_layers(attention_layers)
         if chosen[0] not in select_self_attention(attention_layers, "all"):
             raise AttendropError(
-                f"layers={self.layers!r}: the generator reads what the encoder reads, so it can drop in the "
-                "encoder's self-attention alone."
+                f"layers={self.layers!r}: the generator reads the encoder's inputs and can only drop in the encoder's "
+                "self-attention; choose layers of the encoder."
             )
         return chosen
 
@@ -88,11 +88,17 @@ class AttendOutOptions(Method):
 
 
 def _device(name: object) -> object:
-    """The name, if it is empty, ``"next"``, or what torch calls a device that computes; else raises AttendropError."""
+    """Return the name if it is empty, ``"next"`` or a torch device other than ``"meta"``.
+
+    Raises:
+        AttendropError: It is neither.
+    """
     try:
         known = name in ("", "next") or torch.device(str(name)).type != "meta"
     except RuntimeError:
         known = False
     if not known:
-        raise AttendropError(f"defender_device={name!r} is no device; use 'cuda:1', 'cpu', 'next', or '' for the same.")
+        raise AttendropError(
+            f"defender_device={name!r} is not a device; use 'cuda:1', 'cpu', 'next', or '' for the same."
+        )
     return name

@@ -1,4 +1,4 @@
-"""One run of AttendOut: periods of steps, their rewards, the generator's lessons, and the coming together."""
+"""State of an AttendOut run: periods of steps, rewards, generator updates and merging."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NOISE = 0.15
 class AttendOutState(MethodState):
     """Algorithm 1 of both papers, for one model.
 
-    The networks are made when the first batch is there, which shows what runs before the first layer of attention.
+    The networks are created at the first batch, which is needed to trace the embeddings.
     """
 
     method: AttendOutOptions
@@ -47,7 +47,7 @@ class AttendOutState(MethodState):
         refuse_graph(context.batch)
         players = self._players(context)
         defender = players.defender
-        # The defender sees the dropout that plain fine-tuning would; then the attacker sees the same.
+        # The defender has the dropout of plain fine-tuning; the attacker then has the same.
         with forked_rng(self.training.model):
             if defender.device != next(self.training.model.parameters()).device:
                 _seed_device(defender.device, context.key)
@@ -104,7 +104,7 @@ class AttendOutState(MethodState):
             self.players.defender.close()
 
     def _count(self, key: str, probabilities: Tensor, units: Tensor | None) -> None:
-        """Add up the probabilities of dropping in one layer, over its units."""
+        """Accumulate the drop probabilities of one layer over its units."""
         total = probabilities.sum() if units is None else (probabilities * units).sum()
         pair = torch.stack([total, number_of(units, probabilities)])
         self.probabilities[key] = self.probabilities.get(key, torch.zeros_like(pair)) + pair
@@ -124,7 +124,7 @@ class AttendOutState(MethodState):
         return self.players
 
     def _dropout_step(self, players: Players | EffectPlayers) -> dict[str, float]:
-        """End a period: score both, reward and teach the generator, make the two one."""
+        """End a period: score both networks, reward and update the generator, and merge the networks."""
         seed = self.period[0][0].key.seed
         chance = random.Random(f"{seed}/{self.updates}")
         attacker, defender = self._scores(players, chance.getrandbits(62))
@@ -136,7 +136,7 @@ class AttendOutState(MethodState):
         nothing = torch.zeros(2, device=next(self.training.model.parameters()).device)
         for layer in players.attention_layers:
             total, number = self.training.processes.total(self.probabilities.get(layer.key, nothing)).tolist()
-            if number:  # else the layer was skipped in the whole period
+            if number:  # 0 if the layer was skipped in the whole period
                 metrics[f"drop_probability/{layer.key}"] = total / number
         self.updates += 1
         self.probabilities = {}
@@ -144,13 +144,13 @@ class AttendOutState(MethodState):
         return metrics
 
     def _merge(self, defender: Defender, attacked: Tensor, defended: Tensor, chance: float) -> bool:
-        """Make both networks the survivor; returns whether that is the attacker.
+        """Replace both networks by the survivor; returns whether that is the attacker.
 
         Args:
             defender: The second network.
-            attacked: The attacker's scores on each item.
-            defended: The defender's.
-            chance: A random number from [0, 1).
+            attacked: Scores of the attacker on each item.
+            defended: Scores of the defender on each item.
+            chance: Random number from [0, 1).
         """
         gaps = attacked - defended
         match self.method.merge:
@@ -161,7 +161,7 @@ class AttendOutState(MethodState):
             case "confidence":
                 survives = chance < _confidence(gaps)
             case _:
-                # The softmax of two numbers, in the form that does not overflow.
+                # Softmax of two numbers, without overflow.
                 survives = chance < torch.sigmoid(gaps.mean() / self.method.temperature).item()
         if survives:
             defender.take_from_attacker()
@@ -170,7 +170,7 @@ class AttendOutState(MethodState):
         return survives
 
     def _scores(self, players: Players | EffectPlayers, seed: int) -> tuple[Tensor, Tensor]:
-        """The scores of attacker and defender on each item of the period, ``(items,)`` in float64."""
+        """Score attacker and defender on each item of the period, ``(items,)`` each, in float64."""
         items = self._items(seed)
         processes = self.training.processes
         sums = torch.zeros(3, len(items), dtype=torch.float64)
@@ -187,7 +187,7 @@ class AttendOutState(MethodState):
         return attacker / weights, defender / weights
 
     def _items(self, seed: int) -> list[list[Batch]]:
-        """What both are scored on: for each step of the period its batches, of which this process has its part."""
+        """Return this process's part of the batches to score on, for each step of the period."""
         if self.method.score_on == "train":
             return [[micro.batch for micro in step] for step in self.period]
         if self.method.score_on == "noisy_train":
@@ -203,7 +203,7 @@ class AttendOutState(MethodState):
             return -float(loss)
         assert self.training.metric is not None
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of metrics that are little defined on a few samples
+            warnings.simplefilter("ignore")  # from metrics that are ill-defined on few examples
             return self.training.metric(outputs.logits.float().cpu().numpy(), batch["labels"].cpu().numpy())
 
     def _noisy(self, micro: Micro) -> Batch:
@@ -219,15 +219,19 @@ class AttendOutState(MethodState):
 
 
 def _check(method: AttendOutOptions, training: TrainingContext) -> None:
-    """Refuse a run that lacks something."""
+    """Check that the training context provides everything that the options need.
+
+    Raises:
+        AttendropError: Something is missing.
+    """
     if training.optimizer is None:
         raise AttendropError(
-            "AttendOut trains a second model beside yours: pass your optimizer, regularize(..., optimizer=optimizer)."
+            "AttendOut trains a second model and needs the optimizer: pass regularize(..., optimizer=optimizer)."
         )
     if method.score_on == "reward_data" and training.reward_data is None:
         raise AttendropError(
-            "AttendOut scores its models on labelled rows that are not trained on: pass reward_data, or use "
-            "variant='pruning', which scores on the training batches."
+            "AttendOut scores its models on held-out labelled rows: pass reward_data, or use variant='pruning', which "
+            "scores on the training batches."
         )
     if method.score == "metric" and training.metric is None:
         raise AttendropError(
@@ -235,21 +239,21 @@ def _check(method: AttendOutOptions, training: TrainingContext) -> None:
         )
     if method.score_on == "noisy_train" and training.mask_token is None:
         raise AttendropError(
-            "score_on='noisy_train' needs a tokenizer with a mask token: the trainer's processing_class, or tokenizer= "
-            "of regularize."
+            "score_on='noisy_train' needs a tokenizer with a mask token: set the trainer's processing_class, or pass "
+            "tokenizer= to regularize."
         )
     if method.generator_schedule == "linear" and training.total_steps is None:
-        raise AttendropError("generator_schedule='linear' needs to know the number of steps: pass total_steps.")
+        raise AttendropError("generator_schedule='linear' needs the number of planned steps: pass total_steps.")
 
 
 def _confidence(gaps: Tensor) -> float:
-    """The probability that the mean of what ``gaps`` are a sample of is above 0; one half where all are 0."""
+    """Estimate the probability that the expectation of ``gaps`` is above 0; one half if all gaps are 0."""
     mean, error = gaps.mean(), gaps.std(correction=min(1, len(gaps) - 1)) / len(gaps) ** 0.5
     return float(torch.special.ndtr(torch.nan_to_num(mean / error, nan=0.0)))
 
 
 def _seed_device(device: torch.device, key: SampleKey) -> None:
-    """Fix the dropout on a device whose random state no checkpoint holds."""
+    """Seed the dropout on a device whose random state is not in checkpoints."""
     if device.type == "cuda":
         with torch.cuda.device(device):
             torch.cuda.manual_seed(key.seeds("defender", key.rows)[0] % 2**63)

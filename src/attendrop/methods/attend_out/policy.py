@@ -1,4 +1,4 @@
-"""The generator as a policy: in which layers it drops, and with which probabilities."""
+"""Policy: the generator, its layers and its drop probabilities."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from attendrop.methods.core.context import StepContext, TrainingContext
 
 
 class Policy:
-    """The generator, and the layers in which it acts.
+    """The generator and the layers in which it drops.
 
     Args:
         method: The options.
         training: The model to drop in.
-        context: The first pass, whose inputs show what runs before the first layer of attention.
+        context: The first micro-batch, whose inputs are used to trace the embeddings.
 
     Attributes:
         attention_layers: The layers to drop in.
-        chosen: Their keys.
-        layers: All layers of self-attention up to the last of them, by key: those along which the generator goes.
+        selected_keys: Keys of these layers.
+        layers: All self-attention layers up to the last of these, by key; the generator is applied for each.
     """
 
     def __init__(self, method: AttendOutOptions, training: TrainingContext, context: StepContext) -> None:
@@ -41,7 +41,9 @@ class Policy:
         heads = _heads(training.model)
         own_heads = heads if method.granularity == "head" and method.generator_heads == 1 else method.generator_heads
         if heads % own_heads:
-            raise AttendropError(f"generator_heads={own_heads} does not divide the model's {heads} heads.")
+            raise AttendropError(
+                f"generator_heads={own_heads} does not divide the model's {heads} heads; use a divisor."
+            )
         with forked_rng(training.model):
             self.generator = Generator(
                 training.model,
@@ -57,17 +59,17 @@ class Policy:
         self.by_score = method.granularity == "score"
 
     def notice_autocast(self, device: torch.device) -> None:
-        """Remember what precision the model runs in, at this moment."""
+        """Record the autocast precision that the model currently runs in."""
         on = torch.is_autocast_enabled(device.type)
         self.autocast = torch.get_autocast_dtype(device.type) if on else None
 
     def precision(self, device: torch.device) -> AbstractContextManager[None]:
-        """That of the generator, the same when it acts and when it learns; float16 would lose gradients so small."""
+        """Return the generator's autocast context, the same for sampling and updates; never float16 (underflow)."""
         half = self.autocast == torch.bfloat16
         return torch.autocast(device.type, self.autocast if half else None, enabled=half)
 
     def logits(self, draft: Draft, layer: int, valid: Tensor | None, units: Tensor | None) -> Tensor:
-        """The logits of dropping each unit of a layer: ``(batch, heads, n, n)``, or 1 for what a unit spans."""
+        """Compute the logits of dropping each unit, ``(batch, heads, n, n)``; dimensions a unit spans have size 1."""
         found = draft.logits(layer, valid)
         match self.method.granularity:
             case "score":

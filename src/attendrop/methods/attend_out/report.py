@@ -1,4 +1,4 @@
-"""What the generator learnt in the periods of a run: for ``metrics.json``, and as a line of text."""
+"""Report of the periods of a run, for ``metrics.json`` and as a line of text."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# The baseline and the loss are those of the policy gradient.
+# Baseline and loss are logged by the policy gradient only.
 _LOGGED = ("reward", "baseline", "generator_loss", "period_share")
 
 
 def dropout_steps(log: Sequence[Mapping[str, Any]], prefix: str) -> list[dict[str, Any]]:
-    """Collect what was logged at the end of each period.
+    """Collect the metrics logged at the end of each period.
 
     Args:
-        log: The entries of the trainer's log.
-        prefix: That of the method in the log.
+        log: Entries of the trainer's log.
+        prefix: Prefix of the method's log keys.
     """
     layers = f"{prefix}drop_probability/"
     return [
@@ -31,7 +31,7 @@ def dropout_steps(log: Sequence[Mapping[str, Any]], prefix: str) -> list[dict[st
 
 
 def summary(steps: Sequence[Mapping[str, Any]]) -> str:
-    """Describe how often the attacker survived, and what the probability of dropping came to."""
+    """Summarise how often the attacker survived, and the first and last drop probabilities."""
     survived = sum(step["attacker_survived"] for step in steps)
     first, last = (statistics.fmean(steps[i]["drop_probability"].values()) for i in (0, -1))
     return (
