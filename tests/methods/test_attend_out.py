@@ -527,7 +527,7 @@ def test_drop_shares_count_the_units_above_one_half(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "given", "message"),
     [
-        ({}, {}, "pass your optimizer"),
+        ({}, {}, "needs the optimizer"),
         ({}, {"optimizer": True}, "pass reward_data"),
         ({"score": "metric"}, {"optimizer": True, "reward_data": True}, "compute_metrics"),
         ({"score_on": "noisy_train"}, {"optimizer": True}, "mask token"),

@@ -370,7 +370,7 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
 @pytest.mark.parametrize(
     ("options", "message"),
     [({"total_steps": None}, r"pass total_steps"), ({"optimizer": None}, r"pass optimizer"),
-     ({"reward_data": None}, r"labelled rows that are not trained on: pass reward_data"),
+     ({"reward_data": None}, r"held-out labelled rows: pass reward_data"),
      ({"total_steps": 15}, r"search=0\.5 of 15 steps is 7, fewer than trials=8")],
 )  # fmt: skip
 def test_what_is_missing_is_said(options: dict[str, Any], message: str) -> None:

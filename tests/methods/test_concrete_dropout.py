@@ -324,16 +324,16 @@ PHI3 = NEOX | {"num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id
 )
 def test_values_that_are_not_to_be_found_are_refused(class_name: str, options: dict[str, Any]) -> None:
     reg = at_work(zoo.from_class(class_name, options, "sdpa").train())
-    with pytest.raises(AttendropError, match=r"value projection of .* is not to be found; choose other layers, or ano"):
+    with pytest.raises(AttendropError, match=r"value projection of .* cannot be found; choose other layers, or ano"):
         reg.loss(zoo.batch_of("gpt2-class"))
     reg.close()
 
 
 @pytest.mark.parametrize(
     ("other", "message"),
-    [(AttendOut(), "belong to one model"), (SuperT(), "back to its start, but not the probabilities"),
-     (AutoDropout(), "back to its start, but not the probabilities"), (LayerDrop(), "those that are left out"),
-     (UniDrop(), "those that are left out")],
+    [(AttendOut(), "belong to one model"), (SuperT(), "but the learnt probabilities are not"),
+     (AutoDropout(), "but the learnt probabilities are not"), (LayerDrop(), "including skipped ones"),
+     (UniDrop(), "including skipped ones")],
     ids=lambda value: value.name if isinstance(value, Method) else "",
 )  # fmt: skip
 def test_what_the_probabilities_cannot_follow_is_refused(other: Method, message: str) -> None:

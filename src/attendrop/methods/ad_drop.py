@@ -34,8 +34,8 @@ _PAPER_LAYERS = dict.fromkeys(("sst2", "mnli", "qnli", "qqp", "stsb"), "first") 
 class ADDrop(Method):
     """Attribution-driven dropout.
 
-    Each training step first attributes the model's prediction to the attention positions (one pass forward, one
-    backward, no parameter gradients), then drops positions of high attribution from the scores of the pass that trains.
+    Each training step first attributes the model's prediction to the attention positions (one forward and one backward
+    pass, without parameter gradients), then drops positions of high attribution from the scores of the training pass.
 
     Example:
         >>> with regularize(model, ADDrop(p=0.3, q=0.3)) as reg:
@@ -47,24 +47,24 @@ class ADDrop(Method):
         q: Probability with which each candidate is dropped, in (0, 1].
         attribution: ``"gradient"`` (Eq. 5), ``"integrated_gradient"`` (Eq. 3), ``"attention"`` (the weights
             themselves), ``"random"`` (each valid position is a candidate with probability ``p``; no attribution pass).
-        target: ``"pseudo_label"``, what the model predicts, or ``"gold_label"``. Regression always uses its gold value.
+        target: ``"pseudo_label"``, the model's prediction, or ``"gold_label"``. Regression always uses the gold value.
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
-        direction: ``"high"``, or ``"low"`` as in the paper's prior experiment (Fig. 2).
+        direction: Attributions to drop: ``"high"``, or ``"low"`` as in the paper's prior experiment (Fig. 2).
         cross_tuning: Plain fine-tuning in epochs 0, 2, 4, ... and AD-DROP in 1, 3, 5, ... (Algorithm 1; counted from
             0).
-        scope: Of integrated gradients, ``"joint"`` or ``"layerwise"``.
-        rule: Of integrated gradients, ``"gauss_legendre"`` or ``"riemann"``.
-        steps: Of integrated gradients, the number of nodes. The paper's setting is layerwise, riemann, 20.
-        units: ``"attention"``, or ``"hidden"``: the same rule on the hidden units that the heads put out, token by
-            token. Dropped units are zero and the others of the token are scaled up to keep its mass.
+        scope: Scope of integrated gradients, ``"joint"`` or ``"layerwise"``.
+        rule: Quadrature rule of integrated gradients, ``"gauss_legendre"`` or ``"riemann"``.
+        steps: Number of quadrature nodes of integrated gradients. The paper's setting is layerwise, riemann, 20.
+        units: ``"attention"``, or ``"hidden"``: the same rule on the hidden units of the heads' outputs, per token.
+            Dropped units are zero, and the other units of the token are rescaled by total / kept units.
 
     Raises:
         AttendropError: An option is out of its range.
 
-    Source: Yang et al. (2022), https://arxiv.org/abs/2210.05883. Deviations: one backward pass serves all layers (the
-    reference code takes one for each); ``steps`` defaults to 8 Gauss-Legendre nodes; a row without signal has no
-    candidates; p and q default to 0.3 (the paper searches both for each data set). ``units="hidden"`` is the paper's
-    outlook, and its rule here is ours.
+    Source: Yang et al. (2022), https://arxiv.org/abs/2210.05883. Deviations: one backward pass is used for all layers
+    (the reference code runs one per layer); ``steps`` defaults to 8 Gauss-Legendre nodes; a row without signal has no
+    candidates; p and q default to 0.3 (the paper tunes both per data set). ``units="hidden"`` is future work in the
+    paper; the rule used here is ours.
     """
 
     name: ClassVar[str] = "ad-drop"
@@ -84,7 +84,7 @@ class ADDrop(Method):
 
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("scores",), forward="2", backward="1 + activations")
     inactive_epochs_hint: ClassVar[str] = (
-        "With cross-tuning it acts in every second epoch; set cross_tuning=False for all."
+        "With cross-tuning it is active in every second epoch; set cross_tuning=False to activate it in all."
     )
 
     p: float = option(0.3, unit_interval())
@@ -102,16 +102,16 @@ class ADDrop(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.units == "hidden" and self.attribution == "attention":
-            raise AttendropError("attribution='attention' has no meaning for units='hidden'; use 'gradient'.")
+            raise AttendropError("attribution='attention' is not defined for units='hidden'; use 'gradient'.")
 
     @classmethod
     def preset(cls, name: str, task: str | None) -> Preset:
-        """The layers of the paper; its tuned ``p`` and ``q`` are not public."""
+        """Return the layers of the paper; its tuned ``p`` and ``q`` are not published."""
         return Preset(options={"layers": cls.paper_layers(task or "")})
 
     @staticmethod
     def paper_layers(task: str) -> str:
-        """The layers in which the paper drops on a task: a GLUE name in lower case, or ``"translation"``."""
+        """Return the paper's layers for a task: a GLUE name in lower case, or ``"translation"``."""
         return _PAPER_LAYERS.get(task, "all")
 
     def active(self, epoch: int) -> bool:
@@ -139,7 +139,7 @@ class ADDrop(Method):
 
 
 class _DropAny(RandomMaskPlan):
-    """Drops positions, or hidden units, at random: each is a candidate with probability ``p``."""
+    """Plan that drops random positions or hidden units: each is a candidate with probability ``p``."""
 
     method: ADDrop
 
@@ -152,17 +152,17 @@ class _DropAny(RandomMaskPlan):
         return self.sample(self.method.p * self.method.q, call)
 
     def drop_units(self, call: AttentionCall, units: int) -> Tensor:
-        """Sample which hidden units are dropped, ``(batch, 1, query, units)``."""
+        """Sample the mask of dropped hidden units, ``(batch, 1, query, units)``."""
         return self.sample_hidden(self.method.p * self.method.q, call, units)
 
 
 class _DropHigh(_DropAny):
-    """Drops candidates by their attribution.
+    """Plan that drops candidates selected by attribution.
 
     Args:
         method: The method.
         context: The micro-batch.
-        attributions: By the key of the layer. A layer without (the model skipped it) is left alone.
+        attributions: Attributions by layer key. Layers without attributions (skipped by the model) are not edited.
     """
 
     def __init__(self, method: ADDrop, context: StepContext, attributions: dict[str, Tensor]) -> None:
@@ -190,7 +190,7 @@ class _DropHigh(_DropAny):
 
 
 def _scaled_up(hidden: Tensor, drop: Tensor) -> Tensor:
-    """Set hidden units to zero, and scale the others of the token up to keep its mass."""
+    """Set hidden units to zero, and rescale the other units of the token by total / kept units."""
     kept = ~drop
     scale = drop.shape[2] * drop.shape[3] / kept.sum((2, 3), keepdim=True).clamp(min=1)
     return hidden * (kept * scale).to(hidden.dtype)

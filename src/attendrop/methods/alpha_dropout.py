@@ -1,4 +1,4 @@
-"""Alpha Dropout: hidden units set to the value at which SELUs saturate, mean and variance kept."""
+"""Alpha Dropout: random hidden units set to the saturation value of SELUs, preserving mean and variance."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ SATURATED = -1.0507009873554805 * 1.6732632423543772
 
 @dataclass(frozen=True)
 class AlphaDropout(Method):
-    """Alpha Dropout on the hidden units that the heads put out, before the output projection.
+    """Alpha Dropout of the hidden units of the heads' outputs, before the output projection.
 
     Each unit of each token is set to ``alpha' = -1.7581`` with probability ``p``; then all units ``x`` become
-    ``a x + b`` with ``a = (q + alpha'^2 q (1 - q))^(-1/2)``, ``b = -a (1 - q) alpha'`` and ``q = 1 - p``. Units of mean
-    0 and variance 1 keep both.
+    ``a x + b`` with ``a = (q + alpha'^2 q (1 - q))^(-1/2)``, ``b = -a (1 - q) alpha'`` and ``q = 1 - p``. This
+    preserves mean 0 and variance 1.
 
     Example:
         >>> with regularize(model, AlphaDropout(p=0.1)) as reg:
@@ -42,9 +42,9 @@ class AlphaDropout(Method):
         AttendropError: An option is out of its range.
 
     Source: Klambauer et al. (2017), https://arxiv.org/abs/1706.02515, section "New Dropout Technique", where 0.05 and
-    0.1 are recommended. They drop after SELUs in networks that keep activations normalised; that it acts on attention
-    is the AttendOut paper's comparison. What heads put out is not normalised, and is not normalised for it: of units
-    with another mean or variance, it keeps neither exactly. The model's own dropout stays on.
+    0.1 are recommended. It was proposed for self-normalising networks, after SELUs; its use on attention follows a
+    comparison in the AttendOut paper. The outputs of heads are not normalised, so that other means and variances are
+    not exactly preserved. The model's own dropout stays enabled.
     """
 
     name: ClassVar[str] = "alpha-dropout"
@@ -59,7 +59,7 @@ class AlphaDropout(Method):
   url       = {https://arxiv.org/abs/1706.02515}
 }"""
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("heads",), units="hidden units")
-    order: ClassVar[int] = -1  # a head that is taken away puts out zeros, not a x + b of them
+    order: ClassVar[int] = -1  # before methods that drop heads: their outputs must be zero, not b
 
     p: float = option(0.1, unit_interval())
     layers: str | int | Sequence[int] = option("all", LAYERS)
@@ -69,7 +69,7 @@ class AlphaDropout(Method):
 
 
 class _Saturating(RandomMaskPlan):
-    """Drops hidden units in the chosen layers."""
+    """Plan that drops hidden units in the selected layers."""
 
     method: AlphaDropout
 
@@ -82,7 +82,7 @@ class _Saturating(RandomMaskPlan):
 
 
 def affine(p: float) -> tuple[float, float]:
-    """``a`` and ``b``, with which mean 0 and variance 1 are kept if units are dropped with probability ``p``."""
+    """Return ``a`` and ``b``, which preserve mean 0 and variance 1 for drop probability ``p``."""
     q = 1 - p
     scale = (q + SATURATED**2 * q * (1 - q)) ** -0.5
     return scale, -scale * (1 - q) * SATURATED

@@ -1,4 +1,4 @@
-"""Attn.LayerDrop: constant attention in layers chosen at random."""
+"""Attn.LayerDrop: constant attention in random layers."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from attendrop.methods.core.options import LAYERS, option, unit_interval
 
 @dataclass(frozen=True)
 class AttentionLayerDrop(Method):
-    """LayerDrop for attention alone.
+    """LayerDrop of attention only.
 
-    In each optimizer step each layer is chosen with probability ``p``. A chosen layer attends equally to all valid keys
-    (Eq. 4), for the whole global batch; its other parts stay.
+    In each optimizer step each layer is selected with probability ``p``. A selected layer attends equally to all valid
+    keys (Eq. 4), for the whole global batch; the rest of the layer is unchanged.
 
     Example:
         >>> with regularize(model, AttentionLayerDrop(p=0.2)) as reg:
         ...     reg.loss(batch).backward()
 
     Args:
-        p: Probability that a layer is chosen, in (0, 1].
+        p: Probability that a layer is selected, in (0, 1].
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
         AttendropError: An option is out of its range.
 
-    Source: Wu, Zhao, Zhang (2021), section 7.1, after Fan et al. (2020); 0.2 is theirs. That one draw serves the global
-    batch is ours (the paper does not say), and so is that the model's own attention dropout acts on the equal weights.
+    Source: Wu, Zhao, Zhang (2021), section 7.1, after Fan et al. (2020), including the default of 0.2. Our choices,
+    which the paper does not specify: one sample is used for the global batch, and the model's own attention dropout
+    acts on the equal weights.
     """
 
     name: ClassVar[str] = "attention-layerdrop"
@@ -44,7 +45,7 @@ class AttentionLayerDrop(Method):
     bibtex: ClassVar[str] = WU_2021
 
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("layers",), units="layers")
-    skips_parameters: ClassVar[bool] = True  # those of queries and keys
+    skips_parameters: ClassVar[bool] = True  # the query and key projections
 
     p: float = option(0.2, unit_interval(one=True))
     layers: str | int | Sequence[int] = option("all", LAYERS)

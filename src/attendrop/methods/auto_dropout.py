@@ -1,4 +1,4 @@
-"""AutoDropout: a search for the pattern in which attention is dropped."""
+"""AutoDropout: search for a pattern of attention dropout."""
 
 from __future__ import annotations
 
@@ -26,47 +26,48 @@ from attendrop.methods.core.replay import Replay
 
 @dataclass(frozen=True)
 class AutoDropout(Method):
-    """Searches for a structured pattern of dropped attention scores, and trains with the best.
+    """Search for a structured pattern of dropped attention scores, and training with the best one.
 
-    A pattern: of the keys, ``size`` in a row are dropped, the next ``stride`` are kept, and so on, from a place drawn
-    at random. A row of scores gets it with probability ``p``. Heads may share what is drawn (``share_heads``), and so
-    may the queries of a sequence (``share_rows``); ``part`` is the layers' lower half, upper half, or all of them.
+    A pattern drops ``size`` consecutive keys, keeps the next ``stride``, and so on, from a random offset. It is applied
+    to a row of scores with probability ``p``. Heads may share the sample (``share_heads``), and so may the queries of
+    a sequence (``share_rows``); ``part`` is the lower half or upper half of the layers, or all of them.
 
-    The first ``search`` of the planned steps is divided into ``trials`` equal short trainings. Each has a pattern that
-    optuna proposes, and the same of all else: the weights and the optimizer state of the start, the micro-batches of
-    the first trial, all random draws, and learning rates that fall from their initial values linearly to zero, whatever
-    the schedule of the run. Its score is the mean loss on held-out rows. Then the best pattern trains, from the start,
-    for the rest of the steps, with the rest of the run's schedule.
+    The first ``search`` fraction of the planned steps is divided into ``trials`` training runs of equal length. Each
+    uses a pattern proposed by optuna; everything else is equal: initial weights and optimizer state, the micro-batches
+    of the first trial, all random numbers, and learning rates that decay linearly from their initial values to zero,
+    regardless of the schedule of the run. The score is the mean loss on held-out rows. Training then restarts from the
+    initial state with the best pattern for the remaining steps, with the remainder of the run's schedule.
 
     Example:
         >>> with regularize(model, AutoDropout(), optimizer=optimizer, reward_data=loader, total_steps=1000) as reg:
         ...     reg.loss(batch).backward()
         ...     optimizer.step()
         ...     optimizer.zero_grad()
-        ...     reg.step()  # at the end of a trial: score, begin anew
+        ...     reg.step()  # at the end of a trial: score and restart
 
     Args:
-        search: Of the planned steps, the fraction to search in, in (0, 1).
-        trials: How many patterns to try.
-        max_size: The greatest ``size``.
-        max_stride: The greatest ``stride``.
-        reward_data: ``"selection"``: the rows to score on are those that the best epoch is chosen on (a trainer's
-            ``eval_dataset``). ``"split"``: ``reward_fraction`` of the training rows, set aside for this alone.
-            ``"eval"``: the development set; results on it are then no longer honest.
+        search: Fraction of the planned steps used for the search, in (0, 1).
+        trials: Number of patterns to try.
+        max_size: Maximum ``size``.
+        max_stride: Maximum ``stride``.
+        reward_data: Rows to score on. ``"selection"``: the rows on which the best epoch is selected (a trainer's
+            ``eval_dataset``). ``"split"``: ``reward_fraction`` of the training rows, held out for this purpose only.
+            ``"eval"``: the development set; results on it are then biased.
         reward_fraction: See ``reward_data``.
-        reward_batch_size: Rows that are scored together.
-        layers: Where patterns may be: see :func:`attendrop.attention.layers.select_layers`.
+        reward_batch_size: Batch size for scoring.
+        layers: Candidate layers, see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
         AttendropError: An option is out of its range; optuna is not installed; the optimizer, the number of steps or
-            the rows to score on are not known; or there are fewer steps to search in than trials.
+            the rows to score on are unknown; or there are fewer search steps than trials.
 
     Source: Pham, Le (2021), https://arxiv.org/abs/2101.01761, whose patterns for Transformers have a size, a stride,
-    and what is shared. Deviations: one pattern serves all layers of ``part``, and acts on attention scores alone, where
-    theirs differ by layer and place; optuna's TPE proposes (half of the trials at random), where they train a
-    controller by policy gradient on full trainings; trials share one run with the training that counts. All defaults
-    are ours. A trial's micro-batches are kept in memory, and in checkpoints. Under float16 the loss scale goes on from
-    trial to trial. Evaluations during the search count neither for the best checkpoint nor for early stopping.
+    and sharing options. Deviations: one pattern is used for all layers of ``part``, and acts on attention scores only,
+    while theirs differ by layer and place; optuna's TPE proposes patterns (half of the trials at random), while they
+    train a controller by policy gradient on full training runs; trials and the final training share one run. All
+    defaults are ours. The micro-batches of a trial are kept in memory and in checkpoints. Under float16 the loss scale
+    is carried over between trials. Evaluations during the search count neither for the best checkpoint nor for early
+    stopping.
     """
 
     name: ClassVar[str] = "autodropout"
@@ -108,16 +109,14 @@ class AutoDropout(Method):
 
 
 class _Search(MethodState):
-    """Tries one pattern after the other, and then keeps the best."""
+    """State of the search: tries patterns in sequence, then trains with the best."""
 
     method: AutoDropout
 
     def __init__(self, method: AutoDropout, training: TrainingContext) -> None:
         super().__init__(method)
         if training.reward_data is None:
-            raise AttendropError(
-                "AutoDropout scores patterns on labelled rows that are not trained on: pass reward_data."
-            )
+            raise AttendropError("AutoDropout scores patterns on held-out labelled rows: pass reward_data.")
         self.training = training
         self.start = InitialState(method, training)
         searched = int(floor_fraction(torch.tensor(self.start.steps), method.search))
@@ -125,7 +124,7 @@ class _Search(MethodState):
         if not self.length:
             raise AttendropError(
                 f"search={method.search} of {self.start.steps} steps is {searched}, fewer than trials={method.trials}. "
-                "Train longer, raise search, or try fewer."
+                "Train longer, raise search, or lower trials."
             )
         self.seed = training.seed
         self.recorded = Replay(self.length)
@@ -180,14 +179,14 @@ class _Search(MethodState):
             hook.remove()
 
     def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
-        """The best pattern, and all that were tried, with the loss that each led to."""
+        """Report the best pattern, and all trials with their losses."""
         return {"autodropout": {"best": self._best(), "trials": self.trials}} if self.trials else {}
 
     def _best(self) -> dict[str, Any]:
         return min(self.trials, key=lambda trial: float(trial["value"]))
 
     def _next(self) -> dict[str, Any]:
-        """The pattern to train with next: one to try, or after the last of these the best."""
+        """Return the pattern to train with next: a proposal or, after the last trial, the best one."""
         if self.searching():
             space = {"size": self.method.max_size, "stride": self.method.max_stride}
             return propose(space, self.seed, self.method.trials // 2, self.trials)
@@ -197,7 +196,7 @@ class _Search(MethodState):
         return found
 
     def _set_rates(self, *_: Any) -> None:
-        """Just before a step of the optimizer: the learning rates of the trial."""
+        """Set the learning rates of the trial, just before an optimizer step."""
         if self.searching():
             groups = self.start.optimizer.param_groups
             self._scheduled = [group["lr"] for group in groups]
@@ -205,13 +204,13 @@ class _Search(MethodState):
                 group["lr"] = rate * (1 - self._step / self.length)
 
     def _restore_rates(self, *_: Any) -> None:
-        """Just after it: those of the run's schedule, which may go on from them."""
+        """Restore the learning rates of the run's schedule, just after an optimizer step."""
         for group, rate in zip(self.start.optimizer.param_groups, self._scheduled, strict=False):
             group["lr"] = rate
         self._scheduled = []
 
     def _score(self) -> float:
-        """The mean loss on the held-out rows, over all processes; infinite if it is not a number."""
+        """Compute the mean loss on the held-out rows over all processes; infinite if it is NaN."""
         assert self.training.reward_data is not None
         model, processes = self.training.model, self.training.processes
         sums = torch.zeros(2, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Child-Tuning: gradients of a part of the parameters only."""
+"""Child-Tuning: gradient masks that restrict updates to a part of the parameters."""
 
 from __future__ import annotations
 
@@ -20,44 +20,44 @@ from attendrop.methods.core.context import StepContext, TrainingContext
 from attendrop.methods.core.info import MethodInfo
 from attendrop.methods.core.options import choice, count, option, positive, unit_interval
 
-# Elements of a parameter up to which it is drawn together with others.
+# Maximum number of elements of a parameter that is sampled jointly with others.
 _SMALL = 1 << 14
 VARIANTS = ("F", "D")
 
 
 @dataclass(frozen=True)
 class ChildTuning(Method):
-    """Updates a child network, a part of the parameters, in each step.
+    """Updates of a child network, a part of the parameters, in each step.
 
-    Just before the optimizer's step, gradients outside of the child network are set to zero. ``variant="F"`` (task
-    free): in each step each element is in the child network with probability ``p``, and its gradient is divided by
-    ``p``. ``variant="D"`` (task driven): the child network is fixed when training begins, and holds the fraction ``p``
-    of the layers' parameters that have the greatest Fisher information on the training rows, the mean of the squared
-    gradients of the loss of single rows.
+    Just before the optimizer step, gradients outside the child network are set to zero. ``variant="F"`` (task free):
+    in each step each element is in the child network with probability ``p``, and its gradient is divided by ``p``.
+    ``variant="D"`` (task driven): the child network is fixed at the start of training. It is the fraction ``p`` of the
+    layers' parameters with the highest Fisher information on the training rows, the mean of the squared gradients of
+    the loss of single rows.
 
     Example:
         >>> with regularize(model, ChildTuning(p=0.3), optimizer=optimizer) as reg:
         ...     reg.loss(batch).backward()
-        ...     optimizer.step()  # gradients are masked within
+        ...     optimizer.step()  # masks the gradients first
         ...     optimizer.zero_grad()
         ...     reg.step()
 
     Args:
         variant: ``"F"`` or ``"D"``.
         p: Fraction of the parameters in the child network, in (0, 1).
-        fisher_batch_size: Of D: rows whose gradients are taken together. 1 is the paper's formula; more are faster, and
-            square the gradient of a mean, as the authors' code does.
-        fisher_max_norm: Of D: the gradient of each parameter is clipped to this norm before it is squared, so that no
-            layer is favoured for the size of its gradients. 0, the paper's formula: not clipped. The authors' code
-            clips to the norm that the training clips to, mostly 1.
+        fisher_batch_size: Batch size for the Fisher information of D. 1 is the paper's formula; larger batches are
+            faster, and square the gradient of a mean, as the authors' code does.
+        fisher_max_norm: Norm to which D clips the gradient of each parameter before squaring, so that layers with
+            large gradients are not favoured. 0, the paper's formula: no clipping. The authors' code clips to the norm
+            used in training, usually 1.
 
     Raises:
-        AttendropError: An option is out of its range; or, with D, the training rows are not known.
+        AttendropError: An option is out of its range; or, with D, the training rows are unknown.
 
-    Source: Xu et al. (2021), https://arxiv.org/abs/2109.05687, section 2; they search ``p`` in 0.2 to 0.4 (F) and 0.1
-    to 0.3 (D). As in their code, the mask acts on gradients after clipping, D leaves embeddings and head out of its
-    mask (they are trained whole), and D's kept gradients are not scaled. Ours: the Fisher information is measured in
-    evaluation mode, theirs with dropout. The mask is kept with the run, as ``fisher_mask.safetensors``.
+    Source: Xu et al. (2021), https://arxiv.org/abs/2109.05687, section 2; they tune ``p`` in 0.2 to 0.4 (F) and 0.1 to
+    0.3 (D). As in their code, the mask is applied after gradient clipping, D excludes embeddings and head from its mask
+    (they are fully trained), and D does not rescale gradients. Deviation: the Fisher information is measured in
+    evaluation mode, theirs with dropout. The mask is saved with the run, as ``fisher_mask.safetensors``.
     """
 
     name: ClassVar[str] = "child-tuning"
@@ -87,7 +87,7 @@ class ChildTuning(Method):
 
 
 class _Free(MethodState):
-    """Draws a child network for each step."""
+    """State of variant F: samples a child network for each step."""
 
     method: ChildTuning
 
@@ -110,9 +110,11 @@ class _Free(MethodState):
             if gradient is None:
                 continue
             if gradient.is_sparse:
-                raise AttendropError("Child-Tuning does not act on sparse gradients; make the embeddings dense.")
+                raise AttendropError(
+                    "Child-Tuning does not support sparse gradients; create the embeddings with sparse=False."
+                )
             place = (*self._seed_and_step, f"child-tuning/{name}")
-            if name in self.by_row and name not in together:  # most rows are zero, and stay so
+            if name in self.by_row and name not in together:  # most rows are zero and stay zero
                 rows = (gradient.amax(1) != 0).logical_or_(gradient.amin(1) != 0).nonzero().flatten()
                 kept = sample_row_mask(p, *place, rows, gradient.shape[1])
                 gradient[rows] *= kept.to(gradient.dtype).mul_(1 / p)
@@ -122,7 +124,7 @@ class _Free(MethodState):
                 gradient.mul_(kept.to(gradient).mul_(1 / p))
 
     def _sample_jointly(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """Masks of parameters that are too small for a draw each."""
+        """Sample the masks of small parameters in one call."""
         if not parameters:
             return []
         sizes = [parameter.numel() for parameter in parameters]
@@ -133,7 +135,7 @@ class _Free(MethodState):
 
 
 class _Driven(MethodState):
-    """Finds the child network when training begins."""
+    """State of variant D: finds the child network at the start of training."""
 
     method: ChildTuning
 
@@ -171,18 +173,18 @@ class _Driven(MethodState):
 
 
 def fisher_information(training: TrainingContext, method: ChildTuning) -> dict[str, Tensor]:
-    """The mean over batches of the training rows of the squared gradient of their loss, of each layer parameter.
+    """Compute the mean over training batches of the squared gradient of the loss, for each layer parameter.
 
     Args:
-        training: The model and the rows. Each process takes its part of them.
-        method: How many rows a batch has, and what gradients are clipped to.
+        training: The model and the training rows, which are divided among the processes.
+        method: The options: batch size and clipping norm.
     """
     assert training.train_data is not None
     model = training.model
     names = set(layer_parameters(model))
     chosen = {name: p for name, p in model.named_parameters() if name in names and p.requires_grad}
     if not chosen:
-        raise AttendropError(f"{type(model).__name__} has no layers that train, so there is no child network to find.")
+        raise AttendropError(f"{type(model).__name__} has no trainable layers for a child network; unfreeze some.")
     sums = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in chosen.items()}
     count = 0
     with evaluating(model), forked_rng(model):
@@ -203,7 +205,7 @@ def fisher_information(training: TrainingContext, method: ChildTuning) -> dict[s
 
 
 def largest(values: Mapping[str, Tensor], fraction: float) -> dict[str, Tensor]:
-    """Masks, True at the ``fraction`` of all elements that are the greatest, and at those that equal the least of them.
+    """Return masks, True at the largest ``fraction`` of all elements, including ties with the smallest of them.
 
     The number is rounded down, as in :func:`attendrop.candidates.floor_fraction`, and at least 1.
     """

@@ -1,4 +1,4 @@
-"""Concrete Dropout: how much attention to drop is learnt by gradient, layer by layer."""
+"""Concrete Dropout: attention dropout with a drop probability per layer, learnt by gradient descent."""
 
 from __future__ import annotations
 
@@ -29,45 +29,46 @@ from attendrop.methods.core.options import LAYERS, count, option, positive, unit
 
 @dataclass(frozen=True)
 class ConcreteDropout(Method):
-    """Dropout of attention weights, with a probability for each layer that is learnt.
+    """Dropout of attention weights with a learnt probability per layer.
 
     A weight is multiplied by ``(1 - z) / (1 - p)`` with ``z = sigmoid((log p - log(1 - p) + log u - log(1 - u)) / t)``
-    and ``u`` uniform in (0, 1): a drawn number close to 0 or 1, through which gradients reach ``p``. To the loss is
-    added, summed over layers, ``(l^2 / (2 (1 - p)) ||W||^2 - K H(p)) / N``, where ``H`` is the entropy of a draw.
-    The probabilities have an Adam optimizer of their own, and are not among the model's parameters.
+    and ``u`` uniform in (0, 1). ``z`` is a relaxed sample close to 0 or 1, through which gradients reach ``p``. The
+    penalty ``(l^2 / (2 (1 - p)) ||W||^2 - K H(p)) / N``, summed over layers, is added to the loss, where ``H`` is the
+    entropy of a Bernoulli variable. The probabilities have their own Adam optimizer, and are not parameters of the
+    model.
 
     Example:
         >>> with regularize(model, ConcreteDropout(), train_data=loader) as reg:
         ...     reg.loss(batch).backward()
         ...     optimizer.step()
         ...     optimizer.zero_grad()
-        ...     reg.step()  # the probabilities take their step
+        ...     reg.step()  # updates the probabilities
 
     Args:
-        p: The probability to start from, in (0, 1).
-        learning_rate: Of the log-odds of the probabilities, above 0.
-        length_scale: ``l``, that of the prior of the weights, above 0.
-        entropy_weight: ``K``, how many draws the entropy counts for, above 0. It draws all probabilities to 1/2 alike;
-            data must outweigh it for layers to come to differ.
-        num_train_rows: ``N``. 0: the number of training rows, which must then be known.
-        temperature: ``t``, above 0.
+        p: Initial probability, in (0, 1).
+        learning_rate: Learning rate of the log-odds of the probabilities, above 0.
+        length_scale: Length scale ``l`` of the prior of the weights, above 0.
+        entropy_weight: Weight ``K`` of the entropy, above 0. The entropy pulls all probabilities towards 1/2 equally;
+            the data must outweigh it for layers to differ.
+        num_train_rows: Number of training rows ``N``. 0: determined from the training rows, which must then be known.
+        temperature: Temperature ``t`` of the relaxation, above 0.
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
-        AttendropError: An option is out of its range; or the number of training rows is not known; or, in training, a
-            layer's value projection is not to be found.
+        AttendropError: An option is out of its range; the number of training rows is unknown; or, in training, a
+            layer's value projection cannot be found.
 
-    Source: Gal, Hron, Kendall (2017), https://arxiv.org/abs/1705.07832, sections 2 and 3; 0.1 for ``t`` is theirs, and
-    so are the start at 0.1 and ``l`` = 1e-4 in their code. There the features that a layer reads are dropped, a row of
-    ``W`` with each, and ``K`` counts them. An attention weight takes no row of ``W`` with it, so ``K`` and ``W`` are a
-    choice: ``K`` is 1, such that the prior of a probability counts as one row of data; ``W`` is the weight of the
-    layer's value projection. If ``K`` were the features (384 in MiniLM), the prior's gradient on 2,490 rows, -0.03 and
-    equal in all layers, would be a hundred times that of the data. A projection that makes queries, keys and values at
-    once is known where they come in this order, of the same width (GPT-2, ModernBERT). Their ``W`` is ours over
-    ``1 - p``, since what is kept is scaled up. The learning rate is ours: fine-tuning takes few steps. The model's own
-    dropout stays on; set it to 0 to have this one alone.
+    Source: Gal, Hron, Kendall (2017), https://arxiv.org/abs/1705.07832, sections 2 and 3, including ``t`` = 0.1, the
+    initial probability of 0.1 and, from their code, ``l`` = 1e-4. There the input features of a layer are dropped, each
+    with a row of ``W``, and ``K`` is their number. An attention weight does not correspond to a row of ``W``, so ``K``
+    and ``W`` are our choice: ``K`` is 1, such that the prior of a probability counts as one row of data; ``W`` is the
+    weight of the layer's value projection. With the number of features as ``K`` (384 in MiniLM), the prior's gradient
+    on 2,490 rows, -0.03 and equal in all layers, would be a hundred times that of the data. A joint projection of
+    queries, keys and values is supported if they have this order and the same width (GPT-2, ModernBERT). Their ``W`` is
+    ours over ``1 - p``, since kept weights are scaled up. The learning rate is ours, because fine-tuning takes few
+    steps. The model's own dropout stays enabled; set it to 0 to use this one only.
 
-    What layers learn on 160 rows of RTE (MiniLM, AdamW at 2e-4, 60 steps of 16), from 0.1 on:
+    Learnt probabilities on 160 rows of RTE (MiniLM, AdamW at 2e-4, 60 steps of 16), initially 0.1:
 
     =========================================  ====  ================  ==========================
     gradients of the probabilities             seed  learning_rate     lowest to highest layer
@@ -82,7 +83,7 @@ class ConcreteDropout(Method):
     of data and prior, ``entropy_weight=384``  0     0.02              0.272 to 0.273
     =========================================  ====  ================  ==========================
 
-    So it is the gradient of the loss that tells layers apart, and it does so for labels without meaning, too.
+    Differences between layers result from the gradient of the loss, also with shuffled labels.
     """
 
     name: ClassVar[str] = "concrete-dropout"
@@ -103,17 +104,17 @@ class ConcreteDropout(Method):
     needs_loss_scale: ClassVar[bool] = True
 
     rules: ClassVar[tuple[Rule, ...]] = (
-        Rule("concrete-dropout", SECOND_MODEL, "The probabilities belong to one model, and two are trained."),
+        Rule("concrete-dropout", SECOND_MODEL, "The probabilities belong to one model, but two are trained."),
         Rule(
             "concrete-dropout",
             EXCHANGES_WEIGHTS,
-            "One takes the model back to its start, but not the probabilities, which have learnt by then.",
+            "The model's weights are replaced during training, but the learnt probabilities are not.",
         ),
         Rule(
             "concrete-dropout",
             SKIPS_BLOCKS,
-            "The penalty reads the weights of every block, also of those that are left out of a step: their dropout "
-            "was not used in it, and DDP cannot reduce their gradients.",
+            "The penalty uses the weights of every block, including skipped ones, whose dropout is not applied and "
+            "whose gradients DDP cannot reduce.",
         ),
     )
 
@@ -130,7 +131,7 @@ class ConcreteDropout(Method):
 
 
 class _Learning(MethodState):
-    """Keeps the log-odds of the probabilities, and their optimizer. Both are made at the first pass."""
+    """State with the log-odds of the probabilities and their optimizer, both created at the first pass."""
 
     method: ConcreteDropout
 
@@ -141,8 +142,8 @@ class _Learning(MethodState):
         self.num_train_rows = method.num_train_rows or (len(data) if hasattr(data, "__len__") else 0)
         if not self.num_train_rows:
             raise AttendropError(
-                "Concrete Dropout weighs its prior by the number of training rows: pass train_data, or set "
-                "num_train_rows."
+                "Concrete Dropout needs the number of training rows for the weight of its prior: pass train_data, or "
+                "set num_train_rows."
             )
         self.keys: list[str] = []
         self.logits = nn.Parameter(torch.empty(0))
@@ -176,7 +177,7 @@ class _Learning(MethodState):
         processes = self.training.processes
         gradient = processes.total(self.logits.grad) / (processes.world_size * self.loss_scale)
         self.logits.grad.copy_(gradient)
-        if gradient.isfinite().all():  # a step that float16 overflowed is not taken
+        if gradient.isfinite().all():  # skip steps that overflow under float16
             self.optimizer.step()
         self.optimizer.zero_grad()
         return {}
@@ -191,7 +192,7 @@ class _Learning(MethodState):
             self._begin(state["layers"], state["logits"]).load_state_dict(state["optimizer"])
 
     def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
-        """Of each layer the probability that was learnt."""
+        """Report the learnt probability of each layer."""
         return {"concrete_dropout": dict(zip(self.keys, self.logits.detach().sigmoid().tolist(), strict=True))}
 
     def _begin(self, keys: Sequence[str], logits: Tensor) -> torch.optim.Optimizer:
@@ -202,12 +203,12 @@ class _Learning(MethodState):
 
 
 class _Relaxed(RandomMaskPlan):
-    """Multiplies the weights of each layer by relaxed draws of its probability.
+    """Plan that multiplies the weights of each layer by relaxed Bernoulli samples.
 
     Args:
-        method: The method, whose temperature is that of the relaxation.
+        method: The method, with the temperature of the relaxation.
         context: The micro-batch.
-        logits: The log-odds, by the key of the layer.
+        logits: Log-odds by layer key.
     """
 
     method: ConcreteDropout
@@ -228,7 +229,7 @@ class _Relaxed(RandomMaskPlan):
 
 
 def entropy(logit: Tensor) -> Tensor:
-    """The entropy of a draw, in nats, whose log-odds are given."""
+    """Compute the entropy, in nats, of a Bernoulli variable with the given log-odds."""
     return -(torch.sigmoid(logit) * logsigmoid(logit) + torch.sigmoid(-logit) * logsigmoid(-logit))
 
 
@@ -241,7 +242,7 @@ def value_projections(adapter: ModelAdapter, attention_layers: Sequence[Attentio
         projection = find_value_projection((names[module], module) for module in inputs.get(layer.key, []))
         if projection is None:
             raise AttendropError(
-                f"The value projection of {layer.name} is not to be found; choose other layers, or another method."
+                f"The value projection of {layer.name} cannot be found; choose other layers, or another method."
             )
         found[layer.key] = projection
     return found

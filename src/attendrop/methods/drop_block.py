@@ -1,4 +1,4 @@
-"""DropBlock: contiguous spans of attention scores dropped at random."""
+"""DropBlock: dropout of contiguous spans of attention scores."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from attendrop.methods.core.options import LAYERS, count, option, unit_interval
 
 @dataclass(frozen=True)
 class DropBlock(Method):
-    """Drops blocks of attention scores.
+    """Dropout of contiguous blocks of attention scores.
 
-    In each row, each place in which a block of ``b`` keys fits begins one with probability
-    ``gamma = p / b * n / (n - b + 1)``, where ``n`` counts the row's valid keys and ``b`` is ``block_size``, or ``n``
-    if that is less. Blocks may overlap. What is not in a block shares the mass of what is.
+    In each row, a block of ``b`` keys starts at each position where it fits with probability
+    ``gamma = p / b * n / (n - b + 1)``, where ``n`` is the number of valid keys in the row and ``b`` is the minimum of
+    ``block_size`` and ``n``. Blocks may overlap. The softmax redistributes their mass over the remaining positions.
 
     Example:
         >>> with regularize(model, DropBlock(p=0.1, block_size=4)) as reg:
         ...     reg.loss(batch).backward()
 
     Args:
-        p: About the fraction of positions that is dropped, in (0, 1): exactly ``gamma * b * (n - b + 1) / n``, less
-            what blocks overlap.
-        block_size: Keys in a block.
-        block_rows: Queries in a block. Blocks of several are cut off at the first and the last query, so that as much
-            is dropped there as anywhere.
+        p: Approximate fraction of dropped positions, in (0, 1): exactly ``gamma * b * (n - b + 1) / n``, minus the
+            overlap of blocks.
+        block_size: Number of keys in a block.
+        block_rows: Number of queries in a block. Taller blocks are cut off at the first and last query, so that the
+            dropped fraction is the same there as elsewhere.
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
         AttendropError: An option is out of its range.
 
-    Source: Ghiasi, Lin, Le (2018), https://arxiv.org/abs/1810.12890, Eq. 1 and Algorithm 1, for the maps of features of
-    convolutional networks; a map is here the scores of a head. Deviations: blocks are spans of a row by default, not
-    squares; scores are dropped, so that softmax takes the place of their rescaling; ``p`` is constant, where they
-    raise it linearly from 0; the defaults are ours (their 0.1 is for 7 x 7 positions).
+    Source: Ghiasi, Lin, Le (2018), https://arxiv.org/abs/1810.12890, Eq. 1 and Algorithm 1, for feature maps of
+    convolutional networks; here the scores of a head take the place of a map. Deviations: blocks are spans of a row by
+    default, not squares; scores are dropped, so that softmax replaces their rescaling; ``p`` is constant, while they
+    increase it linearly from 0; the defaults are ours (their 0.1 is for 7 x 7 positions).
     """
 
     name: ClassVar[str] = "dropblock"
@@ -71,7 +71,7 @@ class DropBlock(Method):
 
 
 class _DropBlocks(RandomMaskPlan):
-    """Drops blocks in the chosen layers."""
+    """Plan that drops blocks in the selected layers."""
 
     method: DropBlock
 
@@ -80,7 +80,7 @@ class _DropBlocks(RandomMaskPlan):
         return spread(self._seeds(call, chances), self.method.block_size)
 
     def _seeds(self, call: AttentionCall, chances: Tensor) -> Tensor:
-        """Where blocks begin, in each of the rows that they reach down to."""
+        """Sample the starts of blocks, in each row that they cover."""
         key, rows = self.context.key, self.method.block_rows
         if rows == 1:
             return sample_mask(chances, key, call.layer.key, call.shape, self.origins(call), call.device)
@@ -94,19 +94,19 @@ class _DropBlocks(RandomMaskPlan):
 
 
 def begin_chances(call: AttentionCall, p: float, size: int) -> Tensor:
-    """The probability that a block begins at a position, broadcastable to ``call.shape``: 0 where none fits."""
+    """Compute the probability that a block starts at a position, broadcastable to ``call.shape``; 0 if none fits."""
     keys = call.shape[3]
     valid = torch.ones(1, 1, 1, keys, dtype=torch.bool, device=call.device) if call.valid is None else call.valid
     count = valid.sum(-1, keepdim=True)
     length = count.clamp(min=1, max=size)
     gamma = p / length * count / (count - length + 1).clamp(min=1)
-    # Numbered among the row's valid keys, the last place of a block is that before ``length`` keys.
+    # Counting valid keys only, a block fits if at least ``length`` keys remain.
     fits = valid & (valid.cumsum(-1) <= count - length + 1)
     return gamma * fits
 
 
 def spread(seeds: Tensor, size: int) -> Tensor:
-    """Let each True take the ``size - 1`` positions to its right, too."""
+    """Extend each True to the ``size - 1`` positions to its right."""
     width = 1
     while width < min(size, seeds.shape[-1]):
         step = min(width, size - width)

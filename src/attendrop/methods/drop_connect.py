@@ -1,4 +1,4 @@
-"""DropConnect: elements of the projections' weights set to zero at random."""
+"""DropConnect: dropout of weights of the attention projections."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from attendrop.methods.core.options import LAYERS, option, unit_interval
 
 @dataclass(frozen=True)
 class DropConnect(Method):
-    """Dropout of single weights of the attention's projections.
+    """Dropout of single weights of the attention projections.
 
-    In each optimizer step each element of the weights that make queries, keys, values and outputs is zero with
-    probability ``p``, and divided by ``1 - p`` else.
+    In each optimizer step each element of the query, key, value and output projection weights is zero with probability
+    ``p``, and divided by ``1 - p`` otherwise.
 
     Example:
         >>> with regularize(model, DropConnect(p=0.1)) as reg:
@@ -31,12 +31,12 @@ class DropConnect(Method):
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
-        AttendropError: An option is out of its range; or, when training begins, the projections cannot be told apart.
+        AttendropError: An option is out of its range; or, at the start of training, no projections can be found.
 
     Source: Wan et al. (2013), Regularization of Neural Networks using DropConnect, section 3, with weights ``M * W``.
-    Deviations: kept weights are scaled up in training, and evaluation uses the weights as they are, where the paper
-    draws from a Gaussian fitted to the mask's moments; one draw serves a whole optimizer step, where the paper has one
-    for each example; ``p`` is 0.1, the paper's is 0.5, for networks that are trained from nothing.
+    Deviations: kept weights are scaled up in training, and evaluation uses the unchanged weights, while the paper
+    samples from a Gaussian fitted to the mask's moments; one mask is used for a whole optimizer step, while the paper
+    has one per example; ``p`` is 0.1, the paper's is 0.5, for networks trained from scratch.
     """
 
     name: ClassVar[str] = "dropconnect"
@@ -61,7 +61,7 @@ class DropConnect(Method):
 
 
 class _DropConnect(WeightMixing):
-    """Mixes with zero."""
+    """State that mixes the weights with zero."""
 
     def choose(self, context: StepContext) -> list[str]:
         keys = {layer.key for layer in self.method.selected_layers(context.adapter.attention_layers)}
@@ -72,5 +72,7 @@ class _DropConnect(WeightMixing):
         weights = {module.weight for module in modules}
         names = [name for name, parameter in self.model.named_parameters() if parameter in weights]
         if not names:
-            raise AttendropError(f"The attention of {type(self.model).__name__} has no projections that can be found.")
+            raise AttendropError(
+                f"No attention projections found in {type(self.model).__name__}; choose another method."
+            )
         return names

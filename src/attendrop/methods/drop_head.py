@@ -1,4 +1,4 @@
-"""DropHead: whole attention heads dropped at random, by a schedule."""
+"""DropHead: scheduled dropout of whole attention heads."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ SCHEDULES = ("v", "constant")
 
 @dataclass(frozen=True)
 class DropHead(Method):
-    """Drops attention heads.
+    """Dropout of whole attention heads.
 
-    Each head of each layer is dropped with probability ``p``, for each sequence by itself: what it puts out is zero
-    before the output projection. What the others put out is multiplied by ``heads / kept heads``. Where all heads of a
-    layer are dropped, attention adds nothing to that sequence.
+    Each head of each layer is dropped with probability ``p``, independently for each sequence: its output is zero
+    before the output projection. The outputs of the other heads are multiplied by ``heads / kept heads``. If all heads
+    of a layer are dropped, its attention contributes nothing for that sequence.
 
     Example:
         >>> with regularize(model, DropHead(), total_steps=1000) as reg:
         ...     reg.loss(batch).backward()
 
     Args:
-        p_start: The probability at the start of training, in (0, 1).
-        p_end: The probability at its end, in (0, 1).
+        p_start: Probability at the start of training, in (0, 1).
+        p_end: Probability at the end of training, in (0, 1).
         turn: Fraction of the planned optimizer steps at which the probability is 0, in (0, 1).
         schedule: ``"v"``: linear from ``p_start`` to 0 at ``turn``, and from there to ``p_end``. ``"constant"``:
-            ``p_start`` throughout; the others have no meaning.
+            ``p_start`` throughout; ``p_end`` and ``turn`` are unused.
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
-        AttendropError: An option is out of its range; or, in training, the schedule is ``"v"`` and it is not known how
-            many optimizer steps are planned.
+        AttendropError: An option is out of its range; or, in training, the schedule is ``"v"`` and the number of
+            planned optimizer steps is unknown.
 
-    Source: Zhou et al. (2020), https://arxiv.org/abs/2004.13342, section 3. The valley of their V lies where the
-    learning rate's warm-up ends: ``turn`` is this library's default warm-up, of 0.1; set it to yours. That 0.2 is the
-    default, and that a layer may lose all its heads, is ours.
+    Source: Zhou et al. (2020), https://arxiv.org/abs/2004.13342, section 3. Their V has its minimum at the end of the
+    learning rate's warm-up: ``turn`` defaults to this library's default warm-up of 0.1; set it to yours. The default
+    of 0.2 is ours, and so is that all heads of a layer may be dropped.
     """
 
     name: ClassVar[str] = "drophead"
@@ -67,7 +67,7 @@ class DropHead(Method):
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def probability_at(self, progress: float) -> float:
-        """The probability of the schedule ``"v"`` at a ``progress`` in [0, 1]."""
+        """Return the probability of the schedule ``"v"`` at a ``progress`` in [0, 1]."""
         if progress < self.turn:
             return self.p_start * (1 - progress / self.turn)
         return self.p_end * (progress - self.turn) / (1 - self.turn)
@@ -78,7 +78,7 @@ class DropHead(Method):
 
 
 class _DropHeads(RandomMaskPlan):
-    """Drops each head with probability ``p``, and scales the others up."""
+    """Plan that drops each head with probability ``p``, and scales the others up."""
 
     def __init__(self, method: Method, context: StepContext, p: float, keys: Collection[str] | None = None) -> None:
         super().__init__(method, context, keys)

@@ -11,7 +11,7 @@ from attendrop.methods.core.compatibility import ANY, Rule
 
 @dataclass(frozen=True)
 class FineTune(Method):
-    """Plain fine-tuning: the baseline. The model is not touched."""
+    """Plain fine-tuning, the baseline. The model is not modified."""
 
     name: ClassVar[str] = "finetune"
     summary: ClassVar[str] = "plain fine-tuning, the baseline"
