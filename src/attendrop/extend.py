@@ -1,8 +1,8 @@
-"""What methods of one's own are made of: all that the methods of the library are made of themselves.
+"""Building blocks of custom methods, the same as those of the library's methods.
 
-``docs/own_method.md`` has a worked example, and says what is for what. A :class:`Method` holds options and says what
-one pass looks like; a :class:`MethodState` is a method at work that keeps something or takes passes of its own; a
-:class:`Plan` is what one pass does to attention and around it.
+``docs/own_method.md`` has a worked example and an overview. A :class:`Method` holds options and defines one training
+pass. A :class:`MethodState` is a method attached to a model, if it keeps state or takes additional passes. A
+:class:`Plan` defines what one pass does to attention and to the blocks around it.
 """
 
 from attendrop.argument_checks import (

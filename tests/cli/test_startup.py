@@ -26,7 +26,7 @@ ANSWERED_AT_ONCE = [
     ([*TRAIN, "--learning-rate", "nan"], 2, "learning-rate must be a number above 0, not nan."),
     ([*TRAIN, "--protocol", "papers"], 2, "Did you mean 'paper'?"),
     ([*TRAIN, "--preset", "papr"], 2, "Did you mean 'paper'?"),
-    ([*TRAIN, "--set", "p"], 2, "--set takes NAME=VALUE"),
+    ([*TRAIN, "--set", "p"], 2, "--set 'p' is not of the form NAME=VALUE"),
     ([*TRAIN, "--options", "nowhere.json"], 2, "There is no options file 'nowhere.json'"),
     ([*TRAIN, "--bf16", "--fp16"], 2, "bf16 and fp16 exclude each other"),
     (["train", "--model", "minilm"], 2, "Give a task or a train-file"),

@@ -175,7 +175,7 @@ def test_bad_rows_are_left_out_of_predictions_and_scores(runs: Path, tmp_path: P
     assert (
         cli.main(["predict", f"{runs}/single", "--predict-file", str(file), "--output", str(output), *arguments]) == 2
     )
-    assert "line 3, column 'text': the text is empty. --skip-bad-rows leaves such rows out." in capsys.readouterr().err
+    assert "line 3, column 'text': the text is empty. Correct it, or add --skip-bad-rows." in capsys.readouterr().err
     assert not output.exists()
     skip = [*arguments, "--skip-bad-rows"]
     assert cli.main(["predict", f"{runs}/single", "--predict-file", str(file), "--output", str(output), *skip]) == 0
@@ -195,7 +195,7 @@ def test_bad_rows_are_left_out_of_predictions_and_scores(runs: Path, tmp_path: P
         (["--output", "out.csv", "--input-format", "csv"], "input-format is for standard input"),
         (["--output", "-", "--skip-bad-rows"], "skip-bad-rows needs skipped-file"),
         (["--output", "out.csv", "--skipped-file", "x"], "skipped-file is for skip-bad-rows"),
-        (["--output", "out.csv", "--output-format", "xml"], "Predictions are written as .tsv, .csv or .jsonl"),
+        (["--output", "out.csv", "--output-format", "xml"], "'xml' is not a format of predictions"),
         (["--output", "out.csv", "--keep-columns", "--text-columns", "probability"], "has a column 'probability'"),
     ],
 )

@@ -152,7 +152,7 @@ def test_class_weights_change_what_is_learnt_under_a_method(folder: Path, method
 def test_class_weights_are_for_classes(folder: Path) -> None:
     tiny.write_csv(folder / "numbers.csv", [number / 10 for number in range(20)])
     options = {"train_file": str(folder / "numbers.csv"), "eval_file": None, "class_weights": "balanced"}
-    with pytest.raises(AttendropError, match="class-weights='balanced' is for classes"):
+    with pytest.raises(AttendropError, match="class-weights='balanced' needs classes"):
         train(tiny.config(folder, "weighted-numbers", **options))
     assert not (folder / "weighted-numbers").exists()
 

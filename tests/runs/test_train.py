@@ -284,7 +284,7 @@ def test_the_method_of_a_run_is_built_once(folder: Path, monkeypatch: pytest.Mon
         ({"task": "mnli"}, "The model predicts 2 classes, the task mnli asks for 3 classes."),
         ({"task": "stsb"}, "The model predicts 2 classes, the task stsb asks for a number."),
         ({"task": "rte", "file": "x.csv"}, "not both"),
-        ({"task": "rte", "text_columns": ("a",)}, "belong to one's own file"),
+        ({"task": "rte", "text_columns": ("a",)}, "are for custom files"),
         ({"batch_size": 0}, "batch-size must be at least 1, not 0."),
     ],
 )

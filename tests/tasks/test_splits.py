@@ -46,13 +46,13 @@ class TestFewShot:
         assert set(few) < set(more)
 
     def test_a_small_class_gives_all_it_has(self) -> None:
-        with pytest.warns(UserWarning, match="class 'class 1' has only 2 of the 3 rows"):
+        with pytest.warns(UserWarning, match="class 'class 1' has only 2 of the 3 requested rows"):
             sample = few_shot(rows([0, 0, 0, 0, 1, 1]), classes(2), 3, seed=0)
         assert Counter(sample["label"]) == {0: 3, 1: 2}
 
     def test_regression_takes_k_in_all(self) -> None:
         assert len(few_shot(rows([0.5] * 30), REGRESSION, 7, seed=0)) == 7
-        with pytest.warns(UserWarning, match="the data has only 3 of the 7 rows"):
+        with pytest.warns(UserWarning, match="the data has only 3 of the 7 requested rows"):
             assert len(few_shot(rows([0.5] * 3), REGRESSION, 7, seed=0)) == 3
 
     @pytest.mark.parametrize("k", [0, -1])
@@ -94,7 +94,7 @@ class TestHoldOut:
         ("labels", "fraction", "held"), [([0, 1], 0.1, 1), ([0, 1, 2, 3], 0.5, 2), ([0, 0, 1, 1], 0.9, 3)]
     )
     def test_too_few_rows_are_drawn_plainly(self, labels: list[int], fraction: float, held: int) -> None:
-        with pytest.warns(UserWarning, match="too few to hold out .* drawn without regard to class"):
+        with pytest.warns(UserWarning, match="too few to hold out .* sampled without stratification"):
             kept, out = hold_out(rows(labels), classes(4), fraction, seed=0)
         assert out is not None and (len(kept), len(out)) == (len(labels) - held, held)
 
@@ -112,7 +112,7 @@ class TestHoldOut:
             hold_out(rows([0, 1]), classes(2), fraction, seed=0)
 
     def test_one_row(self) -> None:
-        with pytest.raises(AttendropError, match="1 row cannot be divided"):
+        with pytest.raises(AttendropError, match="1 row cannot be split"):
             hold_out(rows([0]), classes(2), 0.1, seed=0)
 
     @settings(max_examples=50, deadline=None)

@@ -179,7 +179,7 @@ def test_a_tokenizer_that_does_not_tell_what_it_cuts(tokenizer: PreTrainedTokeni
 
     slow: Any = Slow()
     assert encoded(slow, HEADS, [-1, 2, 2, -1], 4, "the cat") == [-1, 2, 2, -1]
-    with pytest.raises(AttendropError, match=r"line 2: the input has 4 tokens, of which 3 are left, and Slow does not"):
+    with pytest.raises(AttendropError, match=r"line 2: the input of 4 tokens is truncated to 3, and Slow does not"):
         encoded(slow, HEADS, [-1, 2, 2, -1], 3, "the cat")
 
 
@@ -198,7 +198,7 @@ WRONG: list[tuple[Callable[[], list[dict[str, Any]]], str]] = [
     (changed(1, dependency_heads="1 2"), "line 3, column 'dependency_heads': '1 2' is not a list of whole numbers"),
     (changed(1, dependency_heads=[1.5] * 6), "is not a list of whole numbers"),
     (changed(1, dependency_heads=[[1]]), "line 3, column 'dependency_heads': '[[1]]' is not a list of whole numbers"),
-    (changed(1, dependency_heads=[0, 6, 0, 0, 0, 0]), "there is no position 6 among 6; they count from 0, and -1 is"),
+    (changed(1, dependency_heads=[0, 6, 0, 0, 0, 0]), "there is no position 6 among 6; count from 0, and write -1"),
     (changed(1, dependency_heads=[0, -2, 0, 0, 0, 0]), "there is no position -2 among 6"),
 ]
 
@@ -231,7 +231,7 @@ def test_tasks_have_no_such_columns(folder: Path, tmp_path: Path, capsys: Captur
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
-        (TokenColumn("x"), ["a"], r"a\.jsonl, line 2, column 'x': \['a'\] is not a list of numbers, or of as many"),
+        (TokenColumn("x"), ["a"], r"a\.jsonl, line 2, column 'x': \['a'\] is not a list of numbers, or a list of n"),
         (TokenColumn("x"), [True], r"\[True\] is not a list"),
         (TokenColumn("x"), [float("nan")], r"\[nan\] is not a list"),
         (TokenColumn("x"), [2**63], r"is not a list"),
@@ -239,7 +239,7 @@ def test_tasks_have_no_such_columns(folder: Path, tmp_path: Path, capsys: Captur
         (TokenColumn("x"), [[1, 2], [3]], r"is not a list"),
         (TokenColumn("x", "matrix"), [1, 2], r"is not a list of n lists of n numbers"),
         (TokenColumn("x", "matrix"), [[1, 2]], r"is not a list of n lists of n numbers"),
-        (TokenColumn("x"), [[1]], r"\[\[1\]\] is not of the form of the rows before"),
+        (TokenColumn("x"), [[1]], r"\[\[1\]\] does not have the form of the rows before"),
     ],
     ids=str,
 )
@@ -252,11 +252,11 @@ def test_what_is_not_of_the_kind(column: TokenColumn, value: Any, message: str, 
 
 @pytest.mark.parametrize("name", ["label", "input_ids"])
 def test_names_that_are_taken(name: str) -> None:
-    with pytest.raises(AttendropError, match=f"the column '{name}' cannot keep its name"):
+    with pytest.raises(AttendropError, match=f"the name of the column '{name}' is reserved"):
         TokenColumn(name)
 
 
 def test_a_column_is_not_the_text_too(tmp_path: Path) -> None:
     file = write(tmp_path / "a.jsonl", [{"x": "a", "label": 0}, {"x": "b", "label": 1}])
-    with pytest.raises(AttendropError, match="'x' is named twice"):
+    with pytest.raises(AttendropError, match="'x' is given twice"):
         load_files(train_file=file, text_columns=["x"], label_column="label", token_columns=[TokenColumn("x")])

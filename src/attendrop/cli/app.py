@@ -1,4 +1,4 @@
-"""The application that the commands register with, and the options that several of them share."""
+"""Typer application, and options shared by several commands."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but warnings and errors.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else there.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 DataDir = Annotated[str | None, typer.Option(help="Folder of GLUE files. Default: $ATTENDROP_DATA, then the hub.")]
-Columns = Annotated[str | None, typer.Option(help="Text column of one's own files, or two with a comma between.")]
-LabelColumn = Annotated[str | None, typer.Option(help="Column of one's own files to learn.")]
+Columns = Annotated[str | None, typer.Option(help="Text column of your files, or two, comma-separated.")]
+LabelColumn = Annotated[str | None, typer.Option(help="Label column of your files.")]
 Device = Annotated[str | None, typer.Option(help="auto or cpu.", show_default="auto")]
 RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
-# Columns of a table that is not shown on a terminal.
+# Width, in characters, of a table that is not printed to a terminal.
 _NO_LIMIT = 10_000
 
 
@@ -53,7 +53,7 @@ def _app(
 
 
 def split_columns(text: str | None) -> tuple[str, ...]:
-    """Split ``"sentence1,sentence2"`` into names; none in an empty text or None."""
+    """Split ``"sentence1,sentence2"`` into names; return none for an empty text or None."""
     return tuple(name.strip() for name in text.split(",")) if text else ()
 
 
@@ -62,8 +62,8 @@ def show(found: Any, shown: str | Table, *, quiet: bool = False, as_json: bool =
 
     Args:
         found: The result as plain values, for ``as_json``.
-        shown: The result for people.
-        quiet: Print nothing for people.
+        shown: The result in readable form.
+        quiet: Do not print ``shown``.
         as_json: Print JSON.
     """
     if not is_main_process():
@@ -74,6 +74,6 @@ def show(found: Any, shown: str | Table, *, quiet: bool = False, as_json: bool =
         print(shown)
     elif not quiet:
         console = Console(highlight=False)
-        if not console.is_terminal:  # a program that reads it wants each name on one line
+        if not console.is_terminal:  # programs that read the output need each name on one line
             console.width = _NO_LIMIT
         console.print(shown)

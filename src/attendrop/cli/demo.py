@@ -18,7 +18,7 @@ def demo(
         str, typer.Option(help="Folder for the runs; finished ones are not run again.")
     ] = "attendrop-demo",
     model: Annotated[str, typer.Option(help="minilm, a folder, or a hub id.")] = "minilm",
-    seeds: Annotated[int, typer.Option(help="How many.")] = 3,
+    seeds: Annotated[int, typer.Option(help="Number of seeds.")] = 3,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:

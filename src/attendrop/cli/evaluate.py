@@ -29,10 +29,10 @@ from attendrop.runs.model_source import Source
 @app.command()
 def evaluate(
     run: RunFolder,
-    task: Annotated[str | None, typer.Option(help="Name of a task. Default: the run's own.")] = None,
-    split: Annotated[str | None, typer.Option(help="Of the task.", show_default="dev")] = None,
+    task: Annotated[str | None, typer.Option(help="Name of a task. Default: the task of the run.")] = None,
+    split: Annotated[str | None, typer.Option(help="Split of the task.", show_default="dev")] = None,
     data_dir: DataDir = None,
-    eval_file: Annotated[str | None, typer.Option(help="One's own file instead of a task; - is stdin.")] = None,
+    eval_file: Annotated[str | None, typer.Option(help="Your file instead of a task; - is stdin.")] = None,
     text_columns: Columns = None,
     label_column: LabelColumn = None,
     input_format: InputFormat = None,

@@ -13,17 +13,21 @@ from attendrop.cli.console import messages
 @app.command()
 def export(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run, or of a pruned model.")],
-    output: Annotated[str, typer.Option(help="The file, or a folder for model.onnx; its tokenizer comes beside it.")],
+    output: Annotated[
+        str, typer.Option(help="The file, or a folder for model.onnx; the tokenizer is saved beside it.")
+    ],
     format_: Annotated[str, typer.Option("--format", help="onnx or torch (torch.export).")] = "onnx",
     quantize: Annotated[
-        str | None, typer.Option(help="int8: a quarter of the size; what it costs in score is measured.")
+        str | None, typer.Option(help="int8: a quarter of the size; the loss of score is measured.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file, and what lies beside it.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the file, and the files saved with it.")
+    ] = False,
     data_dir: DataDir = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Write a model for other programs; they need nothing of attendrop."""
+    """Export a model for programs without attendrop."""
     from attendrop.cli.pruning_summary import export_summary
     from attendrop.runs.export import export_run
 

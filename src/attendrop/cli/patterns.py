@@ -18,7 +18,7 @@ from attendrop.cli.app import (
 def patterns(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run of method attendout.")],
     fit: Annotated[
-        int | None, typer.Option(help="Fit a schedule of so many linear pieces.", show_default="none")
+        int | None, typer.Option(help="Number of linear pieces of a schedule to fit.", show_default="none")
     ] = None,
     output: Annotated[str | None, typer.Option(help="The picture, PNG.", show_default="RUN/patterns.png")] = None,
     options: Annotated[
@@ -27,7 +27,7 @@ def patterns(
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Draw what AttendOut learnt to drop, and fit a schedule to it for the method scheduler."""
+    """Plot the dropout patterns learnt by AttendOut, and fit a schedule for the method scheduler."""
     from attendrop.cli.patterns_output import show_patterns
 
     found, shown = show_patterns(run, fit, output, options, overwrite=overwrite)

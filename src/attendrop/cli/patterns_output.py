@@ -40,7 +40,9 @@ def show_patterns(
         AttendropError: The run has no patterns, the fit is not possible, or a file cannot be written.
     """
     if options is not None and pieces is None:
-        raise AttendropError("--options says where to write a fit; say with --fit how many pieces it is to have.")
+        raise AttendropError(
+            "--options names the file of a fit, but --fit is missing; give the number of pieces with --fit."
+        )
     found = patterns.read(Path(run))
     fitted = None if pieces is None else patterns.fit(found, pieces)
     picture = _writable(run, output or f"{run}/patterns.png", overwrite=overwrite)

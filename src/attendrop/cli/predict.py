@@ -30,16 +30,18 @@ from attendrop.runs.model_source import STDIN, Source
 def predict(
     run: RunFolder,
     output: Annotated[str, typer.Option(help="A .tsv, .csv or .jsonl file; - is stdout.")],
-    task: Annotated[str | None, typer.Option(help="Name of a task. Default: the run's own.")] = None,
-    split: Annotated[str | None, typer.Option(help="Of the task.", show_default="test")] = None,
+    task: Annotated[str | None, typer.Option(help="Name of a task. Default: the task of the run.")] = None,
+    split: Annotated[str | None, typer.Option(help="Split of the task.", show_default="test")] = None,
     data_dir: DataDir = None,
-    predict_file: Annotated[str | None, typer.Option(help="One's own file instead of a task; - is stdin.")] = None,
+    predict_file: Annotated[str | None, typer.Option(help="Your file instead of a task; - is stdin.")] = None,
     text_columns: Columns = None,
     input_format: InputFormat = None,
     output_format: Annotated[
         str | None, typer.Option(help="csv, tsv or jsonl.", show_default="by the extension; csv on stdout")
     ] = None,
-    probabilities: Annotated[bool, typer.Option("--probabilities", help="Write those of all classes.")] = False,
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="Write the probabilities of all classes.")
+    ] = False,
     keep_columns: Annotated[bool, typer.Option("--keep-columns", help="Write the columns of the file, too.")] = False,
     skip_bad_rows: SkipBadRows = False,
     skipped_file: SkippedFile = None,

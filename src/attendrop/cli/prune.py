@@ -17,14 +17,14 @@ def prune(
     layers: Annotated[
         str, typer.Option(help="auto; a count (4); a list (0,3,5, or 4, for one); a threshold on pi ('>=0.8').")
     ] = "auto",
-    tolerance: Annotated[float, typer.Option(help="With auto: how much of the selection score it may cost.")] = 0.0,
-    recover_epochs: Annotated[int, typer.Option(help="Fine-tune for so many epochs afterwards.")] = 0,
+    tolerance: Annotated[float, typer.Option(help="With auto: allowed loss of selection score.")] = 0.0,
+    recover_epochs: Annotated[int, typer.Option(help="Number of epochs of fine-tuning afterwards.")] = 0,
     data_dir: DataDir = None,
     device: Device = "auto",
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Make the attention of some layers constant, and the model smaller and faster."""
+    """Replace attention by constants in some layers, for a smaller and faster model."""
     from attendrop.cli.progress import TrainingProgress
     from attendrop.cli.pruning_summary import prune_summary
     from attendrop.runs.prune import prune_run

@@ -21,15 +21,17 @@ from attendrop.runs.run_file import read_run_file
 @app.command()
 def train(
     task: Annotated[str | None, typer.Option(help="Name of a task; `attendrop tasks` lists them.")] = None,
-    train_file: Annotated[str | None, typer.Option(help="One's own .csv, .tsv, .jsonl or .parquet file.")] = None,
-    eval_file: Annotated[str | None, typer.Option(help="One's own file to report on, once, at the end.")] = None,
+    train_file: Annotated[
+        str | None, typer.Option(help="Training data: a .csv, .tsv, .jsonl or .parquet file.")
+    ] = None,
+    eval_file: Annotated[
+        str | None, typer.Option(help="Evaluation data: a file to report on, once, at the end.")
+    ] = None,
     text_columns: Columns = None,
     label_column: LabelColumn = None,
     label_type: Annotated[str | None, typer.Option(help="auto, class or number.", show_default="auto")] = None,
     data_dir: DataDir = None,
-    skip_bad_rows: Annotated[
-        bool | None, typer.Option(help="Leave out unusable rows of one's own files, and list them.")
-    ] = None,
+    skip_bad_rows: Annotated[bool | None, typer.Option(help="Skip invalid rows of your files, and list them.")] = None,
     model: Annotated[str | None, typer.Option(help="minilm, a folder, or a hub id.", show_default="minilm")] = None,
     method: Annotated[
         str | None,
@@ -38,19 +40,21 @@ def train(
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Option of the method.")] = None,
     options_: Annotated[
         str | None,
-        typer.Option("--options", metavar="FILE", help="JSON file of the method's options; --set goes over it."),
+        typer.Option("--options", metavar="FILE", help="JSON file of the method's options; --set overrides it."),
     ] = None,
     config: Annotated[
         str | None, typer.Option(metavar="FILE", help="YAML file of these options, such as a run's run.yaml.")
     ] = None,
-    preset_: Annotated[str | None, typer.Option("--preset", help="paper: training as in the paper.")] = None,
+    preset_: Annotated[
+        str | None, typer.Option("--preset", help="paper: training settings of the method's paper.")
+    ] = None,
     output_dir: Annotated[str | None, typer.Option(show_default="runs/TASK-METHOD-seedSEED")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last complete checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume from the last complete checkpoint.")] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the folder's run, when this one is complete.")
+        bool, typer.Option("--overwrite", help="Replace the run in the folder when this one is complete.")
     ] = False,
     epochs: Annotated[int | None, typer.Option(show_default="4")] = None,
-    max_steps: Annotated[int | None, typer.Option(help="Stop after so many steps, not by epochs.")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="Number of training steps; overrides --epochs.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows per process.", show_default="32")] = None,
     eval_batch_size: Annotated[int | None, typer.Option(show_default="64")] = None,
     gradient_accumulation: Annotated[int | None, typer.Option(help="Batches per step.", show_default="1")] = None,
@@ -59,34 +63,35 @@ def train(
     schedule: Annotated[str | None, typer.Option(help="linear, constant or cosine.", show_default="linear")] = None,
     warmup: Annotated[float | None, typer.Option(help="Fraction of all steps.", show_default="0.1")] = None,
     max_length: Annotated[int | None, typer.Option(help="In tokens.", show_default="128")] = None,
-    max_train_samples: Annotated[int | None, typer.Option(help="Use so many training rows.")] = None,
-    shots: Annotated[int | None, typer.Option(help="Use so many training rows of each class.")] = None,
+    max_train_samples: Annotated[int | None, typer.Option(help="Number of training rows to use.")] = None,
+    shots: Annotated[int | None, typer.Option(help="Number of training rows per class to use.")] = None,
     protocol: Annotated[
         str | None,
         typer.Option(
-            help="honest: choose the epoch on training data set aside; paper: on the development set.",
+            help="honest: select the epoch on held-out training data; paper: on the development set.",
             show_default="honest",
         ),
     ] = None,
     selection_fraction: Annotated[
         float | None,
-        typer.Option(help="Fraction of training data set aside; 0 keeps the last epoch.", show_default="0.1"),
+        typer.Option(help="Fraction of training data to hold out; 0 keeps the last epoch.", show_default="0.1"),
     ] = None,
     patience: Annotated[
         int | None,
-        typer.Option("--patience", "--early-stopping", help="Stop after so many epochs without a better one."),
+        typer.Option("--patience", "--early-stopping", help="Stop after this many epochs without improvement."),
     ] = None,
     metric: Annotated[
-        str | None, typer.Option(help="What decides: f1_macro, balanced_accuracy ...", show_default="the task's")
+        str | None,
+        typer.Option(help="Metric for model selection: f1_macro, balanced_accuracy ...", show_default="the task's"),
     ] = None,
     class_weights: Annotated[
-        str | None, typer.Option(help="balanced: rare classes count as much.", show_default="none")
+        str | None, typer.Option(help="balanced: classes have equal weight in the loss.", show_default="none")
     ] = None,
     report_to: Annotated[
         str | None, typer.Option(help="tensorboard, wandb, trackio or mlflow.", show_default="none")
     ] = None,
-    logging_steps: Annotated[int | None, typer.Option(help="Log also every so many steps.")] = None,
-    save_steps: Annotated[int | None, typer.Option(help="Checkpoints also every so many steps.")] = None,
+    logging_steps: Annotated[int | None, typer.Option(help="Number of steps between logs.")] = None,
+    save_steps: Annotated[int | None, typer.Option(help="Number of steps between additional checkpoints.")] = None,
     seed: Annotated[
         str | None, typer.Option(help="Several, such as 0,1,2: a run for each, and their mean.", show_default="0")
     ] = None,
@@ -96,7 +101,7 @@ def train(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Fine-tune a model, and leave it with its scores in a folder."""
+    """Fine-tune a model, and save it with its scores."""
     given = {name: value for name, value in locals().items() if value is not None}
     run, seeds = _read_run(given)
 
@@ -128,7 +133,7 @@ _FIELDS = tuple(field.name for field in dataclasses.fields(RunConfig))
 
 
 def _read_run(given: Mapping[str, Any]) -> tuple[RunConfig, list[int]]:
-    """Put together the run that the options ask for, and its seeds.
+    """Make the configuration of the run and the list of seeds.
 
     The options on the command line go over those of the ``--config`` file, and these over a preset's.
     """
@@ -164,8 +169,8 @@ def _settings(pairs: list[str]) -> dict[str, str]:
     for pair in pairs:
         name, equals, value = (part.strip() for part in pair.partition("="))
         if not (name and equals and value):
-            raise AttendropError(f"--set takes NAME=VALUE, such as p=0.3, not {pair!r}.")
+            raise AttendropError(f"--set {pair!r} is not of the form NAME=VALUE; write, for example, p=0.3.")
         if name in settings:
-            raise AttendropError(f"--set gives {name} twice.")
+            raise AttendropError(f"--set gives {name} twice; give it once.")
         settings[name] = value
     return settings

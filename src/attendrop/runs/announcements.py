@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def announce_run(run: ResolvedRun) -> None:
-    """Log what is trained on which rows, what makes scores flatter, and when the method acts."""
+    """Log the data, warn of optimistic scores, and log the epochs in which the method is active."""
     config, parts = run.config, run.parts
     counts = [f"{len(parts.train)} rows to train on"]
     if parts.selection is not None and config.protocol == "honest":
@@ -46,7 +46,7 @@ def _announce_epochs(method: Method, total: int) -> None:
 
 
 def _listed(epochs: list[int], total: int) -> str:
-    """Name epochs, which are counted from 0, as people count them."""
+    """Format epochs, given from 0, counted from 1."""
     if len(epochs) == total:
         return f"all {total} epochs"
     names = [str(epoch + 1) for epoch in epochs]
@@ -55,7 +55,7 @@ def _listed(epochs: list[int], total: int) -> str:
 
 
 def announce_data(report: dict[str, Any], head: Head) -> None:
-    """Log what the data are, and warn of what is odd about them."""
+    """Log the report on the data, and its warnings."""
     logger.info("%s", report_table(report, head))
     if report["skipped"]:
         logger.warning("Bad rows left out: %d; the run's %s lists them.", report["skipped"], SKIPPED)

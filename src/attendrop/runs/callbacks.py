@@ -11,7 +11,7 @@ from transformers.trainer_callback import ExportableState, PrinterCallback
 
 
 class Meter(TrainerCallback, ExportableState):
-    """Count the seconds of training, also those before a run was resumed."""
+    """Timer of training, including the time before a run was resumed."""
 
     def __init__(self) -> None:
         self.seconds_so_far = 0.0
@@ -56,7 +56,7 @@ class LogEvery(TrainerCallback):
 
 
 class AfterFirstStep(TrainerCallback):
-    """Call ``do`` after the first step: methods and models raise what they refuse before it."""
+    """Call ``do`` after the first step, because methods and models refuse invalid settings before it."""
 
     def __init__(self, do: Callable[[], None]) -> None:
         self.do: Callable[[], None] | None = do
@@ -68,6 +68,6 @@ class AfterFirstStep(TrainerCallback):
 
 
 def silence(trainer: Trainer) -> None:
-    """Remove the trainer's own printing."""
+    """Remove the printing callbacks of the trainer."""
     for printing in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(printing)

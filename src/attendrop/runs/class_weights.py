@@ -1,4 +1,4 @@
-"""A loss in which rare classes count as much as common ones."""
+"""Loss with balanced class weights."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def balanced_loss(labels: Sequence[int], num_classes: int) -> Callable[..., Tens
     """Make a ``compute_loss_func`` for the trainer: cross-entropy, each row weighted by its class.
 
     A class of ``count`` rows among ``n`` has weight ``n / (num_classes * count)``, scikit-learn's "balanced", so that
-    every class has the same share of the loss and the mean weight is 1. The sum over a batch is divided by the number
+    every class has the same total weight and the mean weight is 1. The sum over a batch is divided by the number
     of rows of the whole step, so that the gradient does not depend on how a step is cut into micro-batches.
 
     Args:
-        labels: Those of the training rows, ``(rows,)``.
-        num_classes: Classes of the task; one without rows has weight 0.
+        labels: Labels of the training rows, ``(rows,)``.
+        num_classes: Number of classes; a class without rows has weight 0.
     """
     counts = torch.bincount(torch.tensor(labels), minlength=num_classes)
     weights = torch.where(counts > 0, len(labels) / (num_classes * counts.clamp(min=1)), 0.0)
@@ -37,13 +37,13 @@ def balanced_loss(labels: Sequence[int], num_classes: int) -> Callable[..., Tens
 
 
 def run_loss(config: RunConfig, task: Task, labels: Sequence[int]) -> Callable[..., Tensor] | None:
-    """Make the ``compute_loss_func`` of a run that trains on these labels; None: the model's own loss.
+    """Make the ``compute_loss_func`` of a run; None for the model's own loss.
 
     Raises:
-        AttendropError: Classes are to be weighted, and the labels are no classes.
+        AttendropError: Class weights are requested, but the labels are not classes.
     """
     if config.class_weights is None:
         return None
     if not task.head.has_class_weights:
-        raise AttendropError(f"class-weights='balanced' is for classes; the labels are {task.head.labels_are}.")
+        raise AttendropError(f"class-weights='balanced' needs classes; the labels are {task.head.labels_are}.")
     return balanced_loss(labels, task.head.num_classes)

@@ -1,4 +1,4 @@
-"""The options of a training run, checked when they are put together."""
+"""Options of a training run, and their checks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _AT_LEAST = {
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """The options of one training run.
+    """Options of a training run.
 
     The defaults of the optimisation are ours, for small data and small models: AdamW at 5e-5, in batches of 32, warmed
     up over a tenth of the steps and then lowered to zero linearly. Published settings are in
@@ -50,36 +50,36 @@ class RunConfig:
     Attributes:
         model: Folder, hub id or ``"minilm"``.
         output_dir: Folder of the run.
-        task: Name of a task; None: own files.
+        task: Name of a task; None for custom files.
         data_dir: Folder of GLUE files; None: ``$ATTENDROP_DATA``, then the hub.
-        train_file, eval_file: Own files, with ``text_columns`` (one or two), ``label_column`` and ``label_type``
-            (``"auto"``, ``"class"``, ``"number"``). Without an ``eval_file`` nothing is reported but the selection.
-            A column that the method reads is in the ``train_file``; other files need none.
-        skip_bad_rows: Leave out rows of own files that cannot be used; the run's folder lists them.
-        metric: The metric that chooses the best epoch, named as for :func:`attendrop.tasks.metrics.with_metric`; None:
+        train_file, eval_file: Custom files, with ``text_columns`` (one or two), ``label_column`` and ``label_type``
+            (``"auto"``, ``"class"``, ``"number"``). Without an ``eval_file``, only the selection score is reported.
+            Columns that the method reads are needed in the ``train_file`` only.
+        skip_bad_rows: Skip invalid rows of custom files, and list them in the run's folder.
+        metric: Metric that selects the best epoch, named as for :func:`attendrop.tasks.metrics.with_metric`; None:
             the task's own.
-        class_weights: ``"balanced"``: rare classes count as much as common ones in the loss; None: rows count alike.
+        class_weights: ``"balanced"``: classes have equal weight in the loss; None: rows have equal weight.
         method: Name of the method, or several joined by ``+``, with its ``options``.
         epochs, batch_size, gradient_accumulation, learning_rate, weight_decay, schedule, warmup: Options of the
-            optimisation. ``batch_size`` counts rows per process and micro-batch; ``warmup`` is a fraction of all steps.
-        max_steps: Stop after so many optimizer steps instead of after ``epochs``; for comparisons between methods that
+            optimization. ``batch_size`` counts rows per process and micro-batch; ``warmup`` is a fraction of all steps.
+        max_steps: Number of optimizer steps, instead of ``epochs``; for comparisons between methods that
             train on different numbers of rows.
         max_length: Maximum length in tokens; longer texts are truncated.
         max_train_samples, shots: Use only so many rows, or so many of each class, of the training data; the selection
             split is taken from these.
         protocol: ``"honest"`` chooses the best epoch on ``selection_fraction`` of the training data (0: keeps the last
             epoch); ``"paper"`` chooses it on the development set, as the papers do.
-        patience: Stop after so many epochs without a better selection score; None never stops early.
-        save_steps: A checkpoint every so many optimizer steps besides the one at each epoch's end.
+        patience: Stop after this many epochs without a better selection score; None never stops early.
+        save_steps: Number of optimizer steps between checkpoints, in addition to one after each epoch.
         report_to: Where metrics are logged while the run trains: ``"tensorboard"``, ``"wandb"``, ``"trackio"``,
             ``"mlflow"`` or ``"none"``.
-        logging_steps: Log every so many optimizer steps; None: at each epoch's end.
+        logging_steps: Number of optimizer steps between logs; None logs after each epoch.
         seed: Seed of the head's weights, the splits, the order of batches, and all dropout.
         device: ``"auto"`` or ``"cpu"``.
         bf16, fp16: Mixed precision.
 
     Raises:
-        AttendropError: An option is out of range, or two contradict each other.
+        AttendropError: An option is out of range, or two options conflict.
     """
 
     model: str
@@ -153,29 +153,29 @@ class RunConfig:
         own = ("eval_file", "text_columns", "label_column")
         given = [name for name in own if getattr(self, name)]
         if self.task is not None and given:
-            raise AttendropError(f"{_words(given[0])} belongs to one's own files; it has no meaning beside a task.")
+            raise AttendropError(f"{_words(given[0])} is for custom files; omit it for a task.")
         if self.train_file is not None and self.data_dir is not None:
-            raise AttendropError("data-dir is for the tasks by name; it has no meaning beside a train-file.")
+            raise AttendropError("data-dir is for tasks; omit it for a train-file.")
         if self.train_file is not None and not self.text_columns:
             raise AttendropError(
-                "Own files need text-columns: the name of the text's column, or two, with a comma between."
+                "No text-columns are given for the train-file; give one or two column names, comma-separated."
             )
         if self.train_file is not None and self.label_column is None and self.label_type == "auto":
-            raise AttendropError("Own files need a label-column: the name of the column to learn.")
+            raise AttendropError("No label-column is given for the train-file; give the name of the label column.")
         if self.task is not None and self.skip_bad_rows:
-            raise AttendropError("skip-bad-rows is for one's own files; it has no meaning beside a task.")
+            raise AttendropError("skip-bad-rows is for custom files; omit it for a task.")
         if self.shots is not None and self.max_train_samples is not None:
             raise AttendropError("shots and max-train-samples both limit the training data; choose one.")
 
     def _check_selection(self) -> None:
         if self.protocol == "paper":
             if self.train_file is not None and self.eval_file is None:
-                raise AttendropError("protocol 'paper' chooses the epoch on the eval-file, which is not given.")
+                raise AttendropError("protocol 'paper' selects the epoch on the eval-file; give one.")
         elif self.patience is not None and self.selection_fraction == 0:
-            raise AttendropError("patience needs a selection split to watch; selection-fraction is 0.")
+            raise AttendropError("patience needs a selection split, but selection-fraction is 0; raise it.")
 
     def _check_rows_of_method(self, method: Method) -> None:
-        """Refuse a method that reads rows or columns which the data does not have."""
+        """Refuse a method that reads rows or columns that the data do not have."""
         if self.rewarded_on == "eval" and self.train_file is not None and self.eval_file is None:
             raise AttendropError(
                 f"{method.rewarded_by} scores models on the eval-file during training; it is not given."
@@ -197,17 +197,17 @@ class RunConfig:
 
     @property
     def rewarded_on(self) -> str | None:
-        """The rows that models are scored on during training; under protocol 'paper' "selection" is "eval"."""
+        """Rows on which models are scored during training; under protocol 'paper', "selection" is "eval"."""
         found = self.regularizer.rewarded_on()
         return "eval" if found == "selection" and self.protocol == "paper" else found
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all options as plain values, fit for JSON."""
+        """Return all options as JSON values."""
         return asdict(self) | {"text_columns": list(self.text_columns), "options": dict(self.options)}
 
 
 def default_output_dir(task: str | None, train_file: str | None, method: str, seeds: Sequence[int]) -> str:
-    """Name the folder of a run; own files of the same name, but in different folders, get different ones."""
+    """Return the default folder of a run; custom files with the same name in different folders get different ones."""
     data = task or ""
     if train_file is not None:
         place = hashlib.sha256(str(Path(train_file).resolve()).encode()).hexdigest()

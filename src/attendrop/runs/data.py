@@ -1,4 +1,4 @@
-"""The data of a run: loaded, divided into disjoint parts, and encoded."""
+"""Loading, splitting and encoding of the data of a run."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from attendrop.tasks.tokenization import encode
 
 @dataclass(frozen=True)
 class Parts:
-    """The rows of a run, divided.
+    """The splits of the data of a run.
 
     Attributes:
-        train: What trains.
-        selection: What chooses the epoch; None: nothing does.
-        report: What is reported, by name.
-        reward: What the method scores models on while it trains them; None: nothing.
+        train: Training rows.
+        selection: Rows that select the best epoch; None to keep the last.
+        report: Rows of the reported scores, by name.
+        reward: Rows on which the method scores models during training; None if it does not.
     """
 
     train: Dataset
@@ -39,7 +39,7 @@ class Parts:
 
 
 def load_data(config: RunConfig) -> TaskData:
-    """Load the task, or the user's own files."""
+    """Load the task, or custom files."""
     data = _load_files(config) if config.task is None else load_task(config.task, data_dir=config.data_dir)
     return data if config.metric is None else replace(data, task=with_metric(data.task, config.metric))
 
@@ -62,7 +62,7 @@ def _token_columns(method: Method) -> tuple[TokenColumn, ...]:
 
 
 def divide(config: RunConfig, data: TaskData) -> Parts:
-    """Limit the training rows, then set aside the selection split, then the reward rows."""
+    """Limit the training rows, then hold out the selection split, then the reward rows."""
     rows = data.splits["train"]
     report = {name: split for name, split in data.splits.items() if name != "train"}
     if config.shots is not None:
@@ -86,7 +86,7 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
 
 
 def encode_parts(config: RunConfig, task: Task, parts: Parts, tokenizer: PreTrainedTokenizerBase) -> Parts:
-    """Tokenise all parts; training rows keep the columns that the method reads."""
+    """Tokenize all parts; training rows keep the columns that the method reads."""
 
     def encoded(rows: Dataset, token_columns: Sequence[TokenColumn] = ()) -> Dataset:
         return encode(rows, task, tokenizer, config.max_length, token_columns)
@@ -97,7 +97,7 @@ def encode_parts(config: RunConfig, task: Task, parts: Parts, tokenizer: PreTrai
 
 
 def fingerprint(parts: Parts) -> str:
-    """Hash the rows that shape the weights: a run that is resumed must find the same."""
+    """Hash the rows that determine the weights, which must be the same when a run is resumed."""
     digest = hashlib.sha256()
     for rows in (parts.train, parts.selection, *([] if parts.reward is None else [parts.reward])):
         digest.update(json.dumps([] if rows is None else rows.to_dict(), sort_keys=True).encode())

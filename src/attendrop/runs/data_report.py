@@ -22,11 +22,11 @@ def data_report(
     """Describe the rows of a run.
 
     Args:
-        data: What was loaded.
-        parts: Its rows, divided.
-        encoded: The same rows, tokenised.
-        tokenizer: The model's.
-        max_length: In tokens; longer texts were cut.
+        data: The loaded data.
+        parts: Their splits.
+        encoded: The same splits, tokenized.
+        tokenizer: The tokenizer of the model.
+        max_length: In tokens; longer texts were truncated.
 
     Returns:
         Plain values: ``kind``; ``parts``, of each ``rows``, ``classes`` (rows of each) or ``numbers`` (``min``,
@@ -81,7 +81,7 @@ def report_table(report: dict[str, Any], head: Head) -> str:
 
 
 def report_warnings(report: dict[str, Any], head: Head) -> Iterator[str]:
-    """List, a sentence each, what to look at before trusting a model of these data."""
+    """Yield warnings about the data, one sentence each."""
     parts = report["parts"]
     for first, second in report["similar_classes"]:
         yield f"The classes {first!r} and {second!r} differ only in case or spaces: are they the same?"

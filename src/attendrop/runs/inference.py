@@ -244,7 +244,7 @@ def _open_rows(run: _Run, source: Source, split: str) -> _Rows:
 def _task_rows(run: _Run, source: Source, name: str, split: str) -> _Rows:
     _check_head(get_task(name), run.head)
     if source.skip_bad_rows:
-        raise AttendropError("skip-bad-rows is for one's own files; it has no meaning for a task.")
+        raise AttendropError("skip-bad-rows is for custom files; omit it for a task.")
     data = load_task(name, data_dir=source.data_dir, splits=(split,))
     dataset = data.splits[split]
     chunks = (_Chunk(columns) for columns in dataset.iter(CHUNK_ROWS))

@@ -62,7 +62,7 @@ def _title(metrics: dict[str, Any], parts: Sequence[Method]) -> str:
 
 
 def _data_name(metrics: dict[str, Any]) -> str:
-    """Name the task, or one's own files without their folders."""
+    """Return the name of the task, or the names of custom files."""
     config = metrics["config"]
     if config["task"] is not None:
         return str(config["task"])

@@ -46,7 +46,7 @@ class Source:
         if self.file is not None and (self.task or self.split or self.data_dir):
             raise AttendropError("Give a task (with its split and data-dir) or a file, and not both.")
         if self.task is not None and (self.text_columns or self.label_column):
-            raise AttendropError("text-columns and label-column belong to one's own file, not to a task.")
+            raise AttendropError("text-columns and label-column are for custom files; omit them for a task.")
         if self.input_format is not None and self.file != STDIN:
             raise AttendropError("input-format is for standard input (-); of a file the extension says it.")
         if self.skip_bad_rows and self.skipped_file is None:

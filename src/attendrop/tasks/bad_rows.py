@@ -1,4 +1,4 @@
-"""Rows of a file that cannot be used: an error, or left out and listed."""
+"""Handling of invalid rows: raise an error, or skip and list them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from attendrop.errors import AttendropError
 
 @dataclass(frozen=True)
 class SkippedRow:
-    """A row that was left out.
+    """A row that was skipped.
 
-    file, place: where it stands, such as "train.csv", "line 7". reason: what is wrong with it. row: its content, values
-    by column, or what could be read of a row without columns.
+    Attributes:
+        file: Path of the file.
+        place: Where in the file the row is, such as "line 7".
+        reason: What is wrong with it.
+        row: Its content: values by column, or what could be read of a row that has no columns.
     """
 
     file: str
@@ -26,23 +29,38 @@ class SkippedRow:
 
 
 class BadRows:
-    """Decides about bad rows: the first is an AttendropError, or with `skip` each is left out and kept in `skipped`."""
+    """Collector of invalid rows.
+
+    Args:
+        skip: Keep invalid rows in ``skipped`` instead of raising an error for the first.
+    """
 
     def __init__(self, *, skip: bool = False) -> None:
         self.skip = skip
         self.skipped: list[SkippedRow] = []
 
     def add(self, path: Path, place: str, problem: str, row: Any, column: str | None = None) -> None:
-        """Report a bad row; `problem` is a sentence without its full stop."""
+        """Report an invalid row.
+
+        Args:
+            path: The file.
+            place: Where in the file the row is, such as "line 7".
+            problem: What is wrong with it: a sentence without its full stop.
+            row: Its content.
+            column: The column that has the problem.
+
+        Raises:
+            AttendropError: Invalid rows are not skipped.
+        """
         reason = f"column {column!r}: {problem}" if column is not None else problem
         if not self.skip:
             separator = ", " if column is not None else ": "
-            raise AttendropError(f"{path}, {place}{separator}{reason}. --skip-bad-rows leaves such rows out.")
+            raise AttendropError(f"{path}, {place}{separator}{reason}. Correct it, or add --skip-bad-rows.")
         self.skipped.append(SkippedRow(str(path), place, reason, row))
 
 
 def write_skipped(path: str | Path, skipped: Sequence[SkippedRow]) -> None:
-    """Write rows that were left out as JSON lines, in the order of each file: `file`, `place`, `reason`, `row`."""
+    """Write skipped rows as JSON lines, in the order of each file: ``file``, ``place``, ``reason``, ``row``."""
     files = list(dict.fromkeys(row.file for row in skipped))
     ordered = sorted(skipped, key=lambda row: (files.index(row.file), int(row.place.split()[-1])))
     lines = [json.dumps(asdict(row), ensure_ascii=False, default=str) + "\n" for row in ordered]

@@ -1,4 +1,4 @@
-"""What a task is: its columns, classes and metrics, and the data that was loaded for it."""
+"""Tasks: columns, classes and metrics, and the data loaded for a task."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,13 +14,14 @@ from attendrop.tasks.heads.registry import get_head
 class Task:
     """A task, without its data.
 
-    name: "rte"; a task of one's own files is called "files".
-    kind: that of the head, "classification" or "regression".
-    text_columns: one or two column names, as the source files call them.
-    label_names: the classes, where the position is the class id; empty if there are none.
-    metric: the score that decides, a key of what `compute_scores` returns.
-    description: one line.
-    other_metrics: the scores that are reported beside `metric`.
+    Attributes:
+        name: Such as "rte"; the task of custom files is called "files".
+        kind: Kind of the head, "classification" or "regression".
+        text_columns: One or two column names of the source files.
+        label_names: The classes, in the order of their ids; empty if there are none.
+        metric: The score by which models are selected, a key of what :func:`compute_scores` returns.
+        description: One line.
+        other_metrics: Scores reported beside ``metric``.
     """
 
     name: str
@@ -33,12 +34,12 @@ class Task:
 
     @cached_property
     def head(self) -> Head:
-        """What this kind of task brings: model class, encoding, metrics, predictions."""
+        """The head of this kind of task: model class, encoding, metrics, predictions."""
         return get_head(self.kind, self.label_names)
 
     @property
     def num_labels(self) -> int:
-        """Outputs of the model for a prediction: the number of classes, 1 for regression."""
+        """Number of outputs per prediction: the number of classes, 1 for regression."""
         return len(self.head.output_names)
 
 
@@ -46,11 +47,14 @@ class Task:
 class TaskData:
     """The loaded splits of a task.
 
-    splits: by name, "train", "dev", "test", and what else the task has ("dev_mismatched", "ood"). Columns: "text", in
-    tasks of two texts "text_pair", "label" (class id or float; absent where the split has no labels), "index" (the
-    row's id in a file of predictions), and in training data of one's own what `load_files` was asked for besides.
-    source: where the data came from, in words.
-    skipped: rows that were left out because something was wrong with them.
+    Attributes:
+        task: The task.
+        splits: By name: "train", "dev", "test", and others that the task has ("dev_mismatched", "ood"). Columns:
+            "text", "text_pair" (tasks of two texts), "label" (class id or float; absent if the split has no labels),
+            "index" (id of the row in a file of predictions), and in custom training data the further columns that
+            :func:`load_files` was asked for.
+        source: Description of where the data came from.
+        skipped: Rows that were skipped because they are invalid.
     """
 
     task: Task

@@ -1,4 +1,4 @@
-"""One's own files as a task: the text columns, whether the labels are classes or numbers, what is wrong with them."""
+"""Loading of custom files as a task: text columns, type of the labels, checks."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,22 +28,33 @@ def load_files(
     token_columns: Sequence[TokenColumn] = (),
     skip_bad_rows: bool = False,
 ) -> TaskData:
-    """Load one's own .csv, .tsv, .jsonl or .parquet files as the splits "train", "dev" and "test".
+    """Load custom .csv, .tsv, .jsonl or .parquet files as the splits "train", "dev" and "test".
 
-    text_columns: one or two. label_column: needed for train and eval files; a predict file's labels are not read.
-    label_type: "auto": whole numbers and text are classes, but if one label has a decimal fraction (or an exponent) all
-        are numbers; "class" and "number" decide it. Labels of all files count; spaces around them do not, and a whole
-        number is one class whether it is written `1` or `1.0`.
-    head: that of a model that exists, with its classes. Without it the classes are the labels of the training file
-        (else of the eval file): integers by value, then text by the alphabet.
-    token_columns: further columns to read, of the training file alone. "train" then has them, by their names, and
-        "place": where a row stands in the file.
-    skip_bad_rows: leave out bad rows and list them as the data's `skipped`; the default raises for the first.
+    The index of a row is its number in the file, from 0.
 
-    The index of a row is its number in the file, from 0. Raises AttendropError, with file, line and column, for a file
-    that `read_chunks` refuses, a missing column, an empty or NaN text or label, integers or decimals mixed with text, a
-    label that training does not have, labels that may be no classes, training data of a single class, and token columns
-    that are not of their kind.
+    Args:
+        train_file: File of the split "train".
+        eval_file: File of the split "dev".
+        predict_file: File of the split "test"; its labels are not read.
+        text_columns: One or two column names.
+        label_column: Required for ``train_file`` and ``eval_file``.
+        label_type: "class", "number" or "auto". With "auto", labels are numbers if at least one has a decimal fraction
+            or an exponent, otherwise whole numbers and text are classes. The labels of all files count. Spaces around
+            labels are ignored, and ``1`` and ``1.0`` are the same class.
+        head: Head of an existing model, with its classes. By default, the classes are the labels of the training file
+            (otherwise of the evaluation file): integers by value, then text in alphabetical order.
+        token_columns: Further columns of the training file to read. "train" then has them, and "place", where each row
+            is in the file.
+        skip_bad_rows: Skip invalid rows and list them in ``skipped`` of the result. By default, the first raises.
+
+    Returns:
+        The task and its splits, one for each file.
+
+    Raises:
+        AttendropError: :func:`read_chunks` refuses a file; a column is missing; a text or label is empty or NaN;
+            numbers are mixed with text; a label does not occur in training; it is unclear whether labels are classes;
+            the training data have a single class; or a token column is not of its kind. The message names the file,
+            the line and the column.
     """
     text_columns = tuple(text_columns)
     _check_request(text_columns, label_column, token_columns)
@@ -52,13 +63,13 @@ def load_files(
     bad = BadRows(skip=skip_bad_rows)
     tables = {split: read_table(path, bad) for split, path in paths.items() if path is not None}
     if not tables:
-        raise AttendropError("give at least one file: for training, for evaluation or for prediction.")
+        raise AttendropError("no file is given; give at least one for training, evaluation or prediction.")
     tables = {split: _with_texts(table, text_columns, reader, bad) for split, table in tables.items()}
     labelled = [split for split in tables if split != "test" and reader.needs_labels]
     if labelled and label_column is None:
-        raise AttendropError("the column of the labels is not given; it is needed to train and to evaluate.")
+        raise AttendropError("no label column is given; training and evaluation need one.")
     if not labelled and head is None and reader.needs_labels:
-        raise AttendropError("a file for prediction alone does not tell the classes; give the model's head.")
+        raise AttendropError("a file for prediction does not define the classes; give the head of the model.")
     for split in labelled:
         tables[split] = _not_empty(tables[split].checked(str(label_column), reader.value_problem, bad))
     if head is None:
@@ -82,7 +93,12 @@ def load_files(
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive rows of a file. columns: as in `TaskData.splits`. table: these rows, with all columns of the file."""
+    """Consecutive rows of a file.
+
+    Attributes:
+        columns: As in ``TaskData.splits``.
+        table: The same rows, with all columns of the file.
+    """
 
     columns: dict[str, list[Any]]
     table: Table
@@ -98,9 +114,22 @@ def stream_file(
     bad: BadRows,
     format: str | None = None,
 ) -> Iterator[Chunk]:
-    """Read a file, of any length, for a model that exists: `size` rows at a time, with labels if they have a column.
+    """Read a file of any length for an existing model, in chunks.
 
-    file, format, bad: as for `read_chunks`; the other arguments and errors are as for `load_files`.
+    Args:
+        file: As in :func:`read_chunks`.
+        text_columns: One or two column names.
+        head: Head of the model.
+        label_column: Column of the labels; by default, labels are not read.
+        size: Number of rows in a chunk.
+        bad: As in :func:`read_chunks`.
+        format: As in :func:`read_chunks`.
+
+    Yields:
+        Chunks of at most ``size`` valid rows.
+
+    Raises:
+        AttendropError: As :func:`load_files` says.
     """
     text_columns = tuple(text_columns)
     _check_request(text_columns, label_column, ())
@@ -114,7 +143,12 @@ def stream_file(
 
 
 def files_task(text_columns: Sequence[str], head: Head) -> Task:
-    """The task of one's own files for a head, which has the classes."""
+    """Make the task of custom files.
+
+    Args:
+        text_columns: One or two column names.
+        head: The head, with its classes.
+    """
     metric, *others = head.default_metrics
     return Task("files", head.kind, tuple(text_columns), head.label_names, metric, "own files", tuple(others))
 
@@ -123,12 +157,12 @@ def _check_request(
     text_columns: tuple[str, ...], label_column: str | None, token_columns: Sequence[TokenColumn]
 ) -> None:
     if len(text_columns) not in (1, 2):
-        raise AttendropError(f"a task reads one or two text columns, not {len(text_columns)}.")
+        raise AttendropError(f"{len(text_columns)} text columns are given; give one or two.")
     labels = [label_column] if label_column is not None else []
     named = [*text_columns, *labels, *(column.name for column in token_columns)]
     repeated = [name for name in named if named.count(name) > 1]
     if repeated:
-        raise AttendropError(f"the column {repeated[0]!r} is named twice; text, label and token columns must differ.")
+        raise AttendropError(f"the column {repeated[0]!r} is given twice; text, label and token columns must differ.")
 
 
 def _with_texts(table: Table, text_columns: tuple[str, ...], reader: Head | type[Head], bad: BadRows) -> Table:
@@ -139,12 +173,12 @@ def _with_texts(table: Table, text_columns: tuple[str, ...], reader: Head | type
 
 def _not_empty(table: Table) -> Table:
     if not table.rows:
-        raise AttendropError(f"{table.path} has no row that can be used: all were left out.")
+        raise AttendropError(f"{table.path} has no valid row: all were skipped.")
     return table
 
 
 def _columns(table: Table, text_columns: tuple[str, ...], label_column: str | None, head: Head) -> dict[str, list[Any]]:
-    """The columns of a data set, made of a table without bad rows."""
+    """Make the columns of a data set from a table of valid rows."""
     columns = {key: table.column(name) for key, name in zip(("text", "text_pair"), text_columns, strict=False)}
     columns["index"] = table.index
     if label_column is not None:

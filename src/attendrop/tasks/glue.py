@@ -17,7 +17,7 @@ from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.table_files import decode
 
 HUB_NAME = "nyu-mll/glue"
-_BROKEN_SHARE = 0.001  # QQP, the one with broken rows, has about 20 in 360,000
+_BROKEN_SHARE = 0.001  # only QQP has broken rows, about 20 in 360,000
 _FILES = {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}
 _MNLI_FILES = {
     "train": "train.tsv",
@@ -30,30 +30,34 @@ _MNLI_FILES = {
 
 @dataclass(frozen=True)
 class _Classes:
-    """Labels that are classes; names: as the files write them, in the order of `task.label_names`."""
+    """Labels that are classes.
+
+    Attributes:
+        names: The labels in the files, in the order of ``task.label_names``.
+    """
 
     names: tuple[str, ...]
 
     def read(self, label: str) -> int:
-        """The class id; raises AttendropError for another label."""
+        """Return the class id; raise AttendropError for an unknown label."""
         if label not in self.names:
-            raise AttendropError(f"the label {label!r} is none of {', '.join(self.names)}.")
+            raise AttendropError(f"the label {label!r} is not one of {', '.join(self.names)}.")
         return self.names.index(label)
 
     def write(self, label: int) -> str:
-        """The class as a submission writes it."""
+        """Return the name of the class in a submission."""
         return self.names[label]
 
 
 @dataclass(frozen=True)
 class _Range:
-    """Labels that are numbers from `low` to `high`."""
+    """Labels that are numbers from ``low`` to ``high``."""
 
     low: int
     high: int
 
     def read(self, label: str) -> float:
-        """The number; raises AttendropError for another label."""
+        """Return the number; raise AttendropError if it is out of range."""
         try:
             score = float(label)
         except ValueError:
@@ -63,17 +67,22 @@ class _Range:
         return score
 
     def write(self, label: float) -> str:
-        """The number, cut to the range, as a submission writes it."""
+        """Return the number, clamped to the range, in the format of a submission."""
         return f"{min(max(label, self.low), self.high):.3f}"
 
 
 @dataclass(frozen=True)
 class GlueSource:
-    """Where a GLUE task stands in the official files.
+    """Files of a GLUE task in the official archive and on the hub.
 
-    folder: as the official archive calls it. label_column: in train and dev. labels: how the files and a submission
-    write them. hub_columns: the text columns on the hub. header: the columns of a train or dev file that has no header
-    line. files: by split.
+    Attributes:
+        task: The task.
+        folder: Its folder in the official archive.
+        label_column: Column of the labels in train and dev.
+        labels: Format of the labels in files and submissions.
+        hub_columns: The text columns on the hub.
+        header: The columns of train and dev files that have no header line.
+        files: File names by split.
     """
 
     task: Task
@@ -140,7 +149,7 @@ GLUE: dict[str, GlueSource] = {source.task.name: source for source in _SOURCES}
 
 
 def load_glue(source: GlueSource, data_dir: str | Path | None, splits: Sequence[str]) -> TaskData:
-    """Load splits of a GLUE task; `attendrop.tasks.registry.load_task` says where they are looked for."""
+    """Load splits of a GLUE task, from the places listed in :func:`attendrop.tasks.registry.load_task`."""
     for split in splits:
         if split not in source.files:
             hint = did_you_mean(split, source.files) or f"; it has {', '.join(source.files)}."
@@ -154,13 +163,13 @@ def load_glue(source: GlueSource, data_dir: str | Path | None, splits: Sequence[
 
 
 def glue_files(source: GlueSource, data_dir: str | Path | None) -> list[Path]:
-    """The local files of a GLUE task; none if it comes from the hub."""
+    """Return the local files of a GLUE task; none if it is loaded from the hub."""
     folder = _find_folder(source, data_dir)
     return [] if folder is None else [folder / name for name in source.files.values()]
 
 
 def _with_mismatched(source: GlueSource, splits: Sequence[str]) -> list[str]:
-    """MNLI's mismatched sets come along with the matched ones."""
+    """Add MNLI's mismatched sets to the matched ones."""
     extra = [f"{split}_mismatched" for split in splits if f"{split}_mismatched" in source.files]
     return list(dict.fromkeys([*splits, *extra]))
 
@@ -169,13 +178,13 @@ def _with_mismatched(source: GlueSource, splits: Sequence[str]) -> list[str]:
 
 
 def _find_folder(source: GlueSource, data_dir: str | Path | None) -> Path | None:
-    """The task's folder in `data_dir`, or in $ATTENDROP_DATA if it is there; None means the hub."""
+    """Find the task's folder in ``data_dir``, otherwise in ``$ATTENDROP_DATA``; None means the hub."""
     root = data_dir or os.environ.get("ATTENDROP_DATA")
     if not root:
         return None
     root = Path(root)
     if data_dir and not root.is_dir():
-        raise AttendropError(f"the data folder {str(root)!r} does not exist.")
+        raise AttendropError(f"the data folder {str(root)!r} does not exist; name a folder of GLUE files.")
     children = [child for parent in (root / "glue", root) if parent.is_dir() for child in sorted(parent.iterdir())]
     for folder in (*children, root):
         if folder.is_dir() and folder.name.lower().replace("-", "") == source.task.name:
@@ -186,15 +195,15 @@ def _find_folder(source: GlueSource, data_dir: str | Path | None) -> Path | None
         return root
     raise AttendropError(
         f"the data folder {str(root)!r} holds neither 'glue/{source.folder}' nor '{source.folder}', "
-        f"nor a file such as {source.files['train']!r}."
+        f"nor a file such as {source.files['train']!r}; name a folder that has one."
     )
 
 
 def _from_file(source: GlueSource, folder: Path, split: str) -> Dataset:
-    """Read one official file: no quoting, lines end at a line feed only, columns by their names in the header.
+    """Read an official file: no quoting, lines end with a line feed only, columns are found by name in the header.
 
-    A row with a wrong number of fields, an empty text or an empty label is left out with a warning as long as there are
-    no more than one in a thousand; more of them, or one in a test file (a submission needs every row), is an error.
+    Rows with a wrong number of fields, an empty text or an empty label are skipped with a warning if they are at most
+    one in a thousand. More of them is an error, as is one in a test file, because a submission needs every row.
     """
     path, task = folder / source.files[split], source.task
     if not path.is_file():
@@ -228,8 +237,8 @@ def _judge_broken(path: Path, broken: list[str], total: int, labelled: bool) -> 
     if not broken:
         return
     if not labelled or len(broken) > total * _BROKEN_SHARE:
-        raise AttendropError(f"{path}, {broken[0]}; broken rows in all: {len(broken)} of {total}. Get a complete copy.")
-    warnings.warn(f"{path}: left out {len(broken)} broken rows of {total}, the first {broken[0]}.", stacklevel=5)
+        raise AttendropError(f"{path}, {broken[0]}; {len(broken)} of {total} rows are broken; download the file again.")
+    warnings.warn(f"{path}: skipped {len(broken)} broken rows of {total}, the first at {broken[0]}.", stacklevel=5)
 
 
 def _to_dataset(source: GlueSource, path: Path, rows: list[tuple[int, dict[str, str]]], labelled: bool) -> Dataset:
@@ -251,7 +260,7 @@ def _label(source: GlueSource, place: str, label: str) -> int | float:
 
 
 def _index(fields: dict[str, str], position: int) -> int:
-    """The row's number: the column "index" (QQP: "id") where there is one."""
+    """Return the row's number: the column "index" (QQP: "id") if there is one, otherwise its position."""
     written = fields.get("index", fields.get("id", ""))
     return int(written) if written.isdecimal() else position
 
@@ -267,10 +276,10 @@ def _from_hub(source: GlueSource, split: str) -> Dataset:
     hub_split = (_MNLI_HUB_SPLITS if task.name == "mnli" else _HUB_SPLITS).get(split, split)
     try:
         raw = datasets.load_dataset(HUB_NAME, task.name, split=hub_split)
-    except Exception as error:  # whatever the hub's client and the HTTP library below it raise
+    except Exception as error:  # the hub's client and its HTTP library raise many classes
         reason = str(error).strip().partition("\n")[0]
         raise AttendropError(
-            f"{task.name} is in no local folder, and loading {HUB_NAME} from the hub failed "
+            f"{task.name} is not in a local folder, and loading {HUB_NAME} from the hub failed "
             f"({type(error).__name__}: {reason}); name a folder of GLUE files with --data-dir or ATTENDROP_DATA."
         ) from error
     columns = {key: list(raw[name]) for key, name in zip(("text", "text_pair"), source.hub_columns, strict=False)}

@@ -1,16 +1,16 @@
-"""A small grammar of English that writes its own acceptability judgements: the data of the demonstration.
+"""A generator of English sentences with acceptability judgements: the data of the demonstration.
 
-Every sentence comes with a bad twin. What is bad is the number or the gender of one word, or the place of the negation:
+Sentences come in minimal pairs. The bad one has the wrong number or gender of one word, or a misplaced negation:
 
     agreement   The sisters near the king are happy again.      * The sisters near the king is happy again.
     reflexive   The king near the sisters hurt himself.         * The king near the sisters hurt themselves.
     polarity    No king near the sisters has ever been here.    * The king near no sisters has ever been here.
 
-A bag of words tells nothing about the class: polarity twins have the same words, and everywhere else a word stands in
-good sentences as often as in bad ones. In training and development sentences at most one noun stands between the two
-words that belong together, often none, and not every one misleads. In the out-of-distribution set ("ood") there are two
-or three, in constructions that training does not have, and all mislead. No sentence stands in two splits, and twins are
-always in the same one.
+A bag of words does not predict the class: polarity pairs have the same words, and all other words occur as often in
+good sentences as in bad ones. In training and development sentences, at most one noun is between the two words that
+must agree, often none, and not all of these nouns mislead. The out-of-distribution set ("ood") has two or three of
+them, in constructions that do not occur in training, and all mislead. No sentence is in two splits, and the
+sentences of a pair are always in the same split.
 """
 
 import random
@@ -34,14 +34,14 @@ GRAMMAR = Task(
     other_metrics=("matthews_correlation",),
 )
 _PAIRS = {"train": 500, "dev": 200, "ood": 200}
-# Nouns by the reflexive that goes with them, which tells number and gender at once.
+# Nouns by their reflexive, which has both number and gender.
 _MEN = ("king", "boy", "uncle", "prince", "father", "brother", "son", "actor")
 _WOMEN = ("queen", "girl", "aunt", "nun", "mother", "sister", "daughter", "widow")
 _NOUNS = {"himself": _MEN, "herself": _WOMEN, "themselves": tuple(noun + "s" for noun in _MEN + _WOMEN)}
 _REFLEXIVES = tuple(_NOUNS)
-_NUMBERS = ("himself", "herself", "themselves", "themselves")  # half of them plural, so that "are" is no sign
+_NUMBERS = ("himself", "herself", "themselves", "themselves")  # half plural: "are" predicts nothing
 _OPENINGS = ("", "", "in the morning, ", "last week, ", "of course, ", "at the door, ", "after the war, ", "today, ")
-_SHORT = ("P 1", "that V 1")  # P: a preposition, V: a verb, digits: the nouns between
+_SHORT = ("P 1", "that V 1")  # P: a preposition, V: a verb, digits: intervening nouns
 _LONG = ("P 1 P 2 P 3", "that 1 P 2 V", "that V 1 that V 2", "P 1 that 2 P 3 V")
 _PREPOSITIONS = ("near", "behind", "beside", "opposite")
 _VERBS = ("admired", "knew", "helped", "liked", "visited", "called", "trusted", "met")
@@ -54,7 +54,7 @@ Choice = TypeVar("Choice")
 
 
 class _Writer:
-    """Draws sentences. `Random.random` is the one method whose sequence Python promises to keep."""
+    """Sampler of sentences. Python guarantees a reproducible sequence only for ``Random.random``."""
 
     def __init__(self, seed: int) -> None:
         self.uniform = random.Random(seed).random
@@ -64,13 +64,13 @@ class _Writer:
         return choices[int(self.uniform() * len(choices))]
 
     def between(self, misleading: Sequence[str], harmless: Sequence[str]) -> list[str]:
-        """The reflexives of the nouns between: one, mostly misleading; in long sentences up to three that all are."""
+        """Sample reflexives of intervening nouns: one, mostly misleading; in long sentences three, all misleading."""
         if self.long:
             return [self.pick(misleading) for _ in range(3)]
         return [self.pick(misleading if self.uniform() < 0.7 else harmless)]
 
     def phrase(self, subject: str, between: Sequence[str], shortest: tuple[str, ...] = ("", "")) -> str:
-        """The subject with what stands between it and its verb; `shortest`: by default half have nothing between."""
+        """Write the subject and what precedes its verb; with the default ``shortest``, half have no noun between."""
         nouns = [f"the {self.pick(_NOUNS[reflexive])}" for reflexive in (subject, *between)]
         words = [nouns[0]]
         for token in self.pick(_LONG if self.long else _SHORT + shortest).split():
@@ -81,7 +81,7 @@ class _Writer:
         return " ".join(words)
 
     def twins(self, good: str, bad: str) -> tuple[str, str]:
-        """Both clauses as sentences, with the same opening."""
+        """Make sentences of both clauses, with the same opening."""
         opening = self.pick(_OPENINGS)
         return _sentence(opening + good), _sentence(opening + bad)
 
@@ -121,7 +121,7 @@ _KINDS: tuple[Callable[[_Writer], tuple[str, str]], ...] = (_agreement, _reflexi
 
 @cache
 def _generate(seed: int) -> dict[str, list[tuple[str, int]]]:
-    """By split, (sentence, class) in random order; half of each split is good."""
+    """Generate the splits: (sentence, class) in random order, half of them good."""
     write, seen = _Writer(seed), set[str]()
     splits = {}
     for split, pairs in _PAIRS.items():
@@ -137,9 +137,14 @@ def _generate(seed: int) -> dict[str, list[tuple[str, int]]]:
 
 
 def load_grammar(splits: Sequence[str], seed: int = 0) -> TaskData:
-    """The generated splits: "train" (1,000 sentences), "dev" (400) and, always with "dev", "ood" (400).
+    """Generate splits: "train" (1,000 sentences), "dev" (400) and, always with "dev", "ood" (400).
 
-    The same seed gives the same sentences on every machine. Raises AttendropError for another split.
+    Args:
+        splits: Names of the splits.
+        seed: The same seed gives the same sentences on every machine.
+
+    Raises:
+        AttendropError: A split is unknown.
     """
     for split in splits:
         if split not in _PAIRS:

@@ -1,4 +1,4 @@
-"""The values of a column of labels: whether they are there, and whether they are numbers or text."""
+"""Checks of label columns: missing values, numbers and text."""
 
 import math
 import re
@@ -14,16 +14,16 @@ _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def text_problem(value: Any) -> str | None:
-    """Say what is wrong with a text; None if nothing is. The string "NaN" is a text, a missing number is none."""
+    """Describe what is wrong with a text, or return None. The string "NaN" is a text; a missing number is not."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return "the text is empty"
     if isinstance(value, float) and math.isnan(value):
         return "the text is NaN"
-    return None if isinstance(value, str) else f"{value!r} is not a text"
+    return None if isinstance(value, str) else f"{value!r} is not text"
 
 
 def value_problem(value: Any) -> str | None:
-    """Say what is wrong with a label whether it is a class or a number; None if nothing is."""
+    """Describe what is wrong with a label, be it a class or a number, or return None."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return "the label is empty"
     if written(value).lower() == "nan":
@@ -32,36 +32,40 @@ def value_problem(value: Any) -> str | None:
 
 
 def number_problem(value: Any) -> str | None:
-    """Say what is wrong with a number to predict; None if nothing is."""
+    """Describe what is wrong with a number to predict, or return None."""
     number = written(value)
     good = number_form(number) != "text" and math.isfinite(float(number))
     return None if good else f"the label {number!r} is not a finite number"
 
 
 def written(value: Any) -> str:
-    """A label as a file writes it, without spaces around it."""
+    """Return the text of a label, without surrounding spaces."""
     return str(value).strip()
 
 
 def number_form(label: str) -> str:
-    """How a label is written: a "whole" number, with or without `.0`; another number, "decimal"; or "text"."""
+    """Return the form of a label: "whole" (with or without ``.0``), "decimal" (other numbers) or "text"."""
     return "whole" if _WHOLE.fullmatch(label) else "decimal" if _DECIMAL.fullmatch(label) else "text"
 
 
 def are_numbers(tables: Mapping[str, Table], column: str) -> bool:
-    """Whether the labels are numbers with decimal fractions; raises AttendropError if they are mixed with text."""
+    """Tell whether the labels are numbers with decimal fractions.
+
+    Raises:
+        AttendropError: Numbers are mixed with text.
+    """
     first = {form: [found for table in tables.values() if (found := _first(table, column, form))] for form in _FORMS}
     numeric = first["whole"] + first["decimal"]
     if numeric and first["text"]:
         raise AttendropError(
             f"the labels mix numbers, such as {numeric[0]}, with text, such as {first['text'][0]}; correct them, "
-            "or say that they are classes (label type 'class')."
+            "or set the label type to 'class'."
         )
     return bool(first["decimal"])
 
 
 def _first(table: Table, column: str, form: str) -> str | None:
-    """The first label of a form, with its place, or None."""
+    """Return the first label of a form, with its place, or None."""
     for place, value in zip(table.places, table.column(column), strict=True):
         if number_form(written(value)) == form:
             return f"{written(value)!r} ({table.path}, {place})"

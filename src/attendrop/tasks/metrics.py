@@ -1,4 +1,4 @@
-"""Scores of a task, of a model or of a constant answer."""
+"""Scores of models and of constant predictions."""
 
 from dataclasses import replace
 
@@ -11,12 +11,15 @@ from attendrop.tasks.heads.base import Array
 
 
 def with_metric(task: Task, name: str) -> Task:
-    """The task with another metric that decides; the one it had is reported beside it.
+    """Return the task with another metric for model selection; the previous one is reported beside it.
 
-    name: as scikit-learn calls its scorers ("f1_macro", "balanced_accuracy", "roc_auc", "neg_mean_squared_error"), with
-        dashes or underscores; "macro-f1" and "mcc" are understood, too.
+    Args:
+        task: The task.
+        name: Name of a scorer of scikit-learn ("f1_macro", "balanced_accuracy", "roc_auc", "neg_mean_squared_error"),
+            with dashes or underscores, or an alias such as "macro-f1" and "mcc".
 
-    Raises AttendropError for a metric that is not known or does not fit the task.
+    Raises:
+        AttendropError: The metric is unknown or does not fit the task.
     """
     wanted = name.strip().lower().replace("-", "_")
     wanted = task.head.metric_aliases.get(wanted, wanted)
@@ -29,13 +32,18 @@ def with_metric(task: Task, name: str) -> Task:
 
 
 def compute_scores(task: Task, outputs: Array, labels: Array) -> dict[str, float]:
-    """All metrics of the task, `task.metric` first.
+    """Compute all metrics of the task, ``task.metric`` first.
 
-    outputs: the model's, one row each, such as logits (rows, classes). labels: as the model is given them.
+    Accuracy, F1 (of class 1; ``f1_macro``: mean over the classes), Matthews, Pearson and Spearman are fractions, not
+    percentages. A correlation that is undefined, because one side is constant, is 0.0, not NaN.
 
-    Accuracy, F1 (of class 1; `f1_macro`: mean over the classes), Matthews, Pearson and Spearman are fractions, not per
-    cent. A correlation that is undefined, because one side is constant, is 0.0 and not NaN.
-    Raises AttendropError for no rows at all and for outputs that are NaN or infinite: a diverged model has no score.
+    Args:
+        task: The task.
+        outputs: Outputs of the model, one row per example, such as logits ``(rows, classes)``.
+        labels: In the format of the model's ``labels``.
+
+    Raises:
+        AttendropError: There are no rows, or an output is NaN or infinite because the model diverged.
     """
     outputs, labels = task.head.checked(outputs), np.asarray(labels)
     if len(labels) == 0:
@@ -44,10 +52,15 @@ def compute_scores(task: Task, outputs: Array, labels: Array) -> dict[str, float
 
 
 def constant_scores(task: Task, train_labels: Array, labels: Array) -> tuple[str | float, dict[str, float]] | None:
-    """What a model comes to that has learnt nothing but the most common class in training, or the mean of the numbers.
+    """Score the constant prediction: the most common class of the training data, or the mean of their numbers.
 
-    train_labels, labels: those trained on and those scored, as the model is given them. Returns that class or number,
-    and its scores; None for a kind of task that has no such answer.
+    Args:
+        task: The task.
+        train_labels: Labels of the training data, in the format of the model's ``labels``.
+        labels: Labels to score, in the same format.
+
+    Returns:
+        The class or number, and its scores; None if the kind of task has no constant prediction.
     """
     found = task.head.constant_answer(train_labels, labels)
     return None if found is None else (found[0], compute_scores(task, found[1], labels))

@@ -1,4 +1,4 @@
-"""Predictions as a file: GLUE's submission format, or a table beside one's own file."""
+"""Files of predictions: GLUE submissions, and tables for custom files."""
 
 from __future__ import annotations
 
@@ -24,30 +24,37 @@ _DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
 def write_predictions(path: str | Path, task: Task, dataset: Dataset, outputs: Array) -> None:
-    """Write one prediction for every row of `dataset`, in its order, with a `PredictionWriter`.
+    """Write one prediction for every row of ``dataset``, in its order, with a :class:`PredictionWriter`.
 
-    dataset: only its column "index" is read. outputs: the model's, one row each, such as logits (rows, classes).
+    Args:
+        path: The file.
+        task: The task.
+        dataset: Only its column "index" is read.
+        outputs: Outputs of the model, one row per example, such as logits ``(rows, classes)``.
     """
     with PredictionWriter(path, task) as writer:
         writer.write(dataset["index"], outputs)
 
 
 class PredictionWriter:
-    """Writes predictions to a .tsv, .csv or .jsonl file, as many at a time as there are.
+    """Context manager that writes predictions to a .tsv, .csv or .jsonl file, in batches.
 
-    GLUE tasks get the columns of a submission, `index` and `prediction`: the label as the official files write it, for
-    STS-B the number cut to [0, 5] with three decimals. Other tasks get `index` (the row's number in the file, from 0)
-    with `label` and `probability`, the softmax of the predicted class, or for regression with `score`.
+    For GLUE tasks, the columns are those of a submission, ``index`` and ``prediction``: the label in the format of the
+    official files; for STS-B, the number clamped to [0, 5], with three decimals. For other tasks, they are ``index``
+    (the row's number in the file, from 0) with ``label`` and ``probability``, the softmax of the predicted class, or
+    with ``score`` for regression. The file is created when the block ends without an error.
 
-    It is a context manager. The file is put in place when the block ends, and not at all after an error.
+    Args:
+        path: The file; "-" is standard output.
+        task: The task.
+        format: "csv", "tsv" or "jsonl"; by default, the extension of ``path``.
+        probabilities: Also write ``probability_CLASS`` for every class.
+        keep_columns: Write the columns of the input instead of ``index``. The prediction is then called
+            ``predicted_label`` or ``predicted_score``, so that labels in the input keep their name.
 
-    path: "-" is standard output. format: "csv", "tsv" or "jsonl"; by default the path's extension says it.
-    probabilities: write `probability_CLASS` of every class besides.
-    keep_columns: write the columns of the input, in place of `index`; what is predicted is then called
-        `predicted_label` or `predicted_score`, so that labels in the input keep their name.
-
-    Raises AttendropError for another format, for NaN, for probabilities or columns of the input in a GLUE submission,
-    for probabilities in regression, and for columns of the input that are called as those that are added.
+    Raises:
+        AttendropError: The format is unknown; an output is NaN; probabilities or input columns are requested for a GLUE
+            submission, or probabilities for regression; or an input column has the name of an added one.
     """
 
     def __init__(
@@ -64,12 +71,12 @@ class PredictionWriter:
         self.format = output_format(path, format)
         if task.name in GLUE and (probabilities or keep_columns):
             raise AttendropError(
-                f"A submission of {task.name} has the columns index and prediction; to add others, name one's own file "
+                f"A submission of {task.name} has the columns index and prediction; to add others, give your own file "
                 "instead of the task."
             )
         if probabilities and not task.head.has_probabilities:
             raise AttendropError(
-                f"The model predicts {task.head.predicts}: it has no probabilities of classes to write."
+                f"The model predicts {task.head.predicts}: it has no probabilities of classes; leave out the option."
             )
         self._unfinished = self.path.with_name(f".{self.path.name}.partial")
         self._file: TextIO | None = None
@@ -79,7 +86,13 @@ class PredictionWriter:
         return self
 
     def write(self, index: Sequence[int], outputs: Array, table: Table | None = None) -> None:
-        """Write a prediction for each row; `table`: these rows of the input, needed with `keep_columns`."""
+        """Write a prediction for each row.
+
+        Args:
+            index: Ids of the rows.
+            outputs: Outputs of the model, one row each.
+            table: The same rows of the input, required with ``keep_columns``.
+        """
         added = self._predictions(index, self.task.head.checked(outputs))
         rows = added if table is None or not self.keep_columns else self._beside(table, added)
         if self._file is None:
@@ -91,8 +104,8 @@ class PredictionWriter:
         unknown = [name for row in rows for name in row if name not in self._columns]
         if unknown:
             raise AttendropError(
-                f"The column {unknown[0]!r} is not in the first rows of the input, and a .{self.format} file cannot "
-                "take it any more; write .jsonl."
+                f"The column {unknown[0]!r} is missing in the first rows of the input, and the header of a "
+                f".{self.format} file is already written; write .jsonl."
             )
         self._delimited().writerows(rows)
 
@@ -134,23 +147,28 @@ class PredictionWriter:
         return [{"index": i} | row for i, row in zip(index, rows, strict=True)]
 
     def _beside(self, table: Table, added: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Rows of the input with their predictions."""
+        """Join rows of the input with their predictions."""
         answer = self.task.head.answer_column
         renamed = {answer: f"predicted_{answer}"}
         added = [{renamed.get(name, name): value for name, value in row.items() if name != "index"} for row in added]
         taken = [name for name in added[0] if name in table.columns]
         if taken:
-            raise AttendropError(f"The input has a column {taken[0]!r}, which the predictions need; rename it.")
+            raise AttendropError(f"The input has a column {taken[0]!r}, a name that the predictions use; rename it.")
         kept = (dict(zip(table.columns, row, strict=True)) for row in table.rows)
         return [row | prediction for row, prediction in zip(kept, added, strict=True)]
 
 
 def output_format(path: str | Path, format: str | None = None) -> str:
-    """In what format predictions go to `path`: `format`, else what its extension says; "csv" for standard output.
+    """Return the format of a file of predictions.
 
-    Raises AttendropError for a format that is not known.
+    Args:
+        path: The file; "-" is standard output.
+        format: "csv", "tsv" or "jsonl"; by default, the extension of ``path``, and "csv" for standard output.
+
+    Raises:
+        AttendropError: The format is unknown.
     """
     found = format or ("csv" if str(path) == STDOUT else Path(path).suffix.removeprefix("."))
     if found not in FORMATS:
-        raise AttendropError(f"Predictions are written as .tsv, .csv or .jsonl, not as {Path(path).name!r}.")
+        raise AttendropError(f"{found!r} is not a format of predictions; write .tsv, .csv or .jsonl.")
     return found

@@ -1,7 +1,8 @@
-"""Tasks: GLUE, one's own files and a generated demonstration set, from the raw rows to scores and predictions.
+"""Tasks: GLUE, custom files and a generated demonstration set, from raw rows to scores and predictions.
 
-A task is loaded with `load_task` or `load_files`, thinned or divided with `few_shot`, `subset` and `hold_out`, turned
-into token ids with `encode`, scored with `compute_scores`; `write_predictions` writes what a model answers.
+Load a task with :func:`load_task` or :func:`load_files`, sample or split it with :func:`few_shot`, :func:`subset` and
+:func:`hold_out`, tokenize it with :func:`encode`, score outputs with :func:`compute_scores`, and write them with
+:func:`write_predictions`.
 """
 
 from collections.abc import Sequence
@@ -43,12 +44,16 @@ _TASKS: dict[str, Task] = {name: source.task for name, source in GLUE.items()} |
 
 
 def task_names() -> list[str]:
-    """The names that `load_task` knows."""
+    """Return the names of the tasks of :func:`load_task`."""
     return list(_TASKS)
 
 
 def get_task(name: str) -> Task:
-    """The task called `name`; raises AttendropError with the nearest name if there is none."""
+    """Return a task by its name.
+
+    Raises:
+        AttendropError: There is no such task.
+    """
     if name not in _TASKS:
         hint = did_you_mean(name, _TASKS) or f"; the tasks are {', '.join(_TASKS)}."
         raise AttendropError(f"there is no task {name!r}{hint}")
@@ -56,19 +61,24 @@ def get_task(name: str) -> Task:
 
 
 def task_files(name: str, data_dir: str | Path | None = None) -> list[Path]:
-    """The local files that `load_task` would read from; raises AttendropError as it does."""
+    """Return the local files that :func:`load_task` would read; raise the same errors."""
     return glue_files(GLUE[name], data_dir) if get_task(name).name in GLUE else []
 
 
 def load_task(name: str, *, data_dir: str | Path | None = None, splits: Sequence[str] = ("train", "dev")) -> TaskData:
     """Load splits of a named task.
 
-    data_dir: for GLUE, a folder in the official file format: it holds `glue/RTE`, or `RTE`, or is that folder. Without
-        it, `$ATTENDROP_DATA` is read if it holds the task, else the hub's `nyu-mll/glue`. The grammar needs no files.
-    splits: with "dev" come the sets that are scored beside it: "ood" of the grammar, and where they are present
-        "dev_mismatched" of MNLI (likewise "test_mismatched" with "test").
+    Args:
+        name: Name of the task.
+        data_dir: For GLUE, a folder with the official files: it contains ``glue/RTE`` or ``RTE``, or is that folder. By
+            default, ``$ATTENDROP_DATA`` if it has the task, otherwise ``nyu-mll/glue`` on the hub. The grammar needs no
+            files.
+        splits: "dev" also loads the sets scored with it: "ood" of the grammar and, where present, "dev_mismatched" of
+            MNLI (likewise "test_mismatched" with "test").
 
-    Raises AttendropError for an unknown task or split, a missing folder or file, a broken file, an unreachable hub.
+    Raises:
+        AttendropError: The task or a split is unknown, a folder or file is missing, a file is broken, or the hub cannot
+            be reached.
     """
     task = get_task(name)
     return load_grammar(splits) if task is GRAMMAR else load_glue(GLUE[name], data_dir, splits)

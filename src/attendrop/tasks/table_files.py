@@ -1,4 +1,4 @@
-"""Tables as people keep them: CSV, TSV, JSON lines and Parquet, read strictly, with errors that name the place."""
+"""Strict readers of CSV, TSV, JSON-lines and Parquet files; errors name the file and the line."""
 
 import csv
 import io
@@ -30,9 +30,12 @@ _NOT_UTF8 = re.compile("[\udc80-\udcff]")  # what `errors="surrogateescape"` mak
 class Table:
     """Rows of a file.
 
-    columns: the header. rows: one value per column, strings in CSV and TSV, what the file says elsewhere. places: where
-    each row stands, "line 7" (with quoted line breaks: the line it begins on) or, in Parquet, "row 7", counted from 1.
-    index: the number of each row in the file, counted from 0, bad rows included.
+    Attributes:
+        path: The file.
+        columns: The header.
+        rows: One value per column: strings in CSV and TSV, typed values in other formats.
+        places: Where each row is: "line 7" (with quoted line breaks, its first line) or, in Parquet, "row 7", from 1.
+        index: Number of each row in the file, from 0, invalid rows included.
     """
 
     path: Path
@@ -42,14 +45,14 @@ class Table:
     index: list[int]
 
     def column(self, name: str) -> list[Any]:
-        """The values of a column; raises AttendropError with the nearest name if there is none."""
+        """Return the values of a column; raise AttendropError if there is none."""
         if name not in self.columns:
             raise AttendropError(f"{self.path} has no column {name!r}{self._missing_hint(name)}")
         position = self.columns.index(name)
         return [row[position] for row in self.rows]
 
     def checked(self, column: str, problem_of: Callable[[Any], str | None], bad: BadRows) -> "Table":
-        """The table without the rows in whose column `problem_of` finds a problem; `bad` is told of them."""
+        """Return the table without the rows where ``problem_of`` finds a problem; report these to ``bad``."""
         problems = [problem_of(value) for value in self.column(column)]
         for row, problem in enumerate(problems):
             if problem is not None:
@@ -71,33 +74,42 @@ class Table:
 
 
 def read_table(path: str | Path, bad: BadRows | None = None) -> Table:
-    """Read a .csv, .tsv, .jsonl or .parquet file as one table; see `read_chunks`."""
+    """Read a .csv, .tsv, .jsonl or .parquet file as one table; see :func:`read_chunks`."""
     bad = bad or BadRows()
     chunks = list(read_chunks(path, None, bad))
     if not chunks:
-        raise AttendropError(f"{path} has no row that can be used: {len(bad.skipped)} were left out.")
+        raise AttendropError(f"{path} has no valid row: {len(bad.skipped)} were skipped.")
     return chunks[0]
 
 
 def read_chunks(
     path: str | Path, size: int | None, bad: BadRows | None = None, *, format: str | None = None
 ) -> Iterator[Table]:
-    """Read a .csv, .tsv, .jsonl or .parquet file as tables of up to `size` rows, one at a time; None: one table.
+    """Read a .csv, .tsv, .jsonl or .parquet file in chunks.
 
-    Text files are UTF-8, with or without a byte-order mark. CSV and TSV have a header, quote as RFC 4180 does, and may
-    have quoted line breaks; no string is taken for a missing value. The columns of JSON lines are those of the rows
-    read so far.
+    Text files are UTF-8, with or without a byte-order mark. CSV and TSV files have a header, quoting as in RFC 4180,
+    and may have quoted line breaks; no string is read as a missing value. The columns of JSON lines are those of the
+    rows read so far.
 
-    path: "-" is standard input, in a `format` such as "csv".
-    bad: what to do about a row with a wrong number of fields or a line that is not a JSON object; the default raises.
-    Raises AttendropError for a missing, empty or broken file, an unknown extension and duplicate columns.
+    Args:
+        path: The file; "-" is standard input.
+        size: Number of rows in a chunk; None reads one table.
+        bad: Handling of rows with a wrong number of fields and of lines that are not JSON objects. By default, the
+            first raises.
+        format: Format such as "csv"; by default, the extension of ``path``.
+
+    Yields:
+        Tables of at most ``size`` rows.
+
+    Raises:
+        AttendropError: The file is missing, empty or broken, its extension is unknown, or a column occurs twice.
     """
     suffix = f".{format}" if format is not None else Path(path).suffix.lower()
     if suffix not in _READERS:
-        raise AttendropError(f"{path} has the extension {suffix!r}; the files that can be read are {_EXTENSIONS}.")
+        raise AttendropError(f"{path} has the unknown extension {suffix!r}; give a file with one of {_EXTENSIONS}.")
     path, bad = Path(path), bad or BadRows()
     if str(path) == STDIN and suffix == ".parquet":
-        raise AttendropError("Parquet cannot be read from standard input; name a file.")
+        raise AttendropError("Parquet cannot be read from standard input; give a file.")
     if str(path) != STDIN and not path.is_file():
         raise AttendropError(f"there is no file {path}." if not path.exists() else f"{path} is not a file.")
     rows_before = len(bad.skipped)
@@ -109,16 +121,17 @@ def read_chunks(
 
 
 def decode(path: Path) -> str:
-    """The text of a UTF-8 file without its byte-order mark; an empty or wrongly encoded file is an AttendropError."""
+    """Read a UTF-8 file without its byte-order mark; raise AttendropError if it is empty or not UTF-8."""
     with _lines(path, "\n") as lines:
         return "".join(lines)
 
 
 @contextmanager
 def _lines(path: Path, newline: str) -> Iterator[Iterator[str]]:
-    """The lines of a UTF-8 file, with their ends, that end as `newline` of `open` says.
+    """Iterate over the lines of a UTF-8 file, with their line ends; ``newline`` is that of ``open``.
 
-    Raises AttendropError for a file that is empty or not UTF-8.
+    Raises:
+        AttendropError: The file is empty or not UTF-8.
     """
     binary = sys.stdin.buffer if str(path) == STDIN else path.open("rb")
     text = io.TextIOWrapper(binary, encoding="utf-8-sig", errors="surrogateescape", newline=newline)
@@ -162,7 +175,7 @@ def _read_delimited(path: Path, size: int | None, bad: BadRows, delimiter: str) 
 def _fitting(
     path: Path, header: list[str], records: Iterator[tuple[int, list[str]]], bad: BadRows
 ) -> Iterator[tuple[int, str, list[str]]]:
-    """The rows with as many fields as the header, with their index and place."""
+    """Yield the rows with as many fields as the header, with their index and place."""
     index = 0
     for line, record in records:
         if not record and len(header) > 1:
@@ -178,8 +191,8 @@ def _fitting(
 
 
 def _records(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The records with the line each begins on, but for blank lines at the end."""
-    csv.field_size_limit(2**31 - 1)  # of all readers in the process; 131,072 characters are few for a document
+    """Yield the records with their first lines, without blank lines at the end."""
+    csv.field_size_limit(2**31 - 1)  # for all readers of the process; the default of 131,072 is too low for documents
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     line = 1
     blank: list[tuple[int, list[str]]] = []
@@ -220,7 +233,7 @@ def _objects(path: Path, lines: Iterator[str], bad: BadRows) -> Iterator[tuple[i
             continue
         half = _lone_surrogate(line, row)
         if half is not None:
-            bad.add(path, place, f"{half!r} is half of a surrogate pair, which is no character", line)
+            bad.add(path, place, f"{half!r} is half of a surrogate pair, not a character", line)
         elif isinstance(row, dict):
             yield index, place, row
         else:
@@ -228,7 +241,7 @@ def _objects(path: Path, lines: Iterator[str], bad: BadRows) -> Iterator[tuple[i
 
 
 def _lone_surrogate(line: str, row: Any) -> str | None:
-    """Half of a surrogate pair in a key or a value; None if there is none."""
+    """Return half of a surrogate pair in a key or a value, or None."""
     if _ESCAPED_SURROGATE.search(line) is None:
         return None
     half = _SURROGATE.search(json.dumps(row, ensure_ascii=False))
@@ -260,7 +273,7 @@ def _read_parquet(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]
 
 
 def _separator_hint(header: Sequence[str]) -> str | None:
-    """What is probably wrong with a header of one column, as the end of a sentence; None if nothing is."""
+    """Return the likely error in a header of one column, as the end of a sentence, or None."""
     for delimiter, word in ((";", "semicolons"), ("\t", "tabs"), (",", "commas")):
         if len(header) == 1 and delimiter in header[0]:
             return f"its header is separated by {word}, but csv is read with commas and tsv with tabs"

@@ -1,4 +1,4 @@
-"""Columns with numbers for each token: read from files, checked against the tokens, cut together with the texts."""
+"""Columns with numbers for each token: reading, checks against the tokens, truncation with the texts."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -11,11 +11,11 @@ from attendrop.errors import AttendropError
 from attendrop.tasks.table_files import Table
 
 _FORMS = {
-    "numbers": "a list of numbers, or of as many lists of as many numbers",
+    "numbers": "a list of numbers, or a list of n lists of n numbers",
     "positions": "a list of whole numbers, such as [-1, 2, 2, -1]",
     "matrix": "a list of n lists of n numbers, such as [[1, 0], [0, 1]]",
 }
-# What data sets have on the way to the model.
+# Columns of data sets on the way to the model.
 _TAKEN = (
     *("text", "text_pair", "label", "index", "place"),
     *("input_ids", "attention_mask", "token_type_ids", "labels", "length"),
@@ -26,9 +26,13 @@ _TAKEN = (
 class TokenColumn:
     """A column of the training data with numbers for each token of the model's input, special tokens included.
 
-    name: the column's; those of texts, labels and tokens in a `Dataset` are refused.
-    kind: "positions": a list of the positions of other tokens, counted from 0, -1 for none; "matrix": a list of n lists
-        of n numbers; "numbers": a list of any numbers, or such a matrix.
+    Attributes:
+        name: Name of the column.
+        kind: "positions" (a list of positions of other tokens, from 0, -1 for none), "matrix" (a list of n lists of n
+            numbers) or "numbers" (a list of numbers, or such a matrix).
+
+    Raises:
+        AttendropError: The name is one of a column of texts, labels or tokens in a ``Dataset``.
     """
 
     name: str
@@ -36,12 +40,12 @@ class TokenColumn:
 
     def __post_init__(self) -> None:
         if self.name in _TAKEN:
-            raise AttendropError(f"the column {self.name!r} cannot keep its name, which has a meaning here; rename it.")
+            raise AttendropError(f"the name of the column {self.name!r} is reserved; rename it.")
 
 
 def numbers_problem(column: TokenColumn) -> Callable[[Any], str | None]:
-    """A function that says what is wrong with one value of a column after the other; None if nothing is."""
-    forms: list[bool] = []  # whether the first row is a plain list, as then are all
+    """Make a function that describes what is wrong with the next value of a column, or returns None."""
+    forms: list[bool] = []  # whether the first row is a plain list: all rows must agree
 
     def problem(value: Any) -> str | None:
         numbers = _parsed(value)
@@ -51,17 +55,17 @@ def numbers_problem(column: TokenColumn) -> Callable[[Any], str | None]:
         if not forms:
             forms.append(_is_list(numbers))
         if _is_list(numbers) != forms[0]:
-            return f"{_shown(value)} is not of the form of the rows before"
+            return f"{_shown(value)} does not have the form of the rows before"
         wrong = [number for number in numbers if not -1 <= number < len(numbers)] if column.kind == "positions" else []
         if wrong:
-            return f"there is no position {wrong[0]} among {len(numbers)}; they count from 0, and -1 is for none"
+            return f"there is no position {wrong[0]} among {len(numbers)}; count from 0, and write -1 for none"
         return None
 
     return problem
 
 
 def read_numbers(table: Table, column: TokenColumn) -> list[list[Any]]:
-    """The numbers in a column without a `numbers_problem`; in CSV and TSV, lists are written as in JSON."""
+    """Read a column without a :func:`numbers_problem`; in CSV and TSV, lists are written as in JSON."""
     return [_parsed(value) for value in table.column(column.name)]
 
 
@@ -75,7 +79,7 @@ def _parsed(value: Any) -> Any:
 
 
 def _is_list(value: Any) -> bool:
-    """Whether it is a list of numbers that a tensor can hold."""
+    """Tell whether a value is a list of numbers that a tensor can hold."""
     return isinstance(value, list) and all(
         isinstance(number, int | float) and not isinstance(number, bool) and abs(number) < 2**63 for number in value
     )
@@ -97,11 +101,22 @@ def align(
     cut: BatchEncoding,
     tokenizer: PreTrainedTokenizerBase,
 ) -> dict[str, list[Any]]:
-    """The numbers of the tokens that are left when inputs are cut.
+    """Truncate token columns as the inputs were truncated.
 
-    Positions become those in the cut input, or -1 where the token is gone.
-    rows: the columns, and "place". whole, cut: the inputs, as they are without a maximum length and with it.
-    Raises AttendropError for a row that has more or fewer numbers than its whole input has tokens.
+    Positions become those in the truncated input, or -1 if the token was removed.
+
+    Args:
+        columns: The token columns.
+        rows: Their values, and "place".
+        whole: The inputs without a maximum length.
+        cut: The truncated inputs.
+        tokenizer: The tokenizer.
+
+    Returns:
+        The values by column.
+
+    Raises:
+        AttendropError: A row has more or fewer numbers than its whole input has tokens.
     """
     aligned: dict[str, list[Any]] = {column.name: [] for column in columns}
     for row, place in enumerate(rows["place"]):
@@ -122,14 +137,15 @@ def align(
 def _kept(
     whole: BatchEncoding, cut: BatchEncoding, row: int, place: str, tokenizer: PreTrainedTokenizerBase
 ) -> list[int]:
-    """The positions, in a whole input, of the tokens that are left: each text has lost some at one end."""
+    """Find the positions, in a whole input, of the tokens kept by truncation at one end of each text."""
     length, left = len(whole["input_ids"][row]), len(cut["input_ids"][row])
     if length == left:
         return list(range(length))
     if not whole.is_fast:
         raise AttendropError(
-            f"the training data, {place}: the input has {length} tokens, of which {left} are left, and "
-            f"{type(tokenizer).__name__} does not tell which; give a maximum length of {length}, or shorten the texts."
+            f"the training data, {place}: the input of {length} tokens is truncated to {left}, and "
+            f"{type(tokenizer).__name__} does not report which; set the maximum length to {length}, or shorten the "
+            "texts."
         )
     texts, texts_left = whole.sequence_ids(row), cut.sequence_ids(row)
     kept = [position for position, text in enumerate(texts) if text is None]

@@ -1,4 +1,4 @@
-"""From texts to token ids."""
+"""Tokenization of texts."""
 
 import warnings
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task
 from attendrop.tasks.token_columns import TokenColumn, align
 
-# Of a run that says nothing else, and of a model that no run has made.
+# Default of runs, and of models that were not made by a run.
 DEFAULT_MAX_LENGTH = 128
 
 
@@ -22,15 +22,22 @@ def encode(
     max_length: int,
     token_columns: Sequence[TokenColumn] = (),
 ) -> Dataset:
-    """Tokenise the texts, without padding (batches are padded when they are put together).
+    """Tokenize the texts, without padding (the collator pads batches).
 
-    max_length: in tokens, special ones included; of two texts the longer is cut first. More than the tokenizer allows
-        is lowered to that: see `length_limit`.
-    token_columns: columns of the data set, as `load_files` leaves them, that are kept; they are cut as the texts are.
+    Args:
+        dataset: The rows.
+        task: The task.
+        tokenizer: The tokenizer.
+        max_length: In tokens, including special tokens; the longer of two texts is truncated first. It is lowered to
+            the limit of the tokenizer, see :func:`length_limit`.
+        token_columns: Columns of the data set, as read by :func:`load_files`, to keep and truncate with the texts.
 
-    The result has the tokenizer's outputs, "labels" (where there are labels) and "length" in tokens; the
-    other raw columns are gone. Raises AttendropError if `max_length` leaves no room for the texts, or if a row of
-    `token_columns` has not one entry for each token, before anything is cut.
+    Returns:
+        The outputs of the tokenizer, "labels" (if there are labels) and "length", in tokens, without the raw columns.
+
+    Raises:
+        AttendropError: ``max_length`` leaves no room for the texts, or a row of a token column does not have one entry
+            for each token before truncation.
     """
     limit = length_limit(tokenizer, max_length, pair="text_pair" in dataset.column_names)
 
@@ -41,14 +48,21 @@ def encode(
 
 
 def length_limit(tokenizer: PreTrainedTokenizerBase, max_length: int, *, pair: bool) -> int:
-    """`max_length`, lowered to what the tokenizer allows; with a warning, unless it is the default.
+    """Lower ``max_length`` to the limit of the tokenizer, with a warning unless it is the default.
 
-    Raises AttendropError if it leaves no room for a text, or for two of them with `pair`.
+    Args:
+        tokenizer: The tokenizer.
+        max_length: In tokens, including special tokens.
+        pair: Whether the inputs are pairs of texts.
+
+    Raises:
+        AttendropError: It leaves no room for text.
     """
     special = tokenizer.num_special_tokens_to_add(pair=pair)
     if max_length <= special:
         raise AttendropError(
-            f"a maximum length of {max_length} leaves no room for text: the tokenizer adds {special} special tokens."
+            f"a maximum length of {max_length} leaves no room for text: the tokenizer adds {special} special tokens; "
+            "raise it."
         )
     if max_length > tokenizer.model_max_length:
         limit = tokenizer.model_max_length
@@ -65,7 +79,7 @@ def encode_columns(
     max_length: int,
     token_columns: Sequence[TokenColumn] = (),
 ) -> dict[str, list[Any]]:
-    """Tokenise rows given as columns, as `encode` does; `max_length` is one that `length_limit` allows."""
+    """Tokenize rows given as columns, as :func:`encode` does, with a ``max_length`` of :func:`length_limit`."""
     cut = task.head.tokenize(columns, tokenizer, max_length)
     encoded: dict[str, Any] = dict(cut)
     if token_columns:

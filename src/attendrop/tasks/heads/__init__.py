@@ -1,1 +1,1 @@
-"""Heads: one file per kind of task, with all that the rest of the library asks of a kind."""
+"""Heads: one file per kind of task, with everything that is specific to that kind."""

@@ -1,4 +1,4 @@
-"""What a kind of task brings: its model, how labels become targets, how outputs become predictions and scores."""
+"""Base class of heads: model, encoding of labels, decoding and scoring of outputs for one kind of task."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Columns = Mapping[str, list[Any]]
 
 @dataclass(frozen=True)
 class Metric:
-    """A score of a model's outputs.
+    """A score of model outputs.
 
     Attributes:
-        score: Computes it from labels and outputs, one row each.
-        span: How far apart two scores can be.
-        selects: Whether models may be selected by it, as more is better.
+        score: Function that computes it from labels and outputs, one row per example.
+        span: Largest possible difference of two scores.
+        selects: Whether models can be selected by it, because greater is better.
     """
 
     score: Callable[[Array, Array], float]
@@ -40,23 +40,23 @@ class Metric:
 class Head(ABC):
     """A kind of task, with its classes. To add one, write a subclass and add it to ``heads/registry.py``.
 
-    *Labels* are what a data set has in its column ``"label"``, *targets* what the model is given as ``labels``, and
-    *outputs* an array with one row per example, as :meth:`predict` returns it. Rows are columns by name, as in
+    *Labels* are the values of the column ``"label"`` of a data set, *targets* the ``labels`` passed to the model, and
+    *outputs* an array with one row per example, as returned by :meth:`predict`. Rows are columns by name, as in
     :class:`attendrop.tasks.base.TaskData`.
 
     Attributes:
-        label_names: The classes, where the position is the class id; empty if there are none.
-        kind: Name of the kind, the ``kind`` of a task.
-        label_type: What users call the labels of their files: the value of ``--label-type``.
-        needs_labels: Whether rows to train or to score need a label of their own.
-        auto_class: Class of transformers that loads such a model.
-        problem_type: What the model's configuration says of the loss.
-        pipeline_tag: The hub's name of the task, for model cards.
-        default_metrics: Scores of own files; the first decides.
-        metric_aliases: Other names of metrics.
-        answer_column: Column of a file of predictions that is called ``predicted_...`` beside columns of the input.
+        label_names: The classes, in the order of their ids; empty if there are none.
+        kind: Name of the kind of task, ``Task.kind``.
+        label_type: Value of ``--label-type`` for labels of this kind.
+        needs_labels: Whether rows for training and scoring need a label.
+        auto_class: Class of transformers that loads models of this kind.
+        problem_type: ``problem_type`` of the model's configuration, which selects the loss.
+        pipeline_tag: Name of the task on the hub, for model cards.
+        default_metrics: Metrics of custom files; models are selected by the first.
+        metric_aliases: Alternative names of metrics.
+        answer_column: Column of the prediction; it is called ``predicted_...`` beside columns of the input.
         has_probabilities: Whether predictions can come with the probabilities of all classes.
-        has_class_weights: Whether the loss can weigh classes.
+        has_class_weights: Whether the loss supports class weights.
     """
 
     label_names: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ class Head(ABC):
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """What an answer can be, for a list of tasks."""
+        """Possible answers, for a list of tasks."""
         return (self.predicts,)
 
     # The model ------------------------------------------------------------------------------------------------------
@@ -95,38 +95,38 @@ class Head(ABC):
     @classmethod
     @abstractmethod
     def recognizes(cls, config: PreTrainedConfig) -> bool:
-        """Whether a saved model has this head. Heads are asked in the order of the registry."""
+        """Tell whether a saved model has this head. Heads are tried in the order of the registry."""
 
     @classmethod
     @abstractmethod
     def from_config(cls, config: PreTrainedConfig) -> Self:
-        """The head of a saved model that :meth:`recognizes` accepts."""
+        """Make the head of a saved model that :meth:`recognizes` accepts."""
 
     @property
     def num_classes(self) -> int:
-        """Of how many classes a row of the outputs holds logits; 0: outputs are something else."""
+        """Number of classes whose logits form a row of the outputs; 0 if outputs are not class logits."""
         return 0
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """Names of the model's outputs for one prediction."""
+        """Names of the model's outputs per prediction."""
         return self.label_names
 
     def model_class(self) -> Any:
-        """The class of transformers that loads such a model."""
+        """Return the class of transformers that loads the model."""
         import transformers
 
         return getattr(transformers, self.auto_class)
 
     def configure(self, config: PreTrainedConfig) -> None:
-        """Write the size, the names and the loss of the head into a model's configuration."""
+        """Set the size, the names and the loss of the head in a model's configuration."""
         config.num_labels = len(self.output_names)
         config.problem_type = self.problem_type
         config.id2label = dict(enumerate(self.output_names))
         config.label2id = {name: number for number, name in enumerate(self.output_names)}
 
     def usage(self, num_texts: int, max_length: int) -> str:
-        """The lines of Python that load and call a model, for its card."""
+        """Return Python code that loads and calls the model, for its card."""
         texts = ", ".join(("text", "second_text")[:num_texts])
         return f"""from transformers import {self.auto_class}, AutoTokenizer
 
@@ -139,39 +139,39 @@ logits = model(**inputs).logits"""
 
     @staticmethod
     def text_problem(value: Any) -> str | None:
-        """Say what is wrong with a text of a file; None if nothing is."""
+        """Describe what is wrong with a text of a file, or return None."""
         return text_problem(value)
 
     @staticmethod
     def value_problem(value: Any) -> str | None:
-        """Say what is wrong with a label whatever the classes are; None if nothing is."""
+        """Describe what is wrong with a label, independent of the classes, or return None."""
         return value_problem(value)
 
     @classmethod
     @abstractmethod
     def from_labels(cls, tables: Mapping[str, Table], column: str) -> Self:
-        """Make the head of the labels in files.
+        """Make the head for the labels in files.
 
         Args:
             tables: By split: "train", "dev" or both.
-            column: That of the labels; none has a :meth:`value_problem`.
+            column: Column of the labels; none has a :meth:`value_problem`.
 
         Raises:
-            AttendropError: Nothing can be learnt from these labels.
+            AttendropError: No model can be trained on these labels.
         """
 
     @abstractmethod
     def label_problem(self, value: Any) -> str | None:
-        """Say what is wrong with a label without a :meth:`value_problem`; None if nothing is."""
+        """Describe what is wrong with a label that has no :meth:`value_problem`, or return None."""
 
     @abstractmethod
     def read_labels(self, values: Sequence[Any]) -> list[Any]:
-        """Make labels of the values of a file, which have no :meth:`label_problem`."""
+        """Convert values of a file that have no :meth:`label_problem` to labels."""
 
     # Encoding -------------------------------------------------------------------------------------------------------
 
     def tokenize(self, columns: Columns, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> BatchEncoding:
-        """Tokenize the texts of rows, without padding; ``max_length=None`` does not cut them."""
+        """Tokenize the texts of rows, without padding; with ``max_length=None``, without truncation."""
         texts = [columns[name] for name in ("text", "text_pair") if name in columns]
         limits: dict[str, Any] = (
             {"verbose": False} if max_length is None else {"truncation": True, "max_length": max_length}
@@ -180,19 +180,19 @@ logits = model(**inputs).logits"""
         return encoding
 
     def lengths(self, encoded: Mapping[str, Any]) -> list[int]:
-        """The length of each row, in tokens."""
+        """Return the length of each row, in tokens."""
         return [len(ids) for ids in encoded["input_ids"]]
 
     def token_ids(self, encoded: Mapping[str, Any]) -> Sequence[Sequence[int]]:
-        """All token ids of each row."""
+        """Return all token ids of each row."""
         return encoded["input_ids"]  # type: ignore[no-any-return]
 
     @abstractmethod
     def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase) -> list[Any]:
-        """Make what the model is given as ``labels``, without padding."""
+        """Make the ``labels`` of the model, without padding."""
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Callable[[list[Any]], Any]:
-        """A function that makes a batch of encoded rows: tensors, padded to the longest."""
+        """Return a function that makes a batch of encoded rows: tensors, padded to the longest."""
         from transformers import DataCollatorWithPadding
 
         return DataCollatorWithPadding(tokenizer)
@@ -200,24 +200,24 @@ logits = model(**inputs).logits"""
     # Outputs --------------------------------------------------------------------------------------------------------
 
     def predict(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Array:
-        """The outputs of a model for a batch; called without gradients."""
+        """Compute the outputs of a model for a batch; called without gradients."""
         logits: Array = model(**batch).logits.float().cpu().numpy()
         return logits
 
     def trainer_outputs(self, logits: Any, labels: Any) -> Any:
-        """What the trainer keeps of the model's outputs for scores: its ``preprocess_logits_for_metrics``."""
+        """Select the outputs that the trainer keeps for scoring: its ``preprocess_logits_for_metrics``."""
         return logits[0] if isinstance(logits, tuple) else logits  # some models return more than logits
 
     def concatenate(self, parts: Sequence[Any]) -> Array:
-        """Join outputs, or targets, of some rows each."""
+        """Concatenate the outputs, or targets, of several batches."""
         return np.concatenate([np.asarray(part) for part in parts])
 
     def mask_outputs(self, outputs: Array, encoded: Mapping[str, Any]) -> Array:
-        """Mark what answers nothing in the outputs for encoded rows, such as those for special tokens."""
+        """Mark outputs that are not predictions, such as those for special tokens."""
         return outputs
 
     def checked(self, outputs: Array) -> Array:
-        """The outputs in float64.
+        """Convert outputs to float64.
 
         Raises:
             AttendropError: An output is NaN or infinite.
@@ -233,61 +233,61 @@ logits = model(**inputs).logits"""
 
     @abstractmethod
     def decode(self, outputs: Array) -> list[Any]:
-        """The labels that outputs predict."""
+        """Return the predicted labels."""
 
     @abstractmethod
     def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
-        """What a file of predictions says of each row: :attr:`answer_column` first, by column."""
+        """Return the columns of a file of predictions for each row, :attr:`answer_column` first."""
 
     # Scores ---------------------------------------------------------------------------------------------------------
 
     @property
     @abstractmethod
     def metrics(self) -> Mapping[str, Metric]:
-        """The metrics that fit, by name: those of scikit-learn's scorers, where it has them."""
+        """Metrics by name; the names are those of scikit-learn's scorers where it has them."""
 
     def constant_answer(self, train_targets: Array, targets: Array) -> tuple[str | float, Array] | None:
-        """The best answer that does not look at the texts, and outputs that give it to all ``targets``; or None."""
+        """Return the best constant prediction, and outputs that make it for all ``targets``; or None."""
         return None
 
     def predicted_counts(self, outputs: Array) -> dict[str, int]:
-        """How many rows are predicted to be of each class, for classes with any; empty if there are no classes."""
+        """Count the predictions of each class, for classes with any; empty if there are no classes."""
         return {}
 
     # Splits ---------------------------------------------------------------------------------------------------------
 
     @property
     def strata(self) -> tuple[str, ...]:
-        """The groups of which samples take equal fractions, in words."""
+        """Names of the groups by which samples are stratified."""
         return ("the data",)
 
     def strata_of(self, rows: Dataset) -> Sequence[int]:
-        """The group of each row, a position in :attr:`strata`."""
+        """Return the group of each row, an index of :attr:`strata`."""
         return [0] * len(rows)
 
     # Reports on data ------------------------------------------------------------------------------------------------
 
     def texts(self, rows: Dataset) -> list[tuple[str, ...]]:
-        """The texts of each row, to compare and to show."""
+        """Return the texts of each row, for comparison and display."""
         columns = [rows[name][:] for name in ("text", "text_pair") if name in rows.column_names]
         return list(zip(*columns, strict=True))
 
     def shown_label(self, label: Any) -> Any:
-        """A label as people know it."""
+        """Return a label for display."""
         return label
 
     @abstractmethod
     def describe_labels(self, rows: Dataset) -> dict[str, Any]:
-        """Describe the labels of some rows in plain values, for :meth:`label_lines`."""
+        """Summarize the labels of some rows as JSON values, for :meth:`label_lines`."""
 
     @abstractmethod
     def label_lines(self, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-        """The lines of a table about labels: a title, and a cell for each part, as :meth:`describe_labels` says it."""
+        """Return the lines of a table of labels: a title, and a cell for each result of :meth:`describe_labels`."""
 
     def label_warnings(self, train: Mapping[str, Any]) -> list[str]:
-        """What is odd about the labels of the training part that :meth:`describe_labels` describes."""
+        """Return warnings about the training labels, given their :meth:`describe_labels`."""
         return []
 
     def similar_classes(self) -> list[list[str]]:
-        """Pairs of classes that differ only in case and spaces."""
+        """Return pairs of classes that differ only in case and spaces."""
         return []

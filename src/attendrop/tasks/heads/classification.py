@@ -1,4 +1,4 @@
-"""One of several classes for a text or a pair of texts."""
+"""Classification: one of several classes for a text or a pair of texts."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from attendrop.tasks.table_files import Table
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedConfig, PreTrainedTokenizerBase
 
-# More distinct labels than this are not taken for classes unasked, if they are whole numbers or look like ids.
+# With "auto", more distinct labels than this are not taken for classes if they are whole numbers or look like ids.
 _MANY_CLASSES = 30
-# So many classes are listed one by one; of more, the smallest and the largest size is told.
+# Up to this many classes are listed; for more, only the smallest and the largest size are shown.
 _LISTED_CLASSES = 12
 
 
 def _of_classes(score: Callable[..., float], **options: Any) -> Callable[[Array, Array], float]:
-    """A score of the predicted classes."""
+    """Make a score of the predicted classes."""
     return lambda labels, logits: float(score(labels, logits.argmax(axis=1), **options))
 
 
@@ -46,7 +46,7 @@ def _averaged(score: Callable[..., float], average: str) -> Callable[[Array, Arr
 
 
 def _ranking(score: Callable[..., float]) -> Callable[[Array, Array], float]:
-    """A score of how well the second class is ranked above the first; 0.5 where there is one class only."""
+    """Make a score of the ranking of the second class above the first; 0.5 if there is only one class."""
     return lambda labels, logits: float(score(labels, logits[:, 1] - logits[:, 0])) if np.ptp(labels) else 0.5
 
 
@@ -61,7 +61,7 @@ _METRICS = {
     "precision_macro": Metric(_averaged(precision_score, "macro")),
     "recall_macro": Metric(_averaged(recall_score, "macro")),
 }
-# Of the second of two classes, as predicted, and by how far its logit is above the other.
+# Scores of the second of two classes: of its predictions, and of the difference of the logits.
 _BINARY_METRICS = {
     "f1": Metric(_averaged(f1_score, "binary")),
     "precision": Metric(_averaged(precision_score, "binary")),
@@ -72,7 +72,7 @@ _BINARY_METRICS = {
 
 
 class Classification(Head):
-    """One of several classes. Labels and targets are class ids, outputs logits ``(rows, classes)``."""
+    """Head that predicts a class. Labels and targets are class ids, outputs logits ``(rows, classes)``."""
 
     kind = "classification"
     label_type = "class"
@@ -94,12 +94,12 @@ class Classification(Head):
 
     @property
     def num_classes(self) -> int:
-        """How many classes there are."""
+        """Number of classes."""
         return len(self.label_names)
 
     @property
     def predicts(self) -> str:
-        """How many classes there are."""
+        """Number of classes, in words."""
         return f"{len(self.label_names)} classes"
 
     @property
@@ -109,20 +109,20 @@ class Classification(Head):
 
     @classmethod
     def recognizes(cls, config: PreTrainedConfig) -> bool:
-        """Take any model that no other head recognizes: to load one without a trained head says what is missing."""
+        """Accept any model that no other head recognizes; loading one without a trained head says what is missing."""
         return True
 
     @classmethod
     def from_config(cls, config: PreTrainedConfig) -> Self:
-        """The head with the model's classes."""
-        names: dict[int, str] = config.id2label or {}  # type: ignore[assignment]  # json's keys become numbers again
+        """Make the head with the model's classes."""
+        names: dict[int, str] = config.id2label or {}  # type: ignore[assignment]  # JSON keys are converted back
         return cls(tuple(names[number] for number in sorted(names)))
 
     @classmethod
     def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
-        """Take the labels of training, else of development, for classes: integers by value, then text by the alphabet.
+        """Make the head whose classes are the labels of "train" (otherwise "dev").
 
-        A whole number is one class however it is written, `1` or `1.0`.
+        Classes are ordered: integers by value, then text alphabetically. ``1`` and ``1.0`` are the same class.
 
         Args:
             tables: As for :meth:`Head.from_labels`.
@@ -130,8 +130,8 @@ class Classification(Head):
             asked: Whether the user said that the labels are classes.
 
         Raises:
-            AttendropError: Training data has a single class; or, unasked, labels may well be no classes: more than 30
-                whole numbers, or more than 30 texts of which most stand in one row.
+            AttendropError: The training data have a single class; or, unless ``asked``, labels are probably not
+                classes: more than 30 whole numbers, or more than 30 texts of which most occur in one row.
         """
         source = tables.get("train") or tables["dev"]
         names = sorted({_class_name(value) for value in source.column(column)}, key=_class_order)
@@ -142,14 +142,14 @@ class Classification(Head):
         return cls(tuple(names))
 
     def label_problem(self, value: Any) -> str | None:
-        """Refuse what is none of the classes."""
+        """Refuse values that are not among the classes."""
         if _class_name(value) in self._ids or written(value) in self._ids:
             return None
         hint = did_you_mean(written(value), self.label_names) or f"; the classes are {_shortened(self.label_names)}."
         return f"the label {written(value)!r} is not among those of training{hint.removesuffix('.')}"
 
     def read_labels(self, values: Sequence[Any]) -> list[int]:
-        """Turn names into class ids."""
+        """Convert names to class ids."""
         ids = self._ids
         return [ids[name] if (name := written(value)) in ids else ids[_class_name(value)] for value in values]
 
@@ -159,15 +159,15 @@ class Classification(Head):
         return {_class_name(name): number for number, name in names} | {name: number for number, name in names}
 
     def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-        """The class ids."""
+        """Return the class ids."""
         return [int(label) for label in labels]
 
     def decode(self, outputs: Array) -> list[int]:
-        """The class ids of the largest logits."""
+        """Return the class ids of the largest logits."""
         return [int(label) for label in outputs.argmax(axis=1)]
 
     def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
-        """``label`` and ``probability``, its softmax; with ``probabilities`` also ``probability_CLASS`` of each."""
+        """Return ``label`` and ``probability``, its softmax; on request also ``probability_CLASS`` of each class."""
         exp = np.exp(outputs - outputs.max(axis=1, keepdims=True))
         rows = []
         for row in exp / exp.sum(axis=1, keepdims=True):
@@ -179,11 +179,11 @@ class Classification(Head):
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
-        """Those of classes, and of two classes those of the second."""
+        """Metrics of classification; binary ones if there are two classes."""
         return _METRICS | _BINARY_METRICS if len(self.label_names) == 2 else _METRICS
 
     def constant_answer(self, train_targets: Array, targets: Array) -> tuple[str, Array]:
-        """The most common class in training."""
+        """Return the most common class in training."""
         most = int(np.bincount(train_targets).argmax())
         return self.label_names[most], np.tile(np.eye(len(self.label_names))[most], (len(targets), 1))
 
@@ -198,11 +198,11 @@ class Classification(Head):
         return tuple(f"class {name!r}" for name in self.label_names)
 
     def strata_of(self, rows: Dataset) -> Sequence[int]:
-        """The class ids."""
+        """Return the class ids."""
         return rows["label"][:]  # type: ignore[no-any-return]
 
     def shown_label(self, label: Any) -> Any:
-        """The name of the class."""
+        """Return the name of the class."""
         return self.label_names[label]
 
     def describe_labels(self, rows: Dataset) -> dict[str, Any]:
@@ -211,19 +211,19 @@ class Classification(Head):
         return {"classes": {name: counts[number] for number, name in enumerate(self.label_names)}}
 
     def label_lines(self, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-        """The rows of each class, or of the smallest and the largest of many."""
+        """Show the rows of each class; if there are many, of the smallest and the largest."""
         counts = [part["classes"] for part in parts]
         if len(self.label_names) <= _LISTED_CLASSES:
             return [[f"  {name}", *(str(of[name]) for of in counts)] for name in self.label_names]
         return [["rows of a class", *(f"{min(of.values())} to {max(of.values())}" for of in counts)]]
 
     def label_warnings(self, train: Mapping[str, Any]) -> list[str]:
-        """Point out classes without rows."""
+        """Warn of classes without rows."""
         missing = [name for name, count in train["classes"].items() if count == 0]
         return [f"No row of train is of class {name!r}: it cannot be learnt." for name in missing]
 
     def similar_classes(self) -> list[list[str]]:
-        """Pairs of classes that differ only in case and spaces."""
+        """Return pairs of classes that differ only in case and spaces."""
         seen: dict[str, str] = {}
         pairs = []
         for name in self.label_names:
@@ -240,18 +240,18 @@ def _refuse_doubtful(source: Table, column: str, names: Sequence[str]) -> None:
     where = f"{source.path}, column {column!r}"
     if all(number_form(name) == "whole" for name in names):
         raise AttendropError(
-            f"{where}: {len(names)} different whole numbers may be classes, numbers to predict or ids; say which with "
-            "--label-type class or --label-type number, or name another label column."
+            f"{where}: {len(names)} different whole numbers may be classes, numbers to predict or ids; set "
+            "--label-type class or --label-type number, or give another label column."
         )
     if len(names) > len(source.rows) / 2:
         raise AttendropError(
-            f"{where}: {len(names)} different labels in {len(source.rows)} rows look like ids; name another label "
-            "column, or say with --label-type class that they are classes."
+            f"{where}: {len(names)} different labels in {len(source.rows)} rows look like ids; give another label "
+            "column, or set --label-type class if they are classes."
         )
 
 
 def _class_name(value: Any) -> str:
-    """The label as a class is called: `1.0`, which pandas writes where a column of integers has gaps, is `1`."""
+    """Return the class name of a label: ``1.0``, which pandas writes for integers in a column with gaps, is ``1``."""
     name = written(value)
     return str(int(name.partition(".")[0])) if "." in name and number_form(name) == "whole" else name
 

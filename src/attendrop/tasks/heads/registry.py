@@ -1,4 +1,4 @@
-"""The heads that there are, and which one a task, a saved model or a column of labels has."""
+"""Registry of heads, and choice of the head for a task, a saved model or a label column."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attendrop.tasks.table_files import Table
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-# Saved models are recognized in this order; the last head takes any.
+# Saved models are recognized in this order; the last head accepts any.
 HEADS: tuple[type[Head], ...] = (
     Regression,
     Classification,
@@ -25,7 +25,7 @@ LABEL_TYPES = ("auto", *sorted(head.label_type for head in HEADS))
 
 
 def get_head(kind: str, label_names: Sequence[str] = ()) -> Head:
-    """The head of a kind of task, with these classes; raises AttendropError for a kind that is not known."""
+    """Return the head of a kind of task, with its classes; raise AttendropError for an unknown kind."""
     found = {head.kind: head for head in HEADS}
     if kind not in found:
         hint = did_you_mean(kind, found) or f"; the kinds are {', '.join(sorted(found))}."
@@ -34,15 +34,15 @@ def get_head(kind: str, label_names: Sequence[str] = ()) -> Head:
 
 
 def head_of_model(config: PreTrainedConfig) -> Head:
-    """The head of a saved model, with its classes."""
+    """Return the head of a saved model, with its classes."""
     return next(head for head in HEADS if head.recognizes(config)).from_config(config)
 
 
 def head_class(label_type: str) -> type[Head]:
-    """The kind of head that reads a file with labels of a type; those that "auto" chooses among read alike.
+    """Return the kind of head that reads labels of a type; the candidates of "auto" read alike.
 
     Raises:
-        AttendropError: The label type is not known.
+        AttendropError: The label type is unknown.
     """
     if label_type not in LABEL_TYPES:
         hint = did_you_mean(label_type, LABEL_TYPES) or f"; it is one of {', '.join(LABEL_TYPES)}."
@@ -51,18 +51,18 @@ def head_class(label_type: str) -> type[Head]:
 
 
 def find_head(tables: Mapping[str, Table], column: str, label_type: str) -> Head:
-    """Make the head of the labels in files; "auto" chooses between classes and numbers.
+    """Make the head for the labels in files.
 
-    With "auto", labels are numbers to predict if one has a decimal fraction or an exponent, else classes.
+    With "auto", labels are numbers to predict if one has a decimal fraction or an exponent, otherwise classes.
 
     Args:
         tables: By split: "train", "dev" or both.
-        column: That of the labels.
+        column: Column of the labels.
         label_type: One of ``LABEL_TYPES``.
 
     Raises:
         AttendropError: As :meth:`Head.from_labels` says; and, with "auto", numbers are mixed with text, or it is
-            doubtful whether labels are classes.
+            unclear whether labels are classes.
     """
     if label_type != "auto":
         return head_class(label_type).from_labels(tables, column)

@@ -1,4 +1,4 @@
-"""One number for a text or a pair of texts."""
+"""Regression: a number for a text or a pair of texts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _of_numbers(score: Callable[[Array, Array], float]) -> Callable[[Array, Arra
 
 
 def _correlation(correlate: Callable[[Array, Array], Any]) -> Callable[[Array, Array], float]:
-    """A correlation that is 0 where it is undefined: fewer than two rows, or a side that is constant."""
+    """Make a correlation that is 0 where undefined: for fewer than two rows, or if one side is constant."""
 
     def score(labels: Array, predictions: Array) -> float:
         if len(labels) < 2 or np.ptp(labels) == 0 or np.ptp(predictions) == 0:
@@ -52,7 +52,7 @@ _METRICS = {
 
 
 class Regression(Head):
-    """A number. Labels, targets and outputs are floats, outputs ``(rows,)`` or ``(rows, 1)``."""
+    """Head that predicts a number. Labels and targets are floats, outputs ``(rows,)`` or ``(rows, 1)``."""
 
     kind = "regression"
     label_type = "number"
@@ -68,21 +68,21 @@ class Regression(Head):
 
     @classmethod
     def recognizes(cls, config: PreTrainedConfig) -> bool:
-        """Whether the configuration says so, or the model has a single output."""
+        """Accept models configured for regression, or with a single output."""
         return config.problem_type == "regression" or len(config.id2label or {}) == 1
 
     @classmethod
     def from_config(cls, config: PreTrainedConfig) -> Self:
-        """The head of any such model."""
+        """Make the head."""
         return cls()
 
     @classmethod
     def from_labels(cls, tables: Mapping[str, Table], column: str) -> Self:
-        """The head of any labels."""
+        """Make the head; any numbers will do."""
         return cls()
 
     def label_problem(self, value: Any) -> str | None:
-        """Refuse what is no finite number."""
+        """Refuse values that are not finite numbers."""
         return number_problem(value)
 
     def read_labels(self, values: Sequence[Any]) -> list[float]:
@@ -90,29 +90,29 @@ class Regression(Head):
         return [float(written(value)) for value in values]
 
     def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase) -> list[float]:
-        """The numbers."""
+        """Return the numbers."""
         return [float(label) for label in labels]
 
     def decode(self, outputs: Array) -> list[float]:
-        """The numbers."""
+        """Return the numbers."""
         return [float(number) for number in outputs.reshape(-1)]
 
     def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
-        """``score``."""
+        """Return the column ``score``."""
         return [{"score": number} for number in self.decode(outputs)]
 
     def constant_answer(self, train_targets: Array, targets: Array) -> tuple[float, Array]:
-        """The mean of the training rows."""
+        """Return the mean of the training rows."""
         mean = float(np.mean(train_targets))
         return mean, np.full(len(targets), mean)
 
     def describe_labels(self, rows: Dataset) -> dict[str, Any]:
-        """The range and the mean."""
+        """Compute the range and the mean."""
         labels = rows["label"][:]
         return {"numbers": {"min": min(labels), "mean": statistics.fmean(labels), "max": max(labels)}}
 
     def label_lines(self, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-        """The range and the mean."""
+        """Show the range and the mean."""
         return [
             ["numbers", *("{min:g} to {max:g}".format(**part["numbers"]) for part in parts)],
             ["  mean", *(f"{part['numbers']['mean']:.3g}" for part in parts)],
