@@ -1,4 +1,4 @@
-"""Checks of options, which need nothing but Python."""
+"""Checks of arguments, without imports beyond the standard library."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from attendrop.errors import AttendropError
 
 
 def defines(thing: object, base: type, name: str) -> bool:
-    """Tell whether ``thing``, by its class or by itself, has another function of this name than ``base`` has."""
+    """Tell whether ``thing``, or its class, overrides a function of ``base``."""
     function = getattr(thing, name)
     return getattr(function, "__func__", function) is not getattr(base, name)
 
 
 def check_declared(owner: str, function: str, declaration: str, *, defined: bool, declared: bool) -> None:
-    """Raise unless a function is defined where, and only where, that is declared."""
+    """Raise unless a function is defined if and only if it is declared."""
     if defined and not declared:
-        raise AttendropError(f"{owner} defines {function} and does not declare it: declare {declaration}.")
+        raise AttendropError(f"{owner} defines {function} but does not declare it; declare {declaration}.")
     if declared and not defined:
-        raise AttendropError(f"{owner} declares {declaration} and does not define {function}: define it.")
+        raise AttendropError(f"{owner} declares {declaration} but does not define {function}; define it.")
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
@@ -30,7 +30,7 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
 
 
 def check_probability(name: str, value: float, *, one_allowed: bool, zero_allowed: bool = False) -> None:
-    """Raise unless ``value`` is a probability above 0, or from 0, and below 1, or up to 1."""
+    """Raise unless ``value`` is a probability; 0 and 1 are excluded unless allowed."""
     inside = isinstance(value, int | float) and not isinstance(value, bool)
     if not inside or not (0 < value < 1 or (one_allowed and value == 1) or (zero_allowed and value == 0)):
         lower, upper = "at least" if zero_allowed else "above", "at most" if one_allowed else "below"
@@ -38,13 +38,13 @@ def check_probability(name: str, value: float, *, one_allowed: bool, zero_allowe
 
 
 def check_count(name: str, value: int, least: int = 1) -> None:
-    """Raise unless ``value`` is a whole number, and at least ``least``."""
+    """Raise unless ``value`` is a whole number of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise AttendropError(f"{name}={value!r} must be a whole number, and at least {least}.")
 
 
 def check_positive(name: str, value: float, *, zero_allowed: bool = False) -> None:
-    """Raise unless ``value`` is a finite number above 0, or from 0."""
+    """Raise unless ``value`` is a finite number above 0, or 0 if allowed."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not (0 < value < math.inf or (zero_allowed and value == 0)):
         raise AttendropError(f"{name}={value!r} must be {'0 or more' if zero_allowed else 'above 0'}, a finite number.")
@@ -57,7 +57,7 @@ def check_switch(name: str, value: bool) -> None:
 
 
 def suggestion(value: str, choices: tuple[str, ...]) -> str:
-    """Name the choice that ``value`` was probably meant to be, and all of them."""
+    """Suggest the closest choice to ``value``, and list all choices."""
     close = get_close_matches(value.lower().replace("_", "-"), [c.replace("_", "-") for c in choices], n=1, cutoff=0.5)
     nearest = next((c for c in choices if close and c.replace("_", "-") == close[0]), None)
     hint = f" Did you mean {nearest!r}?" if nearest else ""
@@ -65,7 +65,7 @@ def suggestion(value: str, choices: tuple[str, ...]) -> str:
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """The end of an error message: "; did you mean 'x'?" where a choice is close to `name`, else nothing."""
+    """Return "; did you mean 'x'?" if a choice is close to ``name``, otherwise an empty text."""
     by_lower = {choice.lower(): choice for choice in choices}
     close = get_close_matches(name.lower().strip(), by_lower, n=1)
     return f"; did you mean {by_lower[close[0]]!r}?" if close else ""

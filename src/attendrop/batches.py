@@ -12,26 +12,26 @@ from attendrop.errors import AttendropError
 
 
 def refuse_graph(batch: Batch) -> None:
-    """Raise AttendropError for a batch that cannot be kept: the graph behind it ends with the first backward pass."""
+    """Raise AttendropError for a batch with an autograd graph, which is freed by the first backward pass."""
     for name, value in batch.items():
         if isinstance(value, Tensor) and value.requires_grad:
             raise AttendropError(
-                f"The batch's {name!r} requires a gradient, but the method takes the batch again after its backward "
-                "pass; give the model what it is computed from (input_ids), or detach it."
+                f"The batch's {name!r} requires a gradient, but the method uses the batch again after its backward "
+                "pass; pass the model its source (input_ids), or detach it."
             )
 
 
 def to_device(batch: Batch, device: torch.device) -> dict[str, Any]:
-    """Move the tensors of a batch."""
+    """Move the tensors of a batch to a device."""
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
 
 
 def number_of_rows(batch: Batch) -> int:
-    """Count the rows of a batch, by its first tensor; raises AttendropError if it holds none."""
+    """Count the rows of a batch by its first tensor; raise AttendropError if there is none."""
     for value in batch.values():
         if isinstance(value, Tensor) and value.ndim:
             return value.shape[0]
-    raise AttendropError("The batch holds no tensors.")
+    raise AttendropError("The batch has no tensors; pass a batch with input tensors.")
 
 
 Batch = Mapping[str, Any]

@@ -35,14 +35,14 @@ def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, direct
     """Find the positions of highest (or lowest) attribution in each row.
 
     Eq. 6 of Yang et al. (2022), row by row over the valid keys. ``"high"``: with ``t = max(1, floor(n_valid (1-p)))``,
-    the positions whose attribution is at least the ``t``-th smallest, counted from 0; where that takes in the whole
-    row, only those above it. ``"low"`` (their prior experiment, Fig. 2): the positions below the
+    the positions whose attribution is at least the ``t``-th smallest, counted from 0; if that is the whole row, only
+    those above it. ``"low"`` (their prior experiment, Fig. 2): the positions below the
     ``floor(n_valid p)``-th smallest.
 
     Args:
         attribution: ``(batch, heads, query, key)``; compared in float32, or float64 if it is that.
         valid: Valid keys.
-        p: Fraction of a row that is to be candidates, in (0, 1).
+        p: Fraction of candidates in a row, in (0, 1).
         direction: ``"high"`` or ``"low"``.
     """
     if attribution.dtype != torch.float64:
@@ -52,7 +52,7 @@ def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, direct
         ordered = _sort(attribution)
         n_valid = torch.full((1, 1, 1, 1), length, device=attribution.device)
     else:
-        # Adding takes a CPU a fraction of the time of filling in.
+        # On a CPU, adding is much faster than masked_fill.
         ordered = _sort(attribution + torch.where(valid, 0.0, torch.inf))
         n_valid = valid.sum(-1, keepdim=True)
     lowest = ordered[..., :1]
@@ -62,10 +62,10 @@ def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, direct
         threshold = _take(ordered, torch.minimum(floor_fraction(n_valid, p), last))
     else:
         threshold = _take(ordered, torch.minimum(floor_fraction(n_valid, 1 - p).clamp(min=1), last))
-        # "At least the next larger number" is "above".
+        # At least the next larger number means above.
         above = torch.nextafter(threshold, torch.full_like(threshold, torch.inf))
         threshold = torch.where(lowest >= threshold, above, threshold)
-    # Nothing compares with NaN: no candidates.
+    # Comparisons with NaN are False: no candidates.
     threshold = threshold.masked_fill(~signal, torch.nan)
     mask = attribution < threshold if direction == "low" else attribution >= threshold
     return Region(mask if valid is None else mask & valid, signal)

@@ -19,14 +19,14 @@ _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB1331
 
 @dataclass(frozen=True)
 class SampleKey:
-    """Key of the random samples of one forward pass; the name of what is sampled completes it.
+    """Key of the random samples of one forward pass, completed by a name for each sample.
 
     Attributes:
         seed: Seed of the run.
         step: Optimizer steps taken so far.
-        first: Number of this pass's first sequence in the global batch (over micro-batches and processes).
-        rows: Sequences that the model was given in this pass. If attention sees a multiple of it (several choices per
-            question), each sequence stands for that many.
+        first: Index of the pass's first sequence in the global batch (over micro-batches and processes).
+        rows: Number of input sequences of the pass. If attention sees a multiple of it (several choices per question),
+            each sequence counts as that many.
         salt: Separates the samples of one method from those of another.
     """
 
@@ -63,26 +63,26 @@ def sample_mask(
     """Sample a boolean mask whose elements are True with probability ``p``, independently.
 
     Element ``(i, h, j, k)`` is a hash of the seed, the step, the number of sequence ``i`` in the global batch,
-    ``name``, ``h``, and of row and column counted from the sequence's origin. So it does not depend on how far the
-    batch is padded, on how the global batch was cut, nor on the device. (A random generator would not do: its numbers
-    depend on how many are asked for.)
+    ``name``, ``h``, and of row and column counted from the sequence's origin. So it does not depend on
+    padding, on how the global batch is split, or on the device. (The numbers of a random generator depend on how many
+    are sampled.)
 
     Args:
         p: Probability, in [0, 1], kept to within 2**-17; or a tensor that expands to ``shape``, one for each element.
         key: Key of the samples.
-        name: What they are for, such as the key of an attention layer.
+        name: Name of the samples, such as the key of an attention layer.
         shape: ``(batch, heads, rows, columns)``.
         origins: ``(batch, 2)``, the first row and column of each sequence that are not padding.
         device: Where to put the mask.
 
     Returns:
-        The mask. What it holds before the origins has no meaning.
+        The mask. Its values before the origins are undefined.
     """
     return _below(p, key.seeds(name, shape[0]), shape, origins.to(device))
 
 
 def _below(p: float | Tensor, seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor) -> Tensor:
-    """Find where the lanes of a hash are in the lower ``p`` of their range."""
+    """Tell where the lanes of a hash are in the lower fraction ``p`` of their range."""
     bound: int | Tensor
     if isinstance(p, Tensor):
         bound = ((p.float() * _LEVELS).round() - _LEVELS // 2).int().expand(shape)
@@ -111,7 +111,7 @@ def uniform(
     return (_lanes(seeds, shape, origins).float() + (_LEVELS // 2 + 0.5)) / _LEVELS
 
 
-# Elements of a parameter that are sampled together: few enough to stay in a processor's cache, and enough for numpy.
+# Elements of a parameter that are sampled together: few enough for the CPU cache, enough for numpy to be efficient.
 _CHUNK = 1 << 16
 
 
@@ -126,8 +126,8 @@ def sample_parameter_mask(
         p: Probability, kept to within 2**-17.
         seed: Seed of the run.
         step: Optimizer steps taken so far.
-        name: Of the parameter.
-        shape: Of the parameter.
+        name: Name of the parameter.
+        shape: Shape of the parameter.
         device: Where to put the mask.
     """
     chunks, rest = divmod(math.prod(shape), _CHUNK)
@@ -147,9 +147,9 @@ def sample_row_mask(p: float, seed: int, step: int, name: str, rows: Tensor, col
         p: Probability, kept to within 2**-17.
         seed: Seed of the run.
         step: Optimizer steps taken so far.
-        name: Of the matrix.
-        rows: The numbers of the rows, less than 2**31.
-        columns: How many columns the matrix has.
+        name: Name of the matrix.
+        rows: Indices of the rows, less than 2**31.
+        columns: Number of columns of the matrix.
     """
     key = _hash(f"{seed}/{step}/{name}")
     bound = round(p * _LEVELS) - _LEVELS // 2
@@ -169,9 +169,9 @@ def sample_row_mask(p: float, seed: int, step: int, name: str, rows: Tensor, col
 def _lanes_on_cpu(
     seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor
 ) -> Iterator[tuple[int, tuple[slice, slice, slice], Any]]:
-    """Yield the lanes of one sequence after the other, and their place in it.
+    """Yield the lanes of each sequence, and their position.
 
-    In numpy, a sequence at a time, which stays in the cache: ten times faster than torch.
+    Numpy, one sequence at a time, fits the cache and is ten times faster than torch.
     """
     _, heads, rows, columns = shape
     head = np.arange(heads, dtype=np.uint64)[:, None, None]
@@ -206,7 +206,7 @@ def _lanes(seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor) 
 
 
 def _lane(counter: Tensor, seed: Tensor | int, column: Tensor) -> Tensor:
-    """Hash counters, each as often as there are columns of it; the lane that belongs to the column."""
+    """Hash counters, repeated for their columns, and select the lane of each column."""
     bits = counter * _signed(_GOLDEN) + seed
     for shift, factor in ((30, _MIX_1), (27, _MIX_2), (31, 1)):
         # The shift of a signed number copies its sign; these bits are cleared.

@@ -1,4 +1,4 @@
-"""Writing files such that none is found in part, and none is lost."""
+"""Atomic writing of files, and protection of existing ones."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import Any
 from attendrop.errors import AttendropError
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-# By safetensors, which tells the reason, and by PyTorch, which tells only that it could not write.
+# Messages of safetensors, which has the reason, and of PyTorch, which only reports a failed write.
 _TOLD_OF_FULL_DISK = ("os error 28", "PytorchStreamWriter failed", "unexpected pos", "iostream error")
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file such that a reader finds all of it or what was there before."""
+    """Write a JSON file atomically."""
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def write_text(path: Path, content: str) -> None:
-    """Write a text file in the same way."""
+    """Write a text file atomically."""
     partial = path.with_name(f".{path.name}.partial")
     with disk_errors(path):
         partial.write_text(content, encoding="utf-8", newline="\n")
@@ -32,7 +32,7 @@ def write_text(path: Path, content: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a binary file in the same way; nothing is left of one that did not find room."""
+    """Write a binary file atomically; remove it if the disk is full."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         with disk_errors(path):
@@ -44,7 +44,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextmanager
 def disk_errors(place: Path) -> Iterator[None]:
-    """Raise what libraries make of a full disk as the OSError that it is, with the name of a place."""
+    """Convert errors of libraries that are due to a full disk to OSError, with a path."""
     try:
         yield
     except OSError as error:
@@ -58,7 +58,7 @@ def disk_errors(place: Path) -> Iterator[None]:
 
 
 def _tells_of_full_disk(error: BaseException | None) -> bool:
-    """Whether an error, or what it was made of, is due to a full disk."""
+    """Tell whether an error, or its cause, is due to a full disk."""
     if error is None:
         return False
     told = isinstance(error, OSError) and error.errno in DISK_FULL
@@ -67,13 +67,13 @@ def _tells_of_full_disk(error: BaseException | None) -> bool:
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
+    """Compute the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def share_permissions(folder: Path) -> None:
-    """Give every file below a folder what the umask allows to a new one; safetensors' are for their owner alone."""
+    """Give all files in a folder the permissions of the umask; safetensors restricts its files to the owner."""
     (folder / ".probe").touch()
     mode = (folder / ".probe").stat().st_mode
     (folder / ".probe").unlink()
@@ -83,22 +83,22 @@ def share_permissions(folder: Path) -> None:
 
 
 def check_output(output: str | Path, inputs: Iterable[str | Path], *, overwrite: bool) -> None:
-    """Refuse to write a file in the place of another.
+    """Refuse to overwrite inputs, and other files unless requested.
 
     Args:
-        output: What is to be written.
-        inputs: What is read; it is never replaced, by whatever path or link ``output`` leads there.
-        overwrite: Whether another file may be replaced.
+        output: File to write.
+        inputs: Files that are read; they are never replaced, whichever path or link ``output`` is.
+        overwrite: Whether other files may be replaced.
 
     Raises:
-        AttendropError: ``output`` is a folder, an input, or exists and is not to be replaced.
+        AttendropError: ``output`` is a folder or an input, or exists and may not be replaced.
     """
     if os.path.isdir(output):
         raise AttendropError(f"The output '{output}' is a folder; name a file.")
     if not os.path.lexists(output):
         return
     if os.path.exists(output) and not os.path.isfile(output):
-        raise AttendropError(f"The output '{output}' is no file but a device or a pipe; name a file.")
+        raise AttendropError(f"The output '{output}' is a device or a pipe; name a file.")
     for name in inputs:
         if os.path.exists(output) and os.path.exists(name) and os.path.samefile(output, name):
             raise AttendropError(f"The output '{output}' is the file '{name}', which is read; name another.")

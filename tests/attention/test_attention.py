@@ -610,7 +610,7 @@ def test_an_instance_defines_what_it_declares() -> None:
 def test_what_is_declared_and_what_is_defined_must_agree() -> None:
     undeclared = Plan()
     undeclared.edit = lambda call: None  # type: ignore[method-assign]
-    with pytest.raises(AttendropError, match=r"Plan defines Plan\.edit and does not declare it: declare 'attention'"):
+    with pytest.raises(AttendropError, match=r"Plan defines Plan\.edit but does not declare it; declare 'attention'"):
         forwarded(undeclared)
     with pytest.raises(AttendropError, match=r"defines Plan\.edit"):
         forwarded(CombinedPlan([Everywhere(None), undeclared]))

@@ -241,7 +241,7 @@ def test_fields_may_be_long(tmp_path: Path) -> None:
 
 def test_a_pipe_is_no_place_for_predictions(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(AttendropError, match="no file but a device or a pipe"):
+    with pytest.raises(AttendropError, match="is a device or a pipe"):
         check_output(tmp_path / "pipe", [], overwrite=True)
 
 

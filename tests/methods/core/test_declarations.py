@@ -155,7 +155,7 @@ class OwnState(MethodState):
 
 @pytest.mark.parametrize("method", [Own(), Compose(Own(), HiddenCut()), Compose(Own(), Vanilla())])
 def test_a_loss_that_is_not_declared_is_refused_in_words(method: Method) -> None:
-    message = r"Method 'own' defines MethodState\.loss and does not declare it: declare the trait DECIDES_PASSES"
+    message = r"Method 'own' defines MethodState\.loss but does not declare it; declare the trait DECIDES_PASSES"
     with pytest.raises(AttendropError, match=message), regularize(zoo.build("bert"), method):
         pass
 
@@ -198,9 +198,9 @@ def test_declarations_of_ones_own_are_held_to() -> None:
     begun()
     with pytest.raises(AttendropError, match=r"'own' defines penalty .* declare Method\.adds_penalty = True"):
         begun(penalty=lambda self, context, outputs: None)
-    with pytest.raises(AttendropError, match=r"'own' declares Method\.adds_penalty = True and does not define penalty"):
+    with pytest.raises(AttendropError, match=r"'own' declares Method\.adds_penalty = True but does not define penalty"):
         begun(adds_penalty=True)
-    with pytest.raises(AttendropError, match=r"declares Method\.edits_gradients = True and does not define"):
+    with pytest.raises(AttendropError, match=r"declares Method\.edits_gradients = True but does not define"):
         begun(edits_gradients=True)
     with pytest.raises(AttendropError, match=r"declares the trait DECIDES_PASSES .* does not define MethodState\.loss"):
         begun(traits={DECIDES_PASSES: ""})
