@@ -1,4 +1,4 @@
-"""Periods of AttendOut, taken apart."""
+"""Parts of a period of AttendOut."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def run(
     max_norm: float | None = None,
     **options: Any,
 ) -> Any:
-    """A loop of one's own; ``watch`` is called with the regularisation after each step."""
+    """Train in a custom loop; ``watch`` is called with the regularization after each step."""
     torch.manual_seed(7)
     model = model or zoo.build(name, dropout=0.1, **DOUBLE)
     optimizer = options.pop("optimizer", optimizer_of)(model)

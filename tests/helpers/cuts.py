@@ -1,4 +1,4 @@
-"""The same rows, padded further and cut into micro-batches and processes in other ways."""
+"""The same rows with more padding, and split differently into micro-batches and processes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def logits(
 
 
 def assert_immaterial(name: str, method: Method, *, left: bool = False) -> None:
-    """Nothing depends on padding, nor on how the global batch is cut; all depends on a row's number in it."""
+    """Check that results depend neither on padding nor on the split of the global batch, but on the index of a row."""
     model, rows = zoo.build(name, dtype=torch.float64), zoo.rows(name, (8, 5, 3, 6))
     whole = logits(model, method, rows)
     for other in (

@@ -1,4 +1,4 @@
-"""What each of two processes does in ``test_ddp.py``; started by ``torchrun``, with an output folder as argument."""
+"""Worker of ``test_ddp.py``, run in each of two processes; started by ``torchrun`` with an output folder."""
 
 import os
 import sys
@@ -109,7 +109,7 @@ def train(
 
 
 def results(folder: Path, rank: int, world: int) -> dict[str, Any]:
-    """All that is compared."""
+    """Collect the compared values."""
     found: dict[str, Any] = {f"step {name}": one_step(rank, world, name) for name in ("bert", "bart-class")}
     for strategy in ("random", "group_by_length"):
         found[f"train {strategy}"] = train(folder, world, strategy)

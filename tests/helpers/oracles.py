@@ -1,4 +1,4 @@
-"""What should come out, computed the slow, obvious way, without the library's code."""
+"""Oracles: slow and obvious implementations, without the library's code."""
 
 from __future__ import annotations
 

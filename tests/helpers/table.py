@@ -132,6 +132,6 @@ FIRST_STEP: dict[str, int] = dict.fromkeys(
 
 
 def given(model: Any, batch: zoo.Batch) -> dict[str, Any]:
-    """What some methods need beside the model."""
+    """Additional needs of some methods."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return {"optimizer": optimizer, "reward_data": [batch], "train_data": [batch], "total_steps": 4}

@@ -1,4 +1,4 @@
-"""Training tiny models, and what tests compare of it."""
+"""Training of tiny models, and values that tests compare."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def history(trainer: Trainer, key: str) -> list[float]:
 
 
 class Gradients(TrainerCallback):
-    """Keeps the gradients of every optimizer step."""
+    """Recorder of the gradients of every optimizer step."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, Tensor]] = []

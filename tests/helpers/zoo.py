@@ -306,7 +306,7 @@ def batch_of(name: str, lengths: Sequence[int] = (8, 5, 3), **options: Any) -> B
 
 
 def training(model: torch.nn.Module, processes: Processes | None = None, **options: Any) -> TrainingContext:
-    """What a method finds when training begins, in a loop of one's own."""
+    """Make the training context of a custom loop."""
     return TrainingContext(
         model=model,
         evaluate=lambda model, batch: loss_and_outputs(model(**batch)),

@@ -88,7 +88,7 @@ def demo_table(summary: dict[str, Any]) -> Table:
 
 
 def demo_reading(found: dict[str, Any], folder: str) -> str:
-    """Explain what the table shows, and what it does not."""
+    """Explain what the table shows and what it does not."""
     seeds = len(found["results"]) // len(METHODS)
     count = "One seed is one seed: it says nothing about the next." if seeds == 1 else f"{seeds} seeds are few."
     rows = found["results"][0]["data"]["rows"]["dev"]

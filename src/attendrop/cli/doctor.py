@@ -15,7 +15,7 @@ def doctor(
     model: Annotated[str, typer.Argument(help="minilm, a folder, or a hub id; weights are not loaded.")],
     as_json: Json = False,
 ) -> None:
-    """Say whether a model is supported, and which attention layers were found."""
+    """Check whether a model is supported, and list its attention layers."""
     from attendrop.cli.model_report import examine
 
     with messages(quiet=True):

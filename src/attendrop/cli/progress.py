@@ -82,7 +82,7 @@ _SECONDS_BETWEEN_LINES = 30.0
 
 @contextmanager
 def row_progress(console: Console, *, quiet: bool) -> Iterator[Callable[[int, int | None], None] | None]:
-    """Show how many rows are done: a bar where stderr is a terminal, else an occasional line.
+    """Show the number of processed rows: a bar if stderr is a terminal, otherwise an occasional line.
 
     Gives a function of the rows done and of all rows (None: not known); None if ``quiet``.
     """

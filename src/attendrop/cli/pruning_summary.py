@@ -34,7 +34,7 @@ def prune_summary(metrics: Mapping[str, Any]) -> str:
 
 
 def _trials(pruned: Mapping[str, Any], metric: str) -> dict[str, str]:
-    """List what `auto` tried, and what the rows cannot tell."""
+    """List the trials of ``auto``, and what the rows cannot decide."""
     if not pruned["scores"]:
         return {}
     rows = f"{metric} on {pruned['rows']} rows of {pruned['chosen_on']}"
@@ -55,7 +55,7 @@ def _speed(pruned: Mapping[str, Any], device: str) -> str:
 
 
 def export_summary(found: Mapping[str, Any]) -> str:
-    """Summarise what was written, how near it is to the model, and what eight-bit weights cost."""
+    """Summarize the written file, its difference from the model, and the loss of eight-bit weights."""
     wrote = f"Wrote {found['output']}, {size(found['bytes'])}."
     if "difference" in found:
         wrote += f" On example inputs its logits are within {found['difference']:.1e} of the model's."

@@ -38,7 +38,7 @@ def export_run(
     overwrite: bool = False,
     data_dir: str | None = None,
 ) -> dict[str, Any]:
-    """Write the model of a finished run as a file, and beside it its tokenizer and ``config.json``.
+    """Export the model of a finished run to a file, with its tokenizer and ``config.json``.
 
     Args:
         run_dir: Folder of the run, of a pruned model, or of any model that transformers saved.
@@ -47,7 +47,7 @@ def export_run(
         format: ``"onnx"``, which is checked against the model (:func:`attendrop.export_onnx`), or ``"torch"``.
         quantize: ``"int8"``, for ONNX. What it costs is measured on the rows that the run reported on, else on those
             that it selected on.
-        overwrite: Replace files that are there.
+        overwrite: Replace existing files.
         data_dir: Where the run's task is now, if not where it was.
 
     Returns:
@@ -128,7 +128,7 @@ def _add_tokenizer_and_config(
 
 
 def _loss(run_dir: str, data_dir: str | None, file: Path) -> dict[str, Any] | None:
-    """Measure what the file's eight-bit weights cost in score."""
+    """Measure the loss of score due to eight-bit weights."""
     try:
         run = load_finished_run(run_dir, data_dir=data_dir)
     except AttendropError as error:
@@ -162,5 +162,5 @@ def _onnx_logits(run: FinishedRun, name: str, model: Callable[[Mapping[str, Any]
 
 
 def _with_types(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Add token types of 0 to a batch whose tokenizer gives none."""
+    """Add token types of 0 to a batch of a tokenizer without token types."""
     return {"token_type_ids": np.zeros_like(batch["input_ids"]), **batch}

@@ -1,4 +1,4 @@
-"""Finished runs, loaded again: options, data and model."""
+"""Loading of finished runs: options, data and model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class FinishedRun(ResolvedRun):
 
     Attributes:
         metrics: Content of its ``metrics.json``.
-        model: Its model, on the CPU.
+        model: The model, on the CPU.
         tokenizer: The model's tokenizer.
     """
 
@@ -37,21 +37,21 @@ class FinishedRun(ResolvedRun):
 
     @property
     def chosen_on(self) -> str | None:
-        """Name of the set to make choices on; None: there is none."""
+        """Name of the set for choices; None if there is none."""
         if self.parts.selection is not None and self.config.protocol != "paper":
             return "selection"
         return "dev" if "dev" in self.parts.report else None
 
     @cached_property
     def sets(self) -> dict[str, Dataset]:
-        """The encoded rows on which models are scored, by name."""
+        """Return the encoded rows on which models are scored, by name."""
         rows = dict(self.parts.report)
         if self.parts.selection is not None and self.chosen_on == "selection":
             rows = {"selection": self.parts.selection} | rows
         return {name: self.encoded(part) for name, part in rows.items()}
 
     def encoded(self, rows: Dataset) -> Dataset:
-        """Tokenise rows as the run did."""
+        """Tokenize rows as the run did."""
         return encode(rows, self.task, self.tokenizer, self.config.max_length)
 
     def batches(self, rows: Dataset, size: int) -> list[dict[str, Any]]:
@@ -62,7 +62,7 @@ class FinishedRun(ResolvedRun):
         return [dict(collate(listed[i : i + size])) for i in range(0, len(listed), size)]
 
     def labels(self, name: str) -> Array:
-        """The labels of one of the sets, as the model is given them."""
+        """Return the labels of a set, in the format of the model's ``labels``."""
         return self.task.head.concatenate([self.sets[name]["labels"][:]])
 
     def predictions(self, name: str, logits: Array) -> Predictions:
@@ -78,7 +78,7 @@ class FinishedRun(ResolvedRun):
 
 
 def load_finished_run(run_dir: str, *, data_dir: str | None = None, device: str = "auto") -> FinishedRun:
-    """Load a run with its model and the rows that it was selected and reported on.
+    """Load a run with its model and the rows of its selection and reported scores.
 
     Args:
         run_dir: Folder of the run, or of its pruned model.

@@ -23,7 +23,7 @@ LOCK = ".lock"
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder for this process. It is made if need be, and deleted if nothing was written into it.
+    """Lock a folder for this process. It is created if missing, and deleted if it stays empty.
 
     Raises:
         AttendropError: Another process holds it.
@@ -51,7 +51,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def refuse_if_locked(folder: Path) -> None:
-    """Raise AttendropError where another process holds the folder."""
+    """Raise AttendropError if another process has locked the folder."""
     if (folder / LOCK).exists():
         with locked(folder):
             pass

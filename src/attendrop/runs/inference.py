@@ -1,4 +1,4 @@
-"""Evaluation and prediction with the model of a run, a bounded number of rows at a time."""
+"""Evaluation and prediction with the model of a run, in chunks of rows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 def evaluate(run_dir: str, source: Source, on_progress: OnProgress | None = None) -> dict[str, Any]:
-    """Score a model on labelled data: the development set, if ``source`` names nothing else.
+    """Score a model on labelled data, by default on the development set.
 
     Returns:
         ``model, task, source, split, rows, skipped, metric, score, all_scores, predicted``.
@@ -84,16 +84,16 @@ def predict(
     keep_columns: bool = False,
     on_progress: OnProgress | None = None,
 ) -> dict[str, Any]:
-    """Write a prediction for every row: of the task's test split, if ``source`` names nothing else.
+    """Write a prediction for every row, by default of the task's test split.
 
     Args:
         run_dir: The folder of a finished run.
-        source: What to predict.
+        source: The data to predict.
         output: A .tsv, .csv or .jsonl file; for GLUE tasks it gets the columns of a submission. ``"-"``: standard
             output.
         format: ``"csv"``, ``"tsv"`` or ``"jsonl"``, if the extension does not say it.
         probabilities: Write the probabilities of all classes.
-        keep_columns: Write the columns of the input file besides.
+        keep_columns: Also write the columns of the input file.
         on_progress: Called after each batch.
 
     Returns:
@@ -119,7 +119,7 @@ def predict(
 
 @contextmanager
 def _outputs(run_dir: str, source: Source, outputs: list[str]) -> Iterator[None]:
-    """Check that outputs replace no inputs, and no other files unless asked to; lock runs that are written into."""
+    """Check that outputs replace no inputs, and other files only on request; lock runs that are written to."""
     if source.skipped_file is not None:
         check_output(source.skipped_file, outputs, overwrite=True)
         outputs = [*outputs, source.skipped_file]
@@ -143,7 +143,7 @@ def _inputs(folder: Path, source: Source) -> list[str | Path]:
 
 @dataclass(frozen=True)
 class _Run:
-    """Loaded model, with the options of its run; none for a model that no run has made."""
+    """Loaded model, with the options of its run; None for a model that was not made by a run."""
 
     folder: str
     model: PreTrainedModel
@@ -167,11 +167,11 @@ class _Run:
 
     @cached_property
     def head(self) -> Head:
-        """The head of the model, with its classes."""
+        """Head of the model, with its classes."""
         return head_of_model(self.model.config)
 
     def trained_on(self) -> tuple[str, ...]:
-        """List the text columns that the model was trained on; empty if not known."""
+        """List the text columns that the model was trained on; empty if unknown."""
         if self.options.get("task") is not None:
             return get_task(self.options["task"]).text_columns
         return tuple(self.options.get("text_columns", ()))
@@ -179,7 +179,7 @@ class _Run:
 
 @dataclass
 class _Rows:
-    """Rows in chunks, ``total`` of them (None: not known yet); counted while they are read."""
+    """Rows in chunks, counted while they are read; ``total`` is None if unknown."""
 
     task: Task
     split: str
@@ -275,7 +275,7 @@ def _file_rows(run: _Run, source: Source, file: str, split: str) -> _Rows:
 
 
 def _check_texts(run: _Run, columns: tuple[str, ...]) -> None:
-    """Refuse single texts for a model of pairs, and the reverse: its predictions would mean nothing."""
+    """Refuse single texts for a model of pairs, and the reverse, because predictions would be meaningless."""
     trained_on = run.trained_on()
     if trained_on and len(columns) != len(trained_on):
         count = {1: "one text", 2: "pairs of texts"}

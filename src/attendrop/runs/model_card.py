@@ -28,18 +28,18 @@ _REWARDED = {
 
 
 def model_card(metrics: dict[str, Any], head: Head) -> str:
-    """Write the card of a run: what was done, on what data, by which protocol, how well, and how to load the model.
+    """Write the card of a run: data, protocol, scores, method, training options, and how to load the model.
 
     Args:
         metrics: The content of the run's ``metrics.json``.
-        head: That of the model.
+        head: Head of the model.
     """
     parts = build_method(metrics["method"], metrics["options"]).parts
     return "\n\n".join([_front_matter(metrics, head), _title(metrics, parts), *_sections(metrics, head, parts)]) + "\n"
 
 
 def scored_once(metrics: Mapping[str, Any]) -> bool:
-    """Whether there is a development set that was used for the reported score alone."""
+    """Tell whether there is a development set that was used for the reported score only."""
     used_on = (metrics["data"]["selected_on"], metrics["data"]["rewarded_on"])
     return "dev" in metrics["all_scores"] and "dev" not in used_on
 

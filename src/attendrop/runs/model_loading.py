@@ -1,4 +1,4 @@
-"""Finding and loading pre-trained models: safetensors only, no code from elsewhere, nothing lost without a word."""
+"""Finding and loading of pre-trained models: safetensors only, no remote code, no silently missing weights."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def _set_padding(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokeniz
 
 @contextmanager
 def _load_errors(name: str) -> Iterator[None]:
-    """Turn what the hub and transformers raise into one sentence."""
+    """Convert errors of the hub and of transformers to one sentence."""
     try:
         yield
     except AttendropError:
@@ -235,7 +235,7 @@ def _load_errors(name: str) -> Iterator[None]:
 
 @contextmanager
 def _without_report() -> Iterator[None]:
-    """Silence transformers' table of loaded weights; :func:`_report_loading` says what matters in it."""
+    """Silence transformers' table of loaded weights; :func:`_report_loading` reports what matters."""
     before = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity(logging.ERROR)
     try:

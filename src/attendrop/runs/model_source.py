@@ -1,4 +1,4 @@
-"""The data to use a finished model on."""
+"""Data to evaluate or predict with a finished model."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ STDIN = "-"
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The data to use a model on. What is left out is as in the run: its task, or the columns of its own files.
+    """Data to evaluate or predict. Defaults are those of the run: its task, or the columns of its files.
 
     Attributes:
         task: A task's name, with ``data_dir`` as in training and the name of a ``split``.
         file: One's own file, with ``text_columns`` and, to evaluate, ``label_column``; ``"-"`` is standard input, in
             ``input_format`` (``"csv"``, ``"tsv"`` or ``"jsonl"``).
-        skip_bad_rows: Leave out bad rows of the file, and write them to ``skipped_file``, JSON lines.
+        skip_bad_rows: Skip invalid rows of the file, and write them to ``skipped_file``, JSON lines.
         overwrite: Replace files that exist.
         max_length: In tokens.
-        batch_size: Rows at a time.
+        batch_size: Rows in a batch.
         device: ``"auto"`` or ``"cpu"``.
     """
 

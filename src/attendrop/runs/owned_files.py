@@ -53,7 +53,7 @@ def foreign(path: Path, run: Run) -> list[str]:
 
 
 def refuse_foreign(folder: Path, run: Run, names: Iterable[str]) -> None:
-    """Raise AttendropError if files of these names are there and are not the run's own."""
+    """Raise AttendropError if files with these names exist and do not belong to the run."""
     for name in names:
         if os.path.lexists(folder / name) and (found := foreign(folder / name, run)):
             raise AttendropError(
@@ -63,7 +63,7 @@ def refuse_foreign(folder: Path, run: Run, names: Iterable[str]) -> None:
 
 
 def delete_own(folder: Path, run: Run, *, last: tuple[str, ...]) -> None:
-    """Delete the files of a run, but for those that are there while a process writes."""
+    """Delete the files of a run, except those that exist only while a process writes."""
     own = [path for path in folder.iterdir() if path.name not in (LOCK, NEW_RUN) and not foreign(path, run)]
     for path in sorted(own, key=lambda path: last.index(path.name) if path.name in last else -1):
         remove(path)

@@ -1,4 +1,4 @@
-"""The passes of a model that is used, not trained: batches of similar length, and outputs in the order of the rows."""
+"""Inference passes: batches of similar length, outputs in the order of the rows."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def predict_outputs(
     Rows are sorted by length, the longest first, so that batches have little padding.
 
     Args:
-        model: It is moved to the device.
-        tokenizer: Its tokenizer.
-        head: That of the model.
+        model: The model, which is moved to the device.
+        tokenizer: The tokenizer of the model.
+        head: Head of the model.
         encoded: The columns that the model reads, and ``"length"``, as
             :func:`attendrop.tasks.tokenization.encode` leaves them.
-        batch_size: Rows at a time.
+        batch_size: Rows in a batch.
         device: ``"auto"`` or ``"cpu"``.
         on_batch: Called after each batch with the number of its rows.
 

@@ -61,7 +61,7 @@ def prune_run(
     on_pass: OnPass | None = None,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> dict[str, Any]:
-    """Prune the model of a finished run, and leave it with its metrics in another folder.
+    """Prune the model of a finished run, and save it with its metrics in another folder.
 
     Layers are ranked by what the run's method learnt to drop, if it learnt that, else by importance; both on rows that
     were not trained on. They are chosen on the run's selection split. The folder appears when it is complete: one whose
@@ -72,7 +72,7 @@ def prune_run(
         output_dir: A new folder.
         layers: As for :func:`attendrop.prune`.
         tolerance: As for :func:`attendrop.prune`, in units of the task's metric.
-        recover_epochs: Fine-tune for so many epochs afterwards, with the pruned layers in place, as the run did.
+        recover_epochs: Number of epochs of fine-tuning afterwards, with the pruned layers in place, as the run did.
         data_dir: Folder of the run's task, if it was moved.
         device: ``"auto"`` or ``"cpu"``.
         on_pass: Called before each pass over rows with what it is for, how many are done, and of how many at most.

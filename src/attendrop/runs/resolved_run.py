@@ -1,4 +1,4 @@
-"""Runs whose options are resolved to the method, the task and the rows that they name."""
+"""Runs with options resolved to method, task and rows."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from attendrop.tasks.base import Task, TaskData
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """Run with resolved options: they are read once, here, and what they name is passed on.
+    """Run with resolved options, which are read only here.
 
     Attributes:
         config: The options.
         data: The task with all its rows.
-        parts: The rows as the run uses them; not encoded.
+        parts: The splits of the run, not encoded.
     """
 
     config: RunConfig
@@ -26,12 +26,12 @@ class ResolvedRun:
 
     @property
     def method(self) -> Method:
-        """The method with its options."""
+        """Method with its options."""
         return self.config.regularizer
 
     @property
     def task(self) -> Task:
-        """The task that is learnt."""
+        """Task of the run."""
         return self.data.task
 
 

@@ -1,4 +1,4 @@
-"""Options of a run as a YAML file: read with ``--config``, and left by every run, so that it can be repeated."""
+"""Options of a run as a YAML file: read by ``--config``, and written by every run so that it can be repeated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of a run: who may write there, which files are the run's, and what resuming must find unchanged.
+"""Folder of a run: write access, files of the run, and checks before resuming.
 
 ``run.json`` says what the run is, and with what the run wrote; it is there from the first step on. ``metrics.json``
 comes last and says that the run ended. A run that replaces another is trained in the folder ``.new-run`` within the
@@ -27,7 +27,7 @@ METRICS = "metrics.json"
 
 
 def is_main_process() -> bool:
-    """Whether this process is the one that prints and writes."""
+    """Tell whether this process prints and writes."""
     return os.environ.get("RANK", "0") == "0"
 
 

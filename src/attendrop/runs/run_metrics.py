@@ -1,4 +1,4 @@
-"""The metrics of a run: its scores, its history, and the content of ``metrics.json``."""
+"""Metrics of a run: scores, history, and the content of ``metrics.json``."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from attendrop.training.trainer import RegularizedTrainer
 
 @dataclass(frozen=True)
 class SetScores:
-    """The scores of a model on one set.
+    """Scores of a model on one set.
 
     Attributes:
         scores: All metrics of the task.
         baseline: The ``answer`` and the ``scores`` of a model that always gives one: the most common class of the
             training rows, or their mean; None: the kind of task has no such answer.
-        predicted: How many rows are predicted to be of each class; empty if there are no classes.
-        rows: Of the set.
+        predicted: Number of predictions of each class; empty if there are no classes.
+        rows: Number of rows of the set.
     """
 
     scores: dict[str, float]
@@ -41,7 +41,7 @@ class SetScores:
 
 
 def score_report(trainer: RegularizedTrainer, task: Task, encoded: Parts) -> dict[str, SetScores]:
-    """Score the model on the sets to report on, which the honest protocol looks at only here.
+    """Score the model on the reported sets, which the honest protocol uses only here.
 
     Where there is none, on the selection split.
     """
@@ -61,11 +61,11 @@ def _score(trainer: RegularizedTrainer, task: Task, train: Dataset, rows: Datase
 def run_metrics(
     run: ResolvedRun, trainer: RegularizedTrainer, scores: Mapping[str, SetScores], seconds: float
 ) -> dict[str, Any]:
-    """Put the content of ``metrics.json`` together.
+    """Make the content of ``metrics.json``.
 
     Args:
-        run: What was trained.
-        trainer: That trained it.
+        run: The run.
+        trainer: The trainer of the run.
         scores: From :func:`score_report`.
         seconds: Time that training took.
     """

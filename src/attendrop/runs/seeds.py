@@ -45,11 +45,11 @@ def train_seeds(
     From the first step on ``run.yaml`` is there, which repeats all of them, and at the end ``summary.json``.
 
     Args:
-        config: What to do; its seed does not matter.
+        config: Options of the runs; its seed is ignored.
         seeds: Different seeds.
-        resume: Go on: seeds whose run is finished are left alone.
-        overwrite: Replace the runs that the folders hold.
-        callbacks: Watch the training.
+        resume: Resume unfinished runs; finished runs are kept.
+        overwrite: Replace the runs in the folders.
+        callbacks: Callbacks of the trainer.
 
     Returns:
         The summary: ``seeds``, ``n``, ``runs`` (their folders), ``task``, ``model``, ``method``, ``metric``, and

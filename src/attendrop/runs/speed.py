@@ -17,7 +17,7 @@ Run = Callable[[Mapping[str, Any]], Any]
 
 @dataclass(frozen=True)
 class Speed:
-    """Relative speed: the median of several rounds, and their range."""
+    """Relative speed: median and range of several rounds."""
 
     median: float
     low: float
@@ -29,9 +29,9 @@ def measure_speed(before: Run, after: Run, batches: Sequence[Mapping[str, Any]])
     """Time two models on the same batches, in turn, so that other load on the machine affects both.
 
     Args:
-        before: Runs the one model on a batch; its output has ``logits``.
-        after: Runs the other, whose speed is wanted.
-        batches: What they run on, all of it in each round.
+        before: Function that runs the first model on a batch; its output has ``logits``.
+        after: Function that runs the second model, whose relative speed is measured.
+        batches: Batches of each round.
     """
     with torch.no_grad():
         for batch in batches:  # what the first call of a shape makes ready is not timed

@@ -1,4 +1,4 @@
-"""Training of one model on one task: the steps of a run, from its options to its results."""
+"""Training of one model on one task, from options to results."""
 
 from __future__ import annotations
 
@@ -63,23 +63,23 @@ logger = logging.getLogger(__name__)
 def train(
     config: RunConfig, *, resume: bool = False, overwrite: bool = False, callbacks: Sequence[TrainerCallback] = ()
 ) -> dict[str, Any]:
-    """Train a model, and leave it, its card and ``metrics.json`` in ``config.output_dir``.
+    """Train a model, and save it with its card and ``metrics.json`` in ``config.output_dir``.
 
     Nothing is written before the data, the model and the method have been found good, and the first step was taken.
     ``metrics.json`` comes last: a folder that has it holds a finished run. From the first check to the end the folder
     is locked: no other process can train in it.
 
     Args:
-        config: What to do.
-        resume: Go on from the newest complete checkpoint; without one, start over. A finished run is left alone.
-        overwrite: Replace the run that the folder holds; it is deleted when this one is complete.
-        callbacks: Watch the training.
+        config: Options of the run.
+        resume: Resume from the newest complete checkpoint, or start over without one. A finished run is kept.
+        overwrite: Replace the run in the folder; it is deleted when this one is complete.
+        callbacks: Callbacks of the trainer.
 
     Returns:
         The content of ``metrics.json``.
 
     Raises:
-        AttendropError: Anything that the user can put right.
+        AttendropError: The options, the data or the model are invalid.
     """
     if config.fp16 and on_cpu(config.device):
         raise AttendropError("fp16 needs a GPU, and there is none here, or device is 'cpu'; use bf16, or neither.")

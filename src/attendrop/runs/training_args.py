@@ -1,4 +1,4 @@
-"""The arguments of transformers' trainer: for a run, and for fine-tuning a pruned model."""
+"""Training arguments of transformers, for runs and for fine-tuning of pruned models."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def run_arguments(run: ResolvedRun, place: Path, checkpoint: Path | None) -> Tra
 
     Args:
         run: The run.
-        place: Where checkpoints go.
-        checkpoint: The one to go on from; None: the run starts.
+        place: Folder of checkpoints.
+        checkpoint: Checkpoint to resume from; None starts the run.
 
     Raises:
-        AttendropError: The options do not go together on this machine.
+        AttendropError: The options conflict on this machine.
     """
     config, selecting = run.config, run.parts.selection is not None
     return _arguments(
@@ -45,18 +45,18 @@ def run_arguments(run: ResolvedRun, place: Path, checkpoint: Path | None) -> Tra
 
 
 def recovery_arguments(config: RunConfig, folder: str, epochs: int) -> TrainingArguments:
-    """Make the arguments to fine-tune a pruned model with, as its run was trained.
+    """Make the arguments for fine-tuning a pruned model, with the options of its run.
 
     Args:
         config: The options of the run.
-        folder: Where nothing is kept.
-        epochs: How many.
+        folder: Temporary folder.
+        epochs: Number of epochs.
     """
     return _arguments(config, output_dir=folder, num_train_epochs=epochs, save_strategy="no", report_to="none")
 
 
 def _arguments(config: RunConfig, **own: Any) -> TrainingArguments:
-    """Make training arguments of a run's options and some more."""
+    """Make training arguments from a run's options and additional ones."""
     try:
         return TrainingArguments(
             per_device_train_batch_size=config.batch_size,
@@ -81,7 +81,7 @@ def _arguments(config: RunConfig, **own: Any) -> TrainingArguments:
 
 
 def num_epochs(run: ResolvedRun) -> int:
-    """Count the epochs that a run takes, the last one perhaps in part."""
+    """Count the epochs of a run, including a partial last one."""
     config = run.config
     if config.max_steps is None:
         return config.epochs
@@ -91,7 +91,7 @@ def num_epochs(run: ResolvedRun) -> int:
 
 
 def _max_steps(config: RunConfig, checkpoint: Path | None) -> int:
-    """Give the number of steps; -1: epochs decide. A resumed run that had stopped early takes no further one."""
+    """Return the number of steps, or -1 to train by epochs. A resumed run that had stopped early takes no more."""
     steps = config.max_steps or -1
     if checkpoint is None or config.patience is None:
         return steps
@@ -102,5 +102,5 @@ def _max_steps(config: RunConfig, checkpoint: Path | None) -> int:
 
 
 def on_cpu(device: str) -> bool:
-    """Whether to compute on the CPU; an argument of the trainer, which starts DDP on CPUs only if asked for them."""
+    """Tell whether to use the CPU; without this argument, the trainer does not start DDP on CPUs."""
     return device == "cpu" or not torch.accelerator.is_available()
