@@ -274,7 +274,7 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
 
 
 def test_layers_without_a_block_of_their_own_are_refused() -> None:
-    with pytest.raises(AttendropError, match=r"layers='cross': none of these layers is a block of the encoder"):
+    with pytest.raises(AttendropError, match=r"layers='cross' selects no block of the encoder"):
         loss_of(zoo.build("bart"), HiddenCut(layers="cross"), zoo.batch_of("bart"))
 
 

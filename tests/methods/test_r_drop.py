@@ -216,7 +216,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
     with pytest.raises(AttendropError, match="returns no logits"):
         predictions(model, object(), {})
     outputs = type("Outputs", (), {"logits": torch.zeros(2, 3, 4)})()
-    with pytest.raises(AttendropError, match="the batch has none"):
+    with pytest.raises(AttendropError, match="the batch has no labels"):
         predictions(model, outputs, {})
 
 

@@ -272,7 +272,7 @@ def test_ready_made_shapes_start_at_the_papers_value(shape: str, layer: int, end
 
 
 def test_a_shape_goes_with_no_lists() -> None:
-    with pytest.raises(AttendropError, match=r"shape='cola' is a schedule; give it or"):
+    with pytest.raises(AttendropError, match=r"shape='cola' excludes progress"):
         Scheduler(shape="cola", probabilities=((0.5, 0.1),))
     with pytest.raises(AttendropError, match=r"shape='colla' is not known\. Did you mean 'cola'"):
         Scheduler(shape="colla")

@@ -244,8 +244,8 @@ def test_a_data_set_with_a_column_of_heads_trains(tmp_path: Path, kind: Any, rem
 @pytest.mark.parametrize(
     ("options", "column", "message"),
     [
-        ({"structure": "dependencies"}, {}, r"no column 'dependency_heads', which structure='dependencies' reads"),
-        ({"structure": "adjacency", "column": "graph"}, {}, r"no column 'graph', which structure='adjacency' reads"),
+        ({"structure": "dependencies"}, {}, r"no column 'dependency_heads', needed for structure='dependencies'"),
+        ({"structure": "adjacency", "column": "graph"}, {}, r"no column 'graph', needed for structure='adjacency'"),
         (
             {"structure": "dependencies"},
             {"dependency_heads": torch.zeros(3, 8, 8)},
@@ -269,7 +269,7 @@ def test_columns_that_do_not_fit_are_refused(options: Any, column: dict[str, Ten
         ({"structure": "dependency"}, r"structure='dependency' is not known\. Did you mean 'dependencies'\?"),
         ({"window": -1}, r"window=-1 must be a whole number, and at least 0"),
         ({"relation": "ancestor"}, r"relation='ancestor' is not known\. Did you mean 'ancestors'\?"),
-        ({"column": ""}, r"column='' is not the name of a column"),
+        ({"column": ""}, r"column='' is not a column name"),
         ({"layers": "x"}, r"layers='x' is not a selection"),
     ],
 )

@@ -324,5 +324,5 @@ def test_what_a_fraction_comes_to_is_said_at_the_start(
 
 @pytest.mark.parametrize("other", [AttendOut(), Mixout()], ids=lambda method: method.name)
 def test_methods_that_bring_other_weights_are_refused(other: Any) -> None:
-    with pytest.raises(AttendropError, match=r"other weights|pre-trained values back"):
+    with pytest.raises(AttendropError, match=r"replace the model's weights|restores pre-trained values"):
         Compose(SuperT(), other)

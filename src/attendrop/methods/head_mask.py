@@ -1,4 +1,4 @@
-"""HeadMask: a fixed number of attention heads masked."""
+"""HeadMask: masking of a fixed number of attention heads."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ SELECT_BY = ("random", "importance")
 
 @dataclass(frozen=True)
 class HeadMask(Method):
-    """Masks a fixed fraction of the attention heads.
+    """Masking of a fixed fraction of the attention heads.
 
-    Of the ``H`` heads of a layer, ``floor(fraction * H)`` are masked, at least one and at most ``H - 1``, for each
-    sequence by itself: what they put out is zero before the output projection. Nothing is rescaled.
+    Of the ``H`` heads of a layer, ``floor(fraction * H)`` are masked, at least one and at most ``H - 1``, independently
+    for each sequence: their outputs are zero before the output projection. Nothing is rescaled.
 
     Example:
         >>> with regularize(model, HeadMask(fraction=0.25)) as reg:
         ...     reg.loss(batch).backward()
 
     Args:
-        fraction: Fraction of a layer's heads that is masked, in (0, 1).
-        select_by: ``"random"``: any of them. ``"importance"``: the most important ones, by ``|dL/dxi|``, where ``xi``
-            is a gate of 1 that what a head puts out is multiplied by, and ``L`` the loss that the model itself computes
-            of the sequence; that takes a pass forward and one backward, without parameter gradients.
+        fraction: Fraction of a layer's heads to mask, in (0, 1).
+        select_by: ``"random"``: random heads. ``"importance"``: the most important heads, by ``|dL/dxi|``, where ``xi``
+            = 1 is a gate that multiplies the output of a head, and ``L`` the model's own loss on the sequence; this
+            takes one forward and one backward pass, without parameter gradients.
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
-        AttendropError: An option is out of its range; or, by importance, a batch has no labels.
+        AttendropError: An option is out of its range; or, with ``"importance"``, a batch has no labels.
 
     Source: Sun et al. (2020), https://arxiv.org/abs/2009.09672, which masks a fixed number of heads; the importance is
     that of Michel et al. (2019), https://arxiv.org/abs/1905.10650, without its mean over samples. The default of 1/8
-    is one head of the eight in a layer of the base Transformer. That each layer and each sequence has a choice of
-    its own is ours: so nothing depends on how a batch is cut.
+    is one of the eight heads in a layer of the base Transformer. Selecting heads for each layer and sequence separately
+    is ours, so that results do not depend on the split into micro-batches.
     """
 
     name: ClassVar[str] = "headmask"
@@ -75,7 +75,7 @@ class HeadMask(Method):
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def count(self, heads: int) -> int:
-        """How many of so many heads are masked."""
+        """Return the number of masked heads, given the number of heads."""
         return max(0, min(heads - 1, max(1, int(floor_fraction(torch.tensor(heads), self.fraction)))))
 
     def plan(self, context: StepContext) -> Plan:
@@ -87,7 +87,7 @@ class HeadMask(Method):
 
 
 class _MaskHeads(RandomMaskPlan):
-    """Masks the heads that rank first."""
+    """Plan that masks the heads of highest rank."""
 
     method: HeadMask
 

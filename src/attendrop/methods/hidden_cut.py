@@ -1,4 +1,4 @@
-"""HiddenCut: spans of hidden states are cut, and the predictions of both views must agree."""
+"""HiddenCut: cutting of spans of hidden states, with consistent predictions of all views."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ WHERE = ("block", "feed_forward")
 
 @dataclass(frozen=True)
 class HiddenCut(Method):
-    """Cuts contiguous spans out of the hidden states, layer by layer.
+    """Cutting of contiguous spans of the hidden states in each layer.
 
-    The batch runs once as it is, and then ``views`` times with a span cut out of each layer: of a sequence with ``n``
-    tokens ``max(1, floor(alpha n))`` neighbours, at most up to its end, become zero. The loss is that of the first
-    pass, plus ``gamma`` times the mean loss of the cut views, plus ``eta`` times the mean Kullback-Leibler divergence
-    of the predictions of all passes from their mean (for two passes, Jensen-Shannon).
+    The batch runs once unchanged, and then ``views`` times with a span cut in each layer: in a sequence of ``n``
+    tokens, ``max(1, floor(alpha n))`` consecutive tokens are set to zero, truncated at its end. The loss is that of the
+    first pass, plus ``gamma`` times the mean loss of the cut views, plus ``eta`` times the mean Kullback-Leibler
+    divergence of the predictions of all passes from their mean (for two passes, Jensen-Shannon).
 
-    Where a span starts is drawn evenly: with ``select_by="attention"`` from the ``max(1, floor(candidates n))`` tokens
-    that got most attention in that layer in the first pass, over all heads and tokens; with ``"random"`` from all
-    starts that leave room for the span. Each layer, sequence and view draws for itself.
+    The start of a span is sampled uniformly: with ``select_by="attention"`` from the ``max(1, floor(candidates n))``
+    tokens that receive most attention in that layer in the first pass, over all heads and tokens; with ``"random"``
+    from all starts that leave room for the span. Spans are sampled separately for each layer, sequence and view.
 
     Example:
         >>> with regularize(model, HiddenCut(alpha=0.1, eta=1.0)) as reg:
@@ -50,29 +50,28 @@ class HiddenCut(Method):
 
     Args:
         alpha: Length of a span as a fraction of the sequence, in (0, 1].
-        select_by: Where a span may start: ``"attention"`` or ``"random"``, see above.
-        candidates: Fraction of the tokens that a span may start at, by attention; in (0, 1].
+        select_by: Selection of the start of a span: ``"attention"`` or ``"random"``, see above.
+        candidates: Fraction of the tokens that are candidate starts, by attention; in (0, 1].
         gamma: Weight of the loss of the cut views, 0 or more.
-        eta: Weight of the divergence, 0 or more; one of the two is above 0.
-        views: How many cut views a batch has, 1 or more.
-        where: ``"feed_forward"``: the activations within a block's feed-forward are cut, so that all it adds there is
-            its last bias, and the residual connection keeps the rest. ``"block"``: the hidden states that leave it are.
-        layers: Blocks by their attention: see :func:`attendrop.attention.layers.select_layers`.
+        eta: Weight of the divergence, 0 or more; ``gamma`` or ``eta`` must be above 0.
+        views: Number of cut views of a batch, 1 or more.
+        where: ``"feed_forward"``: cut the activations within a block's feed-forward, so that it adds only its last
+            bias, and the residual connection keeps the rest. ``"block"``: cut the output hidden states of the block.
+        layers: Blocks, by their attention layers, see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
-        AttendropError: An option is out of its range; or, in training, no block is to be cut, or there are no logits.
+        AttendropError: An option is out of its range; or, in training, no block is selected, or there are no logits.
 
-    Source: Chen et al. (2021), https://aclanthology.org/2021.acl-long.338, section 3. The authors' code has 0.1, 0.4,
-    1, 1 and one view; it sets what the feed-forward puts out to zero, before the residual connection, which
-    ``"feed_forward"`` does but for the last bias. ``"block"`` is stronger: all that a layer knew of these tokens is
-    gone, also where a span takes in the first token, which a classifier reads. Three more things differ from the code.
-    It ranks tokens by the attention of the pass that it cuts, before dropout, and counts that from padding; here it is
-    that of the first pass, after dropout, from tokens that are no padding. It leaves out the dropout that follows the
-    feed-forward where it cuts; here the model's own dropout acts in all passes, each with its own draws. Its divergence
-    is ``KL(mean || P)``; here it is ``KL(P || mean)``, as in the paper. Where predictions are numbers, the squared
-    distance from their mean takes the place of the divergence; where they are several labels, each label's Bernoulli
-    distribution counts; where they are tokens, the mean is over those with a label. Of an encoder-decoder model the
-    encoder alone is cut.
+    Source: Chen et al. (2021), https://aclanthology.org/2021.acl-long.338, section 3. The authors' code uses 0.1, 0.4,
+    1, 1 and one view; it sets the output of the feed-forward to zero, before the residual connection, which
+    ``"feed_forward"`` does except for the last bias. ``"block"`` is stronger: it removes all information about these
+    tokens from a layer, including the first token, which a classifier reads, if it is in a span. Three further
+    deviations from the code: it ranks tokens by the attention of the cut pass, before dropout, including attention
+    from padding; here it is that of the first pass, after dropout, without attention from padding. It skips the dropout
+    after the feed-forward where it cuts; here the model's own dropout acts in all passes, with separate samples. Its
+    divergence is ``KL(mean || P)``; here it is ``KL(P || mean)``, as in the paper. In regression, the squared distance
+    from the mean replaces the divergence; with several labels, it is that of each label's Bernoulli distribution; at
+    token level, the mean is over labelled tokens. In an encoder-decoder model only the encoder is cut.
     """
 
     name: ClassVar[str] = "hiddencut"
@@ -106,16 +105,16 @@ class HiddenCut(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.gamma == self.eta == 0:
-            raise AttendropError("gamma=0 and eta=0 leave plain fine-tuning; set one of them above 0.")
+            raise AttendropError("gamma=0 and eta=0 are plain fine-tuning; set one of them above 0.")
 
     def keys(self, context: StepContext) -> set[str]:
-        """The blocks to cut in."""
+        """Return the keys of the blocks to cut in."""
         attention_layers = context.adapter.attention_layers
         kind = "encoder" if any(layer.kind == "encoder" for layer in attention_layers) else "decoder"
         chosen = {layer.key for layer in self.selected_layers(attention_layers) if layer.kind == kind}
         keys = {block.key for block in context.adapter.blocks if block.key in chosen}
         if not keys:
-            raise AttendropError(f"layers={self.layers!r}: none of these layers is a block of the {kind}.")
+            raise AttendropError(f"layers={self.layers!r} selects no block of the {kind}; choose layers of the {kind}.")
         return keys
 
     def start(self, training: TrainingContext) -> MethodState:
@@ -143,7 +142,7 @@ class _State(MethodState):
 
 
 class _Received(Plan):
-    """Keeps how much attention each token gets, ``(batch, n)``, of some layers."""
+    """Plan that records the attention that each token receives in some layers, ``(batch, n)``."""
 
     acts_on = frozenset({"attention"})
 
@@ -166,13 +165,13 @@ class _Received(Plan):
 
 
 class Cut(Plan):
-    """Cuts one span out of each layer.
+    """Plan that cuts one span in each layer.
 
     Args:
         context: The micro-batch.
-        method: How.
-        keys: Blocks to cut in.
-        received: How much attention each of their tokens got, if that decides where a span starts.
+        method: The options.
+        keys: Keys of the blocks to cut in.
+        received: Attention received by each token in these blocks, if it determines the start of a span.
         view: Number of the view.
     """
 
@@ -195,7 +194,7 @@ class Cut(Plan):
         return layer.key in self.keys
 
     def edit(self, call: AttentionCall) -> None:
-        """Attention is left as it is, and tells which positions hold tokens."""
+        """Record which positions hold tokens; attention is not edited."""
         shape = (call.shape[0], call.shape[3])
         valid = torch.ones(1, dtype=torch.bool, device=call.device) if call.valid is None else call.valid.any(1).any(1)
         self._valid[call.layer.key] = valid.expand(shape)
@@ -204,7 +203,7 @@ class Cut(Plan):
         if not block.attention_layers or block.key not in self.keys:
             return None
         if self.received is not None and block.key not in self.received:
-            return None  # the model skipped it in the pass that tells where attention goes
+            return None  # the model skipped it in the first pass
         cut = partial(self._cut, block.key)
         return BlockEdit(output=cut) if self.method.where == "block" else BlockEdit(activations=cut)
 
@@ -214,7 +213,7 @@ class Cut(Plan):
         return states.masked_fill(self.spans[key][..., None], 0)
 
     def _sample(self, key: str) -> Tensor:
-        """Draw the span of each sequence, ``(batch, n)``; positions are counted over what is no padding."""
+        """Sample the span of each sequence, ``(batch, n)``; padding is not counted in positions."""
         valid = self._valid[key]
         count, number = valid.sum(-1, keepdim=True), valid.cumsum(-1) - 1
         length = floor_fraction(count, self.method.alpha).clamp(min=1)

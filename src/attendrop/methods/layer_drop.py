@@ -1,4 +1,4 @@
-"""LayerDrop: whole blocks left out at random."""
+"""LayerDrop: random skipping of whole blocks."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from attendrop.methods.core.options import LAYERS, option, unit_interval
 
 @dataclass(frozen=True)
 class LayerDrop(Method):
-    """Leaves out blocks, attention and feed-forward together.
+    """Skipping of whole blocks, attention and feed-forward together.
 
-    In each optimizer step each block is left out with probability ``p``, for the whole global batch; what it would
-    have changed passes by it. Nothing is rescaled. A block that is left out is not computed.
+    In each optimizer step each block is skipped with probability ``p``, for the whole global batch; its input is passed
+    on unchanged. Nothing is rescaled. A skipped block is not computed.
 
     Example:
         >>> with regularize(model, LayerDrop(p=0.2)) as reg:
         ...     reg.loss(batch).backward()
 
     Args:
-        p: Probability that a block is left out, in (0, 1].
-        layers: Blocks by their attention: see :func:`attendrop.attention.layers.select_layers`.
+        p: Probability that a block is skipped, in (0, 1].
+        layers: Blocks, by their attention layers, see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
-        AttendropError: An option is out of its range; or, in training, no block can be left out.
+        AttendropError: An option is out of its range; or, in training, no block can be skipped.
 
-    Source: Fan, Grave, Joulin (2020), https://arxiv.org/abs/1909.11556, section 3.1; 0.2 is their recommendation. That
-    one draw serves the global batch is ours, so that processes agree; theirs is one for each forward pass. A block that
-    computes something which later blocks need (T5's first: the position bias) always stays.
+    Source: Fan, Grave, Joulin (2020), https://arxiv.org/abs/1909.11556, section 3.1; 0.2 is their recommendation.
+    Using one sample for the global batch is ours, so that processes agree; theirs samples in each forward pass. Blocks
+    whose results later blocks need (T5's first: the position bias) are never skipped.
     """
 
     name: ClassVar[str] = "layerdrop"
@@ -71,10 +71,10 @@ class LayerDrop(Method):
 
 
 class Skipping(Plan):
-    """Leaves out blocks.
+    """Plan that skips blocks.
 
     Args:
-        keys: Which.
+        keys: Keys of the blocks to skip.
     """
 
     acts_on = frozenset({"blocks"})
@@ -88,7 +88,7 @@ class Skipping(Plan):
 
 
 def sample_blocks(context: StepContext, p: float, layers: str | int | Sequence[int]) -> set[str]:
-    """Draw the blocks to leave out, each with probability ``p``, the same in all processes; and report them."""
+    """Sample the blocks to skip, each with probability ``p``, equal in all processes, and report them."""
     chosen = {layer.key for layer in select_layers(context.adapter.attention_layers, layers)}
     blocks = [block for block in context.adapter.blocks if block.skippable and block.key in chosen]
     if not blocks:

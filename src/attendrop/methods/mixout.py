@@ -1,4 +1,4 @@
-"""mixout: weights replaced at random by their pre-trained values."""
+"""mixout: random replacement of weights by their pre-trained values."""
 
 from __future__ import annotations
 
@@ -20,29 +20,30 @@ from attendrop.methods.core.options import choice, option, unit_interval
 
 @dataclass(frozen=True)
 class Mixout(Method):
-    """Draws weights back to their pre-trained values.
+    """Random replacement of weights by their pre-trained values.
 
-    In each optimizer step the weights ``W`` that leave an input neuron of a linear layer take their pre-trained values
-    ``U`` with probability ``p``, and ``(W - p U) / (1 - p)`` else, so that their expectation is ``W``. Gradients reach
-    the weights that were kept, divided by ``1 - p``.
+    In each optimizer step the weights ``W`` of an input neuron of a linear layer are replaced by their pre-trained
+    values ``U`` with probability ``p``, and by ``(W - p U) / (1 - p)`` otherwise, so that their expectation is ``W``.
+    Gradients reach the weights that are not replaced, divided by ``1 - p``.
 
     Example:
         >>> with regularize(model, Mixout(p=0.7)) as reg:
         ...     reg.loss(batch).backward()
 
     Args:
-        p: Probability of being replaced, in (0, 1).
-        unit: What is replaced at once: all weights that leave a ``"neuron"``, or a single ``"element"``.
+        p: Probability of replacement, in (0, 1).
+        unit: Unit of replacement: all weights of an input ``"neuron"``, or a single ``"element"``.
 
     Raises:
-        AttendropError: An option is out of its range; or, when training begins, no linear layer below the head trains.
+        AttendropError: An option is out of its range; or, at the start of training, no linear layer below the head is
+            trainable.
 
     Source: Lee, Cho, Kang (2020), https://arxiv.org/abs/1909.11299, section 3, whose general form is mixconnect; 0.7 is
-    among the values of their GLUE runs (0.7 to 0.9). Pre-trained are the weights with which training begins. As in
-    their code, weights of linear layers are mixed, not biases, embeddings or normalisation. Deviations: the gradient is
-    that of the formula (their code leaves the division by ``1 - p`` out of it); the model's own dropout stays on, where
-    they have mixout in its place; one draw serves a whole optimizer step; the head, which has no pre-trained values, is
-    left alone.
+    among the values of their GLUE runs (0.7 to 0.9). The pre-trained values are the weights at the start of training.
+    As in their code, weights of linear layers are mixed, but no biases, embeddings or normalisation. Deviations: the
+    gradient is that of the formula (their code omits the division by ``1 - p``); the model's own dropout stays enabled,
+    while they replace it by mixout; one mask is used for a whole optimizer step; the head, which has no pre-trained
+    values, is excluded.
     """
 
     name: ClassVar[str] = "mixout"
@@ -69,7 +70,7 @@ class Mixout(Method):
 
 
 class _Mixout(WeightMixing):
-    """Keeps the pre-trained weights."""
+    """State with the pre-trained weights."""
 
     def __init__(self, method: Mixout, training: TrainingContext) -> None:
         super().__init__(method, training, method.p, by_neuron=method.unit == "neuron")
@@ -77,7 +78,7 @@ class _Mixout(WeightMixing):
         self.targets = {name: weights[name].detach().clone() for name in projection_weights(training.model)}
         if not self.targets:
             raise AttendropError(
-                f"{type(training.model).__name__} has no linear layers below its head that train, so there is nothing "
+                f"{type(training.model).__name__} has no trainable linear layers below its head, so there is nothing "
                 "to mix; unfreeze some."
             )
 

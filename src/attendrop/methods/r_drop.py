@@ -1,4 +1,4 @@
-"""R-Drop: two passes with different dropout must agree."""
+"""R-Drop: consistency of two passes with different dropout."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ REDUCTIONS = ("mean", "sum")
 class RDrop(Method):
     """Consistency of two passes that differ in their dropout.
 
-    Every row goes through the model twice, in one batch of twice the rows. The loss is the mean over both copies, plus
-    ``alpha / 2`` times the symmetric Kullback-Leibler divergence ``(KL(P1 || P2) + KL(P2 || P1)) / 2`` between their
-    predictions. For regression, the squared difference of the predictions takes its place; for several labels per text,
-    the divergence of each label's Bernoulli distribution, summed.
+    Every row passes through the model twice, in one batch of twice the rows. The loss is the mean over both copies,
+    plus ``alpha / 2`` times the symmetric Kullback-Leibler divergence ``(KL(P1 || P2) + KL(P2 || P1)) / 2`` between
+    their predictions. In regression, it is replaced by the squared difference of the predictions; in multi-label
+    classification, by the sum over the labels' Bernoulli distributions.
 
-    ``reduction="mean"`` averages the divergence over the rows (or over the tokens that have a label), ``"sum"`` adds it
-    up over the global batch: all micro-batches of an optimizer step, of all processes. With B rows in the global batch
-    the sum weighs B times as much, so it depends on the batch size as a learning rate does. A squared difference of
-    numbers is always averaged. In a loop of one's own, each call of ``reg.loss`` counts as a global batch.
+    ``reduction="mean"`` averages the divergence over the rows (or over labelled tokens), ``"sum"`` sums it over the
+    global batch: all micro-batches of an optimizer step, of all processes. With B rows in the global batch the sum has
+    B times the weight, so ``alpha`` must be tuned with the batch size, like a learning rate. A squared difference of
+    numbers is always averaged. In a custom training loop, each call of ``reg.loss`` counts as a global batch.
 
-    Which is which (CE1, CE2: mean cross-entropy of the copies; KL: the divergence above of each row):
+    Correspondence of options and sources (CE1, CE2: mean cross-entropy of the copies; KL: the divergence of each row):
 
     ================  =====================================  ======================  ============================
     source            loss                                   options                 weight of mean KL, CE mean 1
@@ -57,11 +57,11 @@ class RDrop(Method):
 
     Source: Wu et al. (2021), https://arxiv.org/abs/2106.14448, Eq. 2 to 4, and the code of its GLUE runs, whose
     regression adds ``MSE(1, 2)`` to ``MSE1 + MSE2`` (BERT: ``alpha=1``) or ``0.8 MSE(1, 2)`` to half of that (RoBERTa:
-    ``alpha=1.6``). Ours is half of the paper's loss, so that the learning rate means what it means in plain
-    fine-tuning. A model without dropout makes both passes equal, which is warned of.
+    ``alpha=1.6``). Ours is half of the paper's loss, so that learning rates are comparable to plain fine-tuning. A
+    warning is logged if both passes are equal, as for a model without dropout.
 
-    Which form serves better is undecided at 3 + 1 seeds; the default stays the paper's until an interval of the paired
-    difference lies above 0. Accuracy on test rows of 20 classes of Banking77, 5 rows each to train on (MiniLM, 3e-4,
+    Which form is better is undecided at 3 + 1 seeds; the default remains the paper's until an interval of the paired
+    difference lies above 0. Accuracy on test rows of 20 classes of Banking77, with 5 training rows each (MiniLM, 3e-4,
     B = 16):
 
     ============================  =============  ====================  =============  =============================
@@ -72,7 +72,8 @@ class RDrop(Method):
     240 steps, seed 3             0.879          0.864                 0.871          0.0075 (one seed: no interval)
     ============================  =============  ====================  =============  =============================
 
-    After 70 steps plain fine-tuning does not fit yet (loss 1.0); after 240 all three get every training row right.
+    After 70 steps plain fine-tuning still underfits (loss 1.0); after 240 all three classify every training row
+    correctly.
     """
 
     name: ClassVar[str] = "r-drop"
@@ -118,7 +119,7 @@ class RDrop(Method):
 
 
 class _TwoPasses(MethodState):
-    """Watches whether the passes differ."""
+    """State that checks whether the passes differ."""
 
     def __init__(self, method: Method) -> None:
         super().__init__(method)
@@ -132,18 +133,18 @@ class _TwoPasses(MethodState):
         return penalty
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
-        # Asked once: it waits for the device. A head that starts from zeros predicts alike in the first step.
+        # Checked once, since it synchronizes. A zero-initialised head gives equal predictions in the first step.
         self._steps += 1
         if self._steps == 2 and not self._largest > 0:
             logger.warning(
-                "R-Drop: both passes give the same predictions, so it changes nothing. The model has no dropout in "
+                "R-Drop: both passes give the same predictions, so it has no effect. The model has no dropout in "
                 "training; set its probability above 0 in the model's configuration, such as hidden_dropout_prob=0.1."
             )
         return {}
 
 
 def repeat_rows(batch: Batch, copies: int) -> dict[str, Any]:
-    """A batch with each row so many times, copies side by side."""
+    """Repeat each row of a batch, with adjacent copies."""
     rows = number_of_rows(batch)
     return {
         name: value.repeat_interleave(copies, 0)

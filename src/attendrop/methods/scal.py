@@ -1,4 +1,4 @@
-"""SCAL: adversarial copies of the batch, and a contrast of what the head reads of both."""
+"""SCAL: adversarial copies of the batch, with a contrastive loss of representations."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ WHERE = ("embeddings", "attention")
 
 @dataclass(frozen=True)
 class SCAL(Method):
-    """Trains on adversarial copies of the batch, and pulls together what belongs together.
+    """Adversarial training with a supervised contrastive loss.
 
-    The batch runs as it is. The gradient ``g`` of its loss with respect to the embedded words, or to the attention
-    weights of each layer, gives of each sequence the perturbation ``r = epsilon g / ||g||``. The batch runs again with
-    it. The loss is that of the first pass, plus ``adversarial`` times that of the second, plus ``contrast`` times
+    The batch runs unchanged. The gradient ``g`` of its loss with respect to the word embeddings, or to the attention
+    weights of each layer, determines the perturbation ``r = epsilon g / ||g||`` of each sequence. The batch runs again
+    with it. The loss is that of the first pass, plus ``adversarial`` times that of the second, plus ``contrast`` times
 
         mean over i of  -1/|P(i)| sum over p in P(i) of  log( exp(z_i z_p / t) / sum over a != i of exp(z_i z_a / t) ),
 
     where ``z`` are the representations of all sequences in both passes, of unit length, and ``P(i)`` is the other copy
-    of sequence ``i`` and, in classification, both copies of all sequences of its class. A representation is what the
-    model's last projection reads; where it reads one for each token, their mean over the tokens.
+    of sequence ``i`` and, in classification, both copies of all sequences of its class. The representation is the input
+    of the model's last projection, averaged over tokens if there is one per token.
 
-    The contrast is among the sequences of a micro-batch: it depends on how the batch is cut, and says nothing where a
-    micro-batch is one sequence.
+    The contrast is between the sequences of a micro-batch: it depends on the split into micro-batches, and is constant
+    if a micro-batch has one sequence.
 
     Example:
         >>> with regularize(model, SCAL(epsilon=1.0, temperature=0.1)) as reg:
@@ -54,20 +54,20 @@ class SCAL(Method):
         epsilon: L2 norm of the perturbation of a sequence (of its attention in one layer), above 0.
         where: ``"embeddings"`` or ``"attention"``.
         adversarial: Weight of the loss of the adversarial copies, 0 or more.
-        contrast: Weight of the contrast, 0 or more; one of the two is above 0.
-        temperature: ``t``, above 0.
-        layers: Which attention is perturbed: see :func:`attendrop.attention.layers.select_layers`.
+        contrast: Weight of the contrastive loss, 0 or more; ``adversarial`` or ``contrast`` must be above 0.
+        temperature: Temperature ``t``, above 0.
+        layers: Attention layers to perturb, see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
-        AttendropError: An option is out of its range; or, in training, the model embeds no words (images: take
-            ``where="attention"``) or ends in no projection.
+        AttendropError: An option is out of its range; or, in training, the model has no word embeddings (for images,
+            use ``where="attention"``) or no final projection.
 
     Source: Miao et al. (2021), https://arxiv.org/abs/2111.13301; the perturbation is that of Miyato et al. (2017), the
-    contrast that of Khosla et al. (2020), Eq. 2. All defaults are ours. In regression, with several labels, in multiple
-    choice and at token level there are no classes of sequences, so that ``P(i)`` is the other copy alone (each choice
-    is a sequence). In encoder-decoder models the encoder's words are perturbed. Perturbed attention is not normalised
-    again, and padding still gets none. The gradient is taken in the pass that trains, whose graph is kept: that takes
-    less time than a pass for it alone. The second pass has dropout of its own draws.
+    contrast that of Khosla et al. (2020), Eq. 2. All defaults are ours. In regression, multi-label classification,
+    multiple choice and at token level there are no classes of sequences, so that ``P(i)`` is the other copy only (each
+    choice is a sequence). In encoder-decoder models the encoder's word embeddings are perturbed. Perturbed attention
+    is not renormalised, and padding still gets none. The gradient is computed in the training pass, whose graph is
+    retained: this is faster than a separate pass. The second pass samples its own dropout.
     """
 
     name: ClassVar[str] = "scal"
@@ -98,7 +98,7 @@ class SCAL(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.adversarial == self.contrast == 0:
-            raise AttendropError("adversarial=0 and contrast=0 leave plain fine-tuning; set one of them above 0.")
+            raise AttendropError("adversarial=0 and contrast=0 are plain fine-tuning; set one of them above 0.")
 
     def start(self, training: TrainingContext) -> MethodState:
         return _State(self)
@@ -116,7 +116,7 @@ class _State(MethodState):
         clean = perturbed({})
         loss, outputs = compute_loss(context.batch, clean)
         if clean.read is None:
-            raise AttendropError(f"{type(context.model).__name__} ends in no projection.")
+            raise AttendropError(f"{type(context.model).__name__} has no final projection; choose another method.")
         if method.where == "embeddings" and not clean.units:
             raise AttendropError(f"{type(context.model).__name__} embeds no words; set where='attention'.")
         copy = perturbed(clean.perturbations(wide(loss), method.epsilon))
@@ -134,10 +134,10 @@ class _State(MethodState):
 
 
 class _Perturbed(Plan):
-    """Adds to units of the model, and keeps these, and what the head reads.
+    """Plan that adds perturbations to units of the model, and records the units and the head's input.
 
     Args:
-        given: What to add, by the name of the units.
+        given: Perturbations, by the name of the units.
     """
 
     acts_on = frozenset({"features"})
@@ -154,7 +154,7 @@ class _Perturbed(Plan):
         return features
 
     def perturbations(self, loss: Tensor, epsilon: float) -> dict[str, Tensor]:
-        """``epsilon g / ||g||`` for each sequence, at valid keys alone; zero where there is no gradient."""
+        """Compute ``epsilon g / ||g||`` of each sequence, at valid keys only; zero without gradient."""
         if not self.units:  # all layers were skipped
             return {}
         keys, units = list(self.units), list(self.units.values())
@@ -169,7 +169,7 @@ class _Perturbed(Plan):
         return perturbations
 
     def _unit(self, key: str, unit: Tensor) -> Tensor:
-        """The unit, as a node of the graph; or what it becomes."""
+        """Return the unit as a node of the graph, or perturbed."""
         if key not in self.given and not unit.requires_grad:
             unit = unit.detach().requires_grad_()
         self.units.setdefault(key, unit)
@@ -177,7 +177,7 @@ class _Perturbed(Plan):
 
 
 class _PerturbedWords(_Perturbed):
-    """Adds to the embedded words, which are named ``"words"``."""
+    """Plan that perturbs the word embeddings, named ``"words"``."""
 
     acts_on = frozenset({"embeddings", "features"})
 
@@ -186,11 +186,11 @@ class _PerturbedWords(_Perturbed):
 
 
 class _PerturbedAttention(_Perturbed):
-    """Adds to the attention weights of layers, which are named by the key of the layer.
+    """Plan that perturbs attention weights, named by the key of the layer.
 
     Args:
-        keys: Which layers.
-        given: What to add.
+        keys: Keys of the layers.
+        given: Perturbations, by the key of the layer.
     """
 
     acts_on = frozenset({"attention", "features"})
@@ -208,7 +208,7 @@ class _PerturbedAttention(_Perturbed):
 
 
 def represent(model: nn.Module, read: Tensor, batch: Batch) -> Tensor:
-    """One vector for each sequence, ``(batch, width)``: the mean over its tokens where there is one for each."""
+    """Return one vector per sequence, ``(batch, width)``, averaged over tokens if there is one per token."""
     read = wide(read)
     if read.ndim == 2:
         return read
@@ -223,23 +223,23 @@ def represent(model: nn.Module, read: Tensor, batch: Batch) -> Tensor:
 
 
 def classes(model: nn.Module, outputs: Any, batch: Batch) -> Tensor | None:
-    """The class of each sequence, if each has one."""
+    """Return the class of each sequence, or None if sequences have no classes."""
     labels: Tensor | None
     logits, labels = getattr(outputs, "logits", None), batch.get("labels")
     if logits is None or labels is None or logits.ndim != 2 or kind_of(model, logits) != "classes":
         return None
-    ids = batch.get("input_ids")  # of multiple choice they are (batch, choices, n), and a label is the number of one
+    ids = batch.get("input_ids")  # (batch, choices, n) in multiple choice, with the index of a choice as label
     return labels.flatten() if ids is None or ids.ndim == 2 else None
 
 
 def contrastive_loss(clean: Tensor, copies: Tensor, labels: Tensor | None, temperature: float) -> Tensor:
-    """Supervised contrastive loss of representations ``(batch, width)`` and those of their copies.
+    """Compute the supervised contrastive loss of representations ``(batch, width)`` and those of their copies.
 
     Args:
         clean: Representations.
-        copies: Those of the copies, in the same order.
-        labels: Of the same class is what has the same label. None: the two copies are a class of their own.
-        temperature: Of the softmax.
+        copies: Representations of the copies, in the same order.
+        labels: Class of each sequence. None: the two copies of each sequence are a class.
+        temperature: Temperature of the softmax.
     """
     units = functional.normalize(torch.cat([clean, copies]), dim=-1)
     labels = torch.arange(len(clean), device=clean.device) if labels is None else labels

@@ -1,4 +1,4 @@
-"""Scheduler: random dropout of attention scores whose probability follows a curve for each layer."""
+"""Scheduler: random dropout of attention scores with a probability schedule for each layer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from attendrop.methods.vanilla import Bernoulli
 HIGHEST = 0.95
 _START = 0.6
 OWN = "own"
-# Where each layer's probability ends, by its number, in the ready-made schedules.
+# Final probability of each layer, by its number, in the predefined schedules.
 _ENDS: dict[str, Callable[[int], float]] = {
     "qnli": lambda layer: 0.55 - 0.1 * min(layer, 3),
     "cola": lambda layer: 0.9,
@@ -34,7 +34,7 @@ class Scheduler(Method):
     """Scheduled Bernoulli dropout of attention scores.
 
     Every valid position of every head is dropped with a probability that is piecewise linear in the training progress,
-    a curve for each layer. `attendrop patterns RUN --fit N` fits the curves to what AttendOut learnt.
+    with one curve per layer. `attendrop patterns RUN --fit N` fits the curves to the probabilities of an AttendOut run.
 
     Example:
         >>> scheduler = Scheduler(progress=(0, 0.5, 1), probabilities=(0.6, 0.5, 0.1))
@@ -42,23 +42,24 @@ class Scheduler(Method):
         ...     reg.loss(batch).backward()
 
     Args:
-        progress: The knots: fractions of the planned optimizer steps, ascending from 0 to 1. Numbers, or ``"0,0.5,1"``.
-        probabilities: The probability at each knot, in [0, 1]: one list for all layers, or one for each in order. Lists
-            of numbers, or ``"0.6,0.5,0.4; 0.6,0.6,0.6"``. Drawn is with at most 0.95.
-        layers: Where to drop: see :func:`attendrop.attention.layers.select_layers`; of these the encoder's
-            self-attention, or if there is none the decoder's.
-        shape: ``"own"``: what ``progress`` and ``probabilities`` say. Or a ready-made schedule in their place, from 0.6
-            in all layers with a slope for each: ``"qnli"``, the first layer to 0.55, each further one 0.1 lower, to
-            0.25; ``"cola"``, all layers to 0.9.
+        progress: Knots: fractions of the planned optimizer steps, ascending from 0 to 1. Numbers, or ``"0,0.5,1"``.
+        probabilities: Probability at each knot, in [0, 1]: one list for all layers, or one per layer in order. Lists
+            of numbers, or ``"0.6,0.5,0.4; 0.6,0.6,0.6"``. Probabilities are clamped to 0.95.
+        layers: Layers to drop in, see :func:`attendrop.attention.layers.select_layers`; of these only the encoder's
+            self-attention or, if there is none, the decoder's.
+        shape: ``"own"``: the schedule given by ``progress`` and ``probabilities``. Or a predefined schedule, linear
+            from 0.6 in all layers with a slope for each: ``"qnli"``, the first layer to 0.55, each further one 0.1
+            lower, to 0.25; ``"cola"``, all layers to 0.9.
 
     Raises:
-        AttendropError: An option is out of its range, or a shape is given beside lists; or, when training begins, there
-            are other than one or as many lists as layers, or it is not known how many optimizer steps are planned.
+        AttendropError: An option is out of its range, or a shape is given together with lists; or, at the start of
+            training, the number of lists is neither one nor the number of layers, or the number of planned optimizer
+            steps is unknown.
 
     Source: Wu, Zhao, Zhang (2021), section 7.2. The paper starts at 0.6 with a slope for each layer, which it does not
-    give. Its text says of the curves that they follow that QNLI's first layer stays at 0.55 and the fourth decays
-    faster, and that CoLA ends near 0.9; all else of the two shapes is ours, and so are the default, from 0.6 to 0 in
-    all layers, and the bound of 0.95.
+    give. According to its description of the learnt curves, QNLI's first layer stays at 0.55 and the fourth decays
+    faster, and CoLA ends near 0.9; all other details of the two shapes are ours, and so are the default, from 0.6 to 0
+    in all layers, and the bound of 0.95.
     """
 
     name: ClassVar[str] = "scheduler"
@@ -95,15 +96,19 @@ class Scheduler(Method):
             )
         default = {field.name: field.default for field in fields(self)}
         if self.shape != OWN and (knots, curves) != (default["progress"], default["probabilities"]):
-            raise AttendropError(f"shape={self.shape!r} is a schedule; give it or progress and probabilities.")
+            raise AttendropError(f"shape={self.shape!r} excludes progress and probabilities; give one or the other.")
 
     def probabilities_at(self, progress: float) -> list[float]:
-        """The probability of dropping by each list of ``probabilities``, at a ``progress`` in [0, 1]."""
+        """Return the drop probability of each list of ``probabilities``, at a ``progress`` in [0, 1]."""
         knots, curves = _numbers("progress", self.progress), _curves(self.probabilities)
         return [min(HIGHEST, float(np.interp(progress, knots, curve))) for curve in curves]
 
     def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
-        """The attention layers to act on, of a model's; raises AttendropError if the lists do not fit them."""
+        """Select the layers to act on.
+
+        Raises:
+            AttendropError: The number of lists does not match the layers.
+        """
         chosen = super().selected_layers(attention_layers)
         if len(self.probabilities) not in (1, len(chosen)):
             raise AttendropError(
@@ -123,7 +128,7 @@ class Scheduler(Method):
 
 
 def _curves(value: Any) -> tuple[tuple[float, ...], ...]:
-    """One tuple of probabilities for each list in ``value``: text with ``;`` between, numbers, or lists of numbers."""
+    """Parse ``value``, text separated by ``;``, numbers, or lists of numbers, to tuples of probabilities."""
     if isinstance(value, str):
         value = value.split(";")
     nested = isinstance(value, Iterable) and any(isinstance(item, Iterable) for item in value)
@@ -131,7 +136,7 @@ def _curves(value: Any) -> tuple[tuple[float, ...], ...]:
 
 
 def _knots(value: Any) -> tuple[float, ...]:
-    """The numbers in ``value``, which ascend from 0 to 1."""
+    """Parse ``value`` to numbers that ascend from 0 to 1."""
     knots = _numbers("progress", value)
     ascending = all(first < second for first, second in pairwise(knots))
     if not ascending or (knots[0], knots[-1]) != (0, 1):
@@ -140,7 +145,7 @@ def _knots(value: Any) -> tuple[float, ...]:
 
 
 def _numbers(name: str, value: Any) -> tuple[float, ...]:
-    """The numbers in [0, 1] that ``value`` holds, text with commas between or a sequence."""
+    """Parse ``value``, comma-separated text or a sequence, to numbers in [0, 1]."""
     try:
         found = tuple(float(item) for item in (value.split(",") if isinstance(value, str) else value))
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Structure mask: attention kept, at random, to a structure such as a dependency tree."""
+"""Structure mask: random dropout of attention outside a structure such as a dependency tree."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RELATIONS = ("ancestors", "neighbours")
 
 @dataclass(frozen=True)
 class StructureMask(Method):
-    """Drops attention scores outside of a structure.
+    """Dropout of attention scores outside a structure.
 
     In self-attention, each valid position of each head that is not in the structure is dropped with probability ``p``.
     A token always attends to itself.
@@ -35,35 +35,34 @@ class StructureMask(Method):
         >>> trainer = RegularizedTrainer(model=model, args=args, train_dataset=dataset, regularizer=method)
 
     Args:
-        p: Probability that a position outside of the structure is dropped, in (0, 1].
+        p: Probability that a position outside the structure is dropped, in (0, 1].
         structure: ``"window"``: a token attends to tokens at most ``window`` positions away, and to the first token.
-            ``"dependencies"``: it attends to tokens that it is related to in a dependency tree, which a column of the
-            data gives as the position of each token's head; the head of a root is itself. ``"adjacency"``: it attends
-            to the tokens with which its row of a matrix, a list of ``n`` lists of ``n``, has a 1 (and not to those with
-            which it has 0).
-        window: See there; at least 0.
-        relation: Of dependencies, ``"ancestors"``: a token attends to all tokens on the way to its root;
-            ``"neighbours"``: to its head and to the tokens that it is the head of.
-        column: Of the data, with numbers for each token. Positions count from 0, the first token of the model's input,
-            special tokens included. In a loop of your own it is a key of the batch, ``(batch, n)`` or
-            ``(batch, n, n)``. It is padded with -1 at the end, wherever the input is. Tokens whose head is -1 (special
-            tokens), matrix elements of -1, and what lies beyond the column, are not in the structure's reach: such a
-            token attends to all others, and they to it. On the command line it is a column of the train-file, which no
-            other file needs: lists in JSON lines and Parquet, cells such as ``"[-1, 2, 2, -1]"`` in CSV and TSV, with
-            an entry for each token that the tokenizer makes of the row's texts, special tokens included. Where texts
-            are cut to the maximum length it is cut alike, and a token whose head is gone has head -1.
-        layers: Where to drop: see :func:`attendrop.attention.layers.select_layers`; of these the encoder's
-            self-attention, or if there is none the decoder's.
+            ``"dependencies"``: it attends to related tokens in a dependency tree, given by a column of the data with
+            the position of each token's head; the head of a root is itself. ``"adjacency"``: it attends to the tokens
+            marked by 1 (and not to those marked by 0) in its row of a matrix, a list of ``n`` lists of ``n``.
+        window: Maximum distance of ``"window"``; at least 0.
+        relation: Relation of ``"dependencies"``: with ``"ancestors"``, a token attends to all tokens on the path to its
+            root; with ``"neighbours"``, to its head and its dependents.
+        column: Column of the data with one or ``n`` numbers per token. Positions count from 0, the first token of the
+            model's input, including special tokens. In a custom training loop it is a key of the batch, ``(batch, n)``
+            or ``(batch, n, n)``. It is padded with -1 at the end, regardless of the padding side of the input. Tokens
+            with head -1 (special tokens), matrix elements of -1, and positions beyond the column are unrestricted: such
+            a token attends to all others, and they to it. On the command line it is a column of the train file only:
+            lists in JSON lines and Parquet, cells such as ``"[-1, 2, 2, -1]"`` in CSV and TSV, with one entry per token
+            of the tokenized row, including special tokens. It is truncated together with the texts, and a token whose
+            head is truncated has head -1.
+        layers: Layers to drop in, see :func:`attendrop.attention.layers.select_layers`; of these only the encoder's
+            self-attention or, if there is none, the decoder's.
 
     Raises:
-        AttendropError: An option is out of its range; or, in training, the batch has no such column, or one that is not
-            of this shape.
+        AttendropError: An option is out of its range; or, in training, the column is missing in the batch or has
+            another shape.
 
     Source: Zhang et al. (2020), https://arxiv.org/abs/1908.05147 (ancestors); Wu, Zhao, Zhang (2020),
-    https://arxiv.org/abs/2012.14710 (adjacency). Both hide what is outside always, in prediction, too, and beside
-    attention that sees all; here it is the model's own attention, and in training alone, so that ``p`` is 0.5. In the
-    code of Zhang et al. special tokens attend to all, too, but words do not attend to them. ``"window"`` is ours, for
-    data without structure.
+    https://arxiv.org/abs/2012.14710 (adjacency). Both always mask positions outside, including in prediction, in
+    addition to unrestricted attention; here the model's own attention is masked, in training only, so that ``p`` is
+    0.5. In the code of Zhang et al. special tokens also attend to all tokens, but words do not attend to them.
+    ``"window"`` is ours, for data without structure.
     """
 
     name: ClassVar[str] = "structure-mask"
@@ -101,11 +100,11 @@ class StructureMask(Method):
         return _DropOutside(self, context, outside)
 
     def _outside(self, context: StepContext) -> Tensor:
-        """Which tokens are outside of the structure of which, ``(rows, n, n)``, positions counted from the first."""
+        """Return the mask of positions outside the structure, ``(rows, n, n)``, counted from the first token."""
         found, dimensions = context.extra.get(self.column), 3 if self.structure == "adjacency" else 2
         if found is None:
             raise AttendropError(
-                f"The batch has no column '{self.column}', which structure='{self.structure}' reads; add it to the "
+                f"The batch has no column '{self.column}', needed for structure='{self.structure}'; add it to the "
                 "training data, name another with column=, or use structure='window'."
             )
         if found.ndim != dimensions or (dimensions == 3 and found.shape[1] != found.shape[2]):
@@ -119,11 +118,11 @@ class StructureMask(Method):
 
 
 def outside_of_tree(heads: Tensor, relation: str) -> Tensor:
-    """Which tokens are not related to which, ``(batch, n, n)``.
+    """Return the mask of unrelated pairs of tokens, ``(batch, n, n)``.
 
     Args:
-        heads: ``(batch, n)``, the position of each token's head; itself for a root. A token with another number, such
-            as -1, is related to all.
+        heads: Position of each token's head, ``(batch, n)``; its own for a root. Tokens with other values, such as -1,
+            are related to all.
         relation: ``"ancestors"`` or ``"neighbours"``, see :class:`StructureMask`.
     """
     length = heads.shape[1]
@@ -143,12 +142,12 @@ def outside_of_tree(heads: Tensor, relation: str) -> Tensor:
 
 
 class _DropOutside(RandomMaskPlan):
-    """Drops positions outside of a structure in the chosen layers.
+    """Plan that drops positions outside a structure in the selected layers.
 
     Args:
         method: The method.
         context: The micro-batch.
-        outside: ``(rows, n, n)``, positions counted from a sequence's first token; None for the window.
+        outside: Mask ``(rows, n, n)``, counted from a sequence's first token; None for the window.
     """
 
     method: StructureMask
@@ -162,7 +161,7 @@ class _DropOutside(RandomMaskPlan):
         return self.place(call) & self.sample(self.method.p, call)
 
     def place(self, call: AttentionCall) -> Tensor:
-        """Which positions are outside, ``(batch or 1, 1, n, n)``; all layers share the answer."""
+        """Return the mask of positions outside, ``(batch or 1, 1, n, n)``, shared by all layers."""
         batch, _, queries, keys = call.shape
         if queries != keys:
             raise AttendropError(
@@ -190,7 +189,11 @@ class _DropOutside(RandomMaskPlan):
 
 
 def _column(value: object) -> str:
-    """The name of a column; raises AttendropError if it is none."""
+    """Return a checked column name.
+
+    Raises:
+        AttendropError: It is not a column name.
+    """
     if not value or not isinstance(value, str):
-        raise AttendropError(f"column={value!r} is not the name of a column.")
+        raise AttendropError(f"column={value!r} is not a column name; give a non-empty string.")
     return value

@@ -1,4 +1,4 @@
-"""Super tickets: unimportant heads and feed-forwards pruned, the rest fine-tuned from the start."""
+"""Super tickets: pruning of unimportant heads and feed-forwards, and fine-tuning from the initial weights."""
 
 from __future__ import annotations
 
@@ -30,42 +30,42 @@ ABSOLUTE = ("token", "row")
 
 @dataclass(frozen=True)
 class SuperT(Method):
-    """Prunes the attention heads and feed-forwards of least importance, and fine-tunes what is left from the start.
+    """Pruning of the least important attention heads and feed-forwards, and fine-tuning from the initial weights.
 
-    For the first ``search`` of the planned steps the model trains as ever, and importances are added up: ``I = E
-    |dL / dg|`` for a gate ``g = 1`` on what a head, or a feed-forward, puts out. Then weights and optimizer go back to
-    the state of the start, and what ranks lowest is pruned: the output projection's weights that read a pruned head are
-    zero, and a pruned feed-forward's last projection, and they stay so. The model is the ticket; nothing has to be kept
-    beside it.
+    During the first ``search`` fraction of the planned steps the model trains normally, and importances ``I = E
+    |dL / dg|`` are accumulated, for a gate ``g = 1`` on the output of each head and feed-forward. Then weights and
+    optimizer are reset to their initial state, and the lowest-ranked units are pruned: the output projection's weights
+    of a pruned head, and the last projection of a pruned feed-forward, are set to zero and stay zero. The model itself
+    is the ticket; no masks have to be saved.
 
     Example:
         >>> with regularize(model, SuperT(fraction=0.1), optimizer=optimizer, total_steps=1000) as reg:
         ...     reg.loss(batch).backward()
         ...     optimizer.step()
         ...     optimizer.zero_grad()
-        ...     reg.step()  # after the 300th step the model is the ticket, with the weights of the start
+        ...     reg.step()  # after the 300th step the model is the ticket, with the initial weights
 
     Args:
-        fraction: Of the heads, and of the feed-forwards, to prune (rounded down), in (0, 1). The most important head
-            of a layer stays. With 0.1, a model of fewer than ten layers loses no feed-forward, which is warned of.
-        search: Of the planned steps, the fraction before the model begins anew, in (0, 1).
+        fraction: Fraction of the heads, and of the feed-forwards, to prune (rounded down), in (0, 1). The most
+            important head of a layer is kept. With 0.1, no feed-forward of a model with fewer than ten layers is
+            pruned, and a warning is logged.
+        search: Fraction of the planned steps before the restart, in (0, 1).
         heads: Whether to prune heads.
         feed_forward: Whether to prune feed-forwards.
-        absolute: What the absolute value is taken of: ``"token"``, the gradient of a gate for each token; ``"row"``,
-            that of one for each row, as the paper's formula has it.
+        absolute: Level at which the absolute value is taken: ``"token"``, the gradient of one gate per token;
+            ``"row"``, that of one gate per row, as in the paper's formula.
 
     Raises:
-        AttendropError: An option is out of its range; the optimizer or the number of steps is not known, or there are
-            too few of them; or, in training, the model shares its layers (ALBERT), or so few can be pruned that it
-            would be none.
+        AttendropError: An option is out of its range; the optimizer or the number of steps is unknown, or there are too
+            few steps; or, in training, the model shares its layers (ALBERT), or nothing would be pruned.
 
     Source: Liang et al. (2021), https://aclanthology.org/2021.acl-long.510. As in their code, the absolute value is
-    taken for each token; heads are ranked after the importances of a layer are divided by their norm, feed-forwards
-    apart from them; of both the same fraction is pruned; one head at least stays in each layer; and 0.1 is the least
-    that its scripts try. Deviations: one run holds all of it, so that importances are those of the steps of the search,
-    with dropout, not of one more pass after it without (``search=0.3`` is ours), and the learning rate goes on in its
-    schedule. Clipping still counts the gradients of what is pruned. Evaluations during the search count neither for the
-    best checkpoint nor for early stopping.
+    taken per token; heads are ranked after dividing the importances of a layer by their norm, and feed-forwards are
+    ranked separately; the same fraction of both is pruned; at least one head per layer is kept; and 0.1 is the lowest
+    value in its scripts. Deviations: search and training are one run, so that importances are those of the search
+    steps, with dropout, not of an additional pass without (``search=0.3`` is ours), and the learning rate schedule
+    continues. Gradient clipping still includes the gradients of pruned units. Evaluations during the search count
+    neither for the best checkpoint nor for early stopping.
     """
 
     name: ClassVar[str] = "supert"
@@ -84,10 +84,10 @@ class SuperT(Method):
         state="the weights of the start",
         tasks="all; not models that share layers (ALBERT)",
     )
-    order: ClassVar[int] = 1  # gates are on what leaves the heads at last
+    order: ClassVar[int] = 1  # gates act on the final outputs of the heads
     traits: ClassVar[Mapping[str, str]] = {EXCHANGES_WEIGHTS: ""}
     rules: ClassVar[tuple[Rule, ...]] = (
-        Rule("supert", "mixout", "mixout brings pre-trained values back, also of weights that are pruned."),
+        Rule("supert", "mixout", "mixout restores pre-trained values, including those of pruned weights."),
     )
     edits_gradients: ClassVar[bool] = True
     needs_loss_scale: ClassVar[bool] = True
@@ -108,7 +108,7 @@ class SuperT(Method):
 
 
 class _SuperT(MethodState):
-    """Measures importances, then prunes, then keeps pruned what is."""
+    """State that measures importances, then prunes, then keeps pruned weights at zero."""
 
     method: SuperT
 
@@ -169,7 +169,7 @@ class _SuperT(MethodState):
         self.pruned, self.zeros = state["pruned"], state["zeros"]
 
     def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
-        """What was pruned, and the importances, means over rows."""
+        """Report the pruned units and the importances, averaged over rows."""
         if self.pruned is None:
             return {}
         found: dict[str, Any] = {"heads": {}, "feed_forward": [], "importance": {"heads": {}, "feed_forward": {}}}
@@ -193,12 +193,12 @@ class _SuperT(MethodState):
             return
         processes = self.training.processes
         total = processes.total(torch.cat(list(found.values()))) / (self.loss_scale * processes.world_size)
-        total = torch.where(total.isfinite().all(), total, 0.0)  # a step that float16 overflowed is not taken
+        total = torch.where(total.isfinite().all(), total, 0.0)  # skip steps that overflow under float16
         for key, value in zip(found, torch.split(total, [len(value) for value in found.values()]), strict=True):
             self.importance[key] = value + self.importance.get(key, 0)
 
     def _check_fraction(self, adapter: ModelAdapter) -> None:
-        """Say what the fraction comes to, once all layers were seen (LayerDrop may leave some out).
+        """Check the number of units to prune, once all layers have run (LayerDrop may skip some).
 
         Raises:
             AttendropError: Nothing would be pruned.
@@ -226,7 +226,7 @@ class _SuperT(MethodState):
                 )
 
     def _begin_anew(self, adapter: ModelAdapter) -> dict[str, float]:
-        """Rewind, and prune."""
+        """Reset the weights and prune."""
         self.start.rewind()
         self.start.forget()
         self.pruned = lowest(self.importance, self.method.fraction)

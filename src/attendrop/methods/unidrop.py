@@ -30,17 +30,17 @@ PLACES = (1, 2, 3, 4)
 
 @dataclass(frozen=True)
 class UniDrop(Method):
-    """Drops single features in four places, whole blocks, and tokens.
+    """Dropout of single features in four places, of whole blocks, and of tokens.
 
-    - Features, each with probability ``feature``, what is kept divided by ``1 - feature``: the attention weights
-      (FD-1), the activations within the feed-forward (FD-2), queries, keys and values (FD-3), and what the model's last
-      projection reads (FD-4). The model's own dropouts stay on beside them.
-    - Structure: each block is left out with probability ``structure``, as :class:`LayerDrop` does.
-    - Data: a sequence is left whole with probability ``data``; else each of its tokens is dropped with probability
-      ``token``. The first and the last token of a sequence stay, and so do special tokens where the tokenizer is
-      known: the trainer's ``processing_class``, or ``tokenizer`` of :func:`attendrop.regularize`.
+    - Features, each with probability ``feature``, with kept features divided by ``1 - feature``: the attention weights
+      (FD-1), the activations within the feed-forward (FD-2), queries, keys and values (FD-3), and the input of the
+      model's last projection (FD-4). The model's own dropout stays enabled.
+    - Structure: each block is skipped with probability ``structure``, as in :class:`LayerDrop`.
+    - Data: a sequence is unchanged with probability ``data``; otherwise each of its tokens is dropped with probability
+      ``token``. The first and last token of a sequence are kept, and so are special tokens if the tokenizer is known:
+      the trainer's ``processing_class``, or ``tokenizer`` of :func:`attendrop.regularize`.
 
-    Each part also works alone: 0 switches a part off.
+    Each part can be used on its own: 0 disables a part.
 
     Example:
         >>> with regularize(model, UniDrop(feature=0.1, structure=0.2, data=0.5, token=0.1)) as reg:
@@ -48,22 +48,22 @@ class UniDrop(Method):
 
     Args:
         feature: Probability that a feature is dropped, in [0, 1).
-        features: Which of the four places, as ``(1, 2, 3, 4)`` or ``"1,2,3,4"``; none switches the part off.
-        structure: Probability that a block is left out, in [0, 1].
-        data: Probability that a sequence is left whole, in [0, 1]; 1 switches the part off.
-        token: Probability that a token of another sequence is dropped, in [0, 1].
+        features: Places to drop features in, as ``(1, 2, 3, 4)`` or ``"1,2,3,4"``; empty disables the part.
+        structure: Probability that a block is skipped, in [0, 1].
+        data: Probability that a sequence is unchanged, in [0, 1]; 1 disables the part.
+        token: Probability that a token of any other sequence is dropped, in [0, 1].
 
     Raises:
-        AttendropError: An option is out of its range; everything is switched off; or, in training, the model lacks what
-            a part acts on: blocks that can be left out, a feed-forward, tokens (images: set ``token=0``).
+        AttendropError: An option is out of its range; all parts are disabled; or, in training, the model lacks the
+            components of a part: blocks that can be skipped, a feed-forward, tokens (for images, set ``token=0``).
 
-    Source: Wu et al. (2021), https://arxiv.org/abs/2104.04946, section 3. 0.1 for features is the rate that the models'
-    own dropout mostly has, 0.2 for blocks what Fan et al. (2020) recommend; ``data`` and ``token`` are ours. Where this
-    differs: a dropped token is not deleted, but no token attends to it (``attention_mask`` is 0), so that positions and
-    labels stay; in encoder-decoder models this is done to the encoder's input alone. FD-1 comes on top of the model's
-    own dropout of weights, which is the paper's FD-1 (set the model's to 0 to have only one). FD-3 is drawn after
-    rotary embeddings, for each head of a group of queries. One draw of blocks serves the whole global batch. A block
-    that computes something which later ones need (T5's first) always stays.
+    Source: Wu et al. (2021), https://arxiv.org/abs/2104.04946, section 3. 0.1 for features is the usual rate of the
+    models' own dropout, 0.2 for blocks the recommendation of Fan et al. (2020); the defaults of ``data`` and ``token``
+    are ours. Deviations: a dropped token is not deleted, but masked (``attention_mask`` is 0), so that positions and
+    labels are unchanged; in encoder-decoder models this applies to the encoder's input only. FD-1 is in addition to the
+    model's own dropout of weights, which is the paper's FD-1 (set the model's to 0 to use only one). FD-3 is sampled
+    after rotary embeddings, for each query head of a group. One sample of blocks is used for the global batch. Blocks
+    whose results later blocks need (T5's first) are never skipped.
     """
 
     name: ClassVar[str] = "unidrop"
@@ -101,11 +101,11 @@ class UniDrop(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (self.places or self.structure or self.drops_tokens):
-            raise AttendropError("Every part is switched off; set feature and features, structure, or token and data.")
+            raise AttendropError("All parts are disabled; set feature and features, structure, or token and data.")
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Where features are dropped."""
+        """Places where features are dropped."""
         assert isinstance(self.features, tuple)
         return self.features if self.feature else ()
 
@@ -132,7 +132,7 @@ class UniDrop(Method):
 
 
 def _places(features: object) -> tuple[int, ...]:
-    """The places that are meant, in order."""
+    """Parse the places, in ascending order."""
     parts: Sequence[object]
     if isinstance(features, str):
         parts = features.strip("[]() ").split(",") if features.strip("[]() ") else ()
@@ -144,7 +144,7 @@ def _places(features: object) -> tuple[int, ...]:
 
 
 class _State(MethodState):
-    """Drops tokens, and so has to know which are special."""
+    """State that drops tokens, except for special ones."""
 
     method: UniDrop
 
@@ -159,14 +159,14 @@ class _State(MethodState):
 
 
 def drop_tokens(context: StepContext, whole: float, p: float, special: Sequence[int]) -> Batch:
-    """Hide tokens of a batch from attention: with probability ``p`` each, but none of a sequence left ``whole``."""
+    """Mask tokens of a batch with probability ``p``, except in sequences left unchanged with probability ``whole``."""
     ids = context.batch.get("input_ids")
     if ids is None:
         raise AttendropError(f"The batch for {type(context.model).__name__} has no 'input_ids' to drop; set token=0.")
     mask = context.batch.get("attention_mask")
     mask = torch.ones_like(ids) if mask is None else mask
     if mask.shape != ids.shape:
-        raise AttendropError(f"'attention_mask' of shape {tuple(mask.shape)} is not one number a token; set token=0.")
+        raise AttendropError(f"'attention_mask' has shape {tuple(mask.shape)}, not {tuple(ids.shape)}; set token=0.")
     valid = mask.reshape(-1, mask.shape[-1]).bool()
     number = valid.cumsum(-1)
     kept = (number == 1) | (number == number[:, -1:])
@@ -183,18 +183,18 @@ def drop_tokens(context: StepContext, whole: float, p: float, special: Sequence[
 
 
 class _Features(RandomMaskPlan):
-    """Drops features, and leaves out blocks.
+    """Plan that drops features and skips blocks.
 
     Args:
-        method: Where features are dropped, and with which probability.
+        method: The options.
         context: The micro-batch.
-        skipped: The blocks to leave out.
+        skipped: Keys of the blocks to skip.
     """
 
     acts_on = frozenset({"attention", "blocks", "features"})
 
     def __init__(self, method: UniDrop, context: StepContext, skipped: set[str]) -> None:
-        # Where sequences begin is only known at attention, so every layer is asked.
+        # The first tokens of sequences are only known at attention, so all layers are edited.
         super().__init__(method, context, None if method.places else ())
         self.p, self.places, self.skipped = method.feature, method.places, skipped
         self._last: Tensor | None = None
@@ -246,5 +246,5 @@ class _Features(RandomMaskPlan):
 
 
 def _rows_from(first: Tensor) -> Tensor:
-    """Origins of tensors that have a token in each row, and features in columns."""
+    """Return the origins of tensors with tokens in rows and features in columns."""
     return torch.stack([first, torch.zeros_like(first)], -1)

@@ -1,4 +1,4 @@
-"""Vanilla attention dropout: every position with one fixed probability."""
+"""Vanilla attention dropout with one fixed probability."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ WHERE = ("scores", "weights")
 class Vanilla(Method):
     """Attention dropout with a fixed probability.
 
-    In the scores, ``softmax(S + M) V`` with ``M = -inf`` where a position is dropped: what is kept shares the mass of
-    what is not. In the weights, ``(A * U / (1 - p)) V``, what PyTorch calls attention dropout.
+    In the scores, ``softmax(S + M) V`` with ``M = -inf`` at dropped positions, so that the kept positions share their
+    mass. In the weights, ``(A * U / (1 - p)) V``, the attention dropout of PyTorch.
 
     Example:
         >>> with regularize(model, Vanilla(p=0.1)) as reg:
@@ -35,15 +35,15 @@ class Vanilla(Method):
 
     Args:
         p: Probability that a position is dropped, in (0, 1).
-        where: ``"scores"``: of every valid position of every head, beside the model's own dropout. ``"weights"``: in
-            place of the model's own attention dropout.
+        where: ``"scores"``: scores of all valid positions and heads, in addition to the model's own dropout.
+            ``"weights"``: attention weights, in place of the model's own attention dropout.
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
         AttendropError: An option is out of its range.
 
-    Source: Table 3 of Wu, Zhao, Zhang (2021), which has 0.1 and 0.2; the definition of dropout in weights is that of
-    Vaswani et al. (2017).
+    Source: Table 3 of Wu, Zhao, Zhang (2021), with 0.1 and 0.2; dropout of weights is defined as in Vaswani et al.
+    (2017).
     """
 
     name: ClassVar[str] = "vanilla"
@@ -69,12 +69,12 @@ class Vanilla(Method):
 
 
 class Bernoulli(RandomMaskPlan):
-    """Drops each valid position of a layer's scores with the probability of that layer.
+    """Plan that drops each valid position of a layer's scores with the probability of that layer.
 
     Args:
         method: The method.
         context: The micro-batch.
-        probabilities: By the key of the layer.
+        probabilities: Drop probabilities by layer key.
     """
 
     def __init__(self, method: Method, context: StepContext, probabilities: dict[str, float]) -> None:
@@ -86,7 +86,7 @@ class Bernoulli(RandomMaskPlan):
 
 
 class _Weights(RandomMaskPlan):
-    """Dropout of weights, in place of the model's own."""
+    """Plan for dropout of weights, in place of the model's own."""
 
     method: Vanilla
 
