@@ -97,7 +97,7 @@ def test_a_model_that_is_saved_while_attached_loads_with_stock_code(tmp_path: Pa
         ({"cross_tuning": "yes"}, r"cross_tuning='yes' must be true or false"),
         ({"layers": "0-3"}, r"layers='0-3' is not a selection"),
         ({"layers": []}, r"layers="),
-        ({"units": "hidden", "attribution": "attention"}, r"attribution='attention' has no meaning"),
+        ({"units": "hidden", "attribution": "attention"}, r"attribution='attention' is not defined"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
