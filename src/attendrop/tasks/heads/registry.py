@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
+from attendrop.tasks.heads import builtin
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.classification import Classification
 from attendrop.tasks.heads.regression import Regression
@@ -16,11 +17,7 @@ from attendrop.tasks.table_files import Table
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-# Saved models are recognized in this order; the last head accepts any.
-HEADS: tuple[type[Head], ...] = (
-    Regression,
-    Classification,
-)
+HEADS: tuple[type[Head], ...] = tuple(head for head in vars(builtin).values() if isinstance(head, type))
 LABEL_TYPES = ("auto", *sorted(head.label_type for head in HEADS))
 
 
