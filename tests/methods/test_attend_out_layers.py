@@ -90,7 +90,7 @@ def test_it_trains_beside_what_skips_layers(other: Any, variant: str) -> None:
 
 
 def test_layers_that_the_generator_cannot_reach_are_refused() -> None:
-    with pytest.raises(AttendropError, match=r"layers='decoder:0': .* the encoder's self-attention alone"):
+    with pytest.raises(AttendropError, match=r"layers='decoder:0': .* can only drop in the encoder's self-attention"):
         run(AttendOut(layers="decoder:0"), 1, name="bart")
 
 

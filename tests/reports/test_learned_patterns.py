@@ -264,7 +264,7 @@ def test_the_fit_keeps_to_the_layers_of_the_run(tmp_path: Path) -> None:
         ({}, ["--fit", "0"], "fit=0 must be at least 1"),
         ({}, ["--fit", "20"], "20 piece(s) have 21 knots"),
         ({}, ["--fit", "x"], "Invalid value for '--fit'"),
-        ({}, ["--options", "f.json"], "say with --fit how many pieces"),
+        ({}, ["--options", "f.json"], "give the number of pieces with --fit"),
         ({}, ["--output", "/nowhere/p.png"], "'/nowhere/p.png' cannot be written"),
         ({}, ["--output", "/tmp"], "'/tmp' cannot be written"),
         ({}, ["--fit", "1", "--options", "/nowhere/f.json"], "'/nowhere/f.json' cannot be written"),
