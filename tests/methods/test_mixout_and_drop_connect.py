@@ -136,7 +136,9 @@ def test_a_frozen_weight_is_left_alone_and_mixout_says_when_all_are() -> None:
     for parameter in model.base_model.parameters():
         parameter.requires_grad_(False)
     assert projection_weights(model) == []
-    with pytest.raises(AttendropError, match=r"BertForSequenceClassification has no trainable linear layers .* nothing to mix"):
+    with pytest.raises(
+        AttendropError, match=r"BertForSequenceClassification has no trainable linear layers .* nothing to mix"
+    ):
         Mixout().start(zoo.training(model))
 
 

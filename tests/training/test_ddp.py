@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from helpers import ddp_worker, zoo
 
 from attendrop.training.checkpoints import is_complete
@@ -15,10 +17,27 @@ from attendrop.training.checkpoints import is_complete
 pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch was built without gloo")
 
 
+def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that is filled once, by whichever process of pytest-xdist is the first to need it."""
+    root = factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else factory.getbasetemp()
+    folder = root / name
+    with FileLock(root / f"{name}.lock"):
+        if not folder.exists():
+            partial = root / f"{name}-partial"
+            partial.mkdir()
+            make(partial)
+            partial.rename(folder)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], Path]:
     """The results of both processes, and their folder."""
-    folder = tmp_path_factory.mktemp("ddp")
+    folder = once(tmp_path_factory, "ddp", in_two_processes)
+    return [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in (0, 1)], folder
+
+
+def in_two_processes(folder: Path) -> None:
     tests = Path(__file__).parents[1]
     path = os.pathsep.join([str(tests), str(tests.parent / "src"), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -31,13 +50,16 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]
         check=False,
     )
     assert run.returncode == 0, run.stderr[-3000:]
-    return [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in (0, 1)], folder
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one process computes."""
-    return ddp_worker.results(tmp_path_factory.mktemp("alone"), 0, 1)
+    folder = once(
+        tmp_path_factory, "alone", lambda folder: torch.save(ddp_worker.results(folder, 0, 1), folder / "found.pt")
+    )
+    found: dict[str, Any] = torch.load(folder / "found.pt", weights_only=True)
+    return found
 
 
 Ranks = tuple[list[dict[str, Any]], Path]
