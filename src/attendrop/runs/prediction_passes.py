@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.tasks.heads.base import Array, Head
@@ -45,18 +46,33 @@ def predict_outputs(
     Returns:
         One output per row, in the order of the rows, such as logits ``(rows, classes)``.
     """
-    place = compute_device(device)
-    model.to(place).eval()  # type: ignore[arg-type]
+    model.to(compute_device(device)).eval()  # type: ignore[arg-type]
+    found, order = [], []
+    with torch.no_grad():
+        for rows, batch in sorted_batches(model, tokenizer, head, encoded, batch_size):
+            found.append(head.predict(model, batch))
+            order.append(rows)
+            if on_batch is not None:
+                on_batch(len(rows))
+    return head.mask_outputs(head.concatenate(found)[np.argsort(np.concatenate(order))], encoded)
+
+
+def sorted_batches(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    head: Head,
+    encoded: Mapping[str, list[Any]],
+    batch_size: int,
+) -> Iterator[tuple[Array, dict[str, Tensor]]]:
+    """Yield batches of what a model reads on its device, the longest rows first, each with the numbers of its rows.
+
+    The arguments are those of :func:`predict_outputs`.
+    """
     accepted = inspect.signature(model.forward).parameters
     columns = {name: encoded[name] for name in tokenizer.model_input_names if name in encoded and name in accepted}
     order = np.argsort(-np.asarray(encoded["length"]), kind="stable")
     collate = head.collator(tokenizer)
-    found = []
-    with torch.no_grad():
-        for start in range(0, len(order), batch_size):
-            chosen = order[start : start + batch_size]
-            batch = collate([{name: values[row] for name, values in columns.items()} for row in chosen])
-            found.append(head.predict(model, {name: value.to(place) for name, value in batch.items()}))
-            if on_batch is not None:
-                on_batch(len(chosen))
-    return head.mask_outputs(head.concatenate(found)[np.argsort(order)], encoded)
+    for start in range(0, len(order), batch_size):
+        rows = order[start : start + batch_size]
+        batch = collate([{name: values[row] for name, values in columns.items()} for row in rows])
+        yield rows, {name: value.to(model.device) for name, value in batch.items()}
