@@ -27,6 +27,10 @@ def train(
     eval_file: Annotated[
         str | None, typer.Option(help="Evaluation data: a file to report on, once, at the end.")
     ] = None,
+    test_fraction: Annotated[
+        float | None,
+        typer.Option(help="Without --eval-file: fraction of the training data to report on.", show_default="0"),
+    ] = None,
     text_columns: Columns = None,
     label_column: LabelColumn = None,
     label_type: Annotated[str | None, typer.Option(help="auto, class or number.", show_default="auto")] = None,

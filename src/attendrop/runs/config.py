@@ -65,6 +65,8 @@ class RunConfig:
         max_steps: Number of optimizer steps, instead of ``epochs``; for comparisons between methods that
             train on different numbers of rows.
         max_length: Maximum length in tokens; longer texts are truncated.
+        test_fraction: Fraction of the training rows to set aside as the evaluation data, where there are no others: the
+            same rows for every seed, stratified by class; rows with the same text are on the same side.
         max_train_samples, shots: Use only so many rows, or so many of each class, of the training data; the selection
             split is taken from these.
         protocol: ``"honest"`` chooses the best epoch on ``selection_fraction`` of the training data (0: keeps the last
@@ -92,6 +94,7 @@ class RunConfig:
     label_column: str | None = None
     label_type: str = "auto"
     skip_bad_rows: bool = False
+    test_fraction: float = 0.0
     metric: str | None = None
     class_weights: str | None = None
     method: str = DEFAULT_METHOD
@@ -131,7 +134,7 @@ class RunConfig:
             raise AttendropError(f"learning-rate must be a number above 0, not {self.learning_rate}.")
         if not (0 <= self.weight_decay < math.inf):
             raise AttendropError(f"weight-decay must be at least 0, not {self.weight_decay}.")
-        for name in ("warmup", "selection_fraction"):
+        for name in ("warmup", "selection_fraction", "test_fraction"):
             if not 0 <= getattr(self, name) < 1:
                 raise AttendropError(f"{_words(name)} must be at least 0 and below 1, not {getattr(self, name)}.")
         check_choice("protocol", self.protocol, PROTOCOLS)
@@ -164,19 +167,23 @@ class RunConfig:
             raise AttendropError("No label-column is given for the train-file; give the name of the label column.")
         if self.task is not None and self.skip_bad_rows:
             raise AttendropError("skip-bad-rows is for custom files; omit it for a task.")
+        if self.task is not None and self.test_fraction:
+            raise AttendropError("test-fraction is for custom files; a task has its own development set.")
+        if self.eval_file is not None and self.test_fraction:
+            raise AttendropError("test-fraction and eval-file are both evaluation data; choose one.")
         if self.shots is not None and self.max_train_samples is not None:
             raise AttendropError("shots and max-train-samples both limit the training data; choose one.")
 
     def _check_selection(self) -> None:
         if self.protocol == "paper":
-            if self.train_file is not None and self.eval_file is None:
+            if self.train_file is not None and not self._has_eval_rows:
                 raise AttendropError("protocol 'paper' selects the epoch on the eval-file; give one.")
         elif self.patience is not None and self.selection_fraction == 0:
             raise AttendropError("patience needs a selection split, but selection-fraction is 0; raise it.")
 
     def _check_rows_of_method(self, method: Method) -> None:
         """Refuse a method that reads rows or columns that the data do not have."""
-        if self.rewarded_on == "eval" and self.train_file is not None and self.eval_file is None:
+        if self.rewarded_on == "eval" and self.train_file is not None and not self._has_eval_rows:
             raise AttendropError(
                 f"{method.rewarded_by} scores models on the eval-file during training; it is not given."
             )
@@ -187,6 +194,10 @@ class RunConfig:
                 f"The data of task {self.task!r} has no column {next(iter(method.columns))!r}, which method "
                 f"{self.method!r} reads with these options; give a train-file that has it, or other options."
             )
+
+    @property
+    def _has_eval_rows(self) -> bool:
+        return self.eval_file is not None or self.test_fraction > 0
 
     @cached_property
     def regularizer(self) -> Method:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 from transformers import PreTrainedTokenizerBase
 
 from attendrop.methods.core.base import Method
@@ -19,6 +19,9 @@ from attendrop.tasks.registry import load_task
 from attendrop.tasks.splits import few_shot, hold_out, subset
 from attendrop.tasks.token_columns import TokenColumn
 from attendrop.tasks.tokenization import encode
+
+# Seed of the rows that are set aside for the final scores: these do not depend on the seed of a run.
+_TEST_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -62,9 +65,11 @@ def _token_columns(method: Method) -> tuple[TokenColumn, ...]:
 
 
 def divide(config: RunConfig, data: TaskData) -> Parts:
-    """Limit the training rows, then hold out the selection split, then the reward rows."""
+    """Set the test rows aside, limit the training rows, hold out the selection split, then the reward rows."""
     rows = data.splits["train"]
     report = {name: split for name, split in data.splits.items() if name != "train"}
+    if config.test_fraction:
+        rows, report["dev"] = _set_aside(rows, data.task, config.test_fraction)
     if config.shots is not None:
         rows = few_shot(rows, data.task, config.shots, config.seed)
     if config.max_train_samples is not None:
@@ -83,6 +88,17 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
         case _:
             reward = None
     return Parts(kept, selection, report, reward)
+
+
+def _set_aside(rows: Dataset, task: Task, fraction: float) -> tuple[Dataset, Dataset]:
+    """Hold out rows for the final scores, the same for every seed, and with them all rows of the same texts."""
+    kept, held = hold_out(rows, task, fraction, _TEST_SEED)
+    assert held is not None
+    texts = set(task.head.texts(held))
+    twins = [row for row, text in enumerate(task.head.texts(kept)) if text in texts]
+    if not twins:
+        return kept, held
+    return kept.select(sorted(set(range(len(kept))) - set(twins))), concatenate_datasets([held, kept.select(twins)])
 
 
 def encode_parts(config: RunConfig, task: Task, parts: Parts, tokenizer: PreTrainedTokenizerBase) -> Parts:

@@ -1,0 +1,69 @@
+"""Rows set aside for the final scores where there is no evaluation file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import tiny
+
+from attendrop import AttendropError
+from attendrop.runs.config import RunConfig
+from attendrop.runs.data import Parts
+from attendrop.runs.resolved_run import resolve_run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tiny.write_data(tmp_path)
+    return tmp_path
+
+
+def config(folder: Path, **options: Any) -> RunConfig:
+    return tiny.config(folder, **({"eval_file": None, "test_fraction": 0.25} | options))
+
+
+def parts(folder: Path, **options: Any) -> Parts:
+    return resolve_run(config(folder, **options)).parts
+
+
+def test_the_same_rows_for_every_seed_and_not_for_training(folder: Path) -> None:
+    found = [parts(folder, seed=seed, selection_fraction=0.1) for seed in (0, 1)]
+    one, other = ([row["text"] for row in part.report["dev"]] for part in found)
+    assert one == other and len(one) == 10
+    for part in found:
+        assert part.selection is not None
+        assert not {*part.train["text"], *part.selection["text"]} & set(one)
+    assert found[0].selection["index"] != found[1].selection["index"]
+
+
+def test_they_are_stratified(folder: Path) -> None:
+    assert sorted(parts(folder).report["dev"]["label"]) == [0] * 5 + [1] * 5
+
+
+def test_shots_are_taken_from_the_others(folder: Path) -> None:
+    found = parts(folder, shots=3, selection_fraction=0.0)
+    assert (len(found.train), len(found.report["dev"])) == (6, 10)
+
+
+def test_rows_of_the_same_text_are_on_one_side(folder: Path) -> None:
+    file = folder / "train.csv"
+    lines = file.read_text(encoding="utf-8").splitlines()
+    file.write_text("\n".join([*lines, *lines[1:]]) + "\n", encoding="utf-8")
+    found = parts(folder, selection_fraction=0.0)
+    assert not set(found.train["text"]) & set(found.report["dev"]["text"])
+    assert len(found.train) + len(found.report["dev"]) == 80
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"eval_file": "dev.csv"}, "test-fraction and eval-file are both evaluation data"),
+        ({"test_fraction": 1.0}, "test-fraction must be at least 0 and below 1"),
+        ({"train_file": None, "text_columns": (), "label_column": None, "task": "rte"}, "a task has its own"),
+    ],
+)
+def test_it_is_refused_where_it_makes_no_sense(folder: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(AttendropError, match=message):
+        config(folder, **options)
