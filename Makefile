@@ -66,7 +66,7 @@ study: $(STAMP)
 trajectories: $(STAMP)
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python tests/helpers/trajectories.py
 
-# AttendOut's learner of effects on real rewards beside rewards of noise: hours on a core; can be stopped and started again.
+# What AttendOut learns from real rewards, for docs/attendout.md: an hour on a core; can be stopped and started again.
 study-attendout: $(STAMP)
 	$(BIN)/python benchmarks/attend_out_study.py
 

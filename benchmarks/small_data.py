@@ -46,7 +46,8 @@ after the last step is scored on the development set, once. With the same seed, 
 the same order, except that AttendOut holds out a tenth of them for its rewards. Learning rate and number of steps were
 fixed in advance, such that plain fine-tuning fits the training rows of CoLA. No method was tuned: all have their
 defaults, and AD-DROP drops in the layers that its paper uses for the task (STS-B: the first).
-`scheduler` follows the curves of the AttendOut run of the same seed, fitted with {PIECES} pieces.
+AttendOut is the papers' form, `learner=policy_gradient`, at its defaults. `scheduler` follows the
+curves of the AttendOut run of the same seed, fitted with {PIECES} pieces.
 
 The last two columns are the mean of the paired differences from plain fine-tuning, and its bootstrap interval. Five
 seeds of one small model are few; an interval that excludes zero does not generalize to other models or tasks.
@@ -55,7 +56,9 @@ seeds of one small model are few; an interval that excludes zero does not genera
 
 
 def options(task: str, method: str, folder: Path, seed: int) -> dict[str, Any]:
-    """Return the options of a method: defaults, except AD-DROP's layers, as in its paper, and the fitted schedule."""
+    """Return the options of a method: defaults, except what its paper says, and the fitted schedule."""
+    if method == "attendout":
+        return {"learner": "policy_gradient"}
     if method == "ad-drop":
         return {"layers": ADDrop.paper_layers(task)}
     if method == "scheduler":

@@ -115,7 +115,7 @@ def results(folder: Path, rank: int, world: int) -> dict[str, Any]:
         found[f"train {strategy}"] = train(folder, world, strategy)
     found["resumed"] = train(folder, world, "random", resume=str(folder / "random/checkpoint-3"))
     for variant in ("dropout", "pruning"):
-        method = AttendOut(variant=variant, dropout_step=2)
+        method = AttendOut(variant=variant, learner="policy_gradient", dropout_step=2)
         found[f"train {variant}"] = train(folder, world, "random", method=method, name=variant)
         resume = str(folder / variant / "checkpoint-3")
         found[f"resumed {variant}"] = train(folder, world, "random", resume, method, variant)

@@ -96,8 +96,8 @@ TABLE: dict[str, Method] = {
     "scal": SCAL(),
     "scal attention": SCAL(where="attention", contrast=0),
     "compose": Compose(ADDrop(cross_tuning=False), Vanilla(), RDrop()),
-    "attendout": AttendOut(dropout_step=2),
-    "attendout effects": AttendOut(learner="effects", init_drop_prob=0.5, dropout_step=1),
+    "attendout": AttendOut(learner="policy_gradient", dropout_step=2),
+    "attendout effects": AttendOut(init_drop_prob=0.5, dropout_step=1),
     "attendout pruning": AttendOut(variant="pruning", granularity="head", dropout_step=2),
 }
 

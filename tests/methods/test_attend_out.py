@@ -14,12 +14,12 @@ import pytest
 import torch
 import transformers as hf
 from helpers import oracles, zoo
-from helpers.attend_out import DOUBLE, act, attack_of, dropped_in, optimizer_of, players_of, run
+from helpers.attend_out import DOUBLE, act, attack_of, dropped_in, optimizer_of, papers, players_of, run
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop import AttendOut, AttendropError, Compose, DropHead, FineTune, regularize
+from attendrop import AttendropError, Compose, DropHead, FineTune, regularize
 from attendrop.attention.adapter import ModelAdapter, find_attention_layers
 from attendrop.keyed_random import SampleKey
 from attendrop.methods.attend_out.attacker import Course, Micro
@@ -274,7 +274,7 @@ def test_until_they_come_together_the_defender_is_plain_fine_tuning(
     expected: list[dict[str, Tensor]] = []
     options: dict[str, Any] = {"accumulation": accumulation, "max_norm": max_norm, "optimizer": optimizer}
     run(
-        AttendOut(dropout_step=9),
+        papers(dropout_step=9),
         4,
         watch=lambda reg: found.append(weights(reg.method_state.players.defender.model)),
         **options,
@@ -313,7 +313,7 @@ def test_after_a_period_both_are_the_survivor(merge: str) -> None:
             )
             before.update(ours=ours)
 
-    run(AttendOut(merge=merge, dropout_step=3, temperature=0.01), 18, watch=watch)
+    run(papers(merge=merge, dropout_step=3, temperature=0.01), 18, watch=watch)
     assert len(survivors) == 6
     assert set(survivors) == ({True} if merge == "attacker" else {True, False})
 
@@ -321,7 +321,7 @@ def test_after_a_period_both_are_the_survivor(merge: str) -> None:
 @pytest.mark.parametrize("gap", [-0.2, 0.0, 0.05, 0.3])
 def test_the_survivor_is_drawn_with_the_stated_probability(gap: float) -> None:
     method_state = AttendOutState.__new__(AttendOutState)
-    method_state.method = AttendOut(temperature=0.1)
+    method_state.method = papers(temperature=0.1)
 
     class Nothing:
         @staticmethod
@@ -360,7 +360,7 @@ def test_rewards_are_the_difference_of_scores_on_the_items() -> None:
 
     AttendOutState._merge = spy  # type: ignore[method-assign]
     try:
-        run(AttendOut(dropout_step=2), 8, watch=watch)
+        run(papers(dropout_step=2), 8, watch=watch)
     finally:
         AttendOutState._merge = original  # type: ignore[method-assign]
     assert [metrics["attendout/reward"] for metrics in seen] == pytest.approx(expected)
@@ -393,7 +393,7 @@ def test_a_last_partial_period_is_completed(options: dict[str, Any]) -> None:
         found["reg"] = reg
         told.extend([reg.metrics()])
 
-    run(AttendOut(dropout_step=4, **options), 6, watch=watch, model=model, total_steps=6)
+    run(papers(dropout_step=4, **options), 6, watch=watch, model=model, total_steps=6)
     assert [bool(metrics) for metrics in told] == [False, False, False, True, False, False]
     last = found["reg"].metrics()
     assert last.keys() == told[3].keys()
@@ -405,14 +405,14 @@ def test_a_last_partial_period_is_completed(options: dict[str, Any]) -> None:
 
 
 def test_micro_batches_of_a_step_equal_the_whole_batch() -> None:
-    whole = run(AttendOut(dropout_step=2), 4, model=zoo.build("bert", **DOUBLE))
-    cut = run(AttendOut(dropout_step=2), 4, model=zoo.build("bert", **DOUBLE), accumulation=4)
+    whole = run(papers(dropout_step=2), 4, model=zoo.build("bert", **DOUBLE))
+    cut = run(papers(dropout_step=2), 4, model=zoo.build("bert", **DOUBLE), accumulation=4)
     zoo.assert_same(weights(whole), weights(cut), 1e-9)
 
 
 def test_the_global_random_numbers_are_those_of_plain_fine_tuning() -> None:
     found = []
-    for method in (FineTune(), AttendOut(dropout_step=2), AttendOut(variant="pruning", dropout_step=2)):
+    for method in (FineTune(), papers(dropout_step=2), papers(variant="pruning", dropout_step=2)):
         run(method, 5)
         found.append(torch.rand(3))
     assert torch.equal(found[0], found[1])
@@ -421,12 +421,12 @@ def test_the_global_random_numbers_are_those_of_plain_fine_tuning() -> None:
 
 def test_the_defender_may_live_elsewhere() -> None:
     zoo.assert_same(
-        weights(run(AttendOut(dropout_step=2, defender_device="cpu"), 4)), weights(run(AttendOut(dropout_step=2), 4))
+        weights(run(papers(dropout_step=2, defender_device="cpu"), 4)), weights(run(papers(dropout_step=2), 4))
     )
 
 
 def test_the_model_is_given_back() -> None:
-    model = run(AttendOut(dropout_step=2), 3)
+    model = run(papers(dropout_step=2), 3)
     assert model.config._attn_implementation == "sdpa"
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -434,7 +434,7 @@ def test_the_model_is_given_back() -> None:
 def test_optimizer_hooks_do_not_outlive_the_block() -> None:
     model = zoo.build("bert")
     optimizer = optimizer_of(model)
-    with regularize(model, AttendOut(), optimizer=optimizer, reward_data=[zoo.batch_of("bert")]) as reg:
+    with regularize(model, papers(), optimizer=optimizer, reward_data=[zoo.batch_of("bert")]) as reg:
         reg.loss(zoo.batch_of("bert")).backward()
         assert optimizer._optimizer_step_pre_hooks
     assert not optimizer._optimizer_step_pre_hooks
@@ -447,9 +447,7 @@ def test_float16_scaling_leaves_the_defender_as_it_would_be() -> None:
         torch.manual_seed(7)
         model = zoo.build("bert", **DOUBLE)
         optimizer = optimizer_of(model)
-        with regularize(
-            model, AttendOut(dropout_step=9), optimizer=optimizer, reward_data=[zoo.batch_of("bert")]
-        ) as reg:
+        with regularize(model, papers(dropout_step=9), optimizer=optimizer, reward_data=[zoo.batch_of("bert")]) as reg:
             reg.loss_scale = scale
             for _ in range(3):
                 (reg.loss(zoo.batch_of("bert")) * scale).backward()
@@ -466,7 +464,7 @@ def test_float16_scaling_leaves_the_defender_as_it_would_be() -> None:
 @pytest.mark.parametrize("variant", ["dropout", "pruning"])
 def test_state_goes_on_in_the_middle_of_a_period(variant: str, tmp_path: Path) -> None:
     """Six steps at once, and three, a restart from a file, and three more."""
-    method = AttendOut(variant=variant, dropout_step=4)
+    method = papers(variant=variant, dropout_step=4)
     rows = zoo.rows("bert", (5, 6, 4, 7))
 
     def steps(reg: Any, model: Any, optimizer: Any, count: int) -> None:
@@ -541,7 +539,7 @@ def test_what_is_missing_is_said(options: dict[str, Any], given: dict[str, Any],
         here["optimizer"] = optimizer_of(model)
     if "reward_data" in given:
         here["reward_data"] = [zoo.batch_of("bert")]
-    with pytest.raises(AttendropError, match=message), regularize(model, AttendOut(**options), **here):
+    with pytest.raises(AttendropError, match=message), regularize(model, papers(**options), **here):
         pass
     assert model.config._attn_implementation == "sdpa"
 
@@ -576,7 +574,7 @@ def test_what_is_missing_is_said(options: dict[str, Any], given: dict[str, Any],
 )
 def test_bad_options_fail_when_the_method_is_made(options: dict[str, Any]) -> None:
     with pytest.raises(AttendropError, match=next(iter(options))):
-        AttendOut(**options)
+        papers(**options)
 
 
 @pytest.mark.parametrize(
@@ -584,7 +582,7 @@ def test_bad_options_fail_when_the_method_is_made(options: dict[str, Any]) -> No
 )
 def test_what_does_not_fit_the_model_is_said_at_the_first_batch(options: dict[str, Any], message: str) -> None:
     with pytest.raises(AttendropError, match=message):
-        run(AttendOut(**options), 1)
+        run(papers(**options), 1)
 
 
 @pytest.mark.parametrize("device", ["cuda:63", "next"])
@@ -592,7 +590,7 @@ def test_a_device_that_is_not_there_is_refused(device: str) -> None:
     if device == "next" and torch.cuda.device_count() > 1:
         pytest.skip("there is a next GPU")
     with pytest.raises(AttendropError, match=rf"defender_device='{device}': there is no device cuda:\d+"):
-        run(AttendOut(defender_device=device), 1)
+        run(papers(defender_device=device), 1)
 
 
 def test_noise_on_tokens_needs_tokens() -> None:
@@ -602,7 +600,7 @@ def test_noise_on_tokens_needs_tokens() -> None:
     class Tokenizer:
         mask_token_id, all_special_ids = 3, (0, 1)
 
-    method = AttendOut(variant="pruning", score_on="noisy_train")
+    method = papers(variant="pruning", score_on="noisy_train")
     with (
         pytest.raises(AttendropError, match="ViTForImageClassification has no 'input_ids'"),
         regularize(model, method, optimizer=optimizer_of(model), tokenizer=Tokenizer()) as reg,
@@ -613,15 +611,15 @@ def test_noise_on_tokens_needs_tokens() -> None:
 def test_an_optimizer_of_something_else_is_refused() -> None:
     other = torch.nn.Linear(2, 2)
     with pytest.raises(AttendropError, match="not in the model"):
-        run(AttendOut(), 1, optimizer=lambda model: torch.optim.Adam([*model.parameters(), *other.parameters()]))
+        run(papers(), 1, optimizer=lambda model: torch.optim.Adam([*model.parameters(), *other.parameters()]))
 
 
 def test_variants_are_the_versions_of_the_papers() -> None:
-    dropout, pruning = AttendOut(), AttendOut(variant="pruning")
+    dropout, pruning = papers(), papers(variant="pruning")
     assert (dropout.score_on, dropout.merge, dropout.rewarded_on()) == ("reward_data", "sample", "split")
     assert (pruning.score_on, pruning.merge, pruning.rewarded_on()) == ("train", "attacker", None)
-    assert AttendOut(reward_data="eval").rewarded_on() == "eval"
-    assert AttendOut(variant="pruning", merge="best").merge == "best"
+    assert papers(reward_data="eval").rewarded_on() == "eval"
+    assert papers(variant="pruning", merge="best").merge == "best"
 
 
 def test_noise_masks_the_stated_share_of_ordinary_tokens() -> None:
@@ -654,9 +652,9 @@ def test_likelihoods_are_those_of_bernoulli_draws() -> None:
 def test_pruning_version_ranks_layers() -> None:
     metrics = {"pruning": {"pi": {"encoder.0": 0.25, "encoder.1": 0.75}}}
     expected = LayerRanking("generator", metrics["pruning"]["pi"])
-    pruning = AttendOut(variant="pruning")
+    pruning = papers(variant="pruning")
     assert pruning.layer_ranking(metrics) == Compose(DropHead(), pruning).layer_ranking(metrics) == expected
-    assert pruning.layer_ranking({}) is AttendOut().layer_ranking(metrics) is FineTune().layer_ranking(metrics) is None
+    assert pruning.layer_ranking({}) is papers().layer_ranking(metrics) is FineTune().layer_ranking(metrics) is None
 
 
 def test_summary_of_the_periods() -> None:
@@ -665,6 +663,6 @@ def test_summary_of_the_periods() -> None:
         for survived, p in ((True, 0.1), (False, 0.5), (True, 0.3))
     ]
     text = "attacker survived 2 of 3 periods; drop probability 0.200 at first, 0.400 last"
-    for method in (AttendOut(), Compose(DropHead(), AttendOut())):
+    for method in (papers(), Compose(DropHead(), papers())):
         assert method.summary_lines({"dropout_steps": steps}) == {"generator": text}
         assert method.summary_lines({"dropout_steps": []}) == {}

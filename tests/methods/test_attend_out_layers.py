@@ -10,13 +10,13 @@ import pytest
 import torch
 import transformers as hf
 from helpers import zoo
-from helpers.attend_out import DOUBLE, act, dropped_in, optimizer_of, players_of, run
+from helpers.attend_out import DOUBLE, act, dropped_in, optimizer_of, papers, players_of, run
 from helpers.training import examples, trainer_of, weights
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop import AttendOut, AttendropError, Compose, LayerDrop, UniDrop, regularize
+from attendrop import AttendropError, Compose, LayerDrop, UniDrop, regularize
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.plan import CombinedPlan
@@ -81,7 +81,7 @@ def test_a_skipped_layer_is_left_out_of_actions_and_likelihood(skipped: int) -> 
 def test_it_trains_beside_what_skips_layers(other: Any, variant: str) -> None:
     metrics: list[dict[str, float]] = []
     model = run(
-        Compose(AttendOut(variant=variant, dropout_step=2), other), 6, watch=lambda reg: metrics.append(reg.metrics())
+        Compose(papers(variant=variant, dropout_step=2), other), 6, watch=lambda reg: metrics.append(reg.metrics())
     )
     assert all(parameter.isfinite().all() for parameter in model.parameters())
     told = [found for found in metrics if found]
@@ -91,7 +91,7 @@ def test_it_trains_beside_what_skips_layers(other: Any, variant: str) -> None:
 
 def test_layers_that_the_generator_cannot_reach_are_refused() -> None:
     with pytest.raises(AttendropError, match=r"layers='decoder:0': .* can only drop in the encoder's self-attention"):
-        run(AttendOut(layers="decoder:0"), 1, name="bart")
+        run(papers(layers="decoder:0"), 1, name="bart")
 
 
 class Watched(Attack):
@@ -133,7 +133,7 @@ def test_a_period_keeps_no_draws_and_one_mask_for_all_layers() -> None:
     layers, rows, length = 4, 3, 32
     model = zoo.build("bert", num_hidden_layers=layers)
     batch = zoo.batch_of("bert", (length, 20, 9))
-    with regularize(model, AttendOut(), optimizer=optimizer_of(model), reward_data=[batch]) as reg:
+    with regularize(model, papers(), optimizer=optimizer_of(model), reward_data=[batch]) as reg:
         reg.loss(batch).backward()
         ((micro,),) = reg.method_state.rank_state_dict()["period"]
     assert len(micro["layers"]) == layers
@@ -162,7 +162,7 @@ class Stopping(hf.TrainerCallback):
 @pytest.mark.parametrize("best", [False, True])
 def test_a_period_is_completed_when_training_ends_early(best: bool, tmp_path: Path) -> None:
     """Early stopping after the second epoch of four steps, or a callback after six; the best model is then loaded."""
-    method = AttendOut(variant="pruning", dropout_step=5, merge="sample")
+    method = papers(variant="pruning", dropout_step=5, merge="sample")
     choice = {"metric_for_best_model": "eval_loss", "load_best_model_at_end": True, "save_strategy": "epoch"}
     stopping = hf.EarlyStoppingCallback(1, 1e9) if best else Stopping(6)
     trainer = trainer_of(
@@ -203,7 +203,7 @@ def test_the_defender_is_plain_fine_tuning_under_unequal_micro_batches(tmp_path:
     plain = trainer_of(tmp_path, None, model=zoo.build("bert", **DOUBLE), **options)
     plain.train()
     keep = Defending()
-    method = AttendOut(variant="pruning", dropout_step=9)
+    method = papers(variant="pruning", dropout_step=9)
     keep.trainer = trainer_of(tmp_path, method, model=zoo.build("bert", **DOUBLE), callbacks=[keep], **options)
     keep.trainer.train()
     zoo.assert_same(keep.found, dict(plain.model.named_parameters()), 1e-6)

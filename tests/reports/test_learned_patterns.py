@@ -307,7 +307,8 @@ def train_arguments(folder: Path, output: str, *more: str) -> list[str]:
 
 
 def test_from_attendout_to_its_schedule(folder: Path, capsys: Captured) -> None:
-    learning = ["--method", "attendout", "--set", "dropout_step=1", "--set", "generator_learning_rate=0.05"]
+    learning = ["--method", "attendout", "--set", "learner=policy_gradient"]
+    learning += ["--set", "dropout_step=1", "--set", "generator_learning_rate=0.05"]
     assert cli.main(train_arguments(folder, "learnt", *learning)) == 0
     run = folder / "learnt"
     assert cli.main(["patterns", str(run), "--fit", "2", "--json"]) == 0

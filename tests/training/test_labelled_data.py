@@ -127,7 +127,9 @@ def test_the_metric_of_the_task_may_be_the_score(tmp_path: Path) -> None:
 
 
 def test_generator_and_defender_work_under_bfloat16(tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path, AttendOut(dropout_step=2), bf16=True, model=zoo.build("bert", dropout=0.1))
+    trainer = trainer_of(
+        tmp_path, AttendOut(learner="policy_gradient", dropout_step=2), bf16=True, model=zoo.build("bert", dropout=0.1)
+    )
     trainer.train()
     players = trainer.method_state.players  # type: ignore[union-attr]
     assert players.autocast == torch.bfloat16

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple
 from typing import Any
 
 import torch
@@ -14,8 +17,12 @@ from attendrop.batches import Batch
 from attendrop.methods.attend_out.attacker import Count, Micro
 from attendrop.methods.attend_out.generator_players import make_defender
 from attendrop.methods.attend_out.layer_effects import LayerEffects
+from attendrop.methods.attend_out.noise_control import LEVEL, Period, noise_band
 from attendrop.methods.attend_out.options import AttendOutOptions
+from attendrop.methods.attend_out.report import learnt
 from attendrop.methods.core.context import StepContext, TrainingContext
+
+logger = logging.getLogger(__name__)
 
 
 class EffectPlayers:
@@ -32,7 +39,7 @@ class EffectPlayers:
     Attributes:
         attention_layers: The layers to drop.
         effects: Estimated effects of dropping each layer on the reward.
-        periods: Number of completed periods.
+        history: Completed periods.
     """
 
     def __init__(self, method: AttendOutOptions, training: TrainingContext, context: StepContext) -> None:
@@ -40,18 +47,17 @@ class EffectPlayers:
         self.attention_layers = method.selected_layers(context.adapter.attention_layers)
         self.defender = make_defender(method, training)
         self.effects = LayerEffects(len(self.attention_layers))
-        self.periods = 0
+        self.history: list[Period] = []
         self._seed = context.key.seed
 
     @property
     def probabilities(self) -> dict[str, float]:
         """Return the probability of each layer to be dropped in a period."""
-        found = self.effects.probabilities(self.method.init_drop_prob)
-        return dict(zip([layer.key for layer in self.attention_layers], found, strict=True))
+        return self._by_layer(self.effects.probabilities(self.method.init_drop_prob))
 
     def actions(self) -> dict[str, bool]:
         """Return whether each layer is dropped in the current period, the same in all processes."""
-        chance = random.Random(f"{self._seed}/{self.periods}/layers")
+        chance = random.Random(f"{self._seed}/{len(self.history)}/layers")
         return {key: chance.random() < p for key, p in self.probabilities.items()}
 
     def attack(self, context: StepContext, micro: Micro, count: Count) -> ConstantAttention:
@@ -72,31 +78,43 @@ class EffectPlayers:
             rewards: Reward of each step, ``(steps,)``; their mean is credited to all actions.
             total: Unused: rewards and actions are the same in all processes.
         """
-        actions = [float(dropped) for dropped in self.actions().values()]
-        self.effects.observe(actions, rewards.mean().item(), len(period) / self.method.dropout_step)
-        self.periods += 1
-        effects, errors = (values.tolist() for values in self.effects.estimate())
-        keys = [layer.key for layer in self.attention_layers]
-        return {f"effect/{key}": effect for key, effect in zip(keys, effects, strict=True)} | {
-            f"effect_error/{key}": error for key, error in zip(keys, errors, strict=True) if error < float("inf")
+        actions = tuple(float(dropped) for dropped in self.actions().values())
+        self._observe(Period(actions, rewards.mean().item(), len(period) / self.method.dropout_step))
+        effects, errors = (self._by_layer(values) for values in self.effects.estimate())
+        return {f"effect/{key}": effect for key, effect in effects.items()} | {
+            f"effect_error/{key}": error for key, error in errors.items() if error < math.inf
         }
 
     def final_report(self, model: torch.nn.Module, batches: Iterable[Batch]) -> dict[str, Any]:
-        """Report the effect, standard error and probability of each layer, for ``metrics.json``."""
-        effects, errors = (values.tolist() for values in self.effects.estimate())
-        found = zip(self.probabilities.items(), effects, errors, self.effects.evidence(), strict=True)
-        return {
-            "layer_effects": {
-                key: {
-                    "start": self.method.init_drop_prob,
-                    "probability": p,
-                    "effect": effect,
-                    "standard_error": error if error < float("inf") else None,
-                    "deviate": deviate,
-                }
-                for (key, p), effect, error, deviate in found
+        """Report what was learnt of each layer, and whether noise would have taught the same, for ``metrics.json``.
+
+        ``noise_interval`` and ``noise_band`` are probabilities that a layer has with 95 % if rewards are noise, at the
+        end and in each period. A change ``told_from_noise`` is one that no layer shows in 95 % of such runs.
+        """
+        if not self.history:
+            return {}
+        from scipy.stats import t
+
+        start = self.method.init_drop_prob
+        band = noise_band(self.history, start, self._seed)
+        low, high = band.evidence.tolist()
+        width = t.ppf((1 + LEVEL) / 2, self.effects.freedom.item())
+        probabilities, evidence = self.probabilities, self._by_layer(self.effects.evidence())
+        effects, errors = (self._by_layer(values) for values in self.effects.estimate())
+        layers = {
+            key: {
+                "start": start,
+                "probability": p,
+                "change": p - start,
+                "noise_interval": band.probabilities[-1].tolist(),
+                "told_from_noise": not low <= evidence[key] <= high,
+                "deviate": evidence[key],
+                **_estimate(effects[key], errors[key], width),
             }
+            for key, p in probabilities.items()
         }
+        logger.info("What AttendOut learnt: %s.", learnt(layers))
+        return {"layer_effects": layers, "noise_band": band.probabilities[:-1].tolist()}
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return no tensors: no network is trained beside the model."""
@@ -104,10 +122,26 @@ class EffectPlayers:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for checkpoints."""
-        return {"defender": self.defender.state_dict(), "effects": self.effects.state_dict(), "periods": self.periods}
+        return {"defender": self.defender.state_dict(), "history": [astuple(period) for period in self.history]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a :meth:`state_dict`."""
         self.defender.load_state_dict(state["defender"])
-        self.effects.load_state_dict(state["effects"])
-        self.periods = state["periods"]
+        for period in state["history"]:
+            self._observe(Period(*period))
+
+    def _observe(self, period: Period) -> None:
+        actions = torch.tensor(period.actions, dtype=torch.float64)
+        self.effects.observe(actions, torch.tensor(period.reward, dtype=torch.float64), period.weight)
+        self.history.append(period)
+
+    def _by_layer(self, values: Tensor) -> dict[str, float]:
+        return dict(zip([layer.key for layer in self.attention_layers], values.tolist(), strict=True))
+
+
+def _estimate(effect: float, error: float, width: float) -> dict[str, Any]:
+    """Format an effect with its interval, which is ``width`` standard errors wide on each side."""
+    if error == math.inf:
+        return {"effect": None, "standard_error": None, "effect_interval": None}
+    interval = [effect - width * error, effect + width * error]
+    return {"effect": effect, "standard_error": error, "effect_interval": interval}

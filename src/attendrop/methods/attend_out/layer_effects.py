@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -25,54 +24,74 @@ class LayerEffects:
     """Bayesian linear regression of a period's reward on the layers dropped in it.
 
     ``reward = c + sum over layers of b_l * a_l + noise``, with ``a_l`` in {0, 1}. The intercept ``c`` is free, so that
-    an offset of all rewards has no effect; the effects ``b`` have a normal prior in units of the noise, whose scale is
-    estimated. The weights of earlier periods decay, with a half-life of 40 periods.
+    an offset of all rewards has no effect; the effects ``b`` have a normal prior in units of the noise. The weights of
+    earlier periods decay, with a half-life of 40 periods. The noise is estimated from the periods in which a layer was
+    dropped: in the others, attacker and defender are the same, and their rewards are zero without noise.
 
     Args:
         num_layers: Number of layers.
+        batch: Leading dimensions of independent regressions.
 
     Source: ours.
     """
 
-    def __init__(self, num_layers: int) -> None:
-        self.num_layers = num_layers
-        self.weight = 0.0
-        # Weighted sum over periods of the outer products of (1, a_1, ..., a_L, r) with themselves.
-        self.moments = torch.zeros(num_layers + 2, num_layers + 2, dtype=torch.float64)
+    def __init__(self, num_layers: int, batch: Sequence[int] = ()) -> None:
+        # Weighted sums over periods of the outer products of (1, a_1, ..., a_L, r) with themselves.
+        self.moments = torch.zeros(*batch, num_layers + 2, num_layers + 2, dtype=torch.float64)
+        self.dropped_moments = self.moments.clone()  # periods in which a layer was dropped
 
-    def observe(self, actions: Sequence[float], reward: float, weight: float = 1.0) -> None:
+    @property
+    def freedom(self) -> Tensor:
+        """Degrees of freedom of the noise, ``(...)``, at least 1."""
+        return (self.dropped_moments[..., 0, 0] - 1).clamp(min=1)
+
+    def observe(self, actions: Tensor, reward: Tensor, weight: float = 1.0) -> None:
         """Add a period.
 
         Args:
-            actions: Whether each layer was dropped.
-            reward: Reward of the period.
+            actions: Whether each layer was dropped, ``(..., layers)``.
+            reward: Reward of the period, ``(...)``.
             weight: Length of the period, as a fraction of a full one.
         """
-        row = torch.tensor([1.0, *actions, reward], dtype=torch.float64)
+        reward = reward.unsqueeze(-1)
+        row = torch.cat([torch.ones_like(reward), actions.to(reward), reward], -1)
+        products = weight * row.unsqueeze(-1) * row.unsqueeze(-2)
         decay = 0.5 ** (weight / _HALF_LIFE)
-        self.moments = decay * self.moments + weight * torch.outer(row, row)
-        self.weight = decay * self.weight + weight
+        self.moments = decay * self.moments + products
+        self.dropped_moments = decay * self.dropped_moments + products * actions.any(-1)[..., None, None]
 
     def estimate(self) -> tuple[Tensor, Tensor]:
-        """Estimate the effects and their standard errors, ``(layers,)`` each; infinite before the third period."""
-        n = self.weight
-        if n <= 2:
-            return torch.zeros(self.num_layers).double(), torch.full((self.num_layers,), math.inf).double()
-        mean = self.moments[0, 1:] / n
-        centred = self.moments[1:, 1:] - n * torch.outer(mean, mean)
-        precision = centred[:-1, :-1] + torch.eye(self.num_layers) / _PRIOR_SCALE**2
-        effects = torch.linalg.solve(precision, centred[:-1, -1])
-        residual = (centred[-1, -1] - effects @ centred[:-1, -1]).clamp(min=0)
-        variance = residual / (n - 1) * torch.linalg.inv(precision).diagonal()
-        return effects, variance.sqrt()
+        """Estimate the effects and their standard errors, ``(..., layers)`` each.
 
-    def evidence(self) -> list[float]:
-        """Compute the distance of each effect from zero in standard errors, as a normal deviate of at most 8."""
+        They are 0 and infinite before the third period with a dropped layer.
+        """
+        n = self.moments[..., 0, 0, None]
+        mean = self.moments[..., 0, 1:] / n.clamp(min=1)
+        centred = self.moments[..., 1:, 1:] - n.unsqueeze(-1) * mean.unsqueeze(-1) * mean.unsqueeze(-2)
+        inverse = torch.linalg.inv(centred[..., :-1, :-1] + torch.eye(mean.shape[-1] - 1) / _PRIOR_SCALE**2)
+        effects = (inverse @ centred[..., :-1, -1:]).squeeze(-1)
+        intercept = mean[..., -1:] - (effects * mean[..., :-1]).sum(-1, keepdim=True)
+        # The squared residuals are a quadratic form of the moments; the prior adds its penalty.
+        residual = torch.cat([-intercept, -effects, torch.ones_like(intercept)], -1)
+        squares = torch.einsum("...i,...ij,...j->...", residual, self.dropped_moments, residual).clamp(min=0)
+        noise = (squares + effects.square().sum(-1) / _PRIOR_SCALE**2) / self.freedom
+        errors = (noise.unsqueeze(-1) * inverse.diagonal(dim1=-2, dim2=-1)).sqrt()
+        known = self.dropped_moments[..., 0, 0, None] > 2
+        return torch.where(known, effects, 0), torch.where(known, errors, math.inf)
+
+    def evidence(self) -> Tensor:
+        """Compute the distance of each effect from zero in standard errors, as normal deviates of at most 8.
+
+        Student's t is converted to the equally rare normal deviate by Wallace's approximation (1959).
+        """
         effects, errors = self.estimate()
-        return [_deviate(*pair, self.weight - 1) for pair in zip(effects.tolist(), errors.tolist(), strict=True)]
+        freedom = self.freedom.unsqueeze(-1)
+        t = torch.where(effects == 0, 0, effects / errors)
+        z = (freedom * torch.log1p(t * t / freedom)).sqrt() * (8 * freedom + 1) / (8 * freedom + 3)
+        return z.clamp(max=_LARGEST).copysign(t)
 
-    def probabilities(self, start: float) -> list[float]:
-        """Compute the drop probability of each layer from ``start`` and the evidence.
+    def probabilities(self, start: float) -> Tensor:
+        """Compute the drop probability of each layer, ``(..., layers)``, from ``start`` and the evidence.
 
         ``logit(p) = logit(start) + z^3 / (z^2 + 2^2)``, with ``z`` from :meth:`evidence`: less than two standard errors
         have little effect.
@@ -80,25 +99,7 @@ class LayerEffects:
         Args:
             start: Probability without evidence, in (0, 1).
         """
+        z = self.evidence()
+        logits = math.log(start / (1 - start)) + z**3 / (z**2 + _THRESHOLD**2)
         low, high = _RANGE
-        moved = [math.log(start / (1 - start)) + z**3 / (z**2 + _THRESHOLD**2) for z in self.evidence()]
-        return [min(max(1 / (1 + math.exp(-logit)), min(low, start)), max(high, start)) for logit in moved]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state for checkpoints."""
-        return {"weight": self.weight, "moments": self.moments}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a :meth:`state_dict`."""
-        self.weight, self.moments = state["weight"], state["moments"]
-
-
-def _deviate(effect: float, error: float, freedom: float) -> float:
-    """Convert Student's t of an effect to the equally rare normal deviate (Wallace's approximation, 1959)."""
-    if effect == 0 or error == math.inf:
-        return 0.0
-    if error == 0:
-        return math.copysign(_LARGEST, effect)
-    t = effect / error
-    z = math.sqrt(freedom * math.log1p(t * t / freedom)) * (8 * freedom + 1) / (8 * freedom + 3)
-    return math.copysign(min(z, _LARGEST), t)
+        return logits.sigmoid().clamp(min(low, start), max(high, start))

@@ -21,12 +21,12 @@ __all__ = ["AttendOut", "Generator"]
 
 @dataclass(frozen=True)
 class AttendOut(AttendOutOptions):
-    """Attention dropout learnt by policy gradient.
+    """Attention dropout learnt from rewards.
 
     Two copies of the model train on the same batches: the defender with the model's own dropout only, the attacker
-    with additional dropout of its attention scores. Every ``dropout_step`` optimizer steps both are scored, the
-    generator is rewarded with the attacker's advantage, and the two models are merged. The attacker is the model that
-    is evaluated and saved.
+    with additional dropout of attention. Every ``dropout_step`` optimizer steps, a period, both are scored, the
+    learner of that dropout is rewarded with the attacker's advantage, and the two models are merged. The attacker is
+    the model that is evaluated and saved.
 
     Takes about twice the memory and time of fine-tuning. Needs the model's optimizer and data to score on; both are
     provided by :class:`attendrop.RegularizedTrainer`.
@@ -40,36 +40,38 @@ class AttendOut(AttendOutOptions):
 
     Args:
         variant: ``"dropout"`` (Wu et al. 2021) or ``"pruning"`` (the self-pruning version): sets the defaults of
-            ``score_on`` and ``merge``.
-        learner: Selects the dropped units. ``"policy_gradient"``: the papers' generator, a network trained by policy
-            gradient. ``"effects"``, ours, for small data: each layer is dropped or kept for a whole period. Its
-            probability starts at ``init_drop_prob`` and follows the evidence of all periods, see
-            :class:`attendrop.methods.attend_out.layer_effects.LayerEffects`. It has no network; the options of the
-            generator, ``credit`` and ``baseline_decay`` are unused.
+            ``learner``, ``score_on`` and ``merge``.
+        learner: Learner of the dropout. ``"effects"``, ours, the default of the dropout version: each layer is dropped
+            or kept for a whole period. Its probability starts at ``init_drop_prob`` and follows the evidence of all
+            periods, see :class:`attendrop.methods.attend_out.layer_effects.LayerEffects`; the run reports whether its
+            change can be told from noise. ``"policy_gradient"``, the default of the pruning version: the papers'
+            generator, a network trained by policy gradient. Its options (``baseline_decay``, ``credit``,
+            ``learn_bias``, ``generator_*``) are refused with ``"effects"``.
         score_on: Data on which both models are scored. ``"reward_data"``: items sampled from it, one per step; the
             dropout version. ``"train"``: the training batches of the period; the pruning version. ``"noisy_train"``:
             these with 15 % of their tokens masked.
         reward_data: ``"split"``: ``reward_fraction`` of the training rows, held out. ``"eval"``: the development set,
             as in the paper; results on it are then biased.
         reward_fraction: See ``reward_data``.
-        reward_batch_size: Number of examples in an item. The paper uses 1; 4 gives rewards of lower variance.
+        reward_batch_size: Number of examples in an item; default 8, or 4 with ``"policy_gradient"``. The paper uses 1;
+            more give rewards of lower variance.
         score: Score of an item: ``"loss"``, the negative mean loss, or ``"metric"``, the metric of the task.
         reward: ``"difference"`` of the scores, or its ``"sign"``.
         merge: Selection of the surviving model: ``"sample"``, by softmax of the mean scores over ``temperature``;
             ``"confidence"``, the attacker with the probability that it is better, estimated from the difference of the
-            scores over its standard error (the default of ``learner="effects"``); ``"best"``; ``"attacker"``, the
-            pruning version.
+            scores over its standard error; ``"best"``; ``"attacker"``, the default of the pruning version. The
+            default of the dropout version is ``"confidence"``, or ``"sample"`` with ``"policy_gradient"``.
         temperature: See ``merge``.
         baseline_decay: Decay of the moving average of rewards that serves as baseline.
         credit: ``"step"``: the ``t``-th action of a period is paired with the ``t``-th reward (Eq. 5). ``"return"``:
             each action is paired with the mean reward of the period.
-        granularity: Unit of dropping: a ``"score"`` (the default), the scores of a ``"head"``, or those of a
-            ``"layer"`` (the only choice for ``learner="effects"``).
+        granularity: Unit of dropping: a ``"score"`` (the default of ``"policy_gradient"``), the scores of a
+            ``"head"``, or those of a ``"layer"`` (the only choice for ``"effects"``).
         generator_heads: Number of heads of the generator, a divisor of the model's; with ``granularity="head"``, 1
             means the model's number of heads.
         generator_feed_forward: Whether the generator has a feed-forward.
-        dropout_step: Number of optimizer steps in a period, ``T``.
-        init_drop_prob: Initial drop probability of the generator.
+        dropout_step: Number of optimizer steps in a period, ``T``; default 5, or 10 with ``"policy_gradient"``.
+        init_drop_prob: Initial drop probability; default 0.1, or 0.5 with ``"policy_gradient"``.
         learn_bias: Whether the logit of that probability is trained.
         generator_learning_rate: Learning rate of the generator's AdamW.
         generator_schedule: ``"constant"``, or ``"linear"`` decay to zero over the generator's updates.
@@ -79,25 +81,25 @@ class AttendOut(AttendOutOptions):
             first GPU that no process trains on, plus the rank of this process. Empty: the attacker's device.
 
     Raises:
-        AttendropError: An option is out of its range.
+        AttendropError: An option is out of its range, or belongs to another learner.
 
     Source: Wu, Zhao, Zhang (2021), two manuscripts. Choices where they are not specific: a fully dropped row attends
     equally to its valid keys; the baseline is read before the period's mean reward enters it; the actions'
-    probabilities are recomputed for the generator's update. Ours are ``learner="effects"``, ``merge="confidence"``,
-    ``reward_data="split"``, ``reward_batch_size=4``, and granularities, heads and feed-forward other than the papers'
-    (which name these as future work).
+    probabilities are recomputed for the generator's update. Ours are ``learner="effects"`` with its defaults,
+    ``merge="confidence"``, ``reward_data="split"``, ``reward_batch_size=4``, and granularities, heads and feed-forward
+    other than the papers' (which name these as future work).
     """
 
     name: ClassVar[str] = "attendout"
-    summary: ClassVar[str] = "learns, by policy gradient, which attention to drop"
+    summary: ClassVar[str] = "learns from rewards which layers' attention to drop"
     paper: ClassVar[str] = "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need"
     bibtex: ClassVar[str] = WU_2021
 
     info: ClassVar[MethodInfo] = MethodInfo(
         acts_on=("scores",),
-        forward="2 + generator + scoring",
-        backward="2 + generator",
-        state="a second model and its optimizer, the generator, a period of batches",
+        forward="2 + scoring",
+        backward="2",
+        state="a second model and its optimizer, a period of batches",
         tasks="all; encoder-decoder: the encoder's self-attention",
     )
 
@@ -111,15 +113,16 @@ class AttendOut(AttendOutOptions):
 
     @classmethod
     def preset(cls, name: str, task: str | None) -> Preset:
-        """Return the papers' setting: length 256, and rewards on single examples of the development set."""
-        return Preset({"max_length": 256}, {"reward_data": "eval", "reward_batch_size": 1})
+        """Return the papers' setting: the generator, length 256, rewards on single rows of the development set."""
+        return Preset(
+            {"max_length": 256}, {"learner": "policy_gradient", "reward_data": "eval", "reward_batch_size": 1}
+        )
 
     def dropout_steps(self, log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         return report.dropout_steps(log, f"{self.source}/")
 
     def summary_lines(self, metrics: Mapping[str, Any]) -> dict[str, str]:
-        steps = metrics["dropout_steps"]
-        return {"generator": report.summary(steps)} if steps else {}
+        return report.summary_lines(metrics["dropout_steps"], metrics.get("layer_effects", {}))
 
     def layer_ranking(self, metrics: Mapping[str, Any]) -> LayerRanking | None:
         """Rank layers by ``pi``, for the pruning version only."""

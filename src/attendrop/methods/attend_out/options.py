@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -13,26 +14,67 @@ from attendrop.errors import AttendropError
 from attendrop.methods.attend_out.generator import GRANULARITIES
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.compatibility import SCORES_ROWS
-from attendrop.methods.core.options import LAYERS, SWITCH, Range, choice, count, option, positive, unit_interval
+from attendrop.methods.core.options import (
+    LAYERS,
+    SWITCH,
+    Range,
+    choice,
+    count,
+    option,
+    positive,
+    unit_interval,
+    unset,
+)
 
 VARIANTS = ("dropout", "pruning")
 LEARNERS = ("policy_gradient", "effects")
 SCORE_ON = ("reward_data", "train", "noisy_train")
 MERGE = ("sample", "confidence", "best", "attacker")
+# Defaults that depend on the learner.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "effects": {
+        "init_drop_prob": 0.1,
+        "dropout_step": 5,
+        "reward_batch_size": 8,
+        "merge": "confidence",
+        "granularity": "layer",
+    },
+    "policy_gradient": {
+        "init_drop_prob": 0.5,
+        "dropout_step": 10,
+        "reward_batch_size": 4,
+        "merge": "sample",
+        "granularity": "score",
+    },
+}
+# Options of the generator network and its updates.
+_OF_THE_GENERATOR = (
+    "baseline_decay",
+    "credit",
+    "generator_heads",
+    "generator_feed_forward",
+    "learn_bias",
+    "generator_learning_rate",
+    "generator_schedule",
+)
 
 
 @dataclass(frozen=True)
 class AttendOutOptions(Method):
-    """Options, documented in :class:`attendrop.AttendOut`."""
+    """Options, documented in :class:`attendrop.AttendOut`.
+
+    Those that are empty or None by default are set when the object is created; they depend on ``variant`` and
+    ``learner``.
+    """
 
     self_attention_only: ClassVar[bool] = True
 
     variant: str = option("dropout", choice(*VARIANTS))
-    learner: str = option("policy_gradient", choice(*LEARNERS))
+    learner: str = option("", choice("", *LEARNERS))
     score_on: str = option("", choice("", *SCORE_ON))
     reward_data: str = option("split", choice("split", "eval"))
     reward_fraction: float = option(0.1, unit_interval())
-    reward_batch_size: int = option(4, count())
+    reward_batch_size: int = option(None, unset(count()))
     score: str = option("loss", choice("loss", "metric"))
     reward: str = option("difference", choice("difference", "sign"))
     merge: str = option("", choice("", *MERGE))
@@ -42,8 +84,8 @@ class AttendOutOptions(Method):
     granularity: str = option("", choice("", *GRANULARITIES))
     generator_heads: int = option(1, count())
     generator_feed_forward: bool = option(False, SWITCH)
-    dropout_step: int = option(10, count())
-    init_drop_prob: float = option(0.5, unit_interval())
+    dropout_step: int = option(None, unset(count()))
+    init_drop_prob: float = option(None, unset(unit_interval()))
     learn_bias: bool = option(False, SWITCH)
     generator_learning_rate: float = option(5e-5, positive())
     generator_schedule: str = option("constant", choice("constant", "linear"))
@@ -53,16 +95,27 @@ class AttendOutOptions(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         pruning = self.variant == "pruning"
-        object.__setattr__(self, "score_on", self.score_on or ("train" if pruning else "reward_data"))
-        effects = self.learner == "effects"
-        merged = "attacker" if pruning else "confidence" if effects else "sample"
-        object.__setattr__(self, "merge", self.merge or merged)
-        object.__setattr__(self, "granularity", self.granularity or ("layer" if effects else "score"))
-        if effects and self.granularity != "layer":
+        learner = self.learner or ("policy_gradient" if pruning else "effects")
+        of_variant = {"score_on": "train", "merge": "attacker"} if pruning else {"score_on": "reward_data"}
+        for name, default in ({"learner": learner} | _DEFAULTS[learner] | of_variant).items():
+            if getattr(self, name) in ("", None):
+                object.__setattr__(self, name, default)
+        if self.learner == "effects":
+            self._check_effects()
+
+    def _check_effects(self) -> None:
+        """Refuse options that only the generator has."""
+        if self.granularity != "layer":
             raise AttendropError(
                 f"learner='effects' drops whole layers, not granularity={self.granularity!r}; leave the option "
                 "out, or use learner='policy_gradient'."
             )
+        for field in dataclasses.fields(self):
+            if field.name in _OF_THE_GENERATOR and getattr(self, field.name) != field.default:
+                raise AttendropError(
+                    f"{field.name}={getattr(self, field.name)!r} is an option of the generator, and learner='effects' "
+                    "has none; leave the option out, or use learner='policy_gradient'."
+                )
 
     def has(self, trait: str) -> bool:
         return self.rewarded_on() is not None if trait == SCORES_ROWS else super().has(trait)

@@ -30,10 +30,32 @@ def dropout_steps(log: Sequence[Mapping[str, Any]], prefix: str) -> list[dict[st
     ]
 
 
-def summary(steps: Sequence[Mapping[str, Any]]) -> str:
-    """Summarise how often the attacker survived, and the first and last drop probabilities."""
-    survived = sum(step["attacker_survived"] for step in steps)
+def summary_lines(steps: Sequence[Mapping[str, Any]], effects: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Summarise how often the attacker survived and what was learnt. Returns texts by caption.
+
+    Args:
+        steps: The periods, from :func:`dropout_steps`.
+        effects: What ``learner="effects"`` reports of each layer; empty for the generator.
+    """
+    if not steps:
+        return {}
+    survived = f"attacker survived {sum(step['attacker_survived'] for step in steps)} of {len(steps)} periods"
+    if effects:
+        return {"merging": survived, "learnt": learnt(effects)}
     first, last = (statistics.fmean(steps[i]["drop_probability"].values()) for i in (0, -1))
-    return (
-        f"attacker survived {survived} of {len(steps)} periods; drop probability {first:.3f} at first, {last:.3f} last"
-    )
+    return {"generator": f"{survived}; drop probability {first:.3f} at first, {last:.3f} last"}
+
+
+def learnt(effects: Mapping[str, Mapping[str, Any]]) -> str:
+    """Say which drop probabilities changed by more than noise would explain."""
+    told = {key: found for key, found in effects.items() if found["told_from_noise"]}
+    if not told:
+        moved = max(abs(found["change"]) for found in effects.values())
+        start = next(iter(effects.values()))["start"]
+        return (
+            f"drop probabilities moved by at most {moved:.2f} from {start:.2f}; none of {len(effects)} layers can be "
+            "told from noise"
+        )
+    changes = [f"{key}: {found['start']:.2f} -> {found['probability']:.2f}" for key, found in told.items()]
+    others = f"; the other {len(effects) - len(told)} cannot" if len(told) < len(effects) else ""
+    return f"{', '.join(changes)}, told from noise{others}"
