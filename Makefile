@@ -1,4 +1,4 @@
-# Each word makes what it needs from nothing; the first one takes minutes, for it installs PyTorch.
+# Each target creates the environment if it is missing, which takes minutes, because it installs PyTorch.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -22,7 +22,7 @@ test-slow: $(STAMP)
 test-all: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m '' -n 2 --dist worksteal
 
-# With the lowest versions that pyproject.toml allows, in an environment of its own; PyTorch brings gigabytes of CUDA.
+# With the lowest versions that pyproject.toml allows, in a separate environment; PyTorch brings gigabytes of CUDA.
 test-lowest:
 	$(PYTHON) -m venv .venv-lowest
 	.venv-lowest/bin/python -m pip install -qq uv
@@ -49,7 +49,7 @@ typecheck: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py
 
-# docs/methods.md, from the registry and the benchmark's results; docs/models.md, from what `make families` found.
+# docs/methods.md, from the registry and the benchmark's results; docs/models.md, from the results of `make families`.
 docs: $(STAMP)
 	$(BIN)/python docs/make_methods.py
 	$(BIN)/python docs/make_families.py
@@ -58,23 +58,23 @@ docs: $(STAMP)
 families: $(STAMP)
 	$(BIN)/python docs/make_families.py --run
 
-# The comparison of docs/small_data.md: an hour and a half on a core; can be stopped and started again.
+# The comparison of docs/small_data.md: an hour and a half on a core; resumes when started again.
 study: $(STAMP)
 	$(BIN)/python benchmarks/small_data.py
 
-# The losses of ten steps of every method, as data, after a change of behaviour that was intended.
+# Updates the pinned losses of ten steps of every method, after an intended change of behaviour.
 trajectories: $(STAMP)
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python tests/helpers/trajectories.py
 
-# What AttendOut learns from real rewards, for docs/attendout.md: an hour on a core; can be stopped and started again.
+# What AttendOut learns from real rewards, for docs/attendout.md: an hour on a core; resumes when started again.
 study-attendout: $(STAMP)
 	$(BIN)/python benchmarks/attend_out_study.py
 
 clean:
 	rm -rf $(VENV) .venv-lowest .coverage build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# torch first: by far the largest. Where pip is set up to see a CPU build as well (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS), that
-# one is taken, for 2.13.0+cpu counts as newer than 2.13.0.
+# torch first, by far the largest package. If pip finds a CPU build (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS), it is taken,
+# because 2.13.0+cpu counts as newer than 2.13.0.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0

@@ -23,27 +23,27 @@ Written by `make docs` from the registry of methods and from `benchmarks/results
 The class's docstring has the formula, what each option means, the source of each default, and what differs from the
 paper; `attendrop methods NAME` prints it. [own_method.md](own_method.md) shows how to add one.
 
-*Acts on*: where the method does something. *Forward*, *backward*: passes in a training step, where plain fine-tuning
-takes one of each. *Time*, *memory*: of a step with the defaults, relative to plain fine-tuning, {shapes};
+*Acts on*: what the method changes. *Forward*, *backward*: number of passes in a training step; plain fine-tuning takes
+one of each. *Time*, *memory*: of a step with the defaults, relative to plain fine-tuning, {shapes};
 batch 16 of {case} tokens (AttendOut: mean of a period, memory at 128);
 {machine}.
-How it was measured stands in [RESULTS.md](../benchmarks/RESULTS.md). Prediction costs nothing more with any of them:
-after training the model is a stock model.
+[RESULTS.md](../benchmarks/RESULTS.md) describes the measurement. Prediction has no additional cost: after training, the
+model is a stock model.
 
 """
 _COMPOSITION = """
-## Together
+## Combining methods
 
-`--method ad-drop+r-drop --set ad-drop.p=0.3`, or `Compose(ADDrop(p=0.3), RDrop())`. At each attention layer, what one
-method drops is dropped beside what another drops; penalties add up; what acts on parameters, gradients or the batch
-acts there; each method draws for itself and logs under its own name.
+`--method ad-drop+r-drop --set ad-drop.p=0.3`, or `Compose(ADDrop(p=0.3), RDrop())`. At each attention layer, the
+masks of all methods apply. Penalties are added. Methods that change parameters, gradients or batches do so as they do
+alone. Each method samples its own random numbers, and logs under its own name.
 
-| together | time | memory |
+| methods | time | memory |
 |---|---|---|
 """
 _REFUSED = """
-A method cannot be given twice, and these cannot be combined; `Compose(...)` says so, with the reason, before anything
-is trained. The rules stand where the methods do; in brackets the options under which one holds.
+A method cannot be given twice, and these pairs cannot be combined: `Compose(...)` raises an error with the reason.
+Parentheses give the options under which a rule holds. Each rule is defined in the file of its method.
 
 | method | and | why not |
 |---|---|---|
@@ -51,7 +51,7 @@ is trained. The rules stand where the methods do; in brackets the options under 
 
 
 def page() -> str:
-    """The page as it should be."""
+    """Return the current content of the page."""
     parts = json.loads(RESULTS.read_text(encoding="utf-8"))
     rows, facts = parts["methods"]["rows"], parts["methods"]["facts"]
     case = rows[0]["case"].partition(", ")[2]
@@ -79,11 +79,11 @@ def page() -> str:
 
 def _rule(rule: Rule) -> str:
     one, other = _with(rule.one), _with(rule.other)
-    return f"| {one} | {'another such' if rule.one == rule.other else other} | {rule.reason} |\n"
+    return f"| {one} | {'any other of these' if rule.one == rule.other else other} | {rule.reason} |\n"
 
 
 def _with(trait: str) -> str:
-    """The methods that have a trait."""
+    """List the methods that have a trait."""
     if trait == ANY:
         return trait
     found = [get_method(name) for name in method_names() if trait in (name, *get_method(name).traits)]
@@ -101,7 +101,7 @@ def _row(method: type[Method], costs: dict[tuple[str, str], float]) -> str:
 
 
 def _paper(method: type[Method]) -> str:
-    """The paper, with its address if the entry for BibTeX has one."""
+    """Return the paper, with its address if the BibTeX entry has one."""
     address = re.search(r"url\s*=\s*\{(.+?)\}", method.bibtex or "")
     return f"[{method.paper}]({address[1]})" if address else method.paper or "–"
 
@@ -122,7 +122,7 @@ def _section(method: type[Method]) -> str:
 
 
 def main() -> None:
-    """Write the page, or compare."""
+    """Write the page, or compare it."""
     if "--check" in sys.argv:
         if PAGE.read_text(encoding="utf-8") != page():
             sys.exit("docs/methods.md is not up to date; run `make docs`.")

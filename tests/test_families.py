@@ -1,4 +1,4 @@
-"""The table of docs/models.md: what is written there is what happens."""
+"""The table of docs/models.md against what the library does with each family."""
 
 from __future__ import annotations
 

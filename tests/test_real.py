@@ -1,4 +1,4 @@
-"""Real data and the real model; but for a quick look at each these take a minute or more, see `make test-slow`."""
+"""Real data and the real model; most of these tests take a minute or more and run under `make test-slow`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The attention engine: sites, plans, equality with the stock models, attaching and detaching."""
+"""Attention: layers, plans, equality with the stock models, attaching and detaching."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""One package knows how transformers dispatches attention, and of its linear layers."""
+"""Only one package knows how transformers dispatches attention, and how its projections are named."""
 
 from __future__ import annotations
 

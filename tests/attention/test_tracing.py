@@ -1,4 +1,4 @@
-"""What one pass shows of a model, what it refuses, and for how long it is remembered."""
+"""Tracing: what one pass finds in a model, what is refused, and how long the result is cached."""
 
 import copy
 import gc
@@ -162,7 +162,7 @@ def test_switching_to_an_implementation_that_cannot_drop_is_refused() -> None:
 
 
 def passes(model: Any, batch: zoo.Batch) -> int:
-    """How often the model runs in one step of a block that is entered anew."""
+    """How often the model runs in one step of a block that is entered again."""
     ran: list[None] = []
     hook = model.register_forward_pre_hook(lambda *_: ran.append(None))
     with regularize(model, RANDOM) as reg:

@@ -1,4 +1,4 @@
-"""Where labels are predicted: asked of the loss, whatever the model is called."""
+"""Positions of the labels, found from the loss, for models of any name."""
 
 from __future__ import annotations
 

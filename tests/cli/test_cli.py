@@ -1,4 +1,4 @@
-"""The command line: every command at work, and one sentence and exit code 2 for every mistake."""
+"""The command line: what every command does, and one sentence and exit code 2 for every mistake."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_interrupt_says_how_to_go_on(folder: Path, capsys: Captured, monkeypatch
 
     monkeypatch.setattr("attendrop.runs.train.train", interrupted)
     assert cli.main(train_arguments(folder, "interrupted")) == 130
-    assert "The same command with --resume goes on" in capsys.readouterr().err
+    assert "Run the same command with --resume to continue" in capsys.readouterr().err
 
 
 def test_without_the_extra(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,7 +388,7 @@ SITUATIONS: list[tuple[Callable[[Path, Path], list[str]], str]] = [
     (lambda f, t: ["evaluate"], "Missing argument 'RUN'"),
     (lambda f, t: ["predict", f"{f}/run", "--output", "x.xlsx"], "is not a format of predictions"),
     (lambda f, t: ["predict", f"{f}/run"], "Missing option '--output'"),
-    (lambda f, t: ["predict", f"{f}/run", "--output", "x.csv"], "Say what to use the model on"),
+    (lambda f, t: ["predict", f"{f}/run", "--output", "x.csv"], "No data are given; give a task or a file."),
     (lambda f, t: ["predict", f"{f}/run", "--predict-file", "no.csv", "--output", "x.csv"], "there is no file no.csv"),
     (lambda f, t: ["doctor", f"{t}/none"], "There is no model folder"),
     (lambda f, t: ["demo", "--seeds", "0"], "seeds must be at least 1, not 0."),

@@ -1,4 +1,4 @@
-"""Ctrl-C by real signals, at any moment: one sentence, exit code 130, and what it says about going on is true."""
+"""Ctrl-C by real signals, at any moment: one sentence, exit code 130, and a run that can be resumed as it says."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ print(flush=True)
 from attendrop.cli import main
 sys.exit(main())
 """
-SENTENCES = ("Error: interrupted.", "Interrupted. The same command with --resume goes on from the last checkpoint in ")
+SENTENCES = (
+    "Error: interrupted.",
+    "Interrupted. Run the same command with --resume to continue from the last checkpoint in ",
+)
 MOMENTS = 15
 
 

@@ -1,4 +1,4 @@
-"""What the library writes replaces nothing of the user's, and is readable by whom the user lets read."""
+"""Written files replace none of the user's files, and have the permissions that the user's umask gives."""
 
 from __future__ import annotations
 
@@ -252,5 +252,5 @@ def test_a_full_disk_is_told_to_fit_the_command(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr("attendrop.runs.inference.predict", full)
     assert cli.main(["predict", "run", "--predict-file", "a.csv", "--output", "x.csv"]) == 1
     assert capsys.readouterr().err == (
-        "Error: No space left on device: x.csv. Free some space; then run the command again.\n"
+        "Error: No space left on device: x.csv. Free some space, then run the command again.\n"
     )

@@ -1,1 +1,1 @@
-"""Models, data and oracles that tests share."""
+"""Models, data and oracles for several tests."""

@@ -33,7 +33,7 @@ def papers(**options: Any) -> AttendOut:
 def players_of(
     name: str = "bert", lengths: Sequence[int] = (6, 4), *, model: Any = None, **options: Any
 ) -> tuple[Players, StepContext]:
-    """The generator and its surroundings, for a tiny model in float64."""
+    """Make the generator and the context that it needs, for a tiny model in float64."""
     model = model or zoo.build(name, **DOUBLE)
     batch = zoo.batch_of(name, lengths)
     adapter = ModelAdapter(model)
@@ -59,7 +59,7 @@ def act(players: Players, context: StepContext, number: int = 0) -> Micro:
 
 
 def dropped_in(players: Players, micro: Micro) -> dict[str, Tensor]:
-    """What was dropped in each layer that ran, as it is drawn again."""
+    """Return what was dropped in each layer that ran, by sampling it again."""
     with torch.no_grad():
         outcomes = [outcome.dropped for outcome in replayed(players, micro)]
     return dict(zip([key for key in micro.layers if key in players.selected_keys], outcomes, strict=True))

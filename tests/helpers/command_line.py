@@ -1,4 +1,4 @@
-"""The command line, called within a test."""
+"""Calls of the command line within a test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Captured = pytest.CaptureFixture[str]
 
 
 def assert_refused(arguments: list[str], output: Path, message: str, capsys: Captured) -> None:
-    """One clear sentence that holds the message, exit code 2, no traceback, nothing written."""
+    """Check for one sentence with the message, exit code 2, no traceback, and that nothing was written."""
     assert cli.main(arguments) == 2
     out, err = capsys.readouterr()
     assert out == ""

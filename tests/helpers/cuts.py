@@ -1,4 +1,4 @@
-"""The same rows with more padding, and split differently into micro-batches and processes."""
+"""Check of methods on the same rows with more padding, and split differently into micro-batches and processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def logits(
     columns: dict[str, Tensor] | None = None,
     **padding: Any,
 ) -> Tensor:
-    """What the model returns in the pass that trains on some rows.
+    """Return the model's logits in the training pass on some rows.
 
     Args:
         model: The model.

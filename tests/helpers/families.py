@@ -65,7 +65,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def heads_of(family: str) -> dict[str, str]:
-    """The heads that a family has, with the names of their classes."""
+    """Return the heads that a family has, with the names of their classes."""
     found = {}
     for head in HEADS:
         name = getattr(modeling_auto, f"MODEL_FOR_{head}_MAPPING_NAMES").get(family)
@@ -75,12 +75,12 @@ def heads_of(family: str) -> dict[str, str]:
 
 
 def families() -> list[str]:
-    """All families of transformers that have one of the heads."""
+    """List all families of transformers that have one of the heads."""
     return [name for name in CONFIG_MAPPING if heads_of(name)]
 
 
 def any_model(family: str) -> tuple[Any, Batch]:
-    """A tiny random model of a family, with the first head for which that can be done, and a batch for it."""
+    """Make a tiny random model of a family, with the first head that can be built, and a batch for it."""
     for head in heads_of(family):
         try:
             return build(family, head)
@@ -90,7 +90,7 @@ def any_model(family: str) -> tuple[Any, Batch]:
 
 
 def build(family: str, head: str) -> tuple[Any, Batch]:
-    """A tiny random model of a family, in training mode, and a batch for it. The weights are large."""
+    """Make a tiny random model of a family with large weights, in training mode, and a batch for it."""
     cls = getattr(hf, heads_of(family)[head])
     given = _OPTIONS.get(family, {}) | ({"num_labels": LABELS} if "CLASSIFICATION" in head else {})
     config = tiny_config(CONFIG_MAPPING[family], **given)
@@ -113,7 +113,7 @@ def build(family: str, head: str) -> tuple[Any, Batch]:
 
 
 def takes(model: Any, batch: Batch) -> bool:
-    """Whether the stock model finds a loss for a batch."""
+    """Tell whether the stock model computes a loss for a batch."""
     try:
         with torch.no_grad():  # some models keep states, which could not be copied with a graph
             return bool(model(**batch).loss.isfinite())

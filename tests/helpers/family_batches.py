@@ -38,7 +38,7 @@ _SOUNDS = {
 
 
 def batches_for(family: str, kind: str, model: Any) -> Iterator[Batch]:
-    """Batches that a model may take, the fullest first."""
+    """Make batches that a model may accept, the one with the most inputs first."""
     batch = _batch(kind) | {name: made() for name, made in _EXTRA.get(family, {}).items()}
     rows = len(LENGTHS)
     if kind in _SOUNDS:
@@ -62,13 +62,13 @@ def batches_for(family: str, kind: str, model: Any) -> Iterator[Batch]:
 
 
 def text_alone(batch: Batch) -> Batch:
-    """A batch of texts and images without the images, and without the tokens that stand for them."""
+    """Return a batch of texts and images without the images and their tokens."""
     count = int((batch["input_ids"][0] == IMAGE_TOKEN).sum())
     return {name: batch[name][:, count:] for name in ("input_ids", "attention_mask", "labels")}
 
 
 def _batch(kind: str) -> Batch:
-    """Three examples of a kind; of texts, padded."""
+    """Make a batch of three examples; texts are padded."""
     generator = torch.Generator().manual_seed(3)
     rows, width = len(LENGTHS), max(LENGTHS)
     mask = (torch.arange(width) < torch.tensor(LENGTHS)[:, None]).long()

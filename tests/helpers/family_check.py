@@ -1,4 +1,4 @@
-"""One family of transformers under the library: does it act, does it leave alone what it must, or is it refused?"""
+"""Check of one family of transformers: the library acts on it and changes nothing else, or refuses it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ METHODS: tuple[Method, ...] = (ADDrop(p=0.5, q=0.5, cross_tuning=False), Vanilla
 
 
 def row(family: str) -> dict[str, Any]:
-    """What the table says of a family.
+    """Make the row of a family in the table.
 
     Returns:
         ``family``; ``unbuilt``, why no tiny model of it could be made and trained here, or ``model`` (its class),
@@ -30,7 +30,7 @@ def row(family: str) -> dict[str, Any]:
         says) and, where that is not all, ``works``: with what it works nevertheless.
 
     Raises:
-        AssertionError: The library is silently wrong about it.
+        AssertionError: The library gives wrong results without an error.
     """
     try:
         model, batch = any_model(family)
@@ -48,7 +48,7 @@ def row(family: str) -> dict[str, Any]:
 
 
 def verdict(model: Any, batch: Batch, methods: Sequence[Method]) -> dict[str, Any]:
-    """How many attention layers of each kind the library finds, or what it says to refuse the model."""
+    """Count the attention layers of each kind that the library finds, or return the message that refuses the model."""
     try:
         attention_layers = ModelAdapter(copy.deepcopy(model)).trace(batch)
         for method in methods:
@@ -60,7 +60,7 @@ def verdict(model: Any, batch: Batch, methods: Sequence[Method]) -> dict[str, An
 
 
 def assert_acts(model: Any, batch: Batch, method: Method) -> None:
-    """A step differs from one of plain fine-tuning, at each attention layer; evaluation after it does not."""
+    """Check that a step differs from plain fine-tuning at each attention layer, and a later evaluation does not."""
     plain, stock = _step(model, batch, None)
     found, regularised = _step(model, batch, method)
     assert all(value.isfinite().all() for value in found.values()), "gradients are not finite"
@@ -72,7 +72,7 @@ def assert_acts(model: Any, batch: Batch, method: Method) -> None:
 
 
 def assert_padding_is_hidden(model: Any, batch: Batch) -> None:
-    """Keys that are padding have weight 0, whatever is dropped beside them."""
+    """Check that padding has weight 0 as a key, whatever else is dropped."""
     mask = batch.get("attention_mask")
     if mask is None or not (mask == 0).any():
         return
@@ -93,7 +93,7 @@ def assert_padding_is_hidden(model: Any, batch: Batch) -> None:
 
 
 class _Watch(Plan):
-    """Drops half of the positions of every layer, and keeps the weights."""
+    """Plan that drops half of the positions of every layer, and keeps the weights."""
 
     acts_on = frozenset({"attention"})
 
@@ -110,7 +110,7 @@ class _Watch(Plan):
 
 
 def _step(model: Any, batch: Batch, method: Method | None) -> tuple[dict[str, Tensor], Any]:
-    """Loss and gradients of one step of a copy of the model, and the copy."""
+    """Return loss and gradients of one step of a copy of the model, and the copy."""
     model = copy.deepcopy(model)
     torch.manual_seed(5)
     if method is None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def candidates(attribution: Tensor, valid: Tensor, p: float, direction: str = "high") -> Tensor:
-    """The candidate region (Eq. 6), element by element."""
+    """Compute the candidate region (Eq. 6), element by element."""
     region = torch.zeros(attribution.shape, dtype=torch.bool)
     valid = valid.expand(attribution.shape)
     batch, heads, queries, keys = attribution.shape
@@ -28,7 +28,7 @@ def candidates(attribution: Tensor, valid: Tensor, p: float, direction: str = "h
 
 
 def candidates_of_row(row: list[float], p: float, direction: str) -> list[bool]:
-    """Which of the valid positions of one row are candidates."""
+    """Find the candidates among the valid positions of one row."""
     n, ordered = len(row), sorted(row)
     if n < 2 or ordered[0] == ordered[-1]:
         return [False] * n
@@ -40,7 +40,7 @@ def candidates_of_row(row: list[float], p: float, direction: str) -> list[bool]:
 
 
 def dropped_attention(scores: Tensor, valid: Tensor, drop: Tensor) -> Tensor:
-    """Weights after dropping scores; a row dropped whole is written as ``1/n_valid`` outright."""
+    """Compute the weights after dropping scores; in a row that is dropped completely, they are ``1/n_valid``."""
     weights = torch.zeros_like(scores)
     batch, heads, queries, keys = scores.shape
     for b in range(batch):
@@ -60,9 +60,9 @@ def dropped_attention(scores: Tensor, valid: Tensor, drop: Tensor) -> Tensor:
 
 
 class EagerAttention:
-    """Takes the place of the function ``eager_attention_forward`` of a model's own file.
+    """Replacement of the function ``eager_attention_forward`` of a model's file.
 
-    It records the weights of every call, and drops what it is told to.
+    It records the weights of every call, and drops given positions.
     """
 
     def __init__(self, drops: list[Tensor] | None = None) -> None:
@@ -91,7 +91,7 @@ class EagerAttention:
 
     @contextmanager
     def in_place_of_stock(self, model: Any) -> Iterator[EagerAttention]:
-        """Have the model's file use this function."""
+        """Replace the function in the model's file within the block."""
         file = sys.modules[type(model).__module__]
         stock = file.eager_attention_forward
         file.eager_attention_forward = self
@@ -103,7 +103,7 @@ class EagerAttention:
 
 @contextmanager
 def gated(projection: Any, gates: Any, visit: int = 0) -> Iterator[None]:
-    """Multiply what the heads put out, the input of ``projection``, by ``gates[row][head]``, in one of its calls."""
+    """Multiply the outputs of the heads, the input of ``projection``, by ``gates[row][head]``, in one of its calls."""
     calls = 0
 
     def multiply(module: Any, args: tuple[Tensor]) -> tuple[Tensor]:
@@ -125,7 +125,7 @@ def gated(projection: Any, gates: Any, visit: int = 0) -> Iterator[None]:
 
 
 def target(task: str, logits: Tensor, labels: Tensor, *, gold: bool = False) -> Tensor:
-    """What is attributed, summed over the batch."""
+    """Compute the attributed value, summed over the batch."""
     if task in ("class", "image", "choice"):
         return sum(row[int(label if gold else row.argmax())] for row, label in zip(logits, labels, strict=True))
     if task == "regression":
@@ -141,7 +141,7 @@ def target(task: str, logits: Tensor, labels: Tensor, *, gold: bool = False) -> 
 
 
 def ad_drop(model: Any, batch: dict[str, Tensor], task: str, p: float, **options: Any) -> tuple[Tensor, list[Tensor]]:
-    """One step of AD-DROP with q = 1 on an eager model: the loss, and the masks of its layers as they run.
+    """Compute one step of AD-DROP with q = 1 on an eager model: the loss, and the masks of its layers in their order.
 
     Options: ``direction``, ``gold``, and ``attribution`` (``"gradient"`` or ``"attention"``).
     """

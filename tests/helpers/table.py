@@ -1,4 +1,4 @@
-"""The methods that are tested on every model: a row for each way in which a method can work."""
+"""Table of the methods that are tested on every model, with a row for each variant of a method."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from helpers import zoo
 
 @dataclass(frozen=True, eq=False)
 class StructureOfAll(StructureMask):
-    """As if the batch had a column with the same structure for each row: a tree in which token i is below i // 2."""
+    """Structure mask as if the batch had a column of structures: a tree in which the parent of token i is i // 2."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, StructureMask) and self.options() == other.options()
@@ -132,6 +132,6 @@ FIRST_STEP: dict[str, int] = dict.fromkeys(
 
 
 def given(model: Any, batch: zoo.Batch) -> dict[str, Any]:
-    """Additional needs of some methods."""
+    """Return additional arguments that some methods need."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return {"optimizer": optimizer, "reward_data": [batch], "train_data": [batch], "total_steps": 4}

@@ -1,4 +1,4 @@
-"""A tiny random BERT with a vocabulary of its own, and little files to train it on: for tests of whole runs."""
+"""Tiny random BERT with its own vocabulary, and small files to train it on, for tests of whole runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORDS = [
 
 
 def save_tiny_bert(folder: Path, **options: Any) -> Path:
-    """Save a random BERT of two layers and its tokenizer, as a pre-trained model without a head would be."""
+    """Save a random BERT of two layers and its tokenizer, as a pre-trained model without a head."""
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     (folder / "vocab.txt").write_text("\n".join(vocabulary), encoding="utf-8")
@@ -38,26 +38,26 @@ def save_tiny_bert(folder: Path, **options: Any) -> Path:
 
 
 def sentence(number: int) -> str:
-    """A sentence of 3 to 8 words, another for each number."""
+    """Make a sentence of 3 to 8 words, a different one for each number."""
     length = 3 + number % 6
     return " ".join(WORDS[(number * 7 + place * (1 + number % 5)) % len(WORDS)] for place in range(length))
 
 
 def write_csv(path: Path, labels: list[Any], first: int = 0) -> Path:
-    """A file with the columns sentence1, sentence2 and label, and a row for each label, from sentence ``first`` on."""
+    """Write a file of sentence1, sentence2 and label with a row for each label, from sentence ``first`` on."""
     rows = [f"{sentence(number)},{sentence(number + 3)},{label}" for number, label in enumerate(labels, first)]
     path.write_text("\n".join(["sentence1,sentence2,label", *rows]) + "\n", encoding="utf-8")
     return path
 
 
 def write_data(folder: Path) -> tuple[Path, Path]:
-    """A training and a development file of two classes."""
+    """Write a training and a development file of two classes."""
     folder.mkdir(parents=True, exist_ok=True)
     return write_csv(folder / "train.csv", ["no", "yes"] * 20), write_csv(folder / "dev.csv", ["no", "yes"] * 6, 40)
 
 
 def config(folder: Path, output: str = "run", **options: Any) -> RunConfig:
-    """A run of two short epochs on the files of :func:`write_data`, all below ``folder``."""
+    """Make the options of a run of two short epochs on the files of :func:`write_data`, all below ``folder``."""
     chosen = {
         "model": str(folder / "model"),
         "output_dir": str(folder / output),

@@ -48,7 +48,7 @@ _MEDIA = ("image", "video", "audio")
 
 
 def tiny_config(cls: Any, **given: Any) -> Any:
-    """A configuration of ``cls`` with all sizes small, those of its parts as well, and without dropout."""
+    """Make a configuration of ``cls`` and its parts with small sizes and without dropout."""
     chosen: dict[str, Any] = {}
     usual = cls()
     for name, field in cls.__dataclass_fields__.items():
@@ -66,7 +66,7 @@ def tiny_config(cls: Any, **given: Any) -> Any:
 
 
 def _layer_types(usual: Any) -> dict[str, Any]:
-    """One layer of each type, where a model has several."""
+    """Return one layer of each type, if a model has several."""
     for name in ("layer_types", "layers_block_type", "mlp_layer_types"):
         types = getattr(usual, name, None)
         if isinstance(types, list | tuple) and types and name in usual.__dataclass_fields__:
@@ -77,7 +77,7 @@ def _layer_types(usual: Any) -> dict[str, Any]:
 
 
 def _rotary(usual: Any) -> dict[str, Any]:
-    """Rotary embeddings whose sections fit the small heads."""
+    """Make rotary embeddings whose sections fit the small heads."""
     rotary = getattr(usual, "rope_parameters", None)
     if not isinstance(rotary, dict) or "mrope_section" not in rotary:
         return {}
@@ -86,7 +86,7 @@ def _rotary(usual: Any) -> dict[str, Any]:
 
 
 def _small(name: str, default: Any) -> Any:
-    """A small value for a field of a configuration; None to leave it as it is."""
+    """Return a small value for a field of a configuration; None keeps its default."""
     if name == "pad_token_id":
         return PAD
     if default is None:

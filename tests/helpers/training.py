@@ -30,7 +30,7 @@ def trainer_of(
     kind: type[RegularizedTrainer] = RegularizedTrainer,
     **options: Any,
 ) -> RegularizedTrainer:
-    """A trainer of a tiny BERT, two epochs of four steps; training arguments and trainer arguments may be mixed."""
+    """Make a trainer of a tiny BERT, two epochs of four steps; accepts training arguments and trainer arguments."""
     names = {*inspect.signature(Trainer.__init__).parameters, "reward_dataset"}
     given = {key: options.pop(key) for key in list(options) if key in names}
     defaults = {

@@ -1,6 +1,6 @@
-"""Ten steps of training with each method of the table, as numbers: an unintended change of behaviour shows in them.
+"""Ten steps of training with each method of the table, pinned as numbers that show unintended changes of behaviour.
 
-``make trajectories`` writes the file anew, after a change that was intended.
+``make trajectories`` writes the file again after an intended change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STEPS = 10
 
 
 def trajectory(method: Method) -> list[float]:
-    """The losses of ten steps of a tiny BERT without dropout, in float64, and the norm of its parameters after them."""
+    """Compute ten losses of a tiny BERT without dropout, in float64, and the final norm of its parameters."""
     model = zoo.build("bert", dtype=torch.float64)
     batches = [zoo.batch_of("bert", (8, 5 + i % 3, 3)) for i in range(STEPS)]
     needed = given(model, batches[0]) | {"total_steps": STEPS}

@@ -1,4 +1,4 @@
-"""Tiny random models of every family that is supported, and batches for them."""
+"""Tiny random models of several families, and batches for them."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ _BOTH = {"encoder": 2, "decoder": 2, "cross": 2}
 
 @dataclass(frozen=True)
 class Entry:
-    """One row of the table: how to make the model, and what should be found in it."""
+    """Row of the table: how to make a model, and its expected attention layers."""
 
     model: str
     options: Mapping[str, Any]
@@ -316,14 +316,14 @@ def training(model: torch.nn.Module, processes: Processes | None = None, **optio
 
 
 def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
-    """The gradients of a model's parameters, which are then cleared."""
+    """Return the gradients of a model's parameters, and clear them."""
     found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     return found
 
 
 def assert_same(first: Mapping[str, Tensor], second: Mapping[str, Tensor], tolerance: float = 0.0) -> None:
-    """Two sets of named tensors hold the same numbers."""
+    """Check that two sets of named tensors hold the same numbers."""
     assert first.keys() == second.keys()
     assert first
     for name, value in first.items():

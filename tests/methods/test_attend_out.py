@@ -1,4 +1,4 @@
-"""AttendOut: the generator, its actions and its lessons, the two networks, and whole periods of them."""
+"""AttendOut: the generator, its actions and its training, the two networks, and whole periods."""
 
 from __future__ import annotations
 

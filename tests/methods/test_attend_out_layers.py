@@ -1,4 +1,4 @@
-"""AttendOut layer by layer: whose scores are whose, layers that are skipped, and draws that are made again."""
+"""AttendOut layer by layer: scores of each layer, layers that are skipped, and masks that are sampled again."""
 
 from __future__ import annotations
 

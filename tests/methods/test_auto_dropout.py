@@ -1,4 +1,4 @@
-"""AutoDropout: patterns, trials that begin anew, and the search."""
+"""AutoDropout: patterns, trials that restart from the initial state, and the search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DropBlock: where blocks begin, what they take, and the share of positions that goes."""
+"""DropBlock: where blocks begin, what they cover, and the fraction of positions that is dropped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DropHead: the schedule, which heads are dropped, and what becomes of the others."""
+"""DropHead: the schedule, which heads are dropped, and how the others are rescaled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mixout and DropConnect: weights that passes of training see otherwise than they are."""
+"""mixout and DropConnect: weights that are replaced in training passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worked example of the documentation, as it stands there."""
+"""The complete example of docs/own_method.md, as it is printed there."""
 
 from __future__ import annotations
 

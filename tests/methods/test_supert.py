@@ -1,4 +1,4 @@
-"""Super tickets: importances, what is pruned, the way back to the start, and that what is pruned stays so."""
+"""Super tickets: importances, what is pruned, and stays pruned, and the rewinding to the initial weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pinned losses of every method: what training computes has not changed unintendedly."""
+"""Pinned losses of every method: an unintended change of what training computes shows here."""
 
 from __future__ import annotations
 

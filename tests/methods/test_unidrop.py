@@ -1,4 +1,4 @@
-"""UniDrop: where features go, which blocks and tokens, and what is left of the rest."""
+"""UniDrop: which features, blocks and tokens are dropped, and how the others are rescaled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interval of a difference of scores: against textbook formulas, and where there is little to know."""
+"""The interval of a difference of scores: against textbook formulas, and with too few rows."""
 
 from __future__ import annotations
 

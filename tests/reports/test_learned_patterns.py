@@ -1,4 +1,4 @@
-"""What AttendOut learnt: read, drawn, fitted, and trained with."""
+"""What AttendOut learnt: read, plotted, fitted, and trained with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of the data before training, and of a model that has learnt nothing after it."""
+"""The report on the data before training, and the warnings of a model that has learnt nothing."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_every_part_is_counted(tokenizer: hf.PreTrainedTokenizerBase) -> None:
 
 def test_warnings_name_what_to_look_at(tokenizer: hf.PreTrainedTokenizerBase) -> None:
     assert list(report_warnings(report_of(tokenizer, TRAIN, DEV), YES_NO)) == [
-        "1 of 3 rows of dev (33.3 %) have a text that is in train, too: the score on them flatters.",
+        "1 of 3 rows of dev (33.3 %) have a text that is in train, too: the score on them is optimistic.",
         "1 texts of train have several labels, in 2 rows, such as 'a bird': 'no', 'yes'.",
         "2 rows of train repeat the text of another row.",
         "1 of 7 rows of train have no token that the model knows.",

@@ -1,4 +1,4 @@
-"""`attendrop export`: a run's model as a file, with all that a program needs to use it."""
+"""`attendrop export`: a run's model as a file, with its tokenizer and configuration."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_where_no_data_are_known_nothing_is_made_up(folder: Path, tmp_path: Path
     assert cli.main(given) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["loss"] is None
-    assert "What int8 costs was not measured: " in err
+    assert "The loss of score due to int8 was not measured: " in err
 
 
 @pytest.mark.usefixtures("stub")

@@ -1,4 +1,4 @@
-"""Using a finished model on files: in bounded memory, in batches of similar length, with what a user asks to keep."""
+"""Evaluation and prediction of files: in bounded memory, in batches of similar length, with columns to keep."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_bad_rows_are_left_out_of_predictions_and_scores(runs: Path, tmp_path: P
     assert not output.exists()
     skip = [*arguments, "--skip-bad-rows"]
     assert cli.main(["predict", f"{runs}/single", "--predict-file", str(file), "--output", str(output), *skip]) == 0
-    assert f"Bad rows left out: 1; {output}.skipped.jsonl lists them" in capsys.readouterr().err
+    assert f"Skipped 1 invalid row(s); {output}.skipped.jsonl lists them" in capsys.readouterr().err
     assert [row["index"] for row in read_csv(output)] == ["0", "2", "3"]
     skip += ["--skipped-file", str(listed), "--json"]
     assert cli.main(["evaluate", f"{runs}/single", "--eval-file", str(file), *skip]) == 0

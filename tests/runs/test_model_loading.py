@@ -1,4 +1,4 @@
-"""Finding and loading models: where they come from, what is refused, what is said."""
+"""Finding and loading models: where they come from, what is refused, and the messages."""
 
 from __future__ import annotations
 

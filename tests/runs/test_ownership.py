@@ -1,4 +1,4 @@
-"""A run's own files are those that it wrote, as it wrote them, whatever their names; and each run can be repeated."""
+"""Files that belong to a run: those that it wrote, unchanged, whatever their names; and each run can be repeated."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_file_is_not_the_runs_for_its_name(folder: Path, run: Path, theirs: Ca
     before = files(run)
     with pytest.raises(AttendropError) as refused:
         train(tiny.config(folder, str(run), **PLAIN), overwrite=True)
-    assert f"what the run did not write there: {name}. Move it away" in str(refused.value)
+    assert f"files that the run did not write: {name}. Move them away" in str(refused.value)
     assert files(run) == before
 
 
@@ -80,7 +80,7 @@ def test_tensorboard_files_are_the_runs_that_asked_for_them(folder: Path, run: P
     (run / "tensorboard" / "events.out.tfevents.1.host.2.0").write_text("figures")
     check_folder(run, tiny.config(folder, str(run), **PLAIN), resume=False, overwrite=True)
     (run / "tensorboard" / "notes.txt").write_text("the only copy")
-    with pytest.raises(AttendropError, match=r"did not write there: tensorboard/notes.txt\."):
+    with pytest.raises(AttendropError, match=r"did not write: tensorboard/notes.txt\."):
         train(tiny.config(folder, str(run), **PLAIN), overwrite=True)
 
 

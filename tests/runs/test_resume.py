@@ -110,7 +110,7 @@ def test_killed_and_resumed(
     found = last_checkpoint(tmp_path / "killed")
     assert (found.name if found else None) == goes_on_from
     metrics = train(tiny.config(tmp_path, "killed", **OPTIONS), resume=True)
-    said = f"Going on from {tmp_path / 'killed' / goes_on_from}" if goes_on_from else "the run starts over"
+    said = f"Resuming from {tmp_path / 'killed' / goes_on_from}" if goes_on_from else "the run starts over"
     assert said in caplog.text
 
     whole, resumed = (load_file(f / "model.safetensors") for f in (uninterrupted / "whole", tmp_path / "killed"))

@@ -1,4 +1,4 @@
-"""The folder of a run: held by one process, replaced only when there is something better, never another's."""
+"""The folder of a run: locked by one process, replaced only by a complete run, and never another program's."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_files_of_others_are_named_and_left(folder: Path, run: Path) -> None:
     (run / "notes.txt").write_text("the only copy")
     (run / "data").mkdir()
     before = content(run)
-    with pytest.raises(AttendropError, match=r"did not write there: data, notes.txt\. Move it away"):
+    with pytest.raises(AttendropError, match=r"did not write: data, notes.txt\. Move them away"):
         train(tiny.config(folder, str(run), **PLAIN), overwrite=True)
     assert content(run) == before
 
@@ -286,6 +286,6 @@ def test_the_command_line_says_how_to_go_on_with_a_replacement(
     monkeypatch.setattr("attendrop.runs.train.train", interrupted)
     arguments = ["train", "--task", "grammar", "--output-dir", str(run)]
     assert cli.main([*arguments, "--overwrite"]) == 130
-    assert "with --resume instead of --overwrite goes on" in capsys.readouterr().err
+    assert "with --resume instead of --overwrite to continue" in capsys.readouterr().err
     assert cli.main(arguments) == 130
-    assert "with --resume goes on" in capsys.readouterr().err
+    assert "with --resume to continue" in capsys.readouterr().err

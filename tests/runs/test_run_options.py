@@ -1,4 +1,4 @@
-"""What a run tells of its data, and the options that decide, weigh, log, repeat and list runs."""
+"""Messages about the data of a run, and options for metrics, class weights, logs, repetition and lists of runs."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_data_are_told_before_training_and_kept(folder: Path, capsys: Captured) 
     told = " ".join(err[: err.index("Epoch 1 of 2")].split())
     for part in (
         "Data: classification, 3 classes train dev rows 16 3 Yes 2 0 no 7 2 yes 7 1 over 6 tokens, cut 56.2 % 33.3 %",
-        "Warning: Bad rows left out: 2; the run's skipped_rows.jsonl lists them.",
+        "Warning: Skipped 2 invalid row(s); skipped_rows.jsonl in the run's folder lists them.",
         "Warning: The classes 'Yes' and 'yes' differ only in case or spaces: are they the same?",
         "Warning: 1 of 3 rows of dev (33.3 %) have a text that is in train, too",
         "Warning: 1 texts of train have several labels, in 2 rows, such as 'the cat': 'Yes', 'no'.",

@@ -1,4 +1,4 @@
-"""Whole runs on a tiny model: the protocol, what is left in the folder, and that nothing is left after a mistake."""
+"""Whole runs on a tiny model: the protocol, the files in the folder, and that nothing is written after a mistake."""
 
 from __future__ import annotations
 
@@ -127,8 +127,8 @@ def test_paper_protocol_selects_on_dev(folder: Path, caplog: pytest.LogCaptureFi
     assert metrics["data"]["rows"] == {"train": 40, "dev": 12}
     assert metrics["data"]["selected_on"] == "dev"
     assert metrics["score"] == metrics["selection_score"]
-    assert "the score flatters" in caplog.text
-    assert "on the development set itself" in (folder / "paper" / "README.md").read_text()
+    assert "the score is optimistic" in caplog.text
+    assert "**on the development set**" in (folder / "paper" / "README.md").read_text()
 
 
 def test_without_selection_the_last_epoch_is_kept(folder: Path) -> None:
@@ -326,7 +326,7 @@ def test_what_the_method_was_rewarded_on_is_said(
         {"reward": 3} if source == "reward" else {}
     ) | {"dev": 12}
     assert words in (folder / name / "README.md").read_text(encoding="utf-8")
-    assert ("so the score on it flatters" in caplog.text) == (source == "dev")
+    assert ("so the score on it is optimistic" in caplog.text) == (source == "dev")
     assert [step["step"] for step in metrics["dropout_steps"]] == [3, 6, 9, 10]
     assert set(metrics["dropout_steps"][0]["drop_probability"]) == {"encoder.0", "encoder.1"}
     learnt = metrics["pruning"]["pi"] if "variant" in options else metrics["layer_effects"]
@@ -346,11 +346,11 @@ def test_a_search_on_the_selection_split(folder: Path, caplog: pytest.LogCapture
     assert honest["data"]["rewarded_on"] == "selection"
     assert honest["data"]["rows"] == {"train": 36, "selection": 4, "dev": 12}
     assert "rewarded by scores on the same rows" in (folder / "searched" / "README.md").read_text(encoding="utf-8")
-    assert "flatters" not in caplog.text
+    assert "optimistic" not in caplog.text
     paper = train(tiny.config(folder, "searched-paper", protocol="paper", **how))
     assert paper["data"]["rewarded_on"] == "dev"
-    assert "development set during training" in caplog.text
-    with pytest.raises(AttendropError, match="scores on the selection split; selection-fraction is 0"):
+    assert "scores models on dev during training" in caplog.text
+    with pytest.raises(AttendropError, match="scores on the selection split, but selection-fraction is 0"):
         tiny.config(folder, selection_fraction=0.0, **how)
 
 

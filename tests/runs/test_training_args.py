@@ -64,5 +64,5 @@ def test_options_that_the_machine_refuses_are_one_sentence(folder: Path, monkeyp
         raise ValueError("no such thing here\nand more")
 
     monkeypatch.setattr("attendrop.runs.training_args.TrainingArguments", refuse)
-    with pytest.raises(AttendropError, match=r"^These options do not go together here: no such thing here$"):
+    with pytest.raises(AttendropError, match=r"^These options cannot be combined on this machine: no such thing here$"):
         recovery_arguments(tiny.config(folder), str(folder), 1)

@@ -1,4 +1,4 @@
-"""One's own files: what is read from them, and what is said about each that is wrong."""
+"""Custom files: what is read from them, and the message for each mistake in them."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""GLUE: the official files, the hub, and files that are not as they should be."""
+"""GLUE: the official files, the hub, and broken files."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The generated data: the same everywhere, balanced, in disjoint splits, and not to be solved by counting words."""
+"""The generated data: the same everywhere, balanced, in disjoint splits, and not solvable by counting words."""
 
 import hashlib
 import re

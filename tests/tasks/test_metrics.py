@@ -1,4 +1,4 @@
-"""Scores against values worked out by hand, and files of predictions to the letter."""
+"""Scores against values computed by hand, and the exact content of files of predictions."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Which checkpoints are whole, and whose they are."""
+"""Which checkpoints are complete, and to which method they belong."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""A training loop of one's own."""
+"""Custom training loops: ``regularize``, its arguments and its refusals."""
 
 import copy
 import inspect

@@ -10,7 +10,7 @@ import sys
 
 from attendrop.cli import interrupts
 
-TYPE_CHECKING = False  # whatever is loaded here delays the handler of Ctrl-C
+TYPE_CHECKING = False  # every import here delays the handler of Ctrl-C
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
@@ -50,7 +50,7 @@ def _main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return interrupts.tell()
     except Exception:
-        if interrupts.was_interrupted():  # libraries that are interrupted raise all sorts
+        if interrupts.was_interrupted():  # interrupted libraries raise exceptions of many types
             return interrupts.tell()
         raise
 
@@ -68,7 +68,7 @@ def _run(arguments: list[str]) -> int:
 
     for module in _COMMANDS:
         importlib.import_module(f"attendrop.cli.{module}")
-    # click's UsageError, or that of the copy of click which newer versions of typer carry
+    # UsageError of click, or of the copy of click in newer versions of typer
     usage_error: type[Any] = typer.BadParameter.__mro__[1]
     try:
         return app(arguments or ["--help"], standalone_mode=False, prog_name="attendrop") or 0
@@ -80,7 +80,7 @@ def _run(arguments: list[str]) -> int:
         return _fail(error.format_message())
     except typer.Abort:
         return interrupts.tell()
-    except BrokenPipeError:  # the reader of a pipe left; what is still buffered must not raise at exit
+    except BrokenPipeError:  # the reader of a pipe closed it; flushing the buffer at exit must not raise again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
@@ -88,7 +88,9 @@ def _run(arguments: list[str]) -> int:
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":  # PyTorch's, which is not loaded for every command
             raise
-        return _fail("the GPU's memory is full; lower --batch-size and raise --gradient-accumulation by as much.", 1)
+        return _fail(
+            "the GPU's memory is full; lower --batch-size and raise --gradient-accumulation by the same factor.", 1
+        )
 
 
 def _described(error: OSError, arguments: list[str]) -> str:
@@ -97,12 +99,12 @@ def _described(error: OSError, arguments: list[str]) -> str:
     told = (error.strerror or str(error)) + (f": {error.filename}" if error.filename else "")
     if error.errno not in DISK_FULL:
         return told
-    goes_on = "training goes on with --resume" if arguments[:1] == ["train"] else "then run the command again"
-    return f"{told}. Free some space; {goes_on}."
+    repeat = "resume training with --resume" if arguments[:1] == ["train"] else "run the command again"
+    return f"{told}. Free some space, then {repeat}."
 
 
 def _fail(message: str, code: int = 2) -> int:
-    if interrupts.was_interrupted():  # then this is what a library made of it
+    if interrupts.was_interrupted():  # the error is a consequence of the interruption
         return interrupts.tell()
     print(f"Error: {message}", file=sys.stderr)
     return code

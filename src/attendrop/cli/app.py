@@ -11,10 +11,10 @@ from rich.table import Table
 
 from attendrop.runs.run_folder import is_main_process
 
-InputFormat = Annotated[str | None, typer.Option(help="Of stdin: csv, tsv or jsonl.", show_default="csv")]
-SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out unusable rows, and list them.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that exist; those that are read, never.")]
-SkippedFile = Annotated[str | None, typer.Option(help="Where bad rows are listed, JSON lines.")]
+InputFormat = Annotated[str | None, typer.Option(help="Format of stdin: csv, tsv or jsonl.", show_default="csv")]
+SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Skip invalid rows of the file, and list them.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing files, except those that are read.")]
+SkippedFile = Annotated[str | None, typer.Option(help="File for the skipped rows, JSON lines.")]
 
 
 app = typer.Typer(

@@ -15,9 +15,9 @@ from attendrop.runs.run_folder import is_main_process
 
 @contextmanager
 def messages(*, quiet: bool) -> Iterator[Console]:
-    """Show the library's messages and all warnings on stderr, only warnings if ``quiet``; yields the console.
+    """Show the library's messages and all warnings on stderr, only warnings if ``quiet``; yield the console.
 
-    Only the main process of a distributed run speaks.
+    Only the main process of a distributed run prints.
     """
     import datasets
     import transformers

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 def run_demo(
     folder: str, *, model: str = "minilm", seeds: int = 3, callbacks: Sequence[TrainerCallback] = ()
 ) -> dict[str, Any]:
-    """Train every method with every seed, each in a folder of its own; a run that is finished is not run again.
+    """Train every method with every seed, each in its own folder; finished runs are not repeated.
 
     Both methods get the same rows, batches, steps and learning rates, chosen for plain fine-tuning; p and q are
     AD-DROP's defaults.
@@ -90,7 +90,7 @@ def demo_table(summary: dict[str, Any]) -> Table:
 def demo_reading(found: dict[str, Any], folder: str) -> str:
     """Explain what the table shows and what it does not."""
     seeds = len(found["results"]) // len(METHODS)
-    count = "One seed is one seed: it says nothing about the next." if seeds == 1 else f"{seeds} seeds are few."
+    count = "One seed does not show how much scores vary between seeds." if seeds == 1 else f"{seeds} seeds are few."
     rows = found["results"][0]["data"]["rows"]["dev"]
     return (
         f"dev: {rows} sentences like the training ones; ood: as many with longer dependencies.\n"

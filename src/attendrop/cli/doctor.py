@@ -32,6 +32,6 @@ def doctor(
         lines[f"{kind} attention"] = f"{len(names)} layers: {names[0]} ... {names[-1]}"
     if found["not_run"]:
         names = found["not_run"]
-        lines["not tried"] = f"{len(names)} layers, which the made-up input does not reach: {names[0]} ... {names[-1]}"
+        lines["not tried"] = f"{len(names)} layers, which the example input does not reach: {names[0]} ... {names[-1]}"
     show(found, aligned(lines), as_json=as_json)
     raise typer.Exit(0 if found["supported"] else 2)

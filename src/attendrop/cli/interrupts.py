@@ -1,10 +1,10 @@
-"""Handling of Ctrl-C: one sentence and exit code 130, at whatever moment it comes, and however often.
+"""Handling of Ctrl-C: one sentence and exit code 130, at any moment, also if it is pressed repeatedly.
 
-While a program starts, it ends at once: there is nothing to put in order, and libraries that are interrupted while they
-load raise all sorts, or abort. Once a command is at work, the first Ctrl-C is a KeyboardInterrupt, so that files and
-locks are put in order, and the second one ends it at once.
+During startup, Ctrl-C ends the program immediately: there is nothing to clean up, and libraries that are interrupted
+while they are imported raise exceptions of many types, or abort. While a command runs, the first Ctrl-C raises
+KeyboardInterrupt, so that files and locks are cleaned up; the second one ends the program immediately.
 
-Little is imported here, for this is loaded before the handler is there.
+This module imports little, because it is loaded before the handler is installed.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ _SECONDS_UNTIL_AGAIN = 0.02
 
 
 class Interrupted(Exception):
-    """Ctrl-C that a command has handled; the message says how to go on."""
+    """Ctrl-C that a command has handled; the message says how to continue."""
 
 
 def install() -> None:
-    """End this program at once on Ctrl-C."""
+    """End this program immediately on Ctrl-C."""
     signal.signal(signal.SIGINT, _leave)
 
 
 def interruptible() -> None:
-    """Let the first Ctrl-C from here on end the command in order; a caller's own handler is kept."""
+    """Let the next Ctrl-C raise KeyboardInterrupt; the handler of a program that calls :func:`main` is kept."""
     if signal.getsignal(signal.SIGINT) is _leave:
         sys.unraisablehook = _unraisable
         signal.signal(signal.SIGINT, _interrupt)
 
 
 def was_interrupted() -> bool:
-    """Whether a running command was interrupted."""
+    """Tell whether a running command was interrupted."""
     return signal.getsignal(signal.SIGINT) in (_leave_at_once, _exit)
 
 
 def tell(sentence: str = _SENTENCE) -> int:
-    """Print the sentence about an interruption, and return the exit code."""
+    """Print that the command was interrupted, and return the exit code."""
     ours = was_interrupted()
     if ours:
-        signal.signal(signal.SIGINT, _wait)  # not to be told twice
+        signal.signal(signal.SIGINT, _wait)  # so that the message is printed once
     if is_first_process():
         print(sentence, file=sys.stderr, flush=True)
     if ours:
@@ -57,7 +57,7 @@ def tell(sentence: str = _SENTENCE) -> int:
 
 
 def end() -> NoReturn:
-    """End an interrupted program without taking the interpreter down: libraries that were cut off may abort there."""
+    """End an interrupted program without finalizing the interpreter, where interrupted libraries may abort."""
     from contextlib import suppress
 
     with suppress(OSError):  # the reader of a pipe was interrupted, too
@@ -66,7 +66,7 @@ def end() -> NoReturn:
 
 
 def is_first_process() -> bool:
-    """Whether this process is the one of a distributed run that prints."""
+    """Tell whether this is the process of a distributed run that prints."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -100,7 +100,7 @@ def _exit(number: int, frame: FrameType | None) -> None:
 
 
 def _imports(frame: FrameType | None) -> bool:
-    """Whether a module is being loaded."""
+    """Tell whether a module is being imported."""
     while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
         frame = frame.f_back
     return frame is not None
@@ -118,7 +118,7 @@ def _again() -> None:
 
 
 def _unraisable(raised: Any) -> None:
-    """Repeat an interrupt that came in a destructor or a callback, where it would be lost."""
+    """Repeat an interrupt that was raised in a destructor or a callback, where it would be lost."""
     if issubclass(raised.exc_type, KeyboardInterrupt):
         _again()
     else:

@@ -23,7 +23,7 @@ def methods(
     names = method_names() if name is None else [part.strip() for part in name.split("+")]
     classes = [get_method(each) for each in names]
     if name is not None and len(classes) > 1:
-        build_method(name)  # says so if they cannot be combined
+        build_method(name)  # raises if they cannot be combined
     found = [
         {"name": m.name, "summary": m.summary, "acts_on": list(m.info.acts_on), "paper": m.paper}
         | {"options": described(m)}
@@ -31,6 +31,6 @@ def methods(
     ]
     table = Table(Column("method", no_wrap=True), "what it does", Column("source", no_wrap=True))
     for m in classes:
-        authors, year, _ = m.paper.partition(")")  # the title stands in what explains a method
+        authors, year, _ = m.paper.partition(")")  # without the title, which the explanation of a method has
         table.add_row(m.name, m.summary, authors + year)
     show(found, table if name is None else "\n\n".join(map(explanation, classes)), as_json=as_json)

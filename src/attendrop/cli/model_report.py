@@ -18,12 +18,12 @@ from attendrop.attention.layers import AttentionLayer
 from attendrop.errors import AttendropError
 from attendrop.runs.model_loading import load_config
 
-# The heads that a model is looked at with, if its configuration names no class: the first that there is.
+# Heads to build a model with if its configuration names no class, in order of preference.
 _HEADS = (
     *("SEQUENCE_CLASSIFICATION", "IMAGE_CLASSIFICATION", "AUDIO_CLASSIFICATION", "SEQ_TO_SEQ_CAUSAL_LM"),
     *("SPEECH_SEQ_2_SEQ", "CAUSAL_LM", "CTC", "IMAGE_TEXT_TO_TEXT"),
 )
-# What building and running a model from its configuration alone may fail with.
+# Exceptions when a model is built from its configuration alone and run.
 _FAILURES = (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, LookupError, ImportError)
 
 
@@ -36,7 +36,7 @@ def examine(name: str) -> dict[str, Any]:
     Returns:
         ``model, architecture, supported, reason`` (None if supported), ``trainable`` (whether it has a head for
         sequence classification), ``sites``: ``name, kind, index`` of each attention layer, and ``not_run``: the names
-        of layers that were not tried, since the example input (text alone, one image, a sound) does not reach them.
+        of layers that the example input (text alone, one image, a sound) does not reach.
 
     Raises:
         AttendropError: There is no such model.

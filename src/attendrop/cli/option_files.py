@@ -1,4 +1,4 @@
-"""Options of a method, read from a file."""
+"""Reader of JSON files with the options of a method."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def read_options(file: str, method: str) -> dict[str, Any]:
     """Read a JSON file of options: ``{"p": 0.3}``, or ``{"method": ..., "options": {...}}`` as `patterns --fit` writes.
 
     Raises:
-        AttendropError: There is no such file, it is not of that form, or its options are of another method.
+        AttendropError: There is no such file, it does not have this form, or its options are for another method.
     """
     try:
         found = json.loads(Path(file).read_text(encoding="utf-8"))

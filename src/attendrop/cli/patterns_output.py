@@ -1,4 +1,4 @@
-"""`attendrop patterns`: what AttendOut learnt, as a picture, a table and a schedule."""
+"""`attendrop patterns`: what AttendOut learnt, as a plot, a table and a schedule."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _ROWS = 12
 def show_patterns(
     run: str, pieces: int | None, output: str | None, options: str | None, *, overwrite: bool = False
 ) -> tuple[dict[str, Any], str]:
-    """Draw a run's patterns, and fit a schedule to them if ``pieces`` says of how many.
+    """Plot the patterns of a run, and fit a schedule to them if ``pieces`` is given.
 
     Args:
         run: Folder of a run.
-        pieces: Of the fit, or None.
-        output: The picture. None: ``patterns.png`` in the folder.
-        options: The schedule. None: ``scheduler.json`` in the folder.
-        overwrite: Replace files that are there. What this wrote into the run's folder is replaced in any case, what the
-            run wrote never.
+        pieces: Number of linear pieces of the schedule; None fits none.
+        output: File of the plot. None: ``patterns.png`` in the folder.
+        options: File of the schedule. None: ``scheduler.json`` in the folder.
+        overwrite: Replace existing files. Earlier outputs of this function in the run's folder are always replaced, the
+            run's own files never.
 
     Returns:
         What was found, as plain values and as text.

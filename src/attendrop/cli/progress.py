@@ -76,7 +76,7 @@ class TrainingProgress(TrainerCallback):
             self.bar = None
 
 
-# Seconds between lines of progress where stderr is no terminal.
+# Seconds between lines of progress if stderr is not a terminal.
 _SECONDS_BETWEEN_LINES = 30.0
 
 
@@ -84,7 +84,7 @@ _SECONDS_BETWEEN_LINES = 30.0
 def row_progress(console: Console, *, quiet: bool) -> Iterator[Callable[[int, int | None], None] | None]:
     """Show the number of processed rows: a bar if stderr is a terminal, otherwise an occasional line.
 
-    Gives a function of the rows done and of all rows (None: not known); None if ``quiet``.
+    Yields a function of the number of rows done and of all rows (None if unknown); None if ``quiet``.
     """
     if quiet or console.quiet:
         yield None

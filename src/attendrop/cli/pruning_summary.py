@@ -28,7 +28,7 @@ def prune_summary(metrics: Mapping[str, Any]) -> str:
     if pruned["speed"]:
         lines["speed"] = _speed(pruned, metrics["device"])
     if pruned["chosen_on"] == "dev":
-        lines["protocol"] = "layers were chosen on dev, so the dev score flatters"
+        lines["protocol"] = "layers were chosen on dev, so the dev score is optimistic"
     lines["model"] = metrics["output_dir"]
     return f"{metrics['model']} on {metrics['task']} with {metrics['method']}, pruned\n{aligned(lines)}"
 
@@ -74,7 +74,7 @@ def _ranking(pruned: Mapping[str, Any]) -> str:
     values = "  ".join(f"{key.split('.')[1]}: {value:.3f}" for key, value in pruned["harm"].items())
     if pruned["ranked_by"] == IMPORTANCE:
         return f"loss with this layer constant  {values}"
-    return f"share that the {pruned['ranked_by']} drops  {values}"
+    return f"fraction that the {pruned['ranked_by']} drops  {values}"
 
 
 def _change(both: Mapping[str, Mapping[str, float]], metric: str) -> str:

@@ -125,7 +125,7 @@ def train(
         except KeyboardInterrupt:
             instead = " instead of --overwrite" if overwrite else ""
             raise Interrupted(
-                f"Interrupted. The same command with --resume{instead} goes on from the last checkpoint in "
+                f"Interrupted. Run the same command with --resume{instead} to continue from the last checkpoint in "
                 f"{run.output_dir}."
             ) from None
         finally:
@@ -139,7 +139,7 @@ _FIELDS = tuple(field.name for field in dataclasses.fields(RunConfig))
 def _read_run(given: Mapping[str, Any]) -> tuple[RunConfig, list[int]]:
     """Make the configuration of the run and the list of seeds.
 
-    The options on the command line go over those of the ``--config`` file, and these over a preset's.
+    Options on the command line override those of the ``--config`` file, which override a preset's.
     """
     file = read_run_file(given["config"]) if "config" in given else {}
     line = {name: given[name] for name in _FIELDS if name in given}
@@ -151,7 +151,7 @@ def _read_run(given: Mapping[str, Any]) -> tuple[RunConfig, list[int]]:
     of_preset = {} if named is None else preset(named, options.get("task"), method)
     options = of_preset | options
     of_method = dict(of_preset.get("options", {}))
-    if file.get("method", DEFAULT_METHOD) == method:  # options of another method mean nothing
+    if file.get("method", DEFAULT_METHOD) == method:  # options of another method do not apply
         of_method |= file.get("options", {})
     if "options_" in given:
         of_method |= read_options(given["options_"], method)

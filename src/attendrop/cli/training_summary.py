@@ -1,4 +1,4 @@
-"""The text that `attendrop train` prints at the end."""
+"""Summary that `attendrop train` prints at the end."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def run_summary(metrics: Mapping[str, Any]) -> str:
     if not metrics["all_scores"]:
         lines["score"] = "none: there is no eval-file"
     lines["protocol"] = {
-        "dev": "paper: the epoch was chosen on the very set that is reported, so the dev score flatters",
+        "dev": "paper: the epoch was chosen on the reported set, so the dev score is optimistic",
         "selection": "honest: the epoch was chosen on rows of the training data",
         None: "honest: nothing was chosen",
     }[data["selected_on"]]
     if scored_once(metrics):
         lines["protocol"] += "; dev was scored once, at the end"
     if data["rewarded_on"] == "dev":
-        lines["rewarded on"] = "dev: it decided during training what was dropped, so the dev score flatters"
+        lines["rewarded on"] = "dev: it decided during training what was dropped, so the dev score is optimistic"
     lines["cost"] = (
         f"{metrics['steps']} steps, {metrics['train_seconds']:.0f} s, {size(metrics['peak_memory_bytes'])} at most"
     )

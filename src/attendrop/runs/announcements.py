@@ -28,9 +28,9 @@ def announce_run(run: ResolvedRun) -> None:
     counts += [f"{len(rows)} to report on ({name})" for name, rows in parts.report.items()]
     logger.info("Task %s, %s: %s.", run.task.name, run.data.source, ", ".join(counts))
     if config.protocol == "paper":
-        logger.warning("Protocol 'paper': the best epoch is chosen on the set that is reported, so the score flatters.")
+        logger.warning("Protocol 'paper': the best epoch is chosen on the reported set, so the score is optimistic.")
     if config.rewarded_on == "eval":
-        logger.warning("The method scores models on the development set during training, so the score on it flatters.")
+        logger.warning("The method scores models on dev during training, so the score on it is optimistic.")
     if parts.selection is None:
         logger.info("No selection split: the last epoch is kept.")
     for part in run.method.parts:
@@ -58,7 +58,7 @@ def announce_data(report: dict[str, Any], head: Head) -> None:
     """Log the report on the data, and its warnings."""
     logger.info("%s", report_table(report, head))
     if report["skipped"]:
-        logger.warning("Bad rows left out: %d; the run's %s lists them.", report["skipped"], SKIPPED)
+        logger.warning("Skipped %d invalid row(s); %s in the run's folder lists them.", report["skipped"], SKIPPED)
     for warning in report_warnings(report, head):
         logger.warning("%s", warning)
 

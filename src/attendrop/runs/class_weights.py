@@ -19,7 +19,7 @@ def balanced_loss(labels: Sequence[int], num_classes: int) -> Callable[..., Tens
 
     A class of ``count`` rows among ``n`` has weight ``n / (num_classes * count)``, scikit-learn's "balanced", so that
     every class has the same total weight and the mean weight is 1. The sum over a batch is divided by the number
-    of rows of the whole step, so that the gradient does not depend on how a step is cut into micro-batches.
+    of rows of the whole step, so that the gradient does not depend on how a step is split into micro-batches.
 
     Args:
         labels: Labels of the training rows, ``(rows,)``.

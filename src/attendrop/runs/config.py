@@ -43,8 +43,8 @@ _AT_LEAST = {
 class RunConfig:
     """Options of a training run.
 
-    The defaults of the optimisation are ours, for small data and small models: AdamW at 5e-5, in batches of 32, warmed
-    up over a tenth of the steps and then lowered to zero linearly. Published settings are in
+    The defaults of the optimization are chosen for small data and small models: AdamW with a learning rate of 5e-5,
+    warmup over a tenth of the steps and linear decay to zero, in batches of 32. Published settings are in
     :mod:`attendrop.runs.presets`.
 
     Attributes:
@@ -67,7 +67,7 @@ class RunConfig:
         max_length: Maximum length in tokens; longer texts are truncated.
         test_fraction: Fraction of the training rows to set aside as the evaluation data, where there are no others: the
             same rows for every seed, stratified by class; rows with the same text are on the same side.
-        max_train_samples, shots: Use only so many rows, or so many of each class, of the training data; the selection
+        max_train_samples, shots: Number of rows of the training data to use, in total or of each class; the selection
             split is taken from these.
         protocol: ``"honest"`` chooses the best epoch on ``selection_fraction`` of the training data (0: keeps the last
             epoch); ``"paper"`` chooses it on the development set, as the papers do.
@@ -184,11 +184,11 @@ class RunConfig:
     def _check_rows_of_method(self, method: Method) -> None:
         """Refuse a method that reads rows or columns that the data do not have."""
         if self.rewarded_on == "eval" and self.train_file is not None and not self._has_eval_rows:
-            raise AttendropError(
-                f"{method.rewarded_by} scores models on the eval-file during training; it is not given."
-            )
+            raise AttendropError(f"{method.rewarded_by} scores models on the eval-file during training; give one.")
         if self.rewarded_on == "selection" and self.selection_fraction == 0:
-            raise AttendropError(f"{method.rewarded_by} scores on the selection split; selection-fraction is 0.")
+            raise AttendropError(
+                f"{method.rewarded_by} scores on the selection split, but selection-fraction is 0; raise it."
+            )
         if method.columns and self.task is not None:
             raise AttendropError(
                 f"The data of task {self.task!r} has no column {next(iter(method.columns))!r}, which method "

@@ -91,7 +91,7 @@ def report_warnings(report: dict[str, Any], head: Head) -> Iterator[str]:
             percent = 100 * part["in_train"] / part["rows"]
             yield (
                 f"{part['in_train']} of {part['rows']} rows of {name} ({percent:.1f} %) have a text that is in train, "
-                "too: the score on them flatters."
+                "too: the score on them is optimistic."
             )
     conflicts = report["conflicts"]
     if conflicts["texts"]:

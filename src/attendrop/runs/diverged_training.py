@@ -10,7 +10,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import flat_options
 from attendrop.runs.config import RunConfig
 
-# What fine-tuning takes at most; what is above is named as the likely cause.
+# Usual upper limits in fine-tuning; an option above its limit is named as the likely cause.
 _HIGHEST = {"learning_rate": 1e-3, "weight_decay": 1.0}
 _HIGHEST_OF_METHOD = 100.0
 

@@ -11,7 +11,7 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 from attendrop.errors import AttendropError
 from attendrop.runs.owned_files import TENSORBOARD
 
-# The package that each needs, or one that does as well.
+# Packages of an integration, any of which suffices; by default, the package of the same name.
 _PACKAGES = {"tensorboard": ("tensorboard", "tensorboardX")}
 
 

@@ -43,12 +43,12 @@ def export_run(
     Args:
         run_dir: Folder of the run, of a pruned model, or of any model that transformers saved.
         output: The file; without an extension a folder, which gets ``model.onnx`` or ``model.pt2``. In the run's own
-            folder nothing is written beside it, for all is there.
+            folder only this file is written, since the others are there.
         format: ``"onnx"``, which is checked against the model (:func:`attendrop.export_onnx`), or ``"torch"``.
-        quantize: ``"int8"``, for ONNX. What it costs is measured on the rows that the run reported on, else on those
-            that it selected on.
+        quantize: ``"int8"``, for ONNX. The loss of score is measured on the reported rows of the run, otherwise on its
+            selection split.
         overwrite: Replace existing files.
-        data_dir: Where the run's task is now, if not where it was.
+        data_dir: Folder of the run's task, if it was moved.
 
     Returns:
         ``model, format, output, bytes``; of ONNX ``difference`` (of a logit from the model's on example inputs), and
@@ -113,7 +113,7 @@ def _target(output: str, name: str) -> Path:
 def _add_tokenizer_and_config(
     partial: Path, model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path, *, overwrite: bool
 ) -> None:
-    """Write both into ``partial``; raises AttendropError if ``folder``, where they go, holds those of another model."""
+    """Write both into ``partial``; raise AttendropError if the target folder holds those of another model."""
     if is_pruned(folder) or read_run(folder) is not None:
         raise AttendropError(f"'{folder}' holds another run; name a file in a folder of its own.")
     tokenizer.save_pretrained(partial)
@@ -132,11 +132,11 @@ def _loss(run_dir: str, data_dir: str | None, file: Path) -> dict[str, Any] | No
     try:
         run = load_finished_run(run_dir, data_dir=data_dir)
     except AttendropError as error:
-        logger.warning("What int8 costs was not measured: %s", error)
+        logger.warning("The loss of score due to int8 was not measured: %s", error)
         return None
     name = next((name for name in ("dev", *run.sets) if name in run.sets), None)
     if name is None:
-        logger.warning("What int8 costs was not measured: the run has no rows but those that it trained on.")
+        logger.warning("The loss of score due to int8 was not measured: the run has no rows except its training rows.")
         return None
     rows, config = run.sets[name], run.config
     before = run.predictions(

@@ -23,7 +23,7 @@ from attendrop.tasks.tokenization import encode
 
 @dataclass(frozen=True)
 class FinishedRun(ResolvedRun):
-    """Finished run; its options name the data and the device of today.
+    """Finished run, with its options; their data folder and device are the current ones.
 
     Attributes:
         metrics: Content of its ``metrics.json``.
@@ -37,7 +37,7 @@ class FinishedRun(ResolvedRun):
 
     @property
     def chosen_on(self) -> str | None:
-        """Name of the set for choices; None if there is none."""
+        """Name of the set on which choices are made; None if there is none."""
         if self.parts.selection is not None and self.config.protocol != "paper":
             return "selection"
         return "dev" if "dev" in self.parts.report else None
@@ -66,7 +66,7 @@ class FinishedRun(ResolvedRun):
         return self.task.head.concatenate([self.sets[name]["labels"][:]])
 
     def predictions(self, name: str, logits: Array) -> Predictions:
-        """Make predictions of logits for one of the sets, scored by the task's metric."""
+        """Make predictions for one of the sets from logits, scored by the task's metric."""
         decisive = replace(self.task, other_metrics=())
         return Predictions(
             self.labels(name),
@@ -82,7 +82,7 @@ def load_finished_run(run_dir: str, *, data_dir: str | None = None, device: str 
 
     Args:
         run_dir: Folder of the run, or of its pruned model.
-        data_dir: Where the run's task is now, if not where it was.
+        data_dir: Folder of the run's task, if it was moved.
         device: ``"auto"`` or ``"cpu"``.
 
     Raises:
@@ -97,14 +97,14 @@ def load_finished_run(run_dir: str, *, data_dir: str | None = None, device: str 
     resolved = resolve_run(config)
     if fingerprint(resolved.parts) != run["data_sha256"]:
         raise AttendropError(
-            f"The data changed since the run in '{run_dir}': its selection split cannot be made again."
+            f"The data changed since the run in '{run_dir}': its selection split cannot be reproduced."
         )
     model, tokenizer = load_model_and_tokenizer(str(folder.absolute()), None)
     return FinishedRun(config, resolved.data, resolved.parts, metrics, model, tokenizer)
 
 
 def check_finished(run_dir: str) -> None:
-    """Refuse a folder with an unfinished run; a folder that no run has made is accepted.
+    """Refuse a folder with an unfinished run; a folder that no run has written is accepted.
 
     Raises:
         AttendropError: The run is not finished, or there is no such folder.

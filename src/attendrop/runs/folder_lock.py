@@ -1,7 +1,7 @@
-"""Locks: one process at a time writes into a folder.
+"""Locks on folders, so that one process at a time writes into a folder.
 
-The lock is the operating system's, so that it is gone with the process that held it, however that ended. The locked
-file says which process that is, and is deleted when the lock is released.
+The operating system releases a lock when the process that holds it ends, even after a crash. The lock file names that
+process, and is deleted when the lock is released.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def locked(folder: Path) -> Iterator[None]:
         raise AttendropError(f"The folder '{folder}' is in use by {_holder(folder)}; wait until it ends.") from None
     try:
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": datetime.now().isoformat(" ", "seconds")}
-        with suppress(OSError):  # on a full disk; and Windows lets nobody write or delete what is locked
+        with suppress(OSError):  # the disk may be full, and Windows does not let a locked file be written
             (folder / LOCK).write_text(json.dumps(holder), encoding="utf-8")
         yield
     finally:

@@ -30,9 +30,9 @@ from attendrop.tasks.registry import get_task, load_task, task_files
 from attendrop.tasks.table_files import Table
 from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, encode_columns, length_limit
 
-# Rows that are in memory at a time, and among which those of similar length come together.
+# Number of rows in memory at a time, which are sorted by length into batches.
 CHUNK_ROWS = 4096
-# Told how many rows are done, of how many (None: not known).
+# Called with the number of rows done, and the number of all rows (None if unknown).
 OnProgress = Callable[[int, int | None], None]
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def evaluate(run_dir: str, source: Source, on_progress: OnProgress | None = None
         ``model, task, source, split, rows, skipped, metric, score, all_scores, predicted``.
 
     Raises:
-        AttendropError: There is no finished run, or the data cannot be read, has no labels or other classes.
+        AttendropError: There is no finished run, or the data cannot be read, have no labels or other classes.
     """
     with _outputs(run_dir, source, []):
         return _evaluate(run_dir, source, on_progress)
@@ -131,7 +131,7 @@ def _outputs(run_dir: str, source: Source, outputs: list[str]) -> Iterator[None]
 
 
 def _inputs(folder: Path, source: Source) -> list[str | Path]:
-    """List the files of the run, those that it was made of, and those that the model is used on."""
+    """List the files of the run, its data files, and the files with the rows to predict."""
     files: list[str | Path] = [] if source.file is None else [source.file]
     if not folder.is_dir():
         return files
@@ -143,7 +143,7 @@ def _inputs(folder: Path, source: Source) -> list[str | Path]:
 
 @dataclass(frozen=True)
 class _Run:
-    """Loaded model, with the options of its run; None for a model that was not made by a run."""
+    """Loaded model, with the options of its run; empty for a model that was not trained by a run."""
 
     folder: str
     model: PreTrainedModel
@@ -202,7 +202,7 @@ class _Rows:
     def write_skipped(self, source: Source) -> None:
         if self.bad.skipped and source.skipped_file is not None:
             write_skipped(source.skipped_file, self.bad.skipped)
-            logger.warning("Bad rows left out: %d; %s lists them.", len(self.bad.skipped), source.skipped_file)
+            logger.warning("Skipped %d invalid row(s); %s lists them.", len(self.bad.skipped), source.skipped_file)
 
 
 @dataclass(frozen=True)
@@ -230,13 +230,13 @@ def _open_rows(run: _Run, source: Source, split: str) -> _Rows:
     elif file is not None:
         rows = _file_rows(run, source, file, split)
     else:
-        raise AttendropError("Say what to use the model on: a task or a file.")
+        raise AttendropError("No data are given; give a task or a file.")
     _check_texts(run, rows.task.text_columns)
     if run.options.get("metric") is not None:
         rows.task = with_metric(rows.task, run.options["metric"])
     first = next(rows.chunks, None)
     if first is None:
-        raise AttendropError(f"{rows.source} has no row that can be used: {len(rows.bad.skipped)} were left out.")
+        raise AttendropError(f"{rows.source} has no valid row: {len(rows.bad.skipped)} were skipped.")
     rows.chunks = chain([first], rows.chunks)
     return rows
 
@@ -254,12 +254,10 @@ def _task_rows(run: _Run, source: Source, name: str, split: str) -> _Rows:
 def _file_rows(run: _Run, source: Source, file: str, split: str) -> _Rows:
     columns = source.text_columns or tuple(run.options.get("text_columns", ()))
     if not columns:
-        raise AttendropError(
-            "Own files need text-columns: the name of the text's column, or two, with a comma between."
-        )
+        raise AttendropError("No text-columns are given for the file; give one or two column names, comma-separated.")
     label = (source.label_column or run.options.get("label_column")) if split == "dev" else None
     if split == "dev" and label is None and run.head.needs_labels:
-        raise AttendropError("the column of the labels is not given; it is needed to train and to evaluate.")
+        raise AttendropError("No label-column is given for the file; give the name of the label column.")
     bad = BadRows(skip=source.skip_bad_rows)
     chunks = stream_file(
         file,
@@ -290,7 +288,7 @@ def _check_head(task: Task, head: Head) -> None:
         raise AttendropError(f"The model predicts {head.predicts}, the task {task.name} asks for {task.head.predicts}.")
     if task.label_names != head.label_names:
         logger.warning(
-            "The model's classes are %s; they are taken, in this order, for those of %s: %s.",
+            "The model's classes are %s; in this order, they are read as those of %s: %s.",
             ", ".join(head.label_names),
             task.name,
             ", ".join(task.label_names),

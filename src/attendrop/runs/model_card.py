@@ -12,7 +12,7 @@ from attendrop.runs.model_loading import MINILM_HUB_ID
 from attendrop.tasks.heads.base import Head
 
 _PROTOCOLS = {
-    "dev": "The best epoch was chosen **on the development set itself**, as the papers do; the score below flatters.",
+    "dev": "The best epoch was chosen **on the development set**, as the papers do; the score below is optimistic.",
     "selection": "The best epoch was chosen on {selection} rows set aside from the training data.",
     None: "The last epoch was kept.",
 }
@@ -22,7 +22,7 @@ _REWARDED = {
     "reward": " The method was rewarded by scores on {reward} more rows set aside from the training data.",
     "selection": " The method was rewarded by scores on the same rows.",
     "dev": " **The method scored models on the development set during training**, which decided what was dropped; the "
-    "score below flatters.",
+    "score below is optimistic.",
     None: "",
 }
 

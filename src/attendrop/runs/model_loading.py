@@ -73,8 +73,8 @@ def load_model_and_tokenizer(name: str, task: Task | None) -> tuple[PreTrainedMo
 
     Args:
         name: As for :func:`resolve_model`.
-        task: Decides the size, the label names and the loss of the head, which is made anew where the model has none
-            that fits. None: the model is a fine-tuned one and keeps its head.
+        task: Task that determines the size, the label names and the loss of the head; a new head is initialized if the
+            model has none that fits. None: the model is fine-tuned and keeps its head.
 
     A tokenizer without a padding token, as GPT-2 and Llama have, pads with its end-of-sequence token.
 
@@ -174,7 +174,7 @@ def _check_weights(folder: Path) -> None:
 
 
 def _report_loading(name: str, model: PreTrainedModel, found: dict[str, Any], *, keeps_head: bool) -> None:
-    """Warn of weights that no file has, but for those of a head, which fine-tuning is about to train."""
+    """Warn of weights that are in no file, except those of a head, which fine-tuning trains."""
     missing = sorted(found["missing_keys"])
     resized = sorted(key[0] for key in found["mismatched_keys"])
     body = f"{model.base_model_prefix}."

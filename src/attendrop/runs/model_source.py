@@ -15,7 +15,7 @@ class Source:
 
     Attributes:
         task: A task's name, with ``data_dir`` as in training and the name of a ``split``.
-        file: One's own file, with ``text_columns`` and, to evaluate, ``label_column``; ``"-"`` is standard input, in
+        file: Custom file, with ``text_columns`` and, to evaluate, ``label_column``; ``"-"`` is standard input, in
             ``input_format`` (``"csv"``, ``"tsv"`` or ``"jsonl"``).
         skip_bad_rows: Skip invalid rows of the file, and write them to ``skipped_file``, JSON lines.
         overwrite: Replace files that exist.
@@ -48,8 +48,8 @@ class Source:
         if self.task is not None and (self.text_columns or self.label_column):
             raise AttendropError("text-columns and label-column are for custom files; omit them for a task.")
         if self.input_format is not None and self.file != STDIN:
-            raise AttendropError("input-format is for standard input (-); of a file the extension says it.")
+            raise AttendropError("input-format is for standard input (-); omit it for a file, whose extension says it.")
         if self.skip_bad_rows and self.skipped_file is None:
-            raise AttendropError("skip-bad-rows needs skipped-file: where to list the rows that are left out.")
+            raise AttendropError("skip-bad-rows needs skipped-file, the file in which skipped rows are listed.")
         if self.skipped_file is not None and not self.skip_bad_rows:
-            raise AttendropError("skipped-file is for skip-bad-rows, which is not given.")
+            raise AttendropError("skipped-file is for skip-bad-rows; omit it, or add skip-bad-rows.")

@@ -1,7 +1,7 @@
-"""Which files in the folder of a run are the run's own: those on record, with their SHA-256, that nobody changed since.
+"""Files in the folder of a run that belong to the run: recorded with their SHA-256, and unchanged since.
 
 ``run.json`` records what a run wrote (``files``) and what other commands added to it (``added``); each checkpoint has a
-manifest. TensorBoard's files grow while a run trains: they are the run's where it asked for them.
+manifest. TensorBoard's files grow during training, so all of them belong to a run that reports to TensorBoard.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NEW_RUN = ".new-run"
 RESULTS = ".results.partial"
 TENSORBOARD = "tensorboard"
 _DELETED = ".deleted"
-# What is there while a process writes.
+# Files and folders that exist only while a process writes.
 _SCRATCH = (LOCK, NEW_RUN, RESULTS, _DELETED, f".{RUN}.partial", ".run.yaml.partial")
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
 _EVENTS = re.compile(r"events\.out\.tfevents\..+")
@@ -30,7 +30,7 @@ Run = Mapping[str, Any]
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Hash each file in a folder with SHA-256, by name: ``run.json`` keeps this of the files that a run wrote."""
+    """Compute the SHA-256 of each file in a folder, by name, as recorded in ``run.json``."""
     return {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.is_file()}
 
 
@@ -57,8 +57,8 @@ def refuse_foreign(folder: Path, run: Run, names: Iterable[str]) -> None:
     for name in names:
         if os.path.lexists(folder / name) and (found := foreign(folder / name, run)):
             raise AttendropError(
-                f"'{folder / found[0]}' was not written by attendrop, and a result of the run has its name; move it "
-                "away. Then --resume completes the run."
+                f"'{folder / found[0]}' was not written by attendrop, but has the name of a result of the run; move it "
+                "away, then complete the run with --resume."
             )
 
 
@@ -70,7 +70,7 @@ def delete_own(folder: Path, run: Run, *, last: tuple[str, ...]) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file, or a folder at one moment, so that no part of it is left and taken for another's."""
+    """Delete a file, or a folder atomically: an interruption leaves no partial folder under its name."""
     if path.is_dir() and not path.is_symlink():
         deleted = path.with_name(_DELETED)
         if path != deleted:

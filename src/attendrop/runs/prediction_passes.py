@@ -38,7 +38,7 @@ def predict_outputs(
         tokenizer: The tokenizer of the model.
         head: Head of the model.
         encoded: The columns that the model reads, and ``"length"``, as
-            :func:`attendrop.tasks.tokenization.encode` leaves them.
+            :func:`attendrop.tasks.tokenization.encode` returns them.
         batch_size: Rows in a batch.
         device: ``"auto"`` or ``"cpu"``.
         on_batch: Called after each batch with the number of its rows.

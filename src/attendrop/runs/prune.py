@@ -42,9 +42,9 @@ from attendrop.runs.training_args import on_cpu, recovery_arguments
 from attendrop.tasks.metrics import compute_scores
 from attendrop.training.trainer import RegularizedTrainer
 
-# Speed is measured on so many batches of so many rows.
+# Number and size of the batches on which speed is measured.
 _TIMED_BATCHES, _TIMED_ROWS = 8, 8
-# Told of each pass over rows: what it is for, how many are done, of how many at most.
+# Called before each pass over rows: what it is for, how many passes are done, of how many at most.
 OnPass = Callable[[str, int, int], None]
 logger = logging.getLogger(__name__)
 
@@ -63,9 +63,9 @@ def prune_run(
 ) -> dict[str, Any]:
     """Prune the model of a finished run, and save it with its metrics in another folder.
 
-    Layers are ranked by what the run's method learnt to drop, if it learnt that, else by importance; both on rows that
-    were not trained on. They are chosen on the run's selection split. The folder appears when it is complete: one whose
-    pruning was stopped can be pruned into again.
+    Layers are ranked by what the run's method learnt to drop, otherwise by importance; both on rows that were not
+    trained on. They are chosen on the run's selection split. The folder is created when all results are complete, so an
+    interrupted command can be repeated.
 
     Args:
         run_dir: Folder of the run.
@@ -75,7 +75,8 @@ def prune_run(
         recover_epochs: Number of epochs of fine-tuning afterwards, with the pruned layers in place, as the run did.
         data_dir: Folder of the run's task, if it was moved.
         device: ``"auto"`` or ``"cpu"``.
-        on_pass: Called before each pass over rows with what it is for, how many are done, and of how many at most.
+        on_pass: Called before each pass over rows with what it is for, how many passes are done, and of how many at
+            most.
         callbacks: Callbacks of the fine-tuning afterwards.
 
     Returns:
@@ -214,7 +215,7 @@ def _load(run_dir: str, data_dir: str | None, device: str) -> FinishedRun:
     if run.chosen_on is None:
         raise AttendropError(f"The run in '{run_dir}' has neither a selection split nor an eval-file to choose on.")
     if run.parts.selection is None:
-        logger.warning("The run has no selection split: layers are chosen on dev, so the score on it flatters.")
+        logger.warning("The run has no selection split: layers are chosen on dev, so the score on it is optimistic.")
     run.model.to(torch.device("cpu") if on_cpu(device) else torch.accelerator.current_accelerator())  # type: ignore[arg-type]
     return run
 

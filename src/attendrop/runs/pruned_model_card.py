@@ -15,7 +15,7 @@ def pruned_card(metrics: Mapping[str, Any], head: Head) -> str:
 
     Args:
         metrics: The content of the folder's ``metrics.json``.
-        head: That of the model.
+        head: Head of the model.
     """
     pruned, metric = metrics["pruned"], metrics["metric"]
     selection = [("selection", pruned["selection"])] if pruned["selection"] else []

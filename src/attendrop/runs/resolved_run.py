@@ -39,7 +39,7 @@ def resolve_run(config: RunConfig) -> ResolvedRun:
     """Resolve the options of a run: build its method, load and divide its data.
 
     Raises:
-        AttendropError: The data cannot be read, or not be divided as the options say.
+        AttendropError: The data cannot be read, or cannot be split as the options say.
     """
     data = load_data(config)
     return ResolvedRun(config, data, divide(config, data))

@@ -18,7 +18,7 @@ from attendrop.runs.config import RunConfig
 RUN_FILE = "run.yaml"
 _FIELDS = {field.name: str(field.type) for field in dataclasses.fields(RunConfig)}
 _PATHS = ("train_file", "eval_file", "data_dir", "model")
-# Beside the fields of a run: a preset that fills in what the file leaves out.
+# Not a field of a run: a preset, for options that the file does not set.
 _ALSO = ("preset",)
 _KINDS: dict[str, tuple[type, ...]] = {"float": (int, float), "int": (int,), "bool": (bool,), "str": (str,)}
 _WORDS = {"float": "a number", "int": "a whole number", "bool": "true or false", "str": "a text"}
@@ -30,7 +30,7 @@ def read_run_file(path: str) -> dict[str, Any]:
     Names may have dashes, as on the command line; lists may be written as there, with commas.
 
     Raises:
-        AttendropError: There is no such file, it is no YAML mapping, an option is not known or of another kind.
+        AttendropError: There is no such file, it is not a YAML mapping, or an option is unknown or of the wrong type.
     """
     try:
         found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
@@ -50,7 +50,7 @@ def read_run_file(path: str) -> dict[str, Any]:
 
 
 def run_file(config: RunConfig, seeds: Sequence[int] = ()) -> str:
-    """Write the options of a run with one or several seeds, but for its folder; paths are made absolute."""
+    """Write the options of a run with one or several seeds, except its folder; paths are made absolute."""
     options = {name: value for name, value in config.as_dict().items() if name != "output_dir" and value is not None}
     if seeds:
         options["seed"] = list(seeds)
@@ -66,7 +66,7 @@ def _is_path(value: str | None) -> bool:
 
 
 def _converted(path: str, name: str, value: Any) -> Any:
-    """Convert a value to the type of its field; YAML reads ``5e-5`` as a text."""
+    """Convert a value to the type of its field; YAML reads ``5e-5`` as a string."""
     if name == "text_columns":
         return _listed(value)
     if name == "options":

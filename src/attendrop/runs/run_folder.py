@@ -1,8 +1,8 @@
 """Folder of a run: write access, files of the run, and checks before resuming.
 
-``run.json`` says what the run is, and with what the run wrote; it is there from the first step on. ``metrics.json``
-comes last and says that the run ended. A run that replaces another is trained in the folder ``.new-run`` within the
-other's, and takes its place when it is complete.
+``run.json`` has the options of the run and the hashes of the files that it wrote; it exists from the first step on.
+``metrics.json`` is written last and marks the run as finished. A run that replaces another one is trained in a
+subfolder of the old run, ``.new-run``, and takes its place when it is complete.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ def is_main_process() -> bool:
 
 
 def read_run(folder: Path) -> dict[str, Any] | None:
-    """Read ``run.json``; None if the folder holds no run. Raises AttendropError if it is not a run's."""
+    """Read ``run.json``; None if the folder holds no run. Raises AttendropError if attendrop did not write it."""
     return read_json(folder / RUN, {"config": dict, "data_sha256": str})
 
 
 def read_metrics(folder: Path) -> dict[str, Any] | None:
-    """Read ``metrics.json``; None if no run ended here. Raises AttendropError if it is not a run's."""
+    """Read ``metrics.json``; None if no run is finished. Raises AttendropError if attendrop did not write it."""
     return read_json(folder / METRICS, {"task": str, "method": str, "config": dict, "all_scores": dict})
 
 
 @contextmanager
 def run_folder(config: RunConfig, *, resume: bool, overwrite: bool) -> Iterator[Path]:
-    """Lock the folder of a run while it trains; yields the place for the run's files until it is complete.
+    """Lock the folder of a run while it trains; yield the folder for its files until it is complete.
 
     Raises:
         AttendropError: The run may not use the folder, see :func:`check_folder`, or another process does.
@@ -53,7 +53,7 @@ def run_folder(config: RunConfig, *, resume: bool, overwrite: bool) -> Iterator[
         yield run_place(folder, resume=resume, overwrite=overwrite)
         return
     refuse_if_locked(folder)
-    check_folder(folder, config, resume=resume, overwrite=overwrite)  # a refused command is not to touch the folder
+    check_folder(folder, config, resume=resume, overwrite=overwrite)  # a refused command must not change the folder
     with locked(folder):
         replace_run(folder)
         check_folder(folder, config, resume=resume, overwrite=overwrite)
@@ -75,8 +75,8 @@ def check_folder(folder: Path, config: RunConfig, *, resume: bool, overwrite: bo
     """Refuse a folder that a run may not use, without writing anything.
 
     Raises:
-        AttendropError: It is a file, holds something that is not a run, or holds a run that is neither resumed (with
-            the same options) nor to be replaced, or beside that run files of others.
+        AttendropError: It is a file, holds something else than a run, or holds a run that is neither resumed (with
+            the same options) nor replaced, or that has files which it did not write.
     """
     if resume and overwrite:
         raise AttendropError("resume and overwrite exclude each other; choose one.")
@@ -99,20 +99,20 @@ def check_folder(folder: Path, config: RunConfig, *, resume: bool, overwrite: bo
         )
     elif strange := sorted(name for path in folder.iterdir() for name in foreign(path, run)):
         raise AttendropError(
-            f"The output folder '{folder}' holds, beside a run, what the run did not write there: "
-            f"{', '.join(strange)}. Move it away, or name another folder."
+            f"The output folder '{folder}' holds a run, and files that the run did not write: "
+            f"{', '.join(strange)}. Move them away, or name another folder."
         )
 
 
 def own_files(folder: Path) -> list[Path]:
-    """List the files of a run, or of a model that no run has made."""
+    """List the files of a run, or of a model that no run has written."""
     run = read_run(folder)
     names = os.listdir(folder) if run is None else [RUN, *run.get("files", {})]
     return [folder / name for name in names if (folder / name).is_file()]
 
 
 def add_files(folder: Path, paths: Iterable[Path]) -> None:
-    """Record files that other commands than `train` wrote into the folder of a run; those elsewhere are ignored."""
+    """Record files that other commands than `train` wrote into the folder of a run; files elsewhere are ignored."""
     run = read_run(folder)
     added = {path.name: sha256(path) for path in paths if path.resolve().parent == folder.resolve()}
     if run is not None and added:
@@ -120,7 +120,7 @@ def add_files(folder: Path, paths: Iterable[Path]) -> None:
 
 
 def was_added(folder: Path, path: Path) -> bool:
-    """Whether a file was recorded by :func:`add_files`, and not changed since."""
+    """Tell whether a file was recorded by :func:`add_files`, and not changed since."""
     run = read_run(folder) or {}
     inside = path.resolve().parent == folder.resolve()
     return inside and path.name in run.get("added", {}) and not foreign(path, run)
@@ -138,7 +138,7 @@ def hold_run_folders(files: Iterable[str | Path]) -> Iterator[None]:
 
 
 def check_data(place: Path, data_sha256: str) -> None:
-    """Refuse to resume a run; raises AttendropError if it began with other training rows."""
+    """Raise AttendropError if a run that is resumed began with other training rows."""
     run = read_run(place)
     if run is not None and run["data_sha256"] != data_sha256:
         raise AttendropError(f"The training data changed since the run in '{place}' began; it cannot be resumed.")
@@ -156,10 +156,10 @@ def begin_run(place: Path, config: RunConfig, data_sha256: str) -> None:
 
 @contextmanager
 def results(place: Path) -> Iterator[Path]:
-    """Yield a folder for the results of a run, which are moved into its own when all are there, metrics.json last.
+    """Yield a temporary folder for the results of a run; move them into the run's when complete, metrics.json last.
 
     Raises:
-        AttendropError: Files of others would be replaced.
+        AttendropError: Files that the run did not write would be replaced.
     """
     partial = place / RESULTS
     shutil.rmtree(partial, ignore_errors=True)
@@ -171,7 +171,7 @@ def results(place: Path) -> Iterator[Path]:
         run = read_run(place) or {}
         found = digests(partial)
         refuse_foreign(place, run, found)
-        for name in found:  # of results that came in part
+        for name in found:  # of results that were moved in part
             (place / name).unlink(missing_ok=True)
         write_json(place / RUN, run | {"files": run.get("files", {}) | found})
         _move(partial, place, last=(METRICS,))
@@ -180,16 +180,16 @@ def results(place: Path) -> Iterator[Path]:
 
 
 def clear_unfinished(place: Path) -> None:
-    """Delete the rest of an unfinished run that was to replace another."""
+    """Delete the remains of an unfinished run that should have replaced another."""
     if place.name == NEW_RUN:
         shutil.rmtree(place, ignore_errors=True)
 
 
 def replace_run(folder: Path) -> None:
-    """Put a complete run in the place of the older one; goes on where a process died meanwhile.
+    """Put a complete run in the place of the older one; an interrupted replacement is continued.
 
     Raises:
-        AttendropError: Files of others would be replaced.
+        AttendropError: Files that the run did not write would be replaced.
     """
     new, old = folder / NEW_RUN, read_run(folder)
     if read_metrics(new) is None:
@@ -209,7 +209,7 @@ def _move(source: Path, target: Path, last: tuple[str, ...]) -> None:
 
 
 def _comparable(config: RunConfig) -> dict[str, Any]:
-    """Return the options that decide on results, as JSON gives them back."""
+    """Return the options that affect the results, as JSON values."""
     options: dict[str, Any] = json.loads(json.dumps(config.as_dict()))
     del options["output_dir"]
     return options
@@ -226,7 +226,7 @@ def _check_unchanged(folder: Path, before: dict[str, Any], now: dict[str, Any]) 
 
 
 def _flat(options: dict[str, Any]) -> dict[str, Any]:
-    """Flatten options, the method before its options, so that the more telling change is named."""
+    """Flatten options, the method before its options, so that a change of the method is named first."""
     from attendrop.methods.core.registry import flat_options
 
     return {name: value for name, value in options.items() if name != "options"} | flat_options(options["options"])

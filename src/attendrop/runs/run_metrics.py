@@ -144,7 +144,7 @@ def epoch_metrics(log: Sequence[dict[str, float]], epoch: int) -> dict[str, floa
     found = {}
     for name in dict.fromkeys(name for entry in entries for name in entry):
         having = [entry for entry in entries if name in entry]
-        mean = having[0][name]  # exact, if there is but one
+        mean = having[0][name]  # exact, if there is only one
         if len(having) > 1:
             mean = float(np.average([entry[name] for entry in having], weights=[entry["steps"] for entry in having]))
         found[name] = mean
@@ -161,7 +161,7 @@ def _with_steps(log: Sequence[dict[str, float]]) -> Iterator[dict[str, float]]:
 
 
 def _is_metric(name: str, method: Method) -> bool:
-    """Whether an entry of the log is a method's, other than what it dropped in all or in a layer."""
+    """Tell whether a log entry is a metric of the method, other than the fractions that it dropped."""
     source, _, own = name.partition("/")
     return source in [part.source for part in method.parts] and own != "active" and not own.startswith("dropped")
 

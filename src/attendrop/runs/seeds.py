@@ -1,6 +1,6 @@
 """Runs with several seeds: a folder for each, and a summary of their scores.
 
-``seeds.json`` is there from the first step on, and says what else was written beside the folders, with its SHA-256.
+``seeds.json`` exists from the first step on, and lists the other files beside these folders with their SHA-256.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def train_seeds(
 ) -> dict[str, Any]:
     """Train with each seed in the folder ``seedN`` of ``config.output_dir``.
 
-    From the first step on ``run.yaml`` is there, which repeats all of them, and at the end ``summary.json``.
+    ``run.yaml``, which repeats all runs, exists from the first step on, ``summary.json`` when all runs are finished.
 
     Args:
         config: Options of the runs; its seed is ignored.
@@ -56,8 +56,7 @@ def train_seeds(
         ``selection_score`` and ``all_scores`` with ``mean``, ``std`` (of n-1; None for one seed) and ``values``.
 
     Raises:
-        AttendropError: As for :func:`train`, before the first run starts where it can be told; or a seed is given
-            twice.
+        AttendropError: As for :func:`train`, if possible before the first run starts; or a seed is given twice.
     """
     if len(set(seeds)) < len(seeds):
         raise AttendropError(f"seed {next(s for s in seeds if seeds.count(s) > 1)} is given twice.")
@@ -126,7 +125,7 @@ def _write(folder: Path, name: str, content: str) -> None:
     """Write a file beside the folders of the runs, and record it."""
     files = _files(folder)
     refuse_foreign(folder, {"files": files}, [name])
-    (folder / name).unlink(missing_ok=True)  # what is there is as it is on record, or not there, whenever this ends
+    (folder / name).unlink(missing_ok=True)  # if interrupted, the file is either as recorded or missing
     write_json(folder / SEEDS, {"files": files | {name: hashlib.sha256(content.encode()).hexdigest()}})
     write_text(folder / name, content)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-# What is measured together takes at least so long, in so many rounds of equal work.
+# Minimum duration of a measurement, and its number of rounds, which have the same work.
 SECONDS, ROUNDS = 2.0, 5
 Run = Callable[[Mapping[str, Any]], Any]
 
@@ -34,7 +34,7 @@ def measure_speed(before: Run, after: Run, batches: Sequence[Mapping[str, Any]])
         batches: Batches of each round.
     """
     with torch.no_grad():
-        for batch in batches:  # what the first call of a shape makes ready is not timed
+        for batch in batches:  # warm-up, since the first call of a shape may take longer
             _seconds(before, batch), _seconds(after, batch)
         ratios = [_round(before, after, batches) for _ in range(ROUNDS)]
     return Speed(statistics.median(ratios), min(ratios), max(ratios), ROUNDS)

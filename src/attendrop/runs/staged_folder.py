@@ -1,4 +1,4 @@
-"""Folders that appear only when they are complete."""
+"""Output folders that are created only when they are complete."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from attendrop.runs.folder_lock import locked
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Yield a folder to fill, which becomes ``target`` when the block ends; one process at a time fills it.
+    """Yield a temporary folder, which is renamed to ``target`` at the end of the block; only one process may fill it.
 
-    After an exception nothing is left. What a killed process left goes when the same target is filled again.
+    After an exception, nothing is left. The remains of a killed process are deleted when the target is filled again.
 
     Raises:
-        AttendropError: The target is a file, is not empty, or may not be written; or another process fills it.
+        AttendropError: The target is a file, is not empty, or is not writable; or another process fills it.
     """
     _check_new(target)
     beside = target.with_name(f".{target.name}.unfinished")

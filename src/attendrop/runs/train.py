@@ -65,9 +65,9 @@ def train(
 ) -> dict[str, Any]:
     """Train a model, and save it with its card and ``metrics.json`` in ``config.output_dir``.
 
-    Nothing is written before the data, the model and the method have been found good, and the first step was taken.
-    ``metrics.json`` comes last: a folder that has it holds a finished run. From the first check to the end the folder
-    is locked: no other process can train in it.
+    Nothing is written before the data, the model and the method are checked and the first step is taken.
+    ``metrics.json`` is written last: a folder that has it holds a finished run. The folder is locked throughout, so
+    that no other process can train in it.
 
     Args:
         config: Options of the run.
@@ -108,7 +108,7 @@ def _train(config: RunConfig, place: Path, *, resume: bool, callbacks: Sequence[
     checkpoint = last_checkpoint(place) if begun else None
     arguments = run_arguments(run, place, checkpoint)
     if checkpoint is not None:
-        logger.info("Going on from %s.", checkpoint)
+        logger.info("Resuming from %s.", checkpoint)
     elif begun:
         logger.info("There is no complete checkpoint in %s: the run starts over.", place)
     elif is_main_process():
@@ -126,7 +126,7 @@ def _train(config: RunConfig, place: Path, *, resume: bool, callbacks: Sequence[
     if trainer.is_world_process_zero():
         with results(place) as files:
             _save(trainer, run.task.head, tokenizer, metrics, files)
-            if not (place / RUN_FILE).exists():  # a process died before it was written
+            if not (place / RUN_FILE).exists():  # the process that began the run died before it was written
                 write_text(files / RUN_FILE, run_file(config))
             if run.data.skipped:
                 write_skipped(files / SKIPPED, run.data.skipped)

@@ -77,7 +77,9 @@ def _arguments(config: RunConfig, **own: Any) -> TrainingArguments:
             **own,
         )
     except ValueError as error:  # such as half precision on a device without it
-        raise AttendropError(f"These options do not go together here: {str(error).splitlines()[0]}") from error
+        raise AttendropError(
+            f"These options cannot be combined on this machine: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def num_epochs(run: ResolvedRun) -> int:

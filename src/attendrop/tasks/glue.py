@@ -141,7 +141,7 @@ _SOURCES = (
         "RTE", "label", _Classes(_ENTAILMENT), _PAIR,
     ),
     GlueSource(
-        _task("wnli", _PAIR, ("not_entailment", "entailment"), _ACCURACY, "is the pronoun resolved rightly?"),
+        _task("wnli", _PAIR, ("not_entailment", "entailment"), _ACCURACY, "is the pronoun resolved correctly?"),
         "WNLI", "label", _YES_NO, _PAIR,
     ),
 )  # fmt: skip

@@ -23,7 +23,7 @@ def text_problem(value: Any) -> str | None:
 
 
 def value_problem(value: Any) -> str | None:
-    """Describe what is wrong with a label, be it a class or a number, or return None."""
+    """Describe what is wrong with a label, either a class or a number, or return None."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return "the label is empty"
     if written(value).lower() == "nan":

@@ -1,1 +1,1 @@
-"""Training with a method, in a loop of one's own or in ``transformers.Trainer``."""
+"""Training with a method, in a custom loop or in ``transformers.Trainer``."""

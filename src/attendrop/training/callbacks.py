@@ -1,4 +1,4 @@
-"""Callbacks of the trainer: the method's clock, and checkpoints that wait for the evaluation."""
+"""Callbacks of the trainer: training events for the method, and checkpoints after the evaluation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import IntervalStrategy, TrainerCallback, TrainerControl, Trai
 
 
 class TrainingClock(TrainerCallback):
-    """Calls functions when training, an epoch or an optimizer step begins or ends.
+    """Callback that calls functions when training, an epoch or an optimizer step begins or ends.
 
     Args:
         begin_training: Called before the first step, also of a resumed run.
@@ -55,9 +55,9 @@ class TrainingClock(TrainerCallback):
 
 
 class SaveAfterEvaluation(TrainerCallback):
-    """Puts off a checkpoint that falls on an epoch's last step until the epoch was evaluated and logged.
+    """Callback that saves the checkpoint of an epoch's last step only after the epoch was evaluated and logged.
 
-    A run that is resumed from it begins with the next epoch, and would skip the evaluation and the log.
+    A run that is resumed from it begins with the next epoch, and would skip the evaluation and the logs.
     """
 
     def __init__(self) -> None:

@@ -49,19 +49,21 @@ def load_method_state(checkpoint: Path, rank: int) -> tuple[dict[str, Any], dict
         AttendropError: The checkpoint was written by fewer processes.
     """
     if not _rank_file(checkpoint, rank).exists() and _rank_file(checkpoint, 0).exists():
-        raise AttendropError(f"The checkpoint '{checkpoint}' was written by fewer processes than train now.")
+        raise AttendropError(
+            f"The checkpoint '{checkpoint}' was written by fewer processes than train now; start as many as then."
+        )
     found = [_load(checkpoint / METHOD_STATE), _load(_rank_file(checkpoint, rank))]
     return found[0], found[1]
 
 
 def mark_unfinished(checkpoint: Path) -> None:
-    """Begin a checkpoint, perhaps again, with a manifest that says that it is being written."""
+    """Start writing a checkpoint: its manifest marks it as unfinished."""
     checkpoint.mkdir(parents=True, exist_ok=True)
     write_json(checkpoint / MANIFEST, {"unfinished": True})
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """Whether a checkpoint has all its files, as they were written."""
+    """Tell whether a checkpoint has all its files, as they were written."""
     try:
         files = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["files"]
         return all(sha256(checkpoint / name) == digest for name, digest in files.items())
@@ -96,7 +98,7 @@ def last_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
     for _, folder in sorted(numbered, reverse=True):
         if is_complete(folder):
             return folder
-        logger.warning(f"Passed over {folder}: it is not complete; the process probably died while writing it.")
+        logger.warning(f"Skipped {folder}: it is not complete; the process probably died while writing it.")
     return None
 
 
@@ -118,7 +120,7 @@ def load_state(checkpoint: Path, method: Method) -> dict[str, Any]:
         name = changed[0]
         raise AttendropError(
             f"The checkpoint '{checkpoint}' was made with {name}={found['options'].get(name)!r}, not "
-            f"{name}={method.options()[name]!r}; a run goes on with the options that it began with."
+            f"{name}={method.options()[name]!r}; resume with the options that the run began with."
         )
     return dict(found["state"])
 

@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class EffectTracker:
-    """Remembers which methods had an effect, and warns of those that have none.
+    """Record of the methods that had an effect, with warnings of those that have none.
 
     Args:
         effective: Names in logs of the methods that had one so far.
@@ -59,7 +59,7 @@ class EffectTracker:
             self._warned.add(method)
 
     def warn_after(self, methods: Iterable[Method]) -> None:
-        """Warn after training of methods that had no effect; the remedy is not said twice."""
+        """Warn after training of methods that had no effect; a hint is given only once."""
         for method in methods:
             if method.source not in self.effective:
                 hint = "" if method in self._warned else f" {method.inactive_epochs_hint}".rstrip()

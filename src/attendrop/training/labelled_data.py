@@ -52,7 +52,7 @@ class LabelledRows:
 
 
 class LabelledBatches:
-    """Batches that were made before.
+    """Labelled rows that are given as batches.
 
     Args:
         batches: The batches. Their sizes are used as they are.
@@ -81,7 +81,7 @@ class LabelledBatches:
 
 
 def labelled_data(name: str, value: Any, device: torch.device) -> LabelledData | None:
-    """Make labelled data of a user's argument.
+    """Make labelled data from a user's argument.
 
     Args:
         name: Name of the argument, for messages.
@@ -96,7 +96,7 @@ def labelled_data(name: str, value: Any, device: torch.device) -> LabelledData |
         return value
     if isinstance(value, DataLoader):
         if not (hasattr(value.dataset, "__getitem__") and hasattr(value.dataset, "__len__")):
-            raise AttendropError(f"{name} is a loader over a stream; items are drawn at random, which needs rows.")
+            raise AttendropError(f"{name} is a loader over a stream; pass one over a data set with random access.")
         return LabelledRows(value.dataset, value.collate_fn, device)
     if isinstance(value, Sequence) and all(isinstance(batch, Mapping) for batch in value):
         return LabelledBatches(value, device)

@@ -63,7 +63,7 @@ class ModelCall:
         self._calls += 1
         if self.once and self._calls > 1:
             raise AttendropError(
-                "The loss was computed of two calls of the model, but the method acts on one; compute it of one call, "
+                "The loss was computed from two calls of the model, but the method acts on one; compute it from one, "
                 "on all rows."
             )
         if self.plan is None:
@@ -109,7 +109,7 @@ def replaced_attribute(thing: object, name: str, value: Any) -> Iterator[None]:
 
 
 class _Called(BaseException):
-    """Leaves a function at its call of the model. ``except Exception`` does not catch it."""
+    """Exception that leaves a function at its call of the model; ``except Exception`` does not catch it."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         super().__init__()

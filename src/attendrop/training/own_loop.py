@@ -1,4 +1,4 @@
-"""Context manager for training loops of one's own."""
+"""Context manager for custom training loops."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def regularize(
         total_steps: Number of optimizer steps planned. Methods that follow a schedule need it.
         optimizer: The model's optimizer. Methods that act on gradients need it, and those that train a second model
             with another like it.
-        max_grad_norm: To which norm you clip the model's gradients; those of a method's second model are clipped alike.
+        max_grad_norm: Norm to which you clip the model's gradients; those of a method's second model are clipped alike.
         scaler: The gradient scaler, if you train in float16 with one. Methods that read gradients themselves need it.
-        reward_data: What methods score models on while they train: a ``DataLoader`` over labelled rows that are not
-            trained on, or a list of batches.
+        reward_data: Rows on which methods score models during training: a ``DataLoader`` over labelled rows that are
+            not trained on, or a list of batches.
         train_data: The training rows, in the same forms, for methods that look at them beforehand.
         tokenizer: The tokenizer of the model, for methods that change tokens and have to know which are special.
 

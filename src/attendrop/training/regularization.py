@@ -28,7 +28,7 @@ _LARGEST_LOSS_FACTOR = 100.0
 class Regularization:
     """A method applied to a model.
 
-    :func:`regularize` yields one for a loop of one's own; :class:`RegularizedTrainer` drives one itself.
+    :func:`regularize` yields one for a custom training loop; :class:`RegularizedTrainer` uses one itself.
 
     Args:
         training: The model, and what else the method may need.
@@ -157,7 +157,7 @@ class Regularization:
         return replay.micro_batches(self.steps_taken, batch, num_items, accumulation_steps)
 
     def compute(self, batch: Batch, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
-        """Compute the training loss as :meth:`loss` does, with a training pass of one's own.
+        """Compute the training loss as :meth:`loss` does, with a custom training pass.
 
         Args:
             batch: The micro-batch.

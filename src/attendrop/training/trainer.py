@@ -43,7 +43,7 @@ class RegularizedTrainer(Trainer):
 
     - The metrics of the method are logged beside the loss: see :meth:`Regularization.logs`.
     - The order of batches is a function of the data seed and the epoch alone, so that a run that was killed and
-      resumed goes on exactly, and so that all methods see the same batches.
+      resumed continues exactly, and so that all methods see the same batches.
       ``train_sampling_strategy="group_by_length"`` groups global batches of similar length and shuffles these.
     - Each checkpoint carries the method's state and a manifest. ``train(resume_from_checkpoint=True)`` takes the newest
       checkpoint that is complete, and starts over if there is none.
@@ -64,7 +64,7 @@ class RegularizedTrainer(Trainer):
     Raises:
         AttendropError: Several GPUs in one process (DataParallel), DeepSpeed or FSDP; reentrant activation
             checkpointing; or, when training starts, a model that the method cannot act on, or a ``compute_loss`` or
-            ``training_step`` of a subclass's that leaves it no call of the model to act on.
+            ``training_step`` of a subclass that leaves it no call of the model to act on.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class RegularizedTrainer(Trainer):
         if checkpoint:
             state = load_state(Path(checkpoint), self.regularizer)
             self._resumed = state, load_method_state(Path(checkpoint), self.args.process_index)
-            # Early stopping counts on from where it was.
+            # Early stopping keeps its count of epochs without improvement.
             self.args.restore_callback_states_from_checkpoint = True
         try:
             return super().train(checkpoint or None, *args, **kwargs)

@@ -21,7 +21,7 @@ from attendrop.training.regularization import Regularization
 
 
 class TrainerLoss:
-    """Runs the ``compute_loss`` of a trainer for the passes of a method.
+    """Adapter that runs the ``compute_loss`` of a trainer for the passes of a method.
 
     It may be that of a subclass, which knows nothing of plans, repeated rows or second models.
 
@@ -120,7 +120,7 @@ class TrainerLoss:
         """Whether the loss is a mean over the micro-batch, though the trainer takes it for a sum over ``num_items``.
 
         The stock trainer passes ``num_items_in_batch``, which most heads but those of language models ignore, as do
-        many a ``compute_loss`` and ``compute_loss_func``. The loss itself is asked, once, and only where it makes a
+        many ``compute_loss`` and ``compute_loss_func``. The loss itself is tested, once, and only where it makes a
         difference and ``loss_is_scaled_for_ga`` does not say it.
         """
         trainer = self.trainer

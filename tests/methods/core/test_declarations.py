@@ -136,7 +136,7 @@ def test_what_a_plan_declares_happens_with_some_options(watched: Mapping[str, Wa
 
 @dataclass(frozen=True)
 class Own(Method):
-    """A method of one's own that declares nothing."""
+    """A custom method that declares nothing."""
 
     name: ClassVar[str] = "own"
     summary: ClassVar[str] = ""

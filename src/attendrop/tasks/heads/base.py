@@ -135,7 +135,7 @@ tokenizer = AutoTokenizer.from_pretrained(folder)
 inputs = tokenizer({texts}, truncation=True, max_length={max_length}, return_tensors="pt")
 logits = model(**inputs).logits"""
 
-    # Labels and texts of own files ----------------------------------------------------------------------------------
+    # Labels and texts of custom files -------------------------------------------------------------------------------
 
     @staticmethod
     def text_problem(value: Any) -> str | None:
