@@ -1,4 +1,4 @@
-"""The machine fails, or the user interrupts: one sentence, an exit code, and nothing that cannot be resumed."""
+"""Full disks, crashes and interruptions: one sentence, an exit code, and a run that can be resumed."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from helpers import tiny
 from safetensors import SafetensorError
 
 from attendrop import cli
+from attendrop.runs import export, prune  # noqa: F401 (so that none is first imported while a writer is patched)
 from attendrop.training.checkpoints import is_complete
 
 Captured = pytest.CaptureFixture[str]
@@ -105,7 +106,7 @@ def test_a_full_disk_is_one_sentence_and_can_be_resumed(
         assert cli.main(arguments(folder, run)) == 1
     said = error_of(capsys)
     assert said.startswith("Error: No space left on device")
-    assert said.endswith("Free some space; training goes on with --resume.")
+    assert said.endswith("Free some space, then resume training with --resume.")
     assert all(is_complete(checkpoint) for checkpoint in run.glob("checkpoint-*"))
     assert cli.main(arguments(folder, run, "--resume")) == 0
     assert tiny.read_metrics(run)["steps"] == 6
@@ -172,7 +173,7 @@ def test_a_full_disk_leaves_nothing_of_a_pruned_or_exported_model(
         assert cli.main(asked) == 1
         said = error_of(capsys)
         assert said.startswith("Error: No space left on device")
-        assert said.endswith("Free some space; then run the command again.")
+        assert said.endswith("Free some space, then run the command again.")
         assert list(disk.iterdir()) == []
         enlarge(disk)
         assert cli.main(asked) == 0
