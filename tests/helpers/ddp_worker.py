@@ -1,7 +1,13 @@
-"""Worker of ``test_ddp.py``, run in each of two processes; started by ``torchrun`` with an output folder."""
+"""Worker of ``test_ddp.py``, run in each of two processes.
 
+Started by ``torchrun`` with an output folder and the part of the jobs to run: ``sample`` or ``rest``.
+"""
+
+import gc
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +35,8 @@ CHECKPOINTED = ("layerdrop", "attention-layerdrop")
 LENGTHS = (9, 4, 6, 5, 8, 3, 7, 5, 6, 6, 4, 9, 3, 8, 7, 5)
 
 
-def one_step(rank: int, world: int, name: str) -> dict[str, torch.Tensor]:
-    """The gradients after two micro-batches on each process, by hand, without a trainer."""
+def one_step(folder: Path, rank: int, world: int, name: str) -> dict[str, torch.Tensor]:
+    """Compute the gradients of two micro-batches on each process, without a trainer."""
     examples = zoo.rows(name, LENGTHS[:8])
     model = zoo.build(name, dtype=torch.float64)
     wrapped = DistributedDataParallel(model, find_unused_parameters=True) if world > 1 else model
@@ -59,18 +65,12 @@ class Gradients(TrainerCallback):
 
 
 def train(
-    folder: Path,
-    world: int,
-    strategy: str,
-    resume: str | None = None,
-    method: Any = METHOD,
-    name: str = "",
-    **options: Any,
+    folder: Path, rank: int, world: int, name: str, method: Any = METHOD, resume: str | None = None, **options: Any
 ) -> dict[str, Any]:
-    """A whole run with the trainer: a global batch of eight, in two micro-batches."""
+    """Train with the trainer: global batches of eight, in two micro-batches."""
     kept = Gradients()
     args = TrainingArguments(
-        output_dir=str(folder / (name or strategy)),
+        output_dir=str(folder / name),
         per_device_train_batch_size=4 // world,
         gradient_accumulation_steps=2,
         num_train_epochs=2,
@@ -82,7 +82,6 @@ def train(
         disable_tqdm=True,
         use_cpu=True,
         seed=3,
-        train_sampling_strategy=strategy,
         ddp_backend="gloo" if world > 1 else None,
         **{"save_strategy": "steps", **options},
     )
@@ -95,7 +94,7 @@ def train(
         reward_dataset=list(zoo.rows("bert", LENGTHS[:6], seed=9)),
         callbacks=[kept],
     )
-    trainer.train(resume_from_checkpoint=resume)
+    trainer.train(resume_from_checkpoint=str(folder / name / resume) if resume else None)
     shares = [entry["ad_drop/dropped"] for entry in trainer.state.log_history if "ad_drop/dropped" in entry]
     found = {"gradients": kept.steps, "weights": dict(trainer.model.state_dict()), "shares": shares}
     if isinstance(method, AttendOut):
@@ -108,30 +107,49 @@ def train(
     return found
 
 
-def results(folder: Path, rank: int, world: int) -> dict[str, Any]:
-    """Collect the compared values."""
-    found: dict[str, Any] = {f"step {name}": one_step(rank, world, name) for name in ("bert", "bart-class")}
-    for strategy in ("random", "group_by_length"):
-        found[f"train {strategy}"] = train(folder, world, strategy)
-    found["resumed"] = train(folder, world, "random", resume=str(folder / "random/checkpoint-3"))
-    for variant in ("dropout", "pruning"):
-        method = AttendOut(variant=variant, learner="policy_gradient", dropout_step=2)
-        found[f"train {variant}"] = train(folder, world, "random", method=method, name=variant)
-        resume = str(folder / variant / "checkpoint-3")
-        found[f"resumed {variant}"] = train(folder, world, "random", resume, method, variant)
-    for name, method in OTHERS.items():
-        found[name] = train(folder, world, "random", method=method, name="other", save_strategy="no")["weights"]
-    checkpointing = {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": False}}
-    for name in CHECKPOINTED:
-        found[f"{name}, activation checkpointing"] = train(
-            folder, world, "random", method=TABLE[name], name="other", save_strategy="no", **checkpointing
-        )["weights"]
-    return found
+def last_weights(folder: Path, rank: int, world: int, method: Any, **options: Any) -> dict[str, torch.Tensor]:
+    """Train without checkpoints, and return the weights."""
+    weights: dict[str, torch.Tensor] = train(folder, rank, world, "other", method, save_strategy="no", **options)[
+        "weights"
+    ]
+    return weights
+
+
+CHECKPOINTING = {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": False}}
+JOBS: dict[str, Callable[[Path, int, int], Any]] = {
+    "step bert": partial(one_step, name="bert"),
+    "step bart-class": partial(one_step, name="bart-class"),
+    "train random": partial(train, name="random"),
+    "resumed random": partial(train, name="random", resume="checkpoint-3"),
+    "train group_by_length": partial(train, name="grouped", train_sampling_strategy="group_by_length"),
+}
+for variant in ("dropout", "pruning"):
+    players = AttendOut(variant=variant, learner="policy_gradient", dropout_step=2)
+    JOBS[f"train {variant}"] = partial(train, name=variant, method=players)
+    JOBS[f"resumed {variant}"] = partial(train, name=variant, method=players, resume="checkpoint-3")
+JOBS |= {name: partial(last_weights, method=method) for name, method in OTHERS.items()}
+JOBS |= {
+    f"{name}, activation checkpointing": partial(last_weights, method=TABLE[name], **CHECKPOINTING)
+    for name in CHECKPOINTED
+}
+# The jobs of the default tests, with a method of each kind; the others are slow.
+SAMPLE = (
+    *("step bert", "train random", "resumed random", "train dropout", "resumed dropout"),
+    *("r-drop sum", "layerdrop", "layerdrop, activation checkpointing", "hiddencut"),
+    *("mixout", "child-tuning driven", "concrete-dropout"),
+)
+PARTS = {"sample": SAMPLE, "rest": tuple(name for name in JOBS if name not in SAMPLE)}
+
+
+def results(folder: Path, part: str, rank: int, world: int) -> dict[str, Any]:
+    """Run the jobs of a part."""
+    return {name: JOBS[name](folder, rank, world) for name in PARTS[part]}
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    gc.freeze()  # the trainer calls gc.collect, which is slow with all the objects of imported modules
     distributed.init_process_group("gloo")
-    output = Path(sys.argv[1])
-    torch.save(results(output, distributed.get_rank(), 2), output / f"rank-{distributed.get_rank()}.pt")
+    output, rank = Path(sys.argv[1]), distributed.get_rank()
+    torch.save(results(output, sys.argv[2], rank, 2), output / f"rank-{rank}.pt")
     distributed.destroy_process_group()

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +31,12 @@ def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], obje
     return folder
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], Path]:
-    """The results of both processes, and their folder."""
-    folder = once(tmp_path_factory, "ddp", in_two_processes)
-    return [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in (0, 1)], folder
-
-
-def in_two_processes(folder: Path) -> None:
+def in_two_processes(folder: Path, part: str) -> None:
     tests = Path(__file__).parents[1]
     path = os.pathsep.join([str(tests), str(tests.parent / "src"), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     run = subprocess.run(
-        [*command, str(tests / "helpers" / "ddp_worker.py"), str(folder)],
+        [*command, str(tests / "helpers" / "ddp_worker.py"), str(folder), part],
         env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -52,47 +46,77 @@ def in_two_processes(folder: Path) -> None:
     assert run.returncode == 0, run.stderr[-3000:]
 
 
+def in_one_process(folder: Path, part: str) -> None:
+    torch.save(ddp_worker.results(folder, part, 0, 1), folder / "alone.pt")
+
+
+def part_of(job: str) -> str:
+    return next(part for part, jobs in ddp_worker.PARTS.items() if job in jobs)
+
+
+Results = Callable[[str], Any]
+
+
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What one process computes."""
-    folder = once(
-        tmp_path_factory, "alone", lambda folder: torch.save(ddp_worker.results(folder, 0, 1), folder / "found.pt")
-    )
-    found: dict[str, Any] = torch.load(folder / "found.pt", weights_only=True)
-    return found
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of the two processes that ran a job."""
+    return lambda job: once(tmp_path_factory, f"ddp-{part_of(job)}", partial(in_two_processes, part=part_of(job)))
 
 
-Ranks = tuple[list[dict[str, Any]], Path]
-RUNS = ["train random", "train group_by_length"]
+@pytest.fixture(scope="module")
+def ranks(folder: Callable[[str], Path]) -> Results:
+    """What each of two processes computes in a job."""
+    load = cache(lambda path: torch.load(path, weights_only=True))
+    return lambda job: [load(folder(job) / f"rank-{rank}.pt")[job] for rank in (0, 1)]
 
 
-@pytest.mark.parametrize("name", ["step bert", "step bart-class"])
-def test_gradients_equal_those_of_the_joint_batch(name: str, ranks: Ranks, alone: dict[str, Any]) -> None:
-    first, second = ranks[0]
-    zoo.assert_same(first[name], second[name])
-    zoo.assert_same(first[name], alone[name], 1e-9)
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """What one process computes in a job."""
+
+    @cache
+    def load(part: str) -> dict[str, Any]:
+        folder = once(tmp_path_factory, f"alone-{part}", partial(in_one_process, part=part))
+        found: dict[str, Any] = torch.load(folder / "alone.pt", weights_only=True)
+        return found
+
+    return lambda job: load(part_of(job))[job]
 
 
-@pytest.mark.parametrize("name", [*RUNS, "resumed"])
-def test_both_processes_end_with_the_same_weights(name: str, ranks: Ranks) -> None:
-    first, second = ranks[0]
-    zoo.assert_same(first[name]["weights"], second[name]["weights"])
+def cases(*names: str, job: str = "{}") -> list[Any]:
+    """Parameters of tests; those whose ``job`` is not in the sample are slow."""
+    return [
+        pytest.param(name, marks=() if job.format(name) in ddp_worker.SAMPLE else pytest.mark.slow) for name in names
+    ]
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_the_trainer_takes_the_same_steps_as_one_process(name: str, ranks: Ranks, alone: dict[str, Any]) -> None:
-    ours, one = ranks[0][0][name], alone[name]
+@pytest.mark.parametrize("job", cases("step bert", "step bart-class"))
+def test_gradients_equal_those_of_the_joint_batch(job: str, ranks: Results, alone: Results) -> None:
+    first, second = ranks(job)
+    zoo.assert_same(first, second)
+    zoo.assert_same(first, alone(job), 1e-9)
+
+
+@pytest.mark.parametrize("job", cases("train random", "train group_by_length", "resumed random"))
+def test_both_processes_end_with_the_same_weights(job: str, ranks: Results) -> None:
+    first, second = ranks(job)
+    zoo.assert_same(first["weights"], second["weights"])
+
+
+@pytest.mark.parametrize("job", cases("train random", "train group_by_length"))
+def test_the_trainer_takes_the_same_steps_as_one_process(job: str, ranks: Results, alone: Results) -> None:
+    ours, one = ranks(job)[0], alone(job)
     assert len(ours["gradients"]) == len(one["gradients"]) == 4
     for step, expected in zip(ours["gradients"], one["gradients"], strict=True):
         zoo.assert_same(step, expected, 1e-8)
     zoo.assert_same(ours["weights"], one["weights"], 1e-8)
 
 
-@pytest.mark.parametrize("variant", ["dropout", "pruning"])
-def test_attendout_decides_as_one(variant: str, ranks: Ranks, alone: dict[str, Any]) -> None:
+@pytest.mark.parametrize("variant", cases("dropout", "pruning", job="train {}"))
+def test_attendout_decides_as_one(variant: str, ranks: Results, alone: Results) -> None:
     """All processes end with identical networks, those that one process ends with, also when resumed in mid-period."""
-    (first, second), one = (found[f"train {variant}"] for found in ranks[0]), alone[f"train {variant}"]
-    resumed = ranks[0][0][f"resumed {variant}"]
+    (first, second), one = ranks(f"train {variant}"), alone(f"train {variant}")
+    resumed = ranks(f"resumed {variant}")[0]
     for name in ("weights", "generator", "defender"):
         zoo.assert_same(first[name], second[name])
         zoo.assert_same(first[name], resumed[name])
@@ -104,25 +128,25 @@ def test_attendout_decides_as_one(variant: str, ranks: Ranks, alone: dict[str, A
 
 
 @pytest.mark.parametrize(
-    "name", [*ddp_worker.OTHERS, *(f"{name}, activation checkpointing" for name in ddp_worker.CHECKPOINTED)]
+    "job", cases(*ddp_worker.OTHERS, *(f"{name}, activation checkpointing" for name in ddp_worker.CHECKPOINTED))
 )
-def test_every_method_ends_with_the_weights_of_one_process(name: str, ranks: Ranks, alone: dict[str, Any]) -> None:
-    (first, second), one = (found[name] for found in ranks[0]), alone[name]
+def test_every_method_ends_with_the_weights_of_one_process(job: str, ranks: Results, alone: Results) -> None:
+    first, second = ranks(job)
     zoo.assert_same(first, second)
-    zoo.assert_same(first, one, 1e-7)
+    zoo.assert_same(first, alone(job), 1e-7)
 
 
-def test_a_resumed_run_of_two_processes_equals_the_uninterrupted_one(ranks: Ranks) -> None:
-    first = ranks[0][0]
-    assert len(first["resumed"]["gradients"]) == 1
-    zoo.assert_same(first["resumed"]["weights"], first["train random"]["weights"])
+def test_a_resumed_run_of_two_processes_equals_the_uninterrupted_one(ranks: Results) -> None:
+    resumed, whole = ranks("resumed random")[0], ranks("train random")[0]
+    assert len(resumed["gradients"]) == 1
+    zoo.assert_same(resumed["weights"], whole["weights"])
 
 
-def test_checkpoints_of_two_processes_are_complete(ranks: Ranks) -> None:
-    checkpoint = ranks[1] / "random/checkpoint-3"
+def test_checkpoints_of_two_processes_are_complete(folder: Callable[[str], Path]) -> None:
+    checkpoint = folder("train random") / "random/checkpoint-3"
     assert is_complete(checkpoint)
     assert {"rng_state_0.pth", "rng_state_1.pth"} <= {path.name for path in checkpoint.iterdir()}
 
 
-def test_the_logged_share_is_that_of_the_whole_batch(ranks: Ranks, alone: dict[str, Any]) -> None:
-    assert ranks[0][0]["train random"]["shares"] == pytest.approx(alone["train random"]["shares"])
+def test_the_logged_share_is_that_of_the_whole_batch(ranks: Results, alone: Results) -> None:
+    assert ranks("train random")[0]["shares"] == pytest.approx(alone("train random")["shares"])
