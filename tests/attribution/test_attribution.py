@@ -11,7 +11,7 @@ from helpers import oracles, zoo
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attendrop import AttendropError
+from attendrop import ADDrop, AttendropError, regularize
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionEdit
@@ -73,6 +73,39 @@ def test_layers_that_the_model_skips_have_no_attribution() -> None:
         assert keys == ran
         found.add(tuple(keys))
     assert found == {(), ("decoder.0",), ("decoder.1",), ("decoder.0", "decoder.1")}
+
+
+LAYERDROP: dict[str, tuple[str, dict[str, Any], str]] = {
+    "bart": ("BartForSequenceClassification", {"encoder_layerdrop": 0.5, "decoder_layerdrop": 0.5}, "bart-class"),
+    "m2m100": ("M2M100ForConditionalGeneration", {"encoder_layerdrop": 0.5, "decoder_layerdrop": 0.5}, "bart"),
+}
+
+
+@pytest.mark.parametrize("attribution", ["gradient", "integrated_gradient", "attention"])
+@pytest.mark.parametrize("name", [*LAYERDROP, "wav2vec2"])
+def test_models_that_skip_layers_are_trained_whatever_runs(name: str, attribution: str) -> None:
+    if name == "wav2vec2":
+        model, batch = speech_model(layerdrop=0.5), {"input_values": torch.randn(3, 400), "labels": torch.arange(3)}
+    else:
+        kind, options, row = LAYERDROP[name]
+        model, batch = zoo.from_class(kind, zoo.ZOO[row].options | options).train(), zoo.batch_of(row)
+    method = ADDrop(attribution=attribution, steps=2, cross_tuning=False)
+    logged = set()
+    with regularize(model, method) as reg:
+        for _ in range(8):
+            reg.loss(batch).backward()
+            reg.step()
+            logged.add(frozenset(key for key in reg.logs() if "." in key))
+    assert len(logged) > 2  # sets of layers that ran
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def speech_model(**options: Any) -> Any:
+    conv = {"conv_dim": (8, 8), "conv_kernel": (4, 4), "conv_stride": (4, 4), "num_feat_extract_layers": 2}
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    other = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "classifier_proj_size": 8}
+    masks = {"num_labels": 3, "apply_spec_augment": False}
+    return zoo.from_class("Wav2Vec2ForSequenceClassification", sizes | conv | other | masks | options).train()
 
 
 def test_regression_attributes_the_negative_loss_whatever_the_target() -> None:

@@ -243,6 +243,18 @@ def test_another_number_of_micro_batches_is_refused_in_a_loop_of_ones_own(calls:
     reg.close()
 
 
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_a_step_without_a_loss_is_refused(steps: int) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    reg = at_work(model, AutoDropout(trials=2), 8)
+    for _ in range(steps):
+        take_step(reg, batch)
+    model(**batch).loss.backward()
+    with pytest.raises(AttendropError, match=r"call reg\.loss before each optimizer step"):
+        reg.step()
+    reg.close()
+
+
 def test_the_score_is_a_mean_over_the_rows_of_all_processes() -> None:
     model, parts = zoo.build("bert"), []
     whole: Any = at_work(model, AutoDropout(trials=1), 4).method_state

@@ -15,8 +15,10 @@ import pytest
 import torch
 import transformers as hf
 from helpers import tiny
+from rich.console import Console
 
 from attendrop import cli
+from attendrop.cli.progress import row_progress
 from attendrop.errors import AttendropError
 from attendrop.runs import inference
 from attendrop.runs.inference import evaluate, predict
@@ -214,6 +216,29 @@ def test_progress_counts_rows(runs: Path, tmp_path: Path) -> None:
     source = Source(file=str(write_rows(tmp_path / "in.csv", 10)), batch_size=4)
     evaluate(str(runs / "single"), source, lambda count, total: done.append((count, total)))
     assert done == [(4, None), (8, None), (10, None)]
+
+
+@pytest.mark.parametrize("command", [["evaluate", "--eval-file"], ["predict", "--output", "out.csv", "--predict-file"]])
+def test_progress_is_shown_unless_quiet(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, command: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("attendrop.cli.progress._SECONDS_BETWEEN_LINES", 0.0)
+    arguments = [*command, str(write_rows(tmp_path / "in.csv", 10)), f"{runs}/single", "--batch-size", "4"]
+    assert cli.main([*arguments, "--device", "cpu"]) == 0
+    assert [line for line in capsys.readouterr().err.splitlines() if "done" in line] == [
+        "4 rows done", "8 rows done", "10 rows done",
+    ]  # fmt: skip
+    assert cli.main([*arguments, "--device", "cpu", "--overwrite", "--quiet"]) == 0
+    assert "done" not in capsys.readouterr().err
+
+
+def test_progress_is_a_bar_on_a_terminal() -> None:
+    stream = io.StringIO()
+    with row_progress(Console(file=stream, force_terminal=True, width=80), quiet=False) as progress:
+        assert progress is not None
+        progress(4, 10)
+    assert "4/10" in stream.getvalue()
 
 
 def test_one_predicted_class_is_pointed_out(runs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import statistics
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,13 +17,12 @@ from helpers import tiny
 from safetensors.torch import load_file
 from sklearn.utils.class_weight import compute_class_weight
 from torch.nn import functional
-from transformers.integrations.integration_utils import TensorBoardCallback
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, TensorBoardCallback
 
 from attendrop import cli
 from attendrop.errors import AttendropError
 from attendrop.runs.class_weights import balanced_loss
 from attendrop.runs.config import RunConfig
-from attendrop.runs.experiment_tracking import keep_in_folder
 from attendrop.runs.inference import evaluate
 from attendrop.runs.listing import list_runs
 from attendrop.runs.model_source import Source
@@ -179,13 +178,35 @@ def test_one_line_tells_of_an_epoch_however_often_it_is_logged(folder: Path, cap
     ]
 
 
-def test_tensorboard_writes_within_the_folder_of_the_run(tmp_path: Path) -> None:
-    callback = TensorBoardCallback.__new__(TensorBoardCallback)  # its package need not be installed
-    trainer: Any = SimpleNamespace(
-        callback_handler=SimpleNamespace(callbacks=[callback]), args=SimpleNamespace(output_dir=tmp_path)
-    )
-    keep_in_folder(trainer)
-    assert callback.logging_dir == str(tmp_path / "tensorboard")
+def test_metrics_are_reported_where_it_is_asked_and_tensorboards_within_the_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its package need not be installed."""
+    told: list[tuple[str, set[str]]] = []
+
+    class Recorder(TensorBoardCallback):
+        def __init__(self) -> None:
+            self.logging_dir = "elsewhere"
+
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def on_train_end(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def on_log(self, *_: Any, logs: dict[str, float], **__: Any) -> None:
+            told.append((self.logging_dir, set(logs)))
+
+    find = importlib.util.find_spec
+    installed = ModuleSpec("tensorboard", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: installed if name == "tensorboard" else find(name))
+    monkeypatch.setitem(INTEGRATION_TO_CALLBACK, "tensorboard", Recorder)
+    train(tiny.config(folder, "recorded", report_to="tensorboard", options={"cross_tuning": False}, epochs=1))
+    assert {place for place, _ in told} == {str(folder / "recorded" / "tensorboard")}
+    assert {"loss", "ad_drop/dropped", "eval_accuracy"} <= set().union(*(names for _, names in told))
+    told.clear()
+    train(tiny.config(folder, "unrecorded", method="finetune", epochs=1))
+    assert told == []
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio", "mlflow"])

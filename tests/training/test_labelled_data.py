@@ -68,6 +68,11 @@ def test_rows_are_set_aside(kind: Any) -> None:
     assert list(set_aside(rows, 0.1, 3)[1]) == list(set_aside(rows, 0.1, 3)[1])
 
 
+@pytest.mark.parametrize(("count", "fraction", "held"), [(100, 0.29, 29), (10, 0.19, 1), (5, 0.1, 1)])
+def test_the_fraction_set_aside_is_rounded_down_and_never_empty(count: int, fraction: float, held: int) -> None:
+    assert len(set_aside(list(range(count)), fraction, 0)[1]) == held
+
+
 @pytest.mark.parametrize(("rows", "message"), [([1], "cannot be divided"), (Stream(), "stream")])
 def test_what_cannot_be_divided(rows: Any, message: str) -> None:
     with pytest.raises(AttendropError, match=message):

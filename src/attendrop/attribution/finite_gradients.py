@@ -43,7 +43,9 @@ def gradients_of(
     total: Tensor, keys: Sequence[str], units: Sequence[Tensor], *, keep_graph: bool = False
 ) -> dict[str, Tensor]:
     """Differentiate a scalar by each of ``units``, under the names ``keys``; zero where it does not depend on them."""
-    found = torch.autograd.grad(total, list(units), allow_unused=True, retain_graph=keep_graph) if units else ()
+    found: Sequence[Tensor | None] = [None] * len(units)
+    if units and total.requires_grad:  # not if the model has skipped all layers that the scalar reaches units through
+        found = torch.autograd.grad(total, list(units), allow_unused=True, retain_graph=keep_graph)
     return {
         key: torch.zeros_like(unit) if grad is None else grad
         for key, unit, grad in zip(keys, units, found, strict=True)

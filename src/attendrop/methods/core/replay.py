@@ -93,8 +93,10 @@ class Replay:
         """Check, after the step that follows ``steps_taken`` steps, that all its micro-batches have run.
 
         Raises:
-            AttendropError: Some micro-batches have not run.
+            AttendropError: Some micro-batches have not run, or none has.
         """
+        if steps_taken != self._step:
+            raise AttendropError("reg.step was called without reg.loss; call reg.loss before each optimizer step.")
         recorded = self.steps[steps_taken % self.length]
         if self._next < len(recorded):
             raise _mismatch(len(recorded))
