@@ -189,6 +189,7 @@ def test_dev_was_scored_only_where_there_is_one(
     [
         (0.1, {"learning_rate": 1e30}, "Much lower values are usual: learning-rate is 1e+30."),
         (0.0, {"weight_decay": 1e30}, "Much lower values are usual: weight-decay is 1e+30."),
+        (0.0, {"eval_file": None, "learning_rate": 1e30}, "Much lower values are usual: learning-rate is 1e+30."),
         (
             0.1,
             {"learning_rate": 1e30, "method": "r-drop", "options": {"alpha": 1e3}},

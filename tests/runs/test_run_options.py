@@ -27,6 +27,8 @@ from attendrop.runs.inference import evaluate
 from attendrop.runs.listing import list_runs
 from attendrop.runs.model_source import Source
 from attendrop.runs.run_file import run_file
+from attendrop.runs.run_metrics import epoch_metrics
+from attendrop.runs.seeds import summarise
 from attendrop.runs.train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -167,6 +169,15 @@ def test_logs_between_epochs_leave_the_history_as_it_is(folder: Path) -> None:
     assert [entry["step"] for entry in state["log_history"] if "loss" in entry] == [2, 4, 5, 6, 8, 10]
 
 
+def test_metrics_of_an_epoch_are_averaged_over_its_steps() -> None:
+    log = [
+        {"loss": 1.0, "step": 4, "epoch": 0.8},
+        {"loss": 6.0, "step": 5, "epoch": 1.0},
+        {"loss": 9.0, "step": 6, "epoch": 1.2},
+    ]
+    assert (epoch_metrics(log, 1)["loss"], epoch_metrics(log, 2)["loss"]) == (2.0, 9.0)
+
+
 @pytest.mark.parametrize("selection", ["0", "0.1"])
 def test_one_line_tells_of_an_epoch_however_often_it_is_logged(folder: Path, capsys: Captured, selection: str) -> None:
     more = ["--method", "finetune", "--logging-steps", "2", "--selection-fraction", selection]
@@ -299,6 +310,21 @@ def test_several_seeds_have_a_folder_each_and_a_summary(folder: Path, capsys: Ca
     assert cli.main([*run, "--resume", "--json"]) == 0
     out, err = capsys.readouterr()
     assert err.count("is finished already") == 3 and json.loads(out) == summary
+
+
+def test_deviation_over_seeds_is_that_of_a_sample() -> None:
+    same: dict[str, Any] = {
+        "task": "files",
+        "model": "m",
+        "method": "finetune",
+        "metric": "accuracy",
+        "output_dir": "run",
+    }
+    same |= {"baseline": {}, "selection_score": None}
+    runs = [same | {"seed": n, "all_scores": {"dev": {"accuracy": score}}} for n, score in enumerate([0.5, 0.7, 0.9])]
+    found = summarise(runs)["all_scores"]["dev"]["accuracy"]
+    assert (found["mean"], found["std"]) == pytest.approx((0.7, 0.2))
+    assert summarise(runs[:1])["all_scores"]["dev"]["accuracy"]["std"] is None
 
 
 @pytest.mark.parametrize(

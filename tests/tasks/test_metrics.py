@@ -78,6 +78,7 @@ def test_a_constant_answer_scores_zero_without_a_warning(recwarn: pytest.Warning
     always_zero = np.tile([1.0, 0.0], (5, 1))
     assert compute_scores(get_task("cola"), always_zero, LABELS) == {"matthews_correlation": 0.0}
     assert compute_scores(get_task("mrpc"), always_zero, LABELS) == {"accuracy": 0.4, "f1": 0.0}
+    assert compute_scores(with_metric(TWO_CLASSES, "precision"), always_zero, LABELS)["precision"] == 0.0
     assert not recwarn
 
 
@@ -140,7 +141,7 @@ METRICS = [
 
 @pytest.mark.parametrize(("name", "oracle", "options"), METRICS, ids=[row[0] for row in METRICS])
 def test_metric_of_ones_choice_decides(name: str, oracle: Callable[..., float], options: dict[str, Any]) -> None:
-    logits, labels = np.random.default_rng(0).normal(size=(40, 2)), np.arange(40) % 2
+    logits, labels = np.random.default_rng(0).normal(size=(40, 2)), (np.arange(40) % 5 == 0).astype(int)
     task = with_metric(TWO_CLASSES, name)
     first, *others = compute_scores(task, logits, labels).items()
     assert first == (task.metric, pytest.approx(oracle(labels, logits.argmax(1), **options)))
