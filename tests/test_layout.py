@@ -28,6 +28,7 @@ ORDER = [
     ["extend", "pruning"],
     ["runs"],
     ["reports"],
+    ["studies"],
     ["cli"],
     ["__main__", ""],
 ]

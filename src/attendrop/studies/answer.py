@@ -1,0 +1,238 @@
+"""Answer of a comparison: a table of methods, and in words what to use."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from attendrop.errors import AttendropError
+from attendrop.studies.method_rows import MethodRow, has_score, method_label, method_rows
+from attendrop.studies.statistics import Estimate
+from attendrop.studies.verdict import MIN_SEEDS, Verdict, cost, interval, judge, number, seeds
+
+# Differences below this are practically nothing: of scores up to 1, and of errors as a share of the reference's.
+MARGIN = 0.005
+ERROR_MARGIN = 0.01
+# On fewer rows than this the score of a fixed model is uncertain by more than about a percent.
+_FEW_ROWS = 1000
+_TABLE = ("method", "seeds", "score", "difference [95 %]", "p (Holm)", "ahead", "time")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Comparison of methods on one task.
+
+    Attributes:
+        task: Name of the task.
+        model: The model that was fine-tuned.
+        metric: Name of the score.
+        margin: Differences below this are taken as practically nothing.
+        rows: The reference, the other methods, and the baselines.
+        verdict: What to use.
+        notes: What limits it: runs that are missing, scores that flatter.
+    """
+
+    task: str
+    model: str
+    metric: str
+    margin: float
+    rows: tuple[MethodRow, ...]
+    verdict: Verdict
+    notes: tuple[str, ...]
+
+    @property
+    def use(self) -> str | None:
+        """Label of what is recommended; None if nothing is."""
+        return self.verdict.use
+
+    def lines(self) -> list[str]:
+        """Return the answer in words, with its limits, and the table for a console."""
+        cells = [_TABLE, *(_cells(row) for row in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        table = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in cells]
+        return [*self.verdict.sentences, *self.notes, "", f"{self.metric} of {self.model} on {self.task}:", *table]
+
+    def markdown(self) -> str:
+        """Return the answer, the table, and the score of each seed as Markdown."""
+        every = sorted({seed for row in self.rows for seed in row.scores})
+        by_seed = [
+            (row.label, *(number(row.scores[seed]) if seed in row.scores else "-" for seed in every))
+            for row in self.rows
+        ]
+        first, *others = self.verdict.sentences
+        return (
+            "\n\n".join(
+                [
+                    f"**{first}**",
+                    *([" ".join(others)] if others else []),
+                    *(["\n".join(f"- {note}" for note in self.notes)] if self.notes else []),
+                    f"{self.metric} of {self.model} on {self.task}:",
+                    _markdown_table(_TABLE, [_cells(row) for row in self.rows]),
+                    "By seed:",
+                    _markdown_table(("method", *map(str, every)), by_seed),
+                ]
+            )
+            + "\n"
+        )
+
+    def csv(self) -> str:
+        """Return the table as CSV, in full precision, with a column for the score of each seed."""
+        every = sorted({seed for row in self.rows for seed in row.scores})
+        records = [_record(row) | {f"seed_{seed}": row.scores.get(seed) for seed in every} for row in self.rows]
+        for record in records:
+            del record["options"], record["scores"], record["differences"]
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(records[0]) if records else [], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(records)
+        return text.getvalue()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values; an infinite end of an interval is None."""
+        return {
+            "task": self.task,
+            "model": self.model,
+            "metric": self.metric,
+            "margin": self.margin,
+            **asdict(self.verdict),
+            "sentences": list(self.verdict.sentences),
+            "notes": list(self.notes),
+            "methods": [_record(row) for row in self.rows],
+        }
+
+
+def answer(
+    metrics: Sequence[Mapping[str, Any]],
+    reference: str = "finetune",
+    *,
+    failed: Sequence[Mapping[str, Any]] = (),
+    margin: float | None = None,
+) -> Answer:
+    """Compare methods with a reference, paired by seed.
+
+    Args:
+        metrics: The ``metrics.json`` of finished runs that differ in method and seed only, baselines among them.
+        reference: Label of the method to compare with, see :func:`attendrop.studies.method_rows.method_label`.
+        failed: Runs without a result: ``method``, ``options``, ``seed`` and ``error`` of each.
+        margin: Differences below this are taken as practically nothing. None: 0.005; for errors (``neg_...``), 1 % of
+            the reference's.
+
+    Raises:
+        AttendropError: There is no run, the runs differ in task, model or metric, or two have the same method and seed.
+    """
+    if not metrics:
+        raise AttendropError("There is no finished run to compare.")
+    for name in ("task", "model", "metric"):
+        found = sorted({str(run[name]) for run in metrics})
+        if len(found) > 1:
+            raise AttendropError(f"The runs differ in their {name} ({', '.join(found)}); compare those of one {name}.")
+    scored = [run for run in metrics if has_score(run)]
+    rows = method_rows(scored, reference)
+    if margin is None:
+        margin = _margin(metrics[0]["metric"], rows)
+    verdict = judge(rows, margin)
+    notes = [
+        *_without_result([run for run in metrics if not has_score(run)], failed),
+        *_unpaired(rows),
+        *_flattered(rows, verdict),
+        *_few_rows(scored),
+    ]
+    return Answer(
+        metrics[0]["task"], metrics[0]["model"], metrics[0]["metric"], margin, tuple(rows), verdict, tuple(notes)
+    )
+
+
+def _margin(metric: str, rows: Sequence[MethodRow]) -> float:
+    return ERROR_MARGIN * abs(rows[0].mean) if metric.startswith("neg_") and rows else MARGIN
+
+
+# Notes ---------------------------------------------------------------------------------------------------------------
+
+
+def _without_result(unscored: Sequence[Mapping[str, Any]], failed: Sequence[Mapping[str, Any]]) -> list[str]:
+    named = [f"{method_label(run)} with seed {run['seed']} (no score)" for run in unscored]
+    named += [f"{method_label(run)} with seed {run['seed']} ({run['error']})" for run in failed]
+    return [f"Without a result: {'; '.join(named)}."] if named else []
+
+
+def _unpaired(rows: Sequence[MethodRow]) -> list[str]:
+    """Name methods that lack seeds of the reference."""
+    if not rows or not rows[0].is_reference:
+        return []
+    notes = []
+    for row in rows[1:]:
+        common = 0 if row.difference is None else row.difference.n
+        if common < max(row.n, rows[0].n):
+            few = "" if common >= MIN_SEEDS else ", too few to judge"
+            notes.append(f"{row.label} and {rows[0].label} have {seeds(common)} in common{few}.")
+    return notes
+
+
+def _flattered(rows: Sequence[MethodRow], verdict: Verdict) -> list[str]:
+    notes = []
+    if verdict.kind in ("method", "baseline") and len(rows) > 2:
+        notes.append(f"The best of {len(rows)} on the same rows flatters itself: expect slightly less on new data.")
+    if any(row.selected_on_reported for row in rows):
+        notes.append("*: a model was chosen on the rows that it is scored on, which flatters the score.")
+    return notes
+
+
+def _few_rows(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    count = min((run["data"]["rows"].get("dev", _FEW_ROWS) for run in runs), default=_FEW_ROWS)
+    if count >= _FEW_ROWS:
+        return []
+    return [f"All scores are on the same {count} rows: the intervals are about seeds, not about other rows."]
+
+
+# Tables --------------------------------------------------------------------------------------------------------------
+
+
+def _cells(row: MethodRow) -> tuple[str, ...]:
+    score = f"{number(row.mean)}{'' if row.std is None else f' ± {number(row.std)}'}{'*' * row.selected_on_reported}"
+    difference, ahead = "-", "-"
+    if row.difference is not None:
+        difference = interval(row.difference)
+        ahead = f"{row.difference.improvement.value:.2f}"
+    p = "-" if row.p_holm is None else f"{row.p_holm:.2g}"
+    return row.label, str(row.n), score, difference, p, ahead, cost(row)
+
+
+def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _record(row: MethodRow) -> dict[str, Any]:
+    found = row.difference
+    return {
+        "label": row.label,
+        "method": row.method,
+        "options": dict(row.options),
+        "baseline": row.is_baseline,
+        "n": row.n,
+        "mean": row.mean,
+        "std": row.std,
+        "pairs": 0 if found is None else found.n,
+        **_estimate("difference", None if found is None else found.mean),
+        **_estimate("improvement", None if found is None else found.improvement),
+        "p": None if found is None else found.p_value,
+        "p_holm": row.p_holm,
+        "p_sign_flip": None if found is None else found.sign_flip_p,
+        "time_ratio": row.cost,
+        "selected_on_reported": row.selected_on_reported,
+        "scores": {str(seed): score for seed, score in row.scores.items()},
+        "differences": None if found is None else list(found.values),
+    }
+
+
+def _estimate(name: str, found: Estimate | None) -> dict[str, float | None]:
+    value, low, high = (None,) * 3 if found is None else (found.value, _finite(found.low), _finite(found.high))
+    return {name: value, f"{name}_low": low, f"{name}_high": high}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

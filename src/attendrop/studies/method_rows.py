@@ -1,0 +1,142 @@
+"""Rows of a comparison: the scores of each method, and what it gains and costs against a reference."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from attendrop.errors import AttendropError
+from attendrop.methods.core.registry import build_method, flat_options
+from attendrop.studies.baseline_names import BASELINES
+from attendrop.studies.statistics import PairedDifference, holm, paired_difference
+
+Metrics = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class MethodRow:
+    """A method with its options in a comparison.
+
+    Attributes:
+        label: Name of the method with the options that are not its defaults, such as "mixout p=0.9".
+        method: Name of the method, or of the baseline.
+        options: All options.
+        scores: Scores by seed.
+        seconds: Seconds of training by seed.
+        is_reference: Whether the others are compared with it.
+        selected_on_reported: Whether a model was chosen on the rows of its score, which flatters it.
+        difference: Comparison with the reference; None for the reference, and without a common seed.
+        p_holm: p value of the difference, corrected over all methods other than baselines.
+        cost: Median ratio of the seconds of training to those of the reference; None if unknown.
+    """
+
+    label: str
+    method: str
+    options: Mapping[str, Any]
+    scores: Mapping[int, float]
+    seconds: Mapping[int, float]
+    is_reference: bool = False
+    selected_on_reported: bool = False
+    difference: PairedDifference | None = None
+    p_holm: float | None = None
+    cost: float | None = None
+
+    @property
+    def n(self) -> int:
+        """Number of seeds."""
+        return len(self.scores)
+
+    @cached_property
+    def mean(self) -> float:
+        """Mean score."""
+        return statistics.fmean(self.scores.values())
+
+    @cached_property
+    def std(self) -> float | None:
+        """Standard deviation of the scores, of n-1; None for one seed."""
+        return statistics.stdev(self.scores.values()) if self.n > 1 else None
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether nothing is fine-tuned."""
+        return self.method in BASELINES
+
+    def versus(self, other: MethodRow) -> PairedDifference | None:
+        """Compare with another method on the seeds that both have; None if there is none."""
+        seeds = sorted(self.scores.keys() & other.scores.keys())
+        if not seeds:
+            return None
+        return paired_difference([self.scores[seed] for seed in seeds], [other.scores[seed] for seed in seeds])
+
+
+def method_label(metrics: Metrics) -> str:
+    """Name a run by its method and the options that are not the defaults, given its ``metrics.json``."""
+    options = flat_options(metrics["options"])
+    try:
+        defaults = {} if metrics["method"] in BASELINES else flat_options(build_method(metrics["method"]).options())
+    except AttendropError:  # a method of a package that is not installed here
+        defaults = {}
+    changed = [f"{name}={_shown(value)}" for name, value in options.items() if value != defaults.get(name, ())]
+    return " ".join([metrics["method"], *changed])
+
+
+def method_rows(runs: Sequence[Metrics], reference: str) -> list[MethodRow]:
+    """Make the rows of a comparison: the reference, then the other methods, then baselines, each by mean score.
+
+    Args:
+        runs: The ``metrics.json`` of runs with a finite score.
+        reference: Label of the method to compare with.
+
+    Raises:
+        AttendropError: Two runs have the same label and seed.
+    """
+    groups: dict[str, dict[int, Metrics]] = {}
+    for run in runs:
+        label, seed = method_label(run), run["seed"]
+        if seed in groups.setdefault(label, {}):
+            raise AttendropError(
+                f"Two runs of '{label}' have seed {seed}: '{groups[label][seed].get('output_dir')}' and "
+                f"'{run.get('output_dir')}'; compare runs that differ in method and seed only."
+            )
+        groups[label][seed] = run
+    rows = [_row(label, group, label == reference) for label, group in groups.items()]
+    rows.sort(key=lambda row: (not row.is_reference, row.is_baseline, -row.mean))
+    if not rows or not rows[0].is_reference:
+        return rows
+    compared = [_compared(row, rows[0]) for row in rows[1:]]
+    tested = [row for row in compared if row.difference is not None and not row.is_baseline]
+    corrected = holm([row.difference.p_value for row in tested if row.difference is not None])
+    p_holm = {row.label: p for row, p in zip(tested, corrected, strict=True)}
+    return [replace(rows[0], cost=1.0), *(replace(row, p_holm=p_holm.get(row.label)) for row in compared)]
+
+
+def _row(label: str, group: Mapping[int, Metrics], is_reference: bool) -> MethodRow:
+    first = next(iter(group.values()))
+    return MethodRow(
+        label,
+        first["method"],
+        first["options"],
+        {seed: float(group[seed]["score"]) for seed in sorted(group)},
+        {seed: float(group[seed]["train_seconds"]) for seed in sorted(group)},
+        is_reference,
+        any("dev" in (run["data"].get("selected_on"), run["data"].get("rewarded_on")) for run in group.values()),
+    )
+
+
+def _compared(row: MethodRow, reference: MethodRow) -> MethodRow:
+    seeds = row.seconds.keys() & reference.seconds.keys()
+    ratios = [row.seconds[seed] / reference.seconds[seed] for seed in seeds if reference.seconds[seed] > 0]
+    return replace(row, difference=row.versus(reference), cost=statistics.median(ratios) if ratios else None)
+
+
+def has_score(run: Metrics) -> bool:
+    """Whether a run has a score on evaluation rows, and it is a number."""
+    return run.get("score") is not None and math.isfinite(run["score"])
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

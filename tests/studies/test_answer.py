@@ -1,0 +1,270 @@
+"""The answer of a comparison: what it recommends, and that its figures bear it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from attendrop.errors import AttendropError
+from attendrop.methods.core.registry import build_method
+from attendrop.studies.answer import Answer, answer
+from attendrop.studies.statistics import seeds_needed
+
+Run = dict[str, Any]
+PLAIN = (0.762, 0.756, 0.754, 0.781, 0.758)
+AHEAD = (0.769, 0.779, 0.766, 0.787, 0.775)  # of every seed, by 0.013 on average
+SLIGHTLY = (0.7630, 0.7572, 0.7551, 0.7821, 0.7591)  # by 0.0011
+UNCLEAR = (0.790, 0.740, 0.770, 0.770, 0.770)
+BEHIND = (0.746, 0.744, 0.741, 0.760, 0.745)
+HIGH, MIDDLE, LOW = (0.81,) * 5, (0.7629, 0.7581, 0.7572, 0.7779, 0.7589), (0.55, 0.56, 0.54, 0.55, 0.56)
+
+
+def runs(
+    method: str, scores: Sequence[float | None], seconds: float = 100, options: Run | None = None, **more: Any
+) -> list[Run]:
+    return [
+        {
+            "task": "files",
+            "model": "minilm",
+            "metric": "accuracy",
+            "method": method,
+            "options": options or {},
+            "seed": seed,
+            "score": score,
+            "train_seconds": seconds * (1 + seed),
+            "output_dir": f"runs/{method}-{seed}",
+            "data": {"selected_on": "selection", "rewarded_on": None, "rows": {"train": 300, "dev": 3000}},
+        }
+        | more
+        for seed, score in enumerate(scores)
+    ]
+
+
+FINETUNE = runs("finetune", PLAIN)
+
+
+def row(found: Answer, label: str) -> Any:
+    return next(each for each in found.rows if each.label == label)
+
+
+# What is recommended -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("others", "kind", "use", "says"),
+    [
+        (runs("ad-drop", AHEAD), "method", "ad-drop", "Use ad-drop: it is ahead of plain fine-tuning."),
+        (runs("mixout", BEHIND), "reference", "finetune", "Use plain fine-tuning: every method here is behind it."),
+        (runs("r-drop", UNCLEAR), "tie", "finetune", "nothing here is distinguishable from it."),
+        (runs("r-drop", UNCLEAR) + runs("mixout", BEHIND), "tie", "finetune", "nothing here is shown to be ahead of"),
+        (runs("r-drop", SLIGHTLY, 200), "tie", "finetune", "practically nothing, and it is the cheapest"),
+        (runs("drophead", SLIGHTLY, 50), "tie", "drophead", "practically nothing, and it is the cheapest"),
+        ([], "reference", "finetune", "no other method was run"),
+        (runs("ad-drop", AHEAD[:3]), "too few seeds", None, "3 seeds to compare on are too few"),
+        (runs("ad-drop", AHEAD[:1]), "too few seeds", None, "1 seed to compare on is too few"),
+        (runs("ad-drop", AHEAD) + runs("frozen", HIGH), "baseline", "frozen", "no fine-tuned model is ahead of it."),
+        (runs("frozen", MIDDLE, 1), "baseline", "frozen", "Use frozen (a linear model on the frozen encoder)"),
+        (runs("frozen", LOW), "reference", "finetune", "Use plain fine-tuning"),
+        (runs("tfidf", HIGH[:3]), "too few seeds", None, "So far no fine-tuned model is ahead of tfidf"),
+    ],
+)
+def test_what_is_recommended(others: list[Run], kind: str, use: str | None, says: str) -> None:
+    found = answer(FINETUNE + others)
+    assert (found.verdict.kind, found.use) == (kind, use)
+    assert says in found.verdict.sentences[0]
+
+
+def test_without_plain_fine_tuning_nothing_is_recommended() -> None:
+    found = answer(runs("ad-drop", AHEAD))
+    assert (found.verdict.kind, found.use) == ("no reference", None)
+    assert row(found, "ad-drop").difference is None
+
+
+def test_a_p_value_that_does_not_survive_the_correction_recommends_nothing() -> None:
+    assert answer([*FINETUNE, *runs("ad-drop", AHEAD)]).use == "ad-drop"
+    crowd = [run for place in range(4) for run in runs("r-drop", UNCLEAR, options={"alpha": 2.0 + place})]
+    found = answer([*FINETUNE, *runs("ad-drop", AHEAD), *crowd])
+    assert row(found, "ad-drop").difference.p_value == pytest.approx(0.015, abs=1e-3)
+    assert row(found, "ad-drop").p_holm == pytest.approx(0.075, abs=1e-3)
+    assert (found.verdict.kind, found.use) == ("tie", "finetune")
+
+
+def test_baselines_are_not_among_the_methods_that_are_corrected_for() -> None:
+    alone, beside = (answer([*FINETUNE, *runs("ad-drop", AHEAD), *more]) for more in ([], runs("tfidf", LOW)))
+    assert row(alone, "ad-drop").p_holm == row(beside, "ad-drop").p_holm
+    assert row(beside, "tfidf").p_holm is None
+
+
+def test_of_methods_that_are_ahead_by_the_same_the_cheapest_is_recommended() -> None:
+    more = tuple(score + 0.002 for score in AHEAD)
+    found = answer([*FINETUNE, *runs("ad-drop", AHEAD, 150), *runs("r-drop", more, 200)])
+    assert found.use == "ad-drop"
+    assert "Also ahead: r-drop (+0.015 [+0.006, +0.024]); below 0.005 apart" in " ".join(found.verdict.sentences)
+    much_more = tuple(score + 0.01 for score in AHEAD)
+    assert answer([*FINETUNE, *runs("ad-drop", AHEAD, 150), *runs("r-drop", much_more, 200)]).use == "r-drop"
+
+
+def test_a_tie_says_how_many_more_seeds_would_show_which_difference() -> None:
+    plan = answer([*FINETUNE, *runs("r-drop", UNCLEAR)]).verdict.sentences[1]
+    assert plan.startswith("The best of the others is r-drop (+0.006 [")
+    more = seeds_needed([one - other for one, other in zip(UNCLEAR, PLAIN, strict=True)], 0.0058) - 5
+    assert f"with about {more} more seeds a difference of 0.006 would probably show" in plan
+
+
+def test_five_seeds_are_said_to_rest_on_the_t_test() -> None:
+    five = answer([*FINETUNE, *runs("ad-drop", AHEAD)])
+    assert any("cannot fall below 0.062" in line for line in five.verdict.sentences)
+    six = answer([*runs("finetune", (*PLAIN, 0.76)), *runs("ad-drop", (*AHEAD, 0.77))])
+    assert six.use == "ad-drop" and not any("sign-flip" in line for line in six.verdict.sentences)
+
+
+def test_the_best_baseline_stands_beside_the_recommendation() -> None:
+    close = tuple(score - 0.006 + 0.02 * (-1) ** place for place, score in enumerate(AHEAD))
+    *_, last = answer([*FINETUNE, *runs("ad-drop", AHEAD), *runs("tfidf", LOW)]).verdict.sentences
+    assert last.startswith("ad-drop is ahead of the best baseline, tfidf (a linear model on TF-IDF): +0.2")
+    figures = answer([*FINETUNE, *runs("frozen", close, 10)]).verdict.sentences[1]
+    assert figures.startswith("frozen against the best of them, plain fine-tuning: +0.01")
+    lower = tuple(score - 0.012 for score in close)
+    *_, last = answer([*FINETUNE, *runs("ad-drop", AHEAD), *runs("frozen", lower, 10)]).verdict.sentences
+    assert last.startswith("ad-drop is not shown to be ahead of the best baseline, frozen")
+    assert last.endswith("frozen takes 0.1x the time of plain fine-tuning.")
+
+
+# Pairs, failures and odd scores --------------------------------------------------------------------------------------
+
+
+def test_only_common_seeds_are_compared_and_missing_ones_are_named() -> None:
+    failed = [{"method": "ad-drop", "options": {}, "seed": 4, "error": "out of memory"}]
+    found = answer([*FINETUNE, *runs("ad-drop", AHEAD[:4])], failed=failed)
+    assert row(found, "ad-drop").difference.values == pytest.approx([0.007, 0.023, 0.012, 0.006])
+    assert found.notes == (
+        "Without a result: ad-drop with seed 4 (out of memory).",
+        "ad-drop and finetune have 4 seeds in common.",
+    )
+
+
+@pytest.mark.parametrize("score", [None, math.nan])
+def test_a_run_without_a_score_is_left_out_and_named(score: float | None) -> None:
+    found = answer([*FINETUNE, *runs("ad-drop", (*AHEAD[:3], score, AHEAD[4]))])
+    assert row(found, "ad-drop").scores.keys() == {0, 1, 2, 4}
+    assert found.notes[0] == "Without a result: ad-drop with seed 3 (no score)."
+
+
+def test_methods_with_too_few_common_seeds_are_not_judged() -> None:
+    found = answer([*FINETUNE, *runs("r-drop", UNCLEAR), *runs("ad-drop", AHEAD[:3])])
+    assert found.verdict.kind == "tie"
+    assert "ad-drop and finetune have 3 seeds in common, too few to judge." in found.notes
+
+
+def test_equal_scores_are_not_taken_for_certainty() -> None:
+    constant = runs("finetune", [0.5] * 4) + runs("ad-drop", [0.51] * 4)
+    assert answer(constant).verdict.kind == "tie"
+    same = answer([*runs("finetune", [0.0] * 4), *runs("ad-drop", [0.0] * 4, 200)])
+    assert same.use == "finetune" and "practically nothing" in same.verdict.sentences[0]
+
+
+def test_times_are_compared_seed_by_seed() -> None:
+    slow = runs("ad-drop", AHEAD, 210)
+    slow[0]["train_seconds"] = 100_000
+    assert row(answer([*FINETUNE, *slow]), "ad-drop").cost == pytest.approx(2.1)
+
+
+@pytest.mark.parametrize(
+    ("metric", "scale", "margin"), [("accuracy", 1, 0.005), ("neg_mean_squared_error", -10, 0.076)]
+)
+def test_what_is_practically_nothing_depends_on_the_metric(metric: str, scale: float, margin: float) -> None:
+    found = answer(runs("finetune", [scale * score for score in PLAIN], metric=metric))
+    assert found.margin == pytest.approx(margin, rel=0.01)
+
+
+def test_labels_name_the_options_that_are_not_defaults() -> None:
+    options = build_method("mixout", {"p": 0.9}).options()
+    found = answer(
+        [*FINETUNE, *runs("mixout", BEHIND, options=options), *runs("not-installed", PLAIN, options={"a": 1})]
+    )
+    assert [each.label for each in found.rows] == ["finetune", "not-installed a=1", "mixout p=0.9"]
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (runs("finetune", PLAIN[:1]), "Two runs of 'finetune' have seed 0: 'runs/finetune-0'"),
+        (runs("ad-drop", AHEAD, task="cola"), r"differ in their task \(cola, files\)"),
+        (runs("ad-drop", AHEAD, metric="f1"), r"differ in their metric \(accuracy, f1\)"),
+    ],
+)
+def test_runs_that_cannot_be_compared_are_refused(more: list[Run], says: str) -> None:
+    with pytest.raises(AttendropError, match=says):
+        answer(FINETUNE + more)
+
+
+def test_no_runs_are_refused() -> None:
+    with pytest.raises(AttendropError, match="no finished run to compare"):
+        answer([])
+
+
+# Limits --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_score_of_the_best_of_several_is_said_to_flatter() -> None:
+    several = answer([*FINETUNE, *runs("ad-drop", AHEAD), *runs("mixout", BEHIND)])
+    assert several.notes == ("The best of 3 on the same rows flatters itself: expect slightly less on new data.",)
+    assert answer([*FINETUNE, *runs("r-drop", UNCLEAR), *runs("mixout", BEHIND)]).notes == ()
+
+
+@pytest.mark.parametrize("name", ["selected_on", "rewarded_on"])
+def test_scores_chosen_on_the_reported_rows_are_marked(name: str) -> None:
+    data = {"selected_on": None, "rewarded_on": None, "rows": {"dev": 3000}} | {name: "dev"}
+    found = answer([*FINETUNE, *runs("ad-drop", AHEAD, data=data)])
+    assert any(note.startswith("*: a model was chosen on the rows") for note in found.notes)
+    assert "0.775 ± 0.008*" in found.markdown() and "0.762 ± 0.011 " in found.markdown()
+
+
+def test_few_rows_are_pointed_out() -> None:
+    data = {"selected_on": None, "rewarded_on": None, "rows": {"dev": 60}}
+    found = answer(runs("finetune", PLAIN, data=data))
+    assert found.notes == ("All scores are on the same 60 rows: the intervals are about seeds, not about other rows.",)
+
+
+# Output --------------------------------------------------------------------------------------------------------------
+
+FOUND = answer([*FINETUNE, *runs("ad-drop", AHEAD, 210), *runs("majority", [0.013] * 4, 0.001)])
+
+
+def test_the_answer_comes_first_on_a_console() -> None:
+    lines = FOUND.lines()
+    assert lines[0] == "Use ad-drop: it is ahead of plain fine-tuning."
+    assert lines[lines.index("") + 1] == "accuracy of minilm on files:"
+    (ad_drop,) = (line for line in lines if line.startswith("ad-drop  "))
+    assert " ".join(ad_drop.split()) == "ad-drop 5 0.775 ± 0.008 +0.013 [+0.004, +0.022] 0.015 1.00 2.1x"
+
+
+def test_markdown_has_the_answer_the_table_and_every_seed() -> None:
+    text = FOUND.markdown()
+    assert text.startswith("**Use ad-drop: it is ahead of plain fine-tuning.**\n")
+    assert "| majority | 4 | 0.013 ± 0.000 | -0.750 [-0.770, -0.731] | - | 0.00 | <0.01x |" in text
+    assert "| majority | 0.013 | 0.013 | 0.013 | 0.013 | - |" in text
+
+
+def test_csv_and_json_hold_everything() -> None:
+    table = list(csv.DictReader(io.StringIO(FOUND.csv())))
+    assert [line["label"] for line in table] == ["finetune", "ad-drop", "majority"]
+    assert float(table[1]["difference"]) == pytest.approx(0.013) and table[2]["seed_4"] == ""
+    found = json.loads(json.dumps(FOUND.as_dict(), allow_nan=False))
+    assert (found["kind"], found["use"], found["metric"]) == ("method", "ad-drop", "accuracy")
+    method = found["methods"][1]
+    assert method["differences"] == pytest.approx([0.007, 0.023, 0.012, 0.006, 0.017])
+    assert (method["improvement"], method["pairs"], method["p_sign_flip"]) == (1, 5, 0.0625)
+    assert method["improvement_low"] == pytest.approx(0.478, abs=1e-3)
+
+
+def test_one_seed_has_no_interval_in_json() -> None:
+    found = answer([*FINETUNE, *runs("ad-drop", AHEAD[:1])])
+    assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["methods"][1]["difference_low"] is None
+    assert "(one seed)" in found.markdown()
