@@ -1,7 +1,7 @@
 """Fine-tune pre-trained transformers on small data without overfitting, by regularising attention.
 
-Public names are loaded when they are first asked for, so that the command line answers quickly. Nothing is imported
-before: a Ctrl-C at the start of the command line is to find its handler installed.
+Public names are imported when they are first used, so that the command line starts quickly. Nothing is imported before,
+so that the handler of Ctrl-C is installed first.
 """
 
 from __future__ import annotations

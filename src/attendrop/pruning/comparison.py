@@ -12,19 +12,19 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
 CONFIDENCE = 0.95
-RESAMPLES = 200  # as many as a standard error needs: Efron and Tibshirani (1993), section 6.4
+RESAMPLES = 200  # enough for a standard error: Efron and Tibshirani (1993), section 6.4
 
 
 @dataclass(frozen=True)
 class Predictions:
     """Predictions of a model for some rows, with their metric.
 
-    Without rows, ``metric`` returns a score of which nothing more is known.
+    Without rows, ``metric`` returns the score, which is then taken as exact.
 
     Attributes:
         labels: ``(rows,)``.
         values: Logits of classes, ``(rows, classes)``; or other values that ``metric`` takes, such as losses.
-        metric: Function from labels and values to a score; more is better.
+        metric: Function from labels and values to a score; greater is better.
         classes: Number of classes; 0 if the values are not logits of classes.
         span: Largest possible difference of two scores, such as 1 for an accuracy.
     """
@@ -58,14 +58,15 @@ class Difference:
 def paired_difference(before: Predictions, after: Predictions, confidence: float = CONFIDENCE) -> Difference:
     """Subtract the score of ``before`` from that of ``after``, with an interval from a paired bootstrap of the rows.
 
-    Both models are scored on the same resamples, so any metric will do. The interval is the difference plus and minus
-    Student's t times the bootstrap's standard error (Efron and Tibshirani, 1993, chapter 12), widened by
-    ``sqrt(n / (n - 1))``, for the bootstrap's variance is too small by that. It ends where no difference can be.
+    Both models are scored on the same resamples, so any metric can be used. The interval is the difference plus and
+    minus Student's t times the bootstrap's standard error (Efron and Tibshirani, 1993, chapter 12). The error is
+    multiplied by ``sqrt(n / (n - 1))``, because the bootstrap underestimates it by that factor. The interval is clipped
+    to the possible differences.
 
-    Of classes, two imagined rows join the sample, one that only ``before`` gets right and one that only ``after`` does
-    (Bonett and Price, 2012): else a few rows on which the models agree would prove that they always agree.
+    For classes, two pseudo-rows are added to the sample, one that only ``before`` predicts correctly and one that only
+    ``after`` does (Bonett and Price, 2012). Otherwise the interval has no width if the models agree on all rows.
 
-    With one or two rows the interval is infinite. Without rows the scores are taken as exact.
+    With one or two rows, the interval is infinite. Without rows, the scores are taken as exact.
     """
     value, rows = after.score - before.score, len(before.labels)
     if not rows:
@@ -76,7 +77,7 @@ def paired_difference(before: Predictions, after: Predictions, confidence: float
     if before.classes:
         right, wrong = (np.eye(before.classes)[(labels + shift) % before.classes] for shift in (0, 1))
         first, second = np.concatenate([first, right, wrong]), np.concatenate([second, wrong, right])
-        weights = np.concatenate([weights, np.full(2 * rows, 1 / rows)])  # with the label of any of the rows
+        weights = np.concatenate([weights, np.full(2 * rows, 1 / rows)])  # two rows in all, with the labels of all rows
         labels = np.tile(labels, 3)
     generator = np.random.default_rng(0)
     size, probabilities = round(weights.sum()), weights / weights.sum()
@@ -90,7 +91,7 @@ def paired_difference(before: Predictions, after: Predictions, confidence: float
 
 
 def student_t(probability: float, freedom: int) -> float:
-    """Approximate a quantile of Student's t by the normal one (Wallace, 1959); from two degrees on it errs upwards."""
+    """Approximate a quantile of Student's t by the normal one (Wallace, 1959), from above for two or more degrees."""
     z = NormalDist().inv_cdf(probability)
     scale = (freedom - 5 / 6) / (freedom - 2 / 3 + 1 / (10 * freedom)) ** 2
     return math.sqrt(freedom * math.expm1(z * z * scale))

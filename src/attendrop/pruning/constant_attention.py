@@ -1,4 +1,4 @@
-"""Constant attention in a stock model: with scores of zero, softmax gives every valid key the same weight, exactly."""
+"""Constant attention in a stock model: with scores of zero, softmax gives all valid keys exactly the same weight."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def prunable_layers(model: Any) -> list[AttentionLayer]:
     """
     attention_layers = select_self_attention(find_attention_layers(model), "all")
     if any("#" in layer.name for layer in attention_layers):
-        raise AttendropError(f"The layers of {type(model).__name__} share their weights; they cannot be pruned singly.")
+        raise AttendropError(f"The layers of {type(model).__name__} share their weights; none can be pruned alone.")
     return attention_layers
 
 
@@ -33,10 +33,10 @@ def mask_layers(model: Any, layers: Collection[int]) -> Any:
     """Copy a model, with constant attention in some layers.
 
     The copy is a model of the same class, which transformers runs, trains and saves as any other. Queries and keys of
-    these layers are zero, and stay so in training: while both are, the gradients of both vanish.
+    these layers are zero, and stay zero in training, because the gradients of both vanish.
 
     Args:
-        model: A transformers model; left as it was.
+        model: A transformers model, which is not changed.
         layers: Numbers of the layers, from 0.
 
     Raises:
@@ -78,7 +78,7 @@ def _check_numbers(layers: Collection[int], count: int) -> None:
 
 
 def _check_constant(masked: Any, keys: Collection[str]) -> None:
-    """Compare with exactly constant attention: some models add to their scores what is not zero."""
+    """Compare with exactly constant attention, since some models add other terms to their scores."""
     if not keys:
         return
     adapter, batch = ModelAdapter(masked), example_inputs(masked)

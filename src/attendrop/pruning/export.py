@@ -26,7 +26,7 @@ from attendrop.pruning.pruned_model import PrunedModel
 
 QUANTIZATIONS = ("int8",)
 # Largest difference of an ONNX file's logits from the model's, relative to the largest logit (at least 1), in single
-# precision and in half: sums are taken in another order.
+# and in half precision; sums have a different order.
 TOLERANCE, TOLERANCE_HALF = 1e-4, 2e-2
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
@@ -54,27 +54,27 @@ def export_onnx(
 ) -> float:
     """Write a model as ONNX, for onnxruntime and others, and check it against the model.
 
-    Inputs are what the model's tokenizer gives, int64 ``(batch, length)``, for multiple choice ``(batch, choices,
-    length)``: ``input_ids``, ``attention_mask`` and, for models that tell two texts apart, ``token_type_ids``. Output:
-    ``logits``; where they are one for each token, those of padding have no meaning. Padding is computed (packed tensors
-    have sizes that depend on values); constant attention and the last layer are as fast as in the model.
+    Inputs are those of the model's tokenizer, int64 ``(batch, length)``, for multiple choice ``(batch, choices,
+    length)``: ``input_ids``, ``attention_mask`` and, for models with token types, ``token_type_ids``. The output is
+    ``logits``; logits of padding are undefined. Padding is computed, because the sizes of packed tensors depend on
+    values; constant attention and the last layer are as fast as in the model.
 
-    The file's metadata hold ``id2label`` (JSON) and ``problem_type``.
+    The file's metadata contain ``id2label`` (JSON) and ``problem_type``.
 
     Args:
         model: A :class:`PrunedModel`, or a text model of transformers.
-        path: The file, below 2 GB: weights are in it. It is replaced when the new one is whole.
-        token_types: Whether it takes ``token_type_ids``. Default: if the model has more than one type.
-        quantize: ``"int8"``: weights of eight bits, a quarter of the size; what that costs is to be measured.
-        metadata: More to write into the file's metadata.
+        path: The file, below 2 GB including the weights. It is replaced when the new one is complete.
+        token_types: Whether ``token_type_ids`` is an input. Default: if the model has more than one type.
+        quantize: ``"int8"``: eight-bit weights, a quarter of the size; measure the loss of score.
+        metadata: Additional metadata of the file.
 
     Returns:
         The largest difference of a logit of the file from that of the model, on example inputs. Before quantization it
         is at most 1e-4 (in half precision 0.02) times the largest logit, if that is above 1.
 
     Raises:
-        AttendropError: onnx or onnxruntime is not installed, the model cannot be exported, or the file does not compute
-            what the model does.
+        AttendropError: onnx or onnxruntime is not installed, the model cannot be exported, or the logits of the
+            file differ from the model's.
     """
     needed = ("onnx", "onnxscript", "onnxruntime")
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
@@ -100,7 +100,7 @@ def export_onnx(
                 )
         except OSError:
             raise
-        except Exception as error:  # torch's exporter raises many kinds
+        except Exception as error:  # torch's exporter raises many types
             raise _failure(model, error) from error
         difference = _checked(partial, model, wrapped.names)
         if quantize is not None:
@@ -112,7 +112,7 @@ def export_onnx(
 
 
 def _checked(path: Path, model: Any, names: Sequence[str]) -> float:
-    """Return the largest difference of a logit; raises AttendropError if it is beyond the tolerance."""
+    """Return the largest difference of a logit; raise AttendropError if it is beyond the tolerance."""
     found = _differences(path, model, names)
     tolerance = TOLERANCE if next(model.parameters()).dtype in (torch.float32, torch.float64) else TOLERANCE_HALF
     for difference, largest in found:
@@ -129,13 +129,13 @@ def _differences(path: Path, model: Any, names: Sequence[str]) -> list[tuple[flo
     reference, found = copy.deepcopy(model).eval().cpu(), []
     try:
         run = onnx_model(path)
-    except Exception as error:  # onnxruntime's classes share no base; such as for bfloat16
+    except Exception as error:  # onnxruntime's exceptions have no common base; bfloat16 raises one
         raise _failure(model, error) from error
     for batch, length in ((1, 5), (2, 16), (5, 11)):
         inputs = _examples(reference, batch=batch, choices=3, length=min(length, _longest(reference)))
         with torch.no_grad():
             expected = reference(**{name: inputs[name] for name in names}).logits.float()
-        valid = inputs["attention_mask"].bool() if expected.ndim == 3 else ...  # of each token, or of the text
+        valid = inputs["attention_mask"].bool() if expected.ndim == 3 else ...  # logits of each token, or of the text
         difference = torch.from_numpy(run(inputs)).float()[valid] - expected[valid]
         found.append((float(difference.abs().max()), float(expected.abs().max())))
     return found
@@ -144,7 +144,7 @@ def _differences(path: Path, model: Any, names: Sequence[str]) -> list[tuple[flo
 def export_torch(model: Any, path: str | Path, *, token_types: bool | None = None) -> None:
     """Write a model as a ``torch.export`` program (``.pt2``): see :func:`export_onnx` for inputs and output."""
     wrapped, inputs, shapes = _prepared(model, token_types)
-    content = io.BytesIO()  # PyTorch's writer of files aborts the process where the disk is full
+    content = io.BytesIO()  # PyTorch's file writer aborts the process if the disk is full
     try:
         with _quiet():
             program = torch.export.export(wrapped, inputs, dynamic_shapes=(shapes,))
@@ -155,7 +155,7 @@ def export_torch(model: Any, path: str | Path, *, token_types: bool | None = Non
 
 
 def _prepared(model: Any, token_types: bool | None) -> tuple[_Logits, tuple[Tensor, ...], tuple[dict[int, Any], ...]]:
-    """Prepare the model in its form with padding, example inputs, and their free sizes."""
+    """Prepare the model in its form with padding, example inputs, and their dynamic sizes."""
     inner = copy.deepcopy(model.model if isinstance(model, PrunedModel) else model).eval().cpu()
     for module in inner.modules():
         if isinstance(module, PackedEncoder):
@@ -163,7 +163,7 @@ def _prepared(model: Any, token_types: bool | None) -> tuple[_Logits, tuple[Tens
     if token_types is None:
         token_types = getattr(inner.config, "type_vocab_size", 0) > 1
     names = INPUTS if token_types else INPUTS[:2]
-    inputs = _examples(inner, batch=3, choices=2, length=7)  # no size may be 1, which exporters take for a constant
+    inputs = _examples(inner, batch=3, choices=2, length=7)  # exporters treat a size of 1 as a constant
     sizes = ("batch", "choices", "length") if _is_choice(inner) else ("batch", "length")
     free = {
         number: torch.export.Dim(name, max=_longest(inner) if name == "length" else None)
@@ -188,7 +188,7 @@ def _is_choice(model: Any) -> bool:
 
 def _longest(model: Any) -> int:
     config = model.config
-    # RoBERTa's positions begin after the padding token's.
+    # RoBERTa's positions begin after the id of the padding token.
     taken = config.pad_token_id + 1 if config.model_type in ("roberta", "xlm-roberta", "camembert") else 0
     return int(config.max_position_embeddings) - taken
 

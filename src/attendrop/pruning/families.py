@@ -75,23 +75,23 @@ _DISTILBERT = Family(
 FAMILIES = dict.fromkeys(("bert", "roberta", "electra", "xlm-roberta", "camembert"), _BERT) | {
     "distilbert": _DISTILBERT
 }
-# Heads that ignore padding, and none ("Model"); of these, those that read the first token alone.
+# Heads that ignore padding, and models without a head ("Model"); then the heads that read only the first token.
 _HEADS = ("ForSequenceClassification", "ForMultipleChoice", "ForTokenClassification", "Model")
 _FIRST_TOKEN_HEADS = ("ForSequenceClassification", "ForMultipleChoice")
 
 
 def has_fast_form(model: Any) -> bool:
-    """Return whether a model has a fast form, by its family and its head."""
+    """Tell whether a model has a fast form, given its family and its head."""
     config = model.config
     if getattr(config, "is_decoder", False) or not type(model).__name__.endswith(_HEADS):
         return False
-    if hasattr(model, "sequence_summary") and config.summary_type != "first":  # ELECTRA's choice reads padding then
+    if hasattr(model, "sequence_summary") and config.summary_type != "first":  # ELECTRA's choice: reads padding
         return False
     return config.model_type in FAMILIES
 
 
 def reads_first_token(model: Any) -> bool:
-    """Return whether a model's head reads the first token of each sequence alone."""
+    """Tell whether a model's head reads only the first token of each sequence."""
     return type(model).__name__.endswith(_FIRST_TOKEN_HEADS)
 
 

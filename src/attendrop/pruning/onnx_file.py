@@ -17,7 +17,7 @@ def onnx_model(path: Path) -> Callable[[Mapping[str, Any]], Array]:
     """Open a file in ONNX Runtime, on the CPU, with as many threads as PyTorch has.
 
     Returns:
-        A function from named inputs, tensors or arrays, to logits. Inputs that the file does not take are passed over.
+        A function from named inputs, tensors or arrays, to logits. Inputs that the file does not have are ignored.
     """
     import onnxruntime
 
@@ -34,7 +34,7 @@ def onnx_model(path: Path) -> Callable[[Mapping[str, Any]], Array]:
 
 
 def describe(path: Path, config: Any, metadata: Mapping[str, str]) -> None:
-    """Write the names of the labels and more into the file's metadata."""
+    """Write the names of the labels and other metadata into the file."""
     import onnx
 
     model = onnx.load(path)
@@ -44,7 +44,7 @@ def describe(path: Path, config: Any, metadata: Mapping[str, str]) -> None:
 
 
 def quantize_int8(path: Path) -> None:
-    """Replace the weights of matrix products by eight-bit integers, one scale for each output; embeddings likewise.
+    """Replace the weights of matrix products and embeddings by eight-bit integers, one scale for each output.
 
     The other factor is quantized at run time, by the range of the whole batch.
     """
@@ -52,5 +52,5 @@ def quantize_int8(path: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     model = onnx.load(path)
-    del model.graph.value_info[:]  # the exporter's shapes are of weights before it transposed them
+    del model.graph.value_info[:]  # the exporter records shapes before it transposes the weights
     quantize_dynamic(model, path, weight_type=QuantType.QInt8, per_channel=True)

@@ -1,8 +1,8 @@
 """Encoders that compute no padding, with layers whose attention is one vector per sequence.
 
-Tokens lie one after another, ``(tokens, hidden)``; only real attention sees them as a padded batch. In a layer with
-constant attention the output of all heads is ``mean_valid(X) W_V W_O + b_V W_O + b_O``, the same for every token of a
-sequence: the two matrices are folded into one, and applied once per sequence.
+Tokens are concatenated, ``(tokens, hidden)``, and padded only for attention that is not constant. In a layer with
+constant attention, the output of all heads is ``mean_valid(X) W_V W_O + b_V W_O + b_O``, the same for every token of a
+sequence: the two matrices are folded into one, which is applied once per sequence.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from attendrop.errors import AttendropError
 from attendrop.pruning.families import Family
 
-# On a CPU, so many tokens at a time go through the feed-forward part: what lies between its layers stays in the cache,
-# and in memory that the process holds already.
+# Number of tokens per chunk of the feed-forward part on a CPU: its activations then fit in the cache and reuse memory.
 _CHUNK = 512
 
 
@@ -31,7 +30,7 @@ class LayerParts:
 
     Attributes:
         query, key, value: None in a layer with constant attention.
-        output: The output projection; in a layer with constant attention ``W_V W_O`` and what belongs to it.
+        output: The output projection; in a layer with constant attention ``W_V W_O``, with its bias.
         norm, up, activation, down, last_norm: The norm after attention, the feed-forward part and the last norm.
     """
 
@@ -57,14 +56,14 @@ class LayerParts:
 
 
 class PackedEncoder(nn.Module):
-    """Runs the layers of an encoder on the real tokens only, in place of the model's own encoder.
+    """Encoder that runs its layers on the tokens that are not padding, and replaces the model's own encoder.
 
     Args:
-        layer: The layers, of which those with constant attention have no query, key and value any more.
+        layer: The layers; those with constant attention have no query, key and value.
         family: Names of the parts of a layer.
         heads: Number of attention heads.
-        first_only: The model reads nothing but the first token; the last layer then computes no other.
-        pools_first: The model reads the first token besides all real ones; it is computed even where it is padding.
+        first_only: The model reads only the first token; the last layer then computes no other.
+        pools_first: The model reads the first token in addition to all others; it is computed even if it is padding.
     """
 
     def __init__(
@@ -75,14 +74,14 @@ class PackedEncoder(nn.Module):
         self.heads = heads
         self.first_only = first_only
         self.keep_first = first_only or pools_first
-        self.padded = False  # export sets it: packed tensors have sizes that depend on values
+        self.padded = False  # set by export, since the sizes of packed tensors depend on values
         self._parts = [LayerParts.of(module, family) for module in layer]
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any) -> Any:
         """Encode ``(batch, length, hidden)``, with a mask ``(batch, length)``, True on real tokens.
 
         Returns:
-            An output whose ``last_hidden_state`` is ``(batch, length, hidden)``, zero on padding (but for a first
+            An output whose ``last_hidden_state`` is ``(batch, length, hidden)``, zero on padding (except a first
             column that is read), or with ``first_only`` ``(batch, 1, hidden)``.
 
         Raises:
@@ -140,7 +139,7 @@ class PaddedLayout:
         self.mask = None if mask is None else mask.bool()
         weights = hidden_states.new_ones(self.batch, self.length) if self.mask is None else self.mask
         weights = weights / weights.sum(1, keepdim=True, dtype=torch.float32).clamp(min=1)
-        self._mean_weights = weights.to(hidden_states.dtype)  # of a token in the mean over its sequence
+        self._mean_weights = weights.to(hidden_states.dtype)  # weight of a token in the mean over its sequence
 
     def pack(self, x: Tensor) -> Tensor:
         """Convert ``(batch, length, hidden)`` to this layout."""
@@ -177,8 +176,8 @@ class PackedLayout(PaddedLayout):
         assert kept is not None
         if keep_first and mask is not None:
             kept = kept.clone()
-            kept[:, 0] = True  # read by the head, even where padding on the left makes it no key
-        self._places = kept.flatten().nonzero()[:, 0]  # the one time that a GPU is waited for
+            kept[:, 0] = True  # read by the head, even if it is padding on the left
+        self._places = kept.flatten().nonzero()[:, 0]  # the only synchronization with a GPU
         self._tokens = len(self._places)
         self._full = self._tokens == self.batch * self.length
         counts = kept.sum(1)
@@ -201,7 +200,7 @@ class PackedLayout(PaddedLayout):
         return x.view(self.batch, self.length, x.shape[-1])
 
     def mean(self, x: Tensor) -> Tensor:
-        # The quickest sum over unequal stretches; in half precision it counts in single.
+        # The fastest sum over segments of different lengths; half precision is accumulated in single.
         weights = self._mean_weights
         return functional.embedding_bag(self._indices, x, self._starts, mode="sum", per_sample_weights=weights)
 

@@ -41,17 +41,17 @@ logger = logging.getLogger(__name__)
 class PrunedModel(nn.Module):
     """A model with constant attention in some layers, for inference. Made by :func:`prune`, loaded by :func:`load`.
 
-    It takes what the model took, and returns what it returned. Of the families in ``FAMILIES`` it is fast: pruned
-    layers keep one matrix, applied to one vector for each sequence; padding is not computed; of the last layer only the
-    first token, where the head reads no other. Of others it runs in the plain form, as fast as before.
+    Inputs and outputs are those of the original model. Families in ``FAMILIES`` have a fast form: pruned layers keep
+    one matrix, applied to one vector for each sequence; padding is not computed, and if the head reads only the first
+    token, the last layer computes no other. Other families run in the plain form, as fast as before.
 
     Args:
-        masked: A model with zero queries in the pruned layers, as :func:`mask_layers` makes it; left as it was.
+        masked: A model with zero queries in the pruned layers, as :func:`mask_layers` makes it, which is not changed.
 
     Attributes:
         model: The transformers model inside.
         layers: The pruned layers, from 0.
-        num_layers: How many layers of attention there are.
+        num_layers: Number of layers of attention.
         fast: Whether it has the fast form.
     """
 
@@ -75,7 +75,7 @@ class PrunedModel(nn.Module):
         """Run the model on its usual inputs.
 
         Raises:
-            AttendropError: Attention weights or hidden states are asked for, which the fast form does not have.
+            AttendropError: Attention weights or hidden states are requested, which the fast form does not compute.
         """
         for name in ("output_attentions", "output_hidden_states"):
             if self.fast and kwargs.get(name, getattr(self.config, name, False)):
@@ -92,8 +92,8 @@ class PrunedModel(nn.Module):
     def to_stock(self) -> Any:
         """Return a transformers model that computes the same, with zero queries in the pruned layers.
 
-        It trains (the queries are frozen), and can be saved for use without this library. Where two matrices were
-        folded into one, it has that one and an identity.
+        It can be trained (the queries are frozen), and saved for use without this library. Two matrices that were
+        folded become their product and an identity.
         """
         if not self.fast:
             return copy.deepcopy(self.model)
@@ -115,8 +115,8 @@ class PrunedModel(nn.Module):
     def save_pretrained(self, folder: str | Path) -> None:
         """Save to a folder that :func:`load` reads. The queries and keys of pruned layers are not in it.
 
-        transformers alone refuses to load the folder of a fast model, for it would miss what is not there. A model
-        without a fast form is saved as any other.
+        transformers alone refuses to load the folder of a fast model, because weights are missing there. A model
+        without a fast form is saved as an ordinary model.
 
         Raises:
             AttendropError: The folder holds another model.
@@ -142,13 +142,13 @@ def load(folder: str | Path) -> Any:
     """Load a model that was pruned and saved; a folder of an ordinary model gives that model.
 
     Args:
-        folder: A folder, as :meth:`PrunedModel.save_pretrained` and ``attendrop prune`` leave it.
+        folder: A folder written by :meth:`PrunedModel.save_pretrained` or ``attendrop prune``.
 
     Returns:
         A :class:`PrunedModel`, in evaluation mode, on the CPU; or a model of transformers, in evaluation mode.
 
     Raises:
-        AttendropError: The folder holds no model, or one that is not whole.
+        AttendropError: The folder holds no model, or an incomplete one.
     """
     folder = Path(folder)
     if not is_pruned(folder):
@@ -169,7 +169,7 @@ def load(folder: str | Path) -> Any:
 
 
 def warn_if_slow(light: PrunedModel) -> None:
-    """Log a warning if a pruned model is no faster."""
+    """Log a warning if a pruned model is not faster."""
     if not light.fast:
         logger.warning(
             "%s has no fast form here: its pruned layers attend equally to all tokens, and take as long as before.",
@@ -178,7 +178,7 @@ def warn_if_slow(light: PrunedModel) -> None:
 
 
 def unpadded(model: Any) -> PrunedModel:
-    """Put a model into the form that computes no padding, without pruning a layer."""
+    """Convert a model to the form that computes no padding, without pruning a layer."""
     if not has_fast_form(model):
         raise AttendropError(f"{type(model).__name__} has no form without padding here.")
     return PrunedModel(model)

@@ -23,7 +23,7 @@ from attendrop.pruning.constant_attention import mask_layers, prunable_layers
 from attendrop.pruning.pruned_model import PrunedModel, warn_if_slow
 from attendrop.training.regularization import loss_and_outputs
 
-# Score of a model, more is better: one number, or one for each row, of which the score is the mean.
+# Score of a model, greater is better: one number, or one for each row, whose mean is the score.
 Score = Callable[[PrunedModel], float | Sequence[float]]
 # The same, or the predictions that the score is computed from.
 Judge = Callable[[PrunedModel], float | Sequence[float] | Predictions]
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LayerSelection:
-    """Request of a user: one attribute is not None, or all are None, which means ``auto``.
+    """Parsed ``layers`` argument: one attribute is not None, or all are None, which means ``auto``.
 
     Attributes:
         count: Number of layers.
@@ -50,7 +50,7 @@ class LayerSelection:
 
     @property
     def auto(self) -> bool:
-        """Whether the number of layers is to be found by scoring."""
+        """Whether the number of layers is determined by scores."""
         return self.count is None and self.layers is None and self.threshold is None
 
 
@@ -72,23 +72,23 @@ def prune(
         >>> logits = light(**inputs).logits
 
     Args:
-        model: A fine-tuned transformers model; left as it was.
-        layers: ``"auto"``: of all numbers of layers the largest with which the score is no worse than that of the whole
-            model by more than ``tolerance``, even at the lower end of the interval of the difference (95 % confidence
-            for all numbers of layers together): few rows take few layers, and a warning says what they cannot tell. A
-            number, or ``"4"``: so many. A list, ``"0,3,5"`` or ``"4,"``: these.
-            ``">=0.8"``: those with a ``pi`` of at least 0.8.
-        batches: Labelled batches that were not trained on, on the model's device: what layers are ranked by, if not by
-            ``pi``, and scored on, if not by ``score``.
-        score: How well a model does, more is better: a score for each of the same rows, or a single number, of which
-            there is no interval, so that it is taken as exact. Default: minus the loss on each row of ``batches``.
-        pi: Of each layer the fraction of its units that a method learnt to drop, in order or by keys such as
-            ``"encoder.0"``. Layers then go in this order, highest first. Default: by importance, the loss on
-            ``batches`` with this one layer's attention constant, lowest first.
+        model: A fine-tuned transformers model, which is not changed.
+        layers: ``"auto"``: the largest number of layers whose score is not worse than that of the whole model by more
+            than ``tolerance``, even at the lower end of the confidence interval of the difference (95 % for all numbers
+            of layers together). With few rows, few layers are pruned, and a warning says what the rows cannot decide.
+            A number, or ``"4"``: this many layers. A list, ``"0,3,5"`` or ``"4,"``: these layers. ``">=0.8"``: the
+            layers with a ``pi`` of at least 0.8.
+        batches: Labelled batches that were not trained on, on the model's device. They rank the layers unless ``pi`` is
+            given, and score the models unless ``score`` is given.
+        score: Function that scores a model, greater is better: it returns a score for each of the same rows, or a
+            single number, which is taken as exact. Default: the negative loss on each row of ``batches``.
+        pi: For each layer the fraction of its units that a method learnt to drop, in order or by keys such as
+            ``"encoder.0"``. Layers are pruned in this order, highest first. Default: by importance, the loss on
+            ``batches`` when only this layer's attention is constant, lowest first.
         tolerance: See ``layers``; in units of the score.
 
     Raises:
-        AttendropError: The model or the selection of layers is not supported, or what is needed for it is not given.
+        AttendropError: The model or the selection of layers is not supported, or a required argument is missing.
     """
     selection = parse_selection(layers)
     if isinstance(model, PrunedModel):
@@ -106,7 +106,7 @@ def prune(
 
 
 def parse_selection(layers: str | int | Sequence[int]) -> LayerSelection:
-    """Read a selection of layers to prune; raises AttendropError if it is malformed."""
+    """Parse a selection of layers to prune; raise AttendropError if it is malformed."""
     problem = AttendropError(
         f"layers={layers!r} is not understood. Give 'auto', a count such as 4, a list such as '0,3,5' ('4,' for one), "
         "or a threshold such as '>=0.8'."
@@ -149,12 +149,12 @@ def prune_selected(
         model: As for :func:`prune`.
         selection: How many layers, or which.
         pi: As for :func:`prune`.
-        measure_importance: Gives the importance of each layer; called where ``pi`` is None and layers are ranked.
-        judge: How well a model does; needed for ``auto``.
+        measure_importance: Function that returns the importance of each layer; called to rank layers without ``pi``.
+        judge: Function that scores a model; required for ``auto``.
         tolerance: As for :func:`prune`.
 
     Returns:
-        The pruned model; with ``auto`` also what was tried.
+        The pruned model; with ``auto`` also the trials.
     """
     attention_layers = prunable_layers(model)
     if selection.layers is not None:
@@ -177,7 +177,7 @@ def prune_selected(
 
 
 def importance(model: Any, attention_layers: Iterable[AttentionLayer], batches: Sequence[Batch] | None) -> list[float]:
-    """Measure the mean loss of the model with the attention of each layer, one at a time, made constant."""
+    """Compute the mean loss of the model with constant attention in each layer, one at a time."""
     batches = _require_batches(batches, "the importance of layers")
     adapter = ModelAdapter(model)
     adapter.attach()
@@ -195,7 +195,7 @@ class Trial:
     Attributes:
         count: Number of layers.
         score: Score with these layers pruned.
-        rows: Number of rows that were scored; 0 if not known.
+        rows: Number of rows that were scored; 0 if unknown.
         difference: Difference from the score of the whole model.
     """
 
@@ -208,14 +208,14 @@ class Trial:
 def choose_count(
     model: Any, order: Sequence[int], judge: Judge, tolerance: float = 0.0
 ) -> tuple[PrunedModel, list[Trial]]:
-    """Prune more and more layers, and keep the largest number within ``tolerance``: see :func:`prune`.
+    """Prune an increasing number of layers, and keep the largest within ``tolerance``: see :func:`prune`.
 
     Returns:
-        The model, and what was tried, from no layer to all.
+        The model, and the trials, from no layer to all.
     """
     if not tolerance >= 0:
         raise AttendropError(f"tolerance={tolerance} must be at least 0.")
-    confidence = 1 - (1 - CONFIDENCE) / max(1, len(order))  # Bonferroni: of all intervals together
+    confidence = 1 - (1 - CONFIDENCE) / max(1, len(order))  # Bonferroni, for all intervals together
     best = PrunedModel(mask_layers(model, []))
     before = _predictions(judge, best)
     trials = [Trial(0, before.score, len(before.labels), Difference(0.0, 0.0, 0.0))]
@@ -254,7 +254,7 @@ def undecided_message(trials: Sequence[Trial], kept: int, tolerance: float) -> s
 
 
 def loss_score(batches: Sequence[Batch]) -> Score:
-    """Make a score of minus the loss on each row of some batches."""
+    """Make a score function: the negative loss on each row of some batches."""
 
     def score(model: PrunedModel) -> list[float]:
         with torch.no_grad():
@@ -264,7 +264,7 @@ def loss_score(batches: Sequence[Batch]) -> Score:
 
 
 def _single_rows(batch: Batch) -> Iterator[Batch]:
-    """Yield each row of a batch as a batch of its own, with its padding."""
+    """Yield each row of a batch as a separate batch, with its padding."""
     rows = number_of_rows(batch)
     for row in range(rows):
         yield {

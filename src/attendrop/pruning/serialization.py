@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 from attendrop.attention.interface import forget_implementation
 from attendrop.errors import AttendropError
 
-# Not config.json, so that transformers says that there is no model, instead of loading one that is not whole.
+# Not config.json, so that transformers raises an error instead of loading an incomplete model.
 CONFIG = "pruned_config.json"
 WEIGHTS = "model.safetensors"
 
 
 def is_pruned(folder: str | Path) -> bool:
-    """Return whether a folder holds a pruned model in the fast form."""
+    """Tell whether a folder holds a pruned model in the fast form."""
     return (Path(folder) / CONFIG).is_file()
 
 
@@ -40,10 +40,10 @@ def stock_config(config: Any) -> Any:
 
 
 def load_weights(model: Any, folder: Path) -> None:
-    """Load the weights in a folder into a pruned model; raises AttendropError if they are not whole."""
+    """Load the weights in a folder into a pruned model; raise AttendropError if they are incomplete."""
     try:
         weights = load_file(folder / WEIGHTS)
-    except Exception as error:  # safetensors raises a class of its own
+    except Exception as error:  # safetensors raises its own exception class
         raise AttendropError(f"The weights in '{folder}' cannot be read ({error}).") from None
     dtypes = {value.dtype for value in weights.values() if value.is_floating_point()}
     model.to(next(iter(dtypes)))
@@ -56,7 +56,7 @@ def load_weights(model: Any, folder: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file of a model; raises AttendropError if there is none."""
+    """Read a JSON file of a model; raise AttendropError if there is none."""
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
@@ -67,7 +67,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def without_shared(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Leave out the second and further names of a tensor: safetensors holds each once."""
+    """Remove the second and further names of a tensor, since safetensors saves each tensor once."""
     seen: set[int] = set()
     found = {}
     for name, value in tensors.items():

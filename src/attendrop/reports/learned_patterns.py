@@ -1,4 +1,4 @@
-"""The dropout patterns that AttendOut learnt, as a picture (Figure 3 of its paper) and as a schedule."""
+"""The dropout patterns that AttendOut learnt, as a plot (Figure 3 of its paper) and as a schedule."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attendrop.output_files import write_json
 from attendrop.runs.run_folder import read_metrics
 
 _DECIMALS = 6
-# Yellow is hard to see on white.
+# Yellow lines are hard to see on white.
 _LIGHTEST = 0.88
 Numbers = NDArray[np.float64]
 
