@@ -12,6 +12,7 @@ import transformers as hf
 from torch import Tensor
 
 from attendrop.methods.core.context import Processes, TrainingContext
+from attendrop.tasks.heads.mean_pooling import find_mean_pooling_class
 from attendrop.training.regularization import loss_and_outputs
 
 VOCAB, PAD, EOS, LABELS = 40, 0, 2, 3
@@ -28,6 +29,19 @@ _BERT = {
     "pad_token_id": PAD,
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
+}
+_DISTILBERT = {
+    "vocab_size": VOCAB,
+    "dim": 16,
+    "n_layers": 2,
+    "n_heads": 2,
+    "hidden_dim": 16,
+    "max_position_embeddings": 40,
+    "num_labels": LABELS,
+    "pad_token_id": PAD,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "seq_classif_dropout": 0.0,
 }
 _BART = {
     "vocab_size": VOCAB,
@@ -134,24 +148,7 @@ ZOO: dict[str, Entry] = {
     "bert-choice": Entry("BertForMultipleChoice", _BERT, _ENCODER, "choice"),
     "roberta": Entry("RobertaForSequenceClassification", _BERT, _ENCODER),
     "electra": Entry("ElectraForSequenceClassification", _BERT | {"embedding_size": 8}, _ENCODER),
-    "distilbert": Entry(
-        "DistilBertForSequenceClassification",
-        {
-            "vocab_size": VOCAB,
-            "dim": 16,
-            "n_layers": 2,
-            "n_heads": 2,
-            "hidden_dim": 16,
-            "max_position_embeddings": 40,
-            "num_labels": LABELS,
-            "pad_token_id": PAD,
-            "dropout": 0.0,
-            "attention_dropout": 0.0,
-            "seq_classif_dropout": 0.0,
-        },
-        _ENCODER,
-        dropouts=_DROPOUTS["distilbert"],
-    ),
+    "distilbert": Entry("DistilBertForSequenceClassification", _DISTILBERT, _ENCODER, dropouts=_DROPOUTS["distilbert"]),
     "albert": Entry(
         "AlbertForSequenceClassification", _BERT | {"embedding_size": 8, "classifier_dropout_prob": 0.0}, _ENCODER
     ),
@@ -175,6 +172,9 @@ ZOO: dict[str, Entry] = {
         },
         _ENCODER,
         dropouts=_DROPOUTS["modernbert"],
+    ),
+    "distilbert-mean": Entry(
+        "DistilBertMeanPoolingForSequenceClassification", _DISTILBERT, _ENCODER, dropouts=_DROPOUTS["distilbert"]
     ),
     "vit": Entry(
         "ViTForImageClassification",
@@ -227,8 +227,9 @@ def build(
 
 
 def from_class(class_name: str, options: Mapping[str, Any], attention: str | None = None) -> Any:
-    """Make a model of any class of transformers from the options of its configuration."""
-    cls = getattr(hf, class_name)
+    """Make a model of any class of transformers, or one that pools the mean, from its configuration's options."""
+    cls: Any = getattr(hf, class_name, None)
+    cls = cls or find_mean_pooling_class(class_name, class_name.partition("MeanPooling")[0].lower())
     config = cls.config_class(**copy.deepcopy(dict(options)))
     if attention is not None:
         config._attn_implementation = attention

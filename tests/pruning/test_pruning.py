@@ -60,6 +60,9 @@ FAST: dict[str, tuple[str, dict[str, Any], str]] = {
     "distilbert": ("DistilBertForSequenceClassification", DISTILBERT, "bert"),
     "distilbert-tokens": ("DistilBertForTokenClassification", DISTILBERT, "bert-tokens"),
     "distilbert-choice": ("DistilBertForMultipleChoice", DISTILBERT, "bert-choice"),
+    "bert-mean": ("BertMeanPoolingForSequenceClassification", BERT, "bert"),
+    "roberta-mean": ("RobertaMeanPoolingForSequenceClassification", BERT, "bert"),
+    "distilbert-mean": ("DistilBertMeanPoolingForSequenceClassification", DISTILBERT, "distilbert-mean"),
     "distilbert-base": ("DistilBertModel", DISTILBERT, "bert"),
 }
 PLAIN = ("modernbert", "gpt2-class", "llama-class", "vit", "bart-class")
@@ -675,7 +678,7 @@ assert session.get_modelmeta().custom_metadata_map["id2label"] == '{"0": "no", "
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("case", ["bert", "roberta-tokens", "distilbert"])
+@pytest.mark.parametrize("case", ["bert", "roberta-tokens", "bert-mean", "distilbert"])
 def test_onnx_without_this_library(case: str, tmp_path: Path) -> None:
     import numpy as np
 

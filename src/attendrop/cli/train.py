@@ -57,6 +57,14 @@ def train(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the run in the folder when this one is complete.")
     ] = False,
+    pooling: Annotated[
+        str | None,
+        typer.Option(help="What the classifier reads: cls, mean (of all tokens) or auto.", show_default="auto"),
+    ] = None,
+    head_start: Annotated[
+        str | None,
+        typer.Option(help="Start of a new head: random, frozen (a linear model) or auto.", show_default="auto"),
+    ] = None,
     epochs: Annotated[int | None, typer.Option(show_default="4")] = None,
     max_steps: Annotated[int | None, typer.Option(help="Number of training steps; overrides --epochs.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows per process.", show_default="32")] = None,

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from attendrop.attention.projections import BERT_NAMES, DISTILBERT_NAMES, ProjectionNames
+from attendrop.tasks.heads.mean_pooling import pools_mean
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def has_fast_form(model: Any) -> bool:
 
 def reads_first_token(model: Any) -> bool:
     """Tell whether a model's head reads only the first token of each sequence."""
-    return type(model).__name__.endswith(_FIRST_TOKEN_HEADS)
+    return type(model).__name__.endswith(_FIRST_TOKEN_HEADS) and not pools_mean(model)
 
 
 def family_of(model: Any) -> Family:

@@ -152,10 +152,11 @@ def load(folder: str | Path) -> Any:
     """
     folder = Path(folder)
     if not is_pruned(folder):
-        architectures = read_json(folder / "config.json").get("architectures") or [None]
-        return model_class(folder, architectures[0]).from_pretrained(folder, use_safetensors=True).eval()
+        saved = read_json(folder / "config.json")
+        cls = model_class(folder, (saved.get("architectures") or [None])[0], saved)
+        return cls.from_pretrained(folder, use_safetensors=True).eval()
     config = read_json(folder / CONFIG)
-    cls = model_class(folder, config.get("architecture"))
+    cls = model_class(folder, config.get("architecture"), config["stock"])
     model = cls(cls.config_class.from_dict(config["stock"]))
     pruned = PrunedModel.__new__(PrunedModel)
     nn.Module.__init__(pruned)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 
 from attendrop.attention.interface import forget_implementation
 from attendrop.errors import AttendropError
+from attendrop.tasks.heads.mean_pooling import find_mean_pooling_class
 
 # Not config.json, so that transformers raises an error instead of loading an incomplete model.
 CONFIG = "pruned_config.json"
@@ -24,9 +26,15 @@ def is_pruned(folder: str | Path) -> bool:
     return (Path(folder) / CONFIG).is_file()
 
 
-def model_class(folder: Path, name: Any) -> Any:
-    """Return the model class of transformers that a file in ``folder`` names."""
-    found = getattr(transformers, str(name), None)
+def model_class(folder: Path, name: Any, config: Mapping[str, Any]) -> Any:
+    """Return the model class of transformers, or of this library, that a file in ``folder`` names.
+
+    Args:
+        folder: For messages.
+        name: Name of the class.
+        config: Configuration of the model.
+    """
+    found = getattr(transformers, str(name), None) or find_mean_pooling_class(str(name), config.get("model_type", ""))
     if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
         raise AttendropError(f"The model in '{folder}' is of an unknown class, {name!r}.")
     return found

@@ -22,6 +22,8 @@ PROTOCOLS = ("honest", "paper")
 SCHEDULES = ("linear", "constant", "cosine")
 DEVICES = ("auto", "cpu")
 CLASS_WEIGHTS = ("balanced",)
+POOLINGS = ("auto", "cls", "mean")
+HEAD_STARTS = ("auto", "random", "frozen")
 REPORT_TO = ("none", "tensorboard", "wandb", "trackio", "mlflow")
 _AT_LEAST = {
     "epochs": 1,
@@ -59,6 +61,12 @@ class RunConfig:
         metric: Metric that selects the best epoch, named as for :func:`attendrop.tasks.metrics.with_metric`; None:
             the task's own.
         class_weights: ``"balanced"``: classes have equal weight in the loss; None: rows have equal weight.
+        pooling: What the classifier reads: ``"mean"``, the mean of the last hidden states over all tokens; ``"cls"``,
+            what the class of transformers reads, mostly the first token; ``"auto"``: the mean if the model was trained
+            so.
+        head_start: Start of a new head: ``"random"``; ``"frozen"``, a linear model fitted to the frozen encoder's
+            features of the training rows; ``"auto"``: the latter, where the head is one linear layer on trained
+            features.
         method: Name of the method, or several joined by ``+``, with its ``options``.
         epochs, batch_size, gradient_accumulation, learning_rate, weight_decay, schedule, warmup: Options of the
             optimization. ``batch_size`` counts rows per process and micro-batch; ``warmup`` is a fraction of all steps.
@@ -97,6 +105,8 @@ class RunConfig:
     test_fraction: float = 0.0
     metric: str | None = None
     class_weights: str | None = None
+    pooling: str = "auto"
+    head_start: str = "auto"
     method: str = DEFAULT_METHOD
     options: Mapping[str, Any] = field(default_factory=dict)
     epochs: int = 4
@@ -141,6 +151,8 @@ class RunConfig:
         check_choice("schedule", self.schedule, SCHEDULES)
         check_choice("device", self.device, DEVICES)
         check_choice("report_to", self.report_to, REPORT_TO)
+        check_choice("pooling", self.pooling, POOLINGS)
+        check_choice("head_start", self.head_start, HEAD_STARTS)
         if self.class_weights is not None:
             check_choice("class_weights", self.class_weights, CLASS_WEIGHTS)
         self._check_data()

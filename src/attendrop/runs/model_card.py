@@ -27,15 +27,21 @@ _REWARDED = {
 }
 
 
-def model_card(metrics: dict[str, Any], head: Head) -> str:
+def model_card(metrics: dict[str, Any], head: Head, *, stock: bool = True) -> str:
     """Write the card of a run: data, protocol, scores, method, training options, and how to load the model.
 
     Args:
         metrics: The content of the run's ``metrics.json``.
         head: Head of the model.
+        stock: Whether the model's class is one of transformers.
     """
     parts = build_method(metrics["method"], metrics["options"]).parts
-    return "\n\n".join([_front_matter(metrics, head), _title(metrics, parts), *_sections(metrics, head, parts)]) + "\n"
+    return (
+        "\n\n".join(
+            [_front_matter(metrics, head, stock), _title(metrics, parts), *_sections(metrics, head, parts, stock)]
+        )
+        + "\n"
+    )
 
 
 def scored_once(metrics: Mapping[str, Any]) -> bool:
@@ -44,9 +50,9 @@ def scored_once(metrics: Mapping[str, Any]) -> bool:
     return "dev" in metrics["all_scores"] and "dev" not in used_on
 
 
-def _front_matter(metrics: dict[str, Any], head: Head) -> str:
+def _front_matter(metrics: dict[str, Any], head: Head, stock: bool) -> str:
     base = MINILM_HUB_ID if metrics["model"] == "minilm" else metrics["model"]
-    lines = ["---", "library_name: transformers", f"pipeline_tag: {head.pipeline_tag}"]
+    lines = ["---", f"library_name: {'transformers' if stock else 'attendrop'}", f"pipeline_tag: {head.pipeline_tag}"]
     if not Path(base).exists():
         lines.append(f"base_model: {base}")
     return "\n".join([*lines, "tags:", "- attendrop", f"- {metrics['method']}", "---"])
@@ -69,14 +75,14 @@ def _data_name(metrics: dict[str, Any]) -> str:
     return ", ".join(Path(config[name]).name for name in ("train_file", "eval_file") if config[name])
 
 
-def _sections(metrics: dict[str, Any], head: Head, parts: Sequence[Method]) -> list[str]:
+def _sections(metrics: dict[str, Any], head: Head, parts: Sequence[Method], stock: bool) -> list[str]:
     config, rows = metrics["config"], metrics["data"]["rows"]
     bibtex = "\n\n".join(dict.fromkeys(part.bibtex for part in parts if part.bibtex))
     shown = ("epochs", "batch_size", "gradient_accumulation", "learning_rate", "schedule", "warmup", "weight_decay")
     options = {f"`{name}`": value for name, value in flat_options(metrics["options"]).items()}
     training = {f"`{name}`": config[name] for name in (*shown, "max_length", "seed")}
     acted = [str(entry["epoch"]) for entry in metrics["history"] if entry["regularized"]]
-    usage = head.usage(len(metrics["data"]["text_columns"]), config["max_length"])
+    usage = head.usage(len(metrics["data"]["text_columns"]), config["max_length"], stock=stock)
     sections = [
         f"## Data\n\n{_data_name(metrics)}; rows: " + ", ".join(f"{n} {part}" for part, n in rows.items()) + ".",
         f"## Protocol\n\n`{metrics['protocol']}`. "

@@ -6,6 +6,7 @@ import importlib.util
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from attendrop.errors import AttendropError
 from attendrop.output_files import sha256
 from attendrop.pruning.pruned_model import load
 from attendrop.pruning.serialization import is_pruned
+from attendrop.runs.saved_pooling import saved_pooling
 from attendrop.tasks.base import Task
+from attendrop.tasks.heads.mean_pooling import configure_pooling
 from attendrop.tasks.heads.registry import head_of_model
 
 MINILM_HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
@@ -37,6 +40,8 @@ _MINILM_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "vocab.txt",
+    "modules.json",
+    "1_Pooling/config.json",
 )
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 logger = logging.getLogger(__name__)
@@ -68,13 +73,37 @@ def resolve_model(name: str) -> str:
     return name
 
 
-def load_model_and_tokenizer(name: str, task: Task | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a model with the head of a task, in evaluation mode, in float32, and its tokenizer.
+@dataclass(frozen=True)
+class Loaded:
+    """Loaded model.
+
+    Attributes:
+        model: The model, in evaluation mode, in float32.
+        tokenizer: The tokenizer of the model.
+        new: Names of the parameters that no file has, such as those of a new head; they are random.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    new: frozenset[str] = frozenset()
+
+
+def load_model_and_tokenizer(
+    name: str, task: Task | None, pooling: str = "auto"
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a model and its tokenizer as :func:`load_for` does."""
+    loaded = load_for(name, task, pooling)
+    return loaded.model, loaded.tokenizer
+
+
+def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
+    """Load a model with the head of a task.
 
     Args:
         name: As for :func:`resolve_model`.
         task: Task that determines the size, the label names and the loss of the head; a new head is initialized if the
             model has none that fits. None: the model is fine-tuned and keeps its head.
+        pooling: What the head of the task reads: ``"mean"``, ``"cls"`` or ``"auto"``, see :func:`default_pooling`.
 
     A tokenizer without a padding token, as GPT-2 and Llama have, pads with its end-of-sequence token.
 
@@ -92,7 +121,9 @@ def load_model_and_tokenizer(name: str, task: Task | None) -> tuple[PreTrainedMo
         head = head_of_model(config) if task is None else task.head
         if task is not None:
             head.configure(config)
-        model, found = head.model_class().from_pretrained(
+            if head.has_pooling:
+                configure_pooling(config, _default_pooling(name, place, config) if pooling == "auto" else pooling)
+        model, found = head.model_class(config).from_pretrained(
             place,
             config=config,
             use_safetensors=True,
@@ -104,17 +135,33 @@ def load_model_and_tokenizer(name: str, task: Task | None) -> tuple[PreTrainedMo
         tokenizer = AutoTokenizer.from_pretrained(place, **keywords)
     _report_loading(name, model, found, keeps_head=task is None)
     _set_padding(name, model, tokenizer)
-    return model, tokenizer
+    return Loaded(model, tokenizer, frozenset([*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])]))
 
 
-def _load_pruned(name: str, task: Task | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def default_pooling(name: str) -> str:
+    """Return what a classifier of a model reads by default: ``"mean"`` if its files say that it was trained so.
+
+    They do for a model of sentence-transformers, and for one that was fine-tuned with the mean. Otherwise ``"cls"``:
+    what the class of transformers reads.
+
+    Args:
+        name: As for :func:`resolve_model`.
+    """
+    return _default_pooling(name, resolve_model(name), load_config(name))
+
+
+def _default_pooling(name: str, place: str, config: PreTrainedConfig) -> str:
+    return "mean" if name in ("minilm", MINILM_HUB_ID) else saved_pooling(place, config)
+
+
+def _load_pruned(name: str, task: Task | None) -> Loaded:
     if task is not None:
         raise AttendropError(
             f"The model {name!r} is pruned and does not train; save attendrop.load({name!r}).to_stock(), and train "
             "that."
         )
     with _load_errors(name):
-        return load(name).model, AutoTokenizer.from_pretrained(name)
+        return Loaded(load(name).model, AutoTokenizer.from_pretrained(name))
 
 
 def load_config(name: str) -> PreTrainedConfig:

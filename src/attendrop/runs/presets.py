@@ -19,6 +19,8 @@ _PAPER = {
     "epochs": 50,
     "patience": 5,
     "protocol": "paper",
+    "pooling": "cls",
+    "head_start": "random",
 }
 _PAPER_BY_TASK: dict[str, dict[str, Any]] = {
     "cola": {"max_length": 47},

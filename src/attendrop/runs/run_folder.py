@@ -144,13 +144,14 @@ def check_data(place: Path, data_sha256: str) -> None:
         raise AttendropError(f"The training data changed since the run in '{place}' began; it cannot be resumed.")
 
 
-def begin_run(place: Path, config: RunConfig, data_sha256: str) -> None:
+def begin_run(place: Path, config: RunConfig, data_sha256: str, head_start: dict[str, Any] | None) -> None:
     """Start a run in a folder: write ``run.json``, and a ``run.yaml`` that repeats the run."""
     refuse_foreign(place, {}, [RUN_FILE])
     place.mkdir(parents=True, exist_ok=True)
     repeats = run_file(config)
     files = {RUN_FILE: hashlib.sha256(repeats.encode()).hexdigest()}
-    write_json(place / RUN, {"config": _comparable(config), "data_sha256": data_sha256, "files": files})
+    run = {"config": _comparable(config), "data_sha256": data_sha256, "head_start": head_start, "files": files}
+    write_json(place / RUN, run)
     write_text(place / RUN_FILE, repeats)
 
 

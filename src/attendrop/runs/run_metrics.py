@@ -59,7 +59,11 @@ def _score(trainer: RegularizedTrainer, task: Task, train: Dataset, rows: Datase
 
 
 def run_metrics(
-    run: ResolvedRun, trainer: RegularizedTrainer, scores: Mapping[str, SetScores], seconds: float
+    run: ResolvedRun,
+    trainer: RegularizedTrainer,
+    scores: Mapping[str, SetScores],
+    seconds: float,
+    head_start: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """Make the content of ``metrics.json``.
 
@@ -68,6 +72,7 @@ def run_metrics(
         trainer: The trainer of the run.
         scores: From :func:`score_report`.
         seconds: Time that training took.
+        head_start: From :func:`attendrop.runs.head_start.start_head`.
     """
     config, method, data, parts = run.config, run.method, run.data, run.parts
     history = _history(trainer.state.log_history, method, data)
@@ -90,6 +95,7 @@ def run_metrics(
         "best_epoch": chosen[0] if chosen else len(history),
         "history": history,
         "dropout_steps": method.dropout_steps(trainer.state.log_history),
+        "head_start": head_start,
         "steps": trainer.state.global_step,
         "planned_steps": trainer.state.max_steps,
         "train_seconds": round(seconds, 3),

@@ -32,8 +32,9 @@ from attendrop.runs.data import Parts, encode_parts, fingerprint
 from attendrop.runs.data_report import data_report
 from attendrop.runs.diverged_training import refuse_diverged
 from attendrop.runs.experiment_tracking import check_integration, keep_in_folder
+from attendrop.runs.head_start import start_head
 from attendrop.runs.model_card import model_card
-from attendrop.runs.model_loading import load_model_and_tokenizer
+from attendrop.runs.model_loading import load_for
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
 from attendrop.runs.run_file import RUN_FILE, run_file
 from attendrop.runs.run_folder import (
@@ -53,6 +54,7 @@ from attendrop.runs.training_args import on_cpu, run_arguments
 from attendrop.tasks.bad_rows import write_skipped
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.base import Head
+from attendrop.tasks.heads.mean_pooling import pools_mean
 from attendrop.tasks.metrics import compute_scores
 from attendrop.training.checkpoints import last_checkpoint
 from attendrop.training.trainer import RegularizedTrainer
@@ -96,7 +98,8 @@ def _train(config: RunConfig, place: Path, *, resume: bool, callbacks: Sequence[
     run = resolve_run(config)
     rows = fingerprint(run.parts)
     set_seed(config.seed)
-    model, tokenizer = load_model_and_tokenizer(config.model, run.task)
+    loaded = load_for(config.model, run.task, config.pooling)
+    model, tokenizer = loaded.model, loaded.tokenizer
     _check_method(model, run.method)
     encoded = encode_parts(config, run.task, run.parts, tokenizer)
     announce_run(run)
@@ -109,18 +112,21 @@ def _train(config: RunConfig, place: Path, *, resume: bool, callbacks: Sequence[
     arguments = run_arguments(run, place, checkpoint)
     if checkpoint is not None:
         logger.info("Resuming from %s.", checkpoint)
-    elif begun:
-        logger.info("There is no complete checkpoint in %s: the run starts over.", place)
-    elif is_main_process():
+        head_start = (read_run(place) or {}).get("head_start")
+    else:
+        if begun:
+            logger.info("There is no complete checkpoint in %s: the run starts over.", place)
+        head_start = start_head(model, tokenizer, loaded.new, run.task.head, encoded.train, config)
+    if is_main_process() and not begun:
         clear_unfinished(place)
-        callbacks = [AfterFirstStep(lambda: begin_run(place, config, rows)), *callbacks]
+        callbacks = [AfterFirstStep(lambda: begin_run(place, config, rows, head_start)), *callbacks]
     trainer = _trainer(run, model, tokenizer, encoded, arguments, callbacks)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     refuse_diverged(config, *(parameter.detach() for parameter in model.parameters()))
     meter = next(callback for callback in trainer.callback_handler.callbacks if isinstance(callback, Meter))
     scores = score_report(trainer, run.task, encoded)
     announce_one_class(scores)
-    metrics = run_metrics(run, trainer, scores, meter.seconds_so_far)
+    metrics = run_metrics(run, trainer, scores, meter.seconds_so_far, head_start)
     metrics["data"]["report"] = report
     metrics |= _final_report(trainer, encoded)
     if trainer.is_world_process_zero():
@@ -139,11 +145,12 @@ def _save(
     trainer: RegularizedTrainer, head: Head, tokenizer: PreTrainedTokenizerBase, metrics: dict[str, Any], files: Path
 ) -> None:
     """Write the results of a finished run."""
-    trainer.accelerator.unwrap_model(trainer.model).save_pretrained(files)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    model.save_pretrained(files)
     tokenizer.save_pretrained(files)
     for name, tensors in {} if trainer.method_state is None else trainer.method_state.tensors().items():
         save_file(tensors, files / f"{name}.safetensors")
-    (files / "README.md").write_text(model_card(metrics, head), encoding="utf-8")
+    (files / "README.md").write_text(model_card(metrics, head, stock=not pools_mean(model)), encoding="utf-8")
     write_json(files / METRICS, metrics)
 
 

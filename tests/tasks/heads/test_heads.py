@@ -45,7 +45,7 @@ def test_every_head_is_complete(kind: type[Head]) -> None:
     assert kind.label_type in LABEL_TYPES
     assert set(head.default_metrics) <= set(head.metrics) and head.metrics[head.default_metrics[0]].selects
     assert set(head.metric_aliases.values()) <= set(head.metrics)
-    assert head.model_class() is getattr(transformers, head.auto_class)
+    assert head.model_class(BertConfig()) is getattr(transformers, head.auto_class)
     compile(head.usage(2, 128), "card", "exec")
 
 

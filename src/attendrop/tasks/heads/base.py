@@ -17,6 +17,8 @@ from attendrop.tasks.table_files import Table
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+    from attendrop.tasks.heads.linear_fit import LinearFit
+
 Array = np.ndarray[Any, np.dtype[Any]]
 Columns = Mapping[str, list[Any]]
 
@@ -57,6 +59,7 @@ class Head(ABC):
         answer_column: Column of the prediction; it is called ``predicted_...`` beside columns of the input.
         has_probabilities: Whether predictions can come with the probabilities of all classes.
         has_class_weights: Whether the loss supports class weights.
+        has_pooling: Whether models read one vector for the whole input, for which there is a choice.
     """
 
     label_names: tuple[str, ...] = ()
@@ -72,6 +75,7 @@ class Head(ABC):
     answer_column: ClassVar[str] = "label"
     has_probabilities: ClassVar[bool] = False
     has_class_weights: ClassVar[bool] = False
+    has_pooling: ClassVar[bool] = False
 
     # In words -------------------------------------------------------------------------------------------------------
 
@@ -112,8 +116,8 @@ class Head(ABC):
         """Names of the model's outputs per prediction."""
         return self.label_names
 
-    def model_class(self) -> Any:
-        """Return the class of transformers that loads the model."""
+    def model_class(self, config: PreTrainedConfig) -> Any:
+        """Return the class that loads the model with this configuration."""
         import transformers
 
         return getattr(transformers, self.auto_class)
@@ -125,15 +129,37 @@ class Head(ABC):
         config.id2label = dict(enumerate(self.output_names))
         config.label2id = {name: number for number, name in enumerate(self.output_names)}
 
-    def usage(self, num_texts: int, max_length: int) -> str:
-        """Return Python code that loads and calls the model, for its card."""
-        texts = ", ".join(("text", "second_text")[:num_texts])
-        return f"""from transformers import {self.auto_class}, AutoTokenizer
+    def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
+        """Return Python code that loads and calls the model, for its card.
 
-model = {self.auto_class}.from_pretrained(folder)
+        Args:
+            num_texts: Number of texts of an input.
+            max_length: In tokens.
+            stock: Whether the model's class is one of transformers.
+        """
+        texts = ", ".join(("text", "second_text")[:num_texts])
+        imports, load = (
+            f"from transformers import {self.auto_class}, AutoTokenizer",
+            f"{self.auto_class}.from_pretrained",
+        )
+        if not stock:
+            imports, load = "import attendrop\nfrom transformers import AutoTokenizer", "attendrop.load"
+        return f"""{imports}
+
+model = {load}(folder)
 tokenizer = AutoTokenizer.from_pretrained(folder)
 inputs = tokenizer({texts}, truncation=True, max_length={max_length}, return_tensors="pt")
 logits = model(**inputs).logits"""
+
+    def fit_linear(self, features: Array, targets: Sequence[Any], *, balanced: bool) -> LinearFit | None:
+        """Fit a linear model of fixed features to targets, with as many outputs as the model has; None if none fits.
+
+        Args:
+            features: ``(rows, features)``.
+            targets: As :meth:`targets` makes them.
+            balanced: Whether classes have equal weight, instead of rows.
+        """
+        return None
 
     # Labels and texts of custom files -------------------------------------------------------------------------------
 

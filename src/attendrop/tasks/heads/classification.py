@@ -23,7 +23,9 @@ from sklearn.metrics import (
 
 from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
-from attendrop.tasks.heads.base import Array, Head, Metric
+from attendrop.tasks.heads.base import Array, Metric
+from attendrop.tasks.heads.linear_fit import LinearFit, fit_logistic_regression
+from attendrop.tasks.heads.sequence import SequenceHead
 from attendrop.tasks.label_column import number_form, written
 from attendrop.tasks.table_files import Table
 
@@ -71,14 +73,12 @@ _BINARY_METRICS = {
 }
 
 
-class Classification(Head):
+class Classification(SequenceHead):
     """Head that predicts a class. Labels and targets are class ids, outputs logits ``(rows, classes)``."""
 
     kind = "classification"
     label_type = "class"
-    auto_class = "AutoModelForSequenceClassification"
     problem_type = "single_label_classification"
-    pipeline_tag = "text-classification"
     default_metrics = ("accuracy", "f1_macro", "matthews_correlation")
     metric_aliases: ClassVar = {
         "macro_f1": "f1_macro",
@@ -161,6 +161,10 @@ class Classification(Head):
     def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """Return the class ids."""
         return [int(label) for label in labels]
+
+    def fit_linear(self, features: Array, targets: Sequence[int], *, balanced: bool) -> LinearFit | None:
+        """Fit a logistic regression."""
+        return fit_logistic_regression(features, targets, self.num_classes, balanced=balanced)
 
     def decode(self, outputs: Array) -> list[int]:
         """Return the class ids of the largest logits."""

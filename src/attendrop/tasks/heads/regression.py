@@ -12,7 +12,9 @@ from datasets import Dataset
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 
-from attendrop.tasks.heads.base import Array, Head, Metric
+from attendrop.tasks.heads.base import Array, Metric
+from attendrop.tasks.heads.linear_fit import LinearFit, fit_ridge_regression
+from attendrop.tasks.heads.sequence import SequenceHead
 from attendrop.tasks.label_column import number_problem, written
 from attendrop.tasks.table_files import Table
 
@@ -51,14 +53,12 @@ _METRICS = {
 }
 
 
-class Regression(Head):
+class Regression(SequenceHead):
     """Head that predicts a number. Labels and targets are floats, outputs ``(rows,)`` or ``(rows, 1)``."""
 
     kind = "regression"
     label_type = "number"
-    auto_class = "AutoModelForSequenceClassification"
     problem_type = "regression"
-    pipeline_tag = "text-classification"
     default_metrics = ("pearson", "spearman", "mse")
     answer_column = "score"
     predicts = "a number"
@@ -92,6 +92,10 @@ class Regression(Head):
     def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase) -> list[float]:
         """Return the numbers."""
         return [float(label) for label in labels]
+
+    def fit_linear(self, features: Array, targets: Sequence[float], *, balanced: bool) -> LinearFit:
+        """Fit a ridge regression."""
+        return fit_ridge_regression(features, targets)
 
     def decode(self, outputs: Array) -> list[float]:
         """Return the numbers."""

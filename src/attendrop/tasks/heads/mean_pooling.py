@@ -1,0 +1,183 @@
+"""Classifiers of the mean of an encoder's last hidden states.
+
+Encoders such as MiniLM were trained so that the mean over the tokens holds the meaning of a text; their classes in
+transformers read the first token. Where an architecture has the option itself, its own class is used.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import CONFIG_MAPPING, MODEL_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import SequenceClassifierOutput
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
+from transformers.utils.generic import can_return_tuple
+
+from attendrop.errors import AttendropError
+
+POOLINGS = ("cls", "mean")
+# The name that ModernBERT and others give to the option.
+_OPTION = "classifier_pooling"
+# Ends as the classes of transformers do, which choose the loss by it.
+_SUFFIX = "MeanPoolingForSequenceClassification"
+
+
+class MeanPooling:
+    """Part of a model class: an encoder, and a linear layer on the mean of its last hidden states.
+
+    The linear layer has a name of its own, so that another class misses it in the weights instead of taking it for its
+    own.
+    """
+
+    encoder_class: ClassVar[type[PreTrainedModel]]
+    base_model: Any
+    config: Any
+    loss_function: Any
+
+    def __init__(self, config: Any) -> None:
+        setattr(config, _OPTION, "mean")
+        super().__init__(config)  # type: ignore[call-arg]
+        has_pooler = "add_pooling_layer" in inspect.signature(self.encoder_class.__init__).parameters
+        encoder = self.encoder_class(config, **({"add_pooling_layer": False} if has_pooler else {}))
+        setattr(self, self.base_model_prefix, encoder)  # type: ignore[attr-defined]
+        self.dropout = nn.Dropout(_dropout(config))
+        self.mean_classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()  # type: ignore[attr-defined]
+
+    def classify(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        **inputs: Any,
+    ) -> SequenceClassifierOutput:
+        """Compute logits, and with ``labels`` the loss of the configured ``problem_type``."""
+        outputs = self.base_model(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **inputs)
+        logits = self.mean_classifier(self.dropout(mean_of_valid(outputs.last_hidden_state, attention_mask)))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
+        return SequenceClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.get("hidden_states"), attentions=outputs.get("attentions")
+        )
+
+
+def mean_of_valid(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Average hidden states ``(batch, length, hidden)`` over the tokens that a mask ``(batch, length)`` is not 0 at."""
+    if attention_mask is None:
+        return hidden.mean(1)
+    if attention_mask.ndim != 2:
+        raise AttendropError(
+            f"The mean over tokens needs an attention_mask (batch, length), not {tuple(attention_mask.shape)}."
+        )
+    valid = attention_mask.bool()[..., None]
+    total = hidden.masked_fill(~valid, 0).sum(1, dtype=torch.promote_types(hidden.dtype, torch.float32))
+    return (total / valid.sum(1).clamp(min=1)).to(hidden.dtype)
+
+
+def pools_mean(model: Any) -> bool:
+    """Return whether a model is one of this module's classes."""
+    return isinstance(model, MeanPooling)
+
+
+def pooling_of(config: PreTrainedConfig) -> str:
+    """Return what the classifier of a configuration reads: ``"mean"``, or ``"cls"``, what its class reads otherwise."""
+    return "mean" if getattr(config, _OPTION, None) == "mean" else "cls"
+
+
+def configure_pooling(config: PreTrainedConfig, pooling: str) -> None:
+    """Write ``"cls"`` or ``"mean"`` into a configuration.
+
+    Raises:
+        AttendropError: The mean is asked for, and the model is no encoder of text.
+    """
+    if pooling == pooling_of(config):
+        return
+    if pooling == "mean":
+        _encoder_class(config)
+        setattr(config, _OPTION, "mean")
+    elif _has_option(config):
+        setattr(config, _OPTION, getattr(type(config), _OPTION))
+    else:
+        delattr(config, _OPTION)
+
+
+def mean_pooling_class(config: PreTrainedConfig) -> Any:
+    """Return the class for a configuration that asks for the mean; None if a class of transformers does it."""
+    if pooling_of(config) != "mean" or _has_option(config):
+        return None
+    return _class(_encoder_class(config))
+
+
+def find_mean_pooling_class(name: str, model_type: str) -> Any:
+    """Find the class with which a model was saved; None if the name is not of this module's."""
+    if not name.endswith(_SUFFIX) or model_type not in CONFIG_MAPPING:
+        return None
+    config = CONFIG_MAPPING[model_type]()
+    found = _class(_encoder_class(config)) if is_encoder(config) else None
+    return found if found is not None and found.__name__ == name else None
+
+
+def is_encoder(config: PreTrainedConfig) -> bool:
+    """Return whether a configuration is of an encoder of text, whose tokens all see one another."""
+    kind = config.model_type
+    causal = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    one_way = causal or config.is_encoder_decoder or getattr(config, "is_decoder", False)
+    return not one_way and type(config) in MODEL_MAPPING and hasattr(config, "hidden_size")
+
+
+def _has_option(config: PreTrainedConfig) -> bool:
+    return hasattr(type(config), _OPTION)
+
+
+def _encoder_class(config: PreTrainedConfig) -> Any:
+    if not is_encoder(config):
+        raise AttendropError(
+            f"pooling 'mean' is for encoders, and {config.model_type} is none; with pooling 'cls' its classifier reads "
+            "what it was made to read."
+        )
+    found = MODEL_MAPPING[type(config)]
+    return found[0] if isinstance(found, tuple) else found
+
+
+@cache
+def _class(encoder: Any) -> Any:
+    """Make the class for an encoder, beside its other classes: a subclass of what these have in common."""
+    family = next(cls for cls in encoder.__mro__ if "base_model_prefix" in vars(cls))
+    name = encoder.__name__.removesuffix("Model") + _SUFFIX
+    parts = {
+        "__module__": __name__,
+        "__doc__": f"{encoder.__name__} with a linear layer on the mean of its last hidden states.",
+        "encoder_class": encoder,
+        "forward": _forward(encoder),
+    }
+    return type(name, (MeanPooling, family), parts)
+
+
+def _forward(encoder: Any) -> Any:
+    """Make a forward method with the inputs of the encoder and ``labels`` in its signature, where the trainer looks."""
+
+    def forward(self: Any, *args: Any, **inputs: Any) -> Any:
+        return self.classify(*args, **inputs)
+
+    own = list(inspect.signature(MeanPooling.classify).parameters.values())[:-1]
+    names = [parameter.name for parameter in own]
+    others = [
+        parameter if parameter.kind is parameter.VAR_KEYWORD else parameter.replace(kind=parameter.KEYWORD_ONLY)
+        for parameter in inspect.signature(encoder.forward).parameters.values()
+        if parameter.name not in names
+    ]
+    either: Any = can_return_tuple(forward)  # type: ignore[no-untyped-call]
+    either.__signature__ = inspect.Signature([*own, *others])
+    return either
+
+
+def _dropout(config: PreTrainedConfig) -> float:
+    """Return the dropout of the family's own classifiers."""
+    own = ("classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout")
+    found = (getattr(config, name, None) for name in (*own, "hidden_dropout_prob", "hidden_dropout", "dropout"))
+    return float(next((value for value in found if value is not None), 0.1))

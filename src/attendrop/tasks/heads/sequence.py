@@ -1,0 +1,24 @@
+"""What heads with one prediction for the whole input share: the model class and its card."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attendrop.tasks.heads.base import Head
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+class SequenceHead(Head):
+    """Head that reads one vector for the whole input: the first token's, the last one's, or the mean over all."""
+
+    auto_class = "AutoModelForSequenceClassification"
+    pipeline_tag = "text-classification"
+    has_pooling = True
+
+    def model_class(self, config: PreTrainedConfig) -> Any:
+        """Return the class of transformers; for the mean, where that has no such option, one of this library."""
+        from attendrop.tasks.heads.mean_pooling import mean_pooling_class
+
+        return mean_pooling_class(config) or super().model_class(config)

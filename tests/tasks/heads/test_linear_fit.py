@@ -1,0 +1,64 @@
+"""Linear models of fixed features as weights of a linear layer: those of scikit-learn on scaled features."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression, Ridge
+
+from attendrop.tasks.heads.linear_fit import fit_logistic_regression, fit_ridge_regression
+
+RANDOM = np.random.default_rng(0)
+CENTRES = RANDOM.normal(size=(5, 8))
+LABELS = [number % 4 for number in range(60)]
+FEATURES = 7.0 * (CENTRES[LABELS] + RANDOM.normal(size=(60, 8)))
+
+
+def unit(features: np.ndarray) -> np.ndarray:
+    return features / np.linalg.norm(features, axis=1).mean()
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_it_is_the_regression_on_scaled_features(classes: int, balanced: bool) -> None:
+    rows = [row for row, label in enumerate(LABELS) if label < classes][3:]
+    labels = [LABELS[row] for row in rows]
+    fit = fit_logistic_regression(FEATURES[rows], labels, classes, balanced=balanced)
+    assert fit is not None and fit.settings["C"] in (1, 10, 100)
+    expected = LogisticRegression(C=fit.settings["C"], max_iter=1000, class_weight="balanced" if balanced else None)
+    expected.fit(unit(FEATURES[rows]), labels)
+    outputs = fit.outputs(FEATURES[rows])
+    probabilities = np.exp(outputs) / np.exp(outputs).sum(1, keepdims=True)
+    np.testing.assert_allclose(probabilities, expected.predict_proba(unit(FEATURES[rows])), atol=1e-6)
+    assert fit.score == ("accuracy", np.mean(outputs.argmax(1) == labels))
+
+
+def test_few_rows_take_the_default_strength() -> None:
+    fit = fit_logistic_regression(FEATURES[:9], LABELS[:9], 4)
+    assert fit is not None and fit.settings == {"C": 10.0}
+
+
+def test_strength_is_what_predicts_other_rows_best() -> None:
+    noise = [int(label) for label in RANDOM.integers(2, size=60)]
+    for labels, c in ((noise, 1.0), (LABELS, 100.0)):
+        centres = 0 if labels is noise else 30 * CENTRES[LABELS]
+        fit = fit_logistic_regression(FEATURES + centres, labels, 4)
+        assert fit is not None and fit.settings == {"C": c}
+
+
+def test_a_class_without_rows_is_never_predicted() -> None:
+    fit = fit_logistic_regression(FEATURES, LABELS, 6)
+    assert fit is not None and fit.weight.shape == (6, 8)
+    assert set(fit.outputs(FEATURES).argmax(1)) <= set(LABELS)
+
+
+def test_one_class_has_no_regression() -> None:
+    assert fit_logistic_regression(FEATURES[:5], [1] * 5, 2) is None
+
+
+def test_ridge_is_the_regression_on_scaled_features() -> None:
+    numbers = FEATURES @ RANDOM.normal(size=8) + 3 + RANDOM.normal(size=60)
+    fit = fit_ridge_regression(FEATURES, list(numbers))
+    expected = Ridge(alpha=fit.settings["alpha"]).fit(unit(FEATURES), numbers)
+    np.testing.assert_allclose(fit.outputs(FEATURES)[:, 0], expected.predict(unit(FEATURES)), atol=1e-6)
+    assert fit.score == ("r2", pytest.approx(expected.score(unit(FEATURES), numbers)))
