@@ -22,7 +22,7 @@ class MethodRow:
     """A method with its options in a comparison.
 
     Attributes:
-        label: Name of the method with the options that are not its defaults, such as "mixout p=0.9".
+        label: Name of the method with the options that are not its defaults, such as "METHOD p=0.9".
         method: Name of the method, or of the baseline.
         options: All options.
         scores: Scores by seed.
