@@ -186,6 +186,13 @@ def clear_unfinished(place: Path) -> None:
         shutil.rmtree(place, ignore_errors=True)
 
 
+def delete_checkpoints(place: Path) -> None:
+    """Delete the checkpoints of a run, but for folders with files that are not the run's."""
+    for checkpoint in place.glob("checkpoint-*"):
+        if not foreign(checkpoint, {}):
+            remove(checkpoint)
+
+
 def replace_run(folder: Path) -> None:
     """Put a complete run in the place of the older one; an interrupted replacement is continued.
 

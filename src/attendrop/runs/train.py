@@ -42,6 +42,7 @@ from attendrop.runs.run_folder import (
     begin_run,
     check_data,
     clear_unfinished,
+    delete_checkpoints,
     is_main_process,
     read_metrics,
     read_run,
@@ -50,6 +51,7 @@ from attendrop.runs.run_folder import (
     run_folder,
 )
 from attendrop.runs.run_metrics import run_metrics, score_report
+from attendrop.runs.timed_checkpoints import BestInMemoryTrainer, SaveBySeconds
 from attendrop.runs.training_args import on_cpu, run_arguments
 from attendrop.tasks.bad_rows import write_skipped
 from attendrop.tasks.base import Task
@@ -63,7 +65,13 @@ logger = logging.getLogger(__name__)
 
 
 def train(
-    config: RunConfig, *, resume: bool = False, overwrite: bool = False, callbacks: Sequence[TrainerCallback] = ()
+    config: RunConfig,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    callbacks: Sequence[TrainerCallback] = (),
+    keep_model: bool = True,
+    checkpoint_seconds: float | None = None,
 ) -> dict[str, Any]:
     """Train a model, and save it with its card and ``metrics.json`` in ``config.output_dir``.
 
@@ -76,6 +84,9 @@ def train(
         resume: Resume from the newest complete checkpoint, or start over without one. A finished run is kept.
         overwrite: Replace the run in the folder; it is deleted when this one is complete.
         callbacks: Callbacks of the trainer.
+        keep_model: False keeps ``metrics.json`` and the options only.
+        checkpoint_seconds: Seconds between checkpoints, instead of a checkpoint after each epoch; a finished run has
+            none.
 
     Returns:
         The content of ``metrics.json``.
@@ -86,10 +97,17 @@ def train(
     if config.fp16 and on_cpu(config.device):
         raise AttendropError("fp16 needs a GPU, and there is none here, or device is 'cpu'; use bf16, or neither.")
     with run_folder(config, resume=resume, overwrite=overwrite) as place:
-        return _train(config, place, resume=resume, callbacks=callbacks)
+        return _train(config, place, resume, callbacks, keep_model, checkpoint_seconds)
 
 
-def _train(config: RunConfig, place: Path, *, resume: bool, callbacks: Sequence[TrainerCallback]) -> dict[str, Any]:
+def _train(
+    config: RunConfig,
+    place: Path,
+    resume: bool,
+    callbacks: Sequence[TrainerCallback],
+    keep_model: bool,
+    checkpoint_seconds: float | None,
+) -> dict[str, Any]:
     finished = read_metrics(place) if resume else None
     if finished is not None:
         logger.info("The run in %s is finished already; nothing is left to do.", config.output_dir)
@@ -109,7 +127,7 @@ def _train(config: RunConfig, place: Path, *, resume: bool, callbacks: Sequence[
     if begun:
         check_data(place, rows)
     checkpoint = last_checkpoint(place) if begun else None
-    arguments = run_arguments(run, place, checkpoint)
+    arguments = run_arguments(run, place, checkpoint, save_epochs=checkpoint_seconds is None)
     if checkpoint is not None:
         logger.info("Resuming from %s.", checkpoint)
         head_start = (read_run(place) or {}).get("head_start")
@@ -120,7 +138,7 @@ def _train(config: RunConfig, place: Path, *, resume: bool, callbacks: Sequence[
     if is_main_process() and not begun:
         clear_unfinished(place)
         callbacks = [AfterFirstStep(lambda: begin_run(place, config, rows, head_start)), *callbacks]
-    trainer = _trainer(run, model, tokenizer, encoded, arguments, callbacks)
+    trainer = _trainer(run, model, tokenizer, encoded, arguments, callbacks, checkpoint_seconds)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     refuse_diverged(config, *(parameter.detach() for parameter in model.parameters()))
     meter = next(callback for callback in trainer.callback_handler.callbacks if isinstance(callback, Meter))
@@ -131,7 +149,11 @@ def _train(config: RunConfig, place: Path, *, resume: bool, callbacks: Sequence[
     metrics |= _final_report(trainer, encoded)
     if trainer.is_world_process_zero():
         with results(place) as files:
-            _save(trainer, run.task.head, tokenizer, metrics, files)
+            if keep_model:
+                _save(trainer, run.task.head, tokenizer, metrics, files)
+            if checkpoint_seconds is not None:
+                delete_checkpoints(place)
+            write_json(files / METRICS, metrics)
             if not (place / RUN_FILE).exists():  # the process that began the run died before it was written
                 write_text(files / RUN_FILE, run_file(config))
             if run.data.skipped:
@@ -144,14 +166,13 @@ def _train(config: RunConfig, place: Path, *, resume: bool, callbacks: Sequence[
 def _save(
     trainer: RegularizedTrainer, head: Head, tokenizer: PreTrainedTokenizerBase, metrics: dict[str, Any], files: Path
 ) -> None:
-    """Write the results of a finished run."""
+    """Write the model of a finished run, its tokenizer and its card."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     model.save_pretrained(files)
     tokenizer.save_pretrained(files)
     for name, tensors in {} if trainer.method_state is None else trainer.method_state.tensors().items():
         save_file(tensors, files / f"{name}.safetensors")
     (files / "README.md").write_text(model_card(metrics, head, stock=not pools_mean(model)), encoding="utf-8")
-    write_json(files / METRICS, metrics)
 
 
 # Training -------------------------------------------------------------------------------------------------------------
@@ -171,6 +192,7 @@ def _trainer(
     encoded: Parts,
     arguments: TrainingArguments,
     callbacks: Sequence[TrainerCallback],
+    checkpoint_seconds: float | None,
 ) -> RegularizedTrainer:
     config = run.config
     own: list[TrainerCallback] = [Meter()]
@@ -180,7 +202,9 @@ def _trainer(
         own.append(SaveEvery(config.save_steps))
     if config.logging_steps is not None:
         own.append(LogEvery(config.logging_steps))
-    trainer = RegularizedTrainer(
+    if checkpoint_seconds is not None:
+        own.append(SaveBySeconds(checkpoint_seconds))
+    trainer = (RegularizedTrainer if checkpoint_seconds is None else BestInMemoryTrainer)(
         model,
         arguments,
         regularizer=run.method,

@@ -15,13 +15,16 @@ from attendrop.runs.config import RunConfig
 from attendrop.runs.resolved_run import ResolvedRun
 
 
-def run_arguments(run: ResolvedRun, place: Path, checkpoint: Path | None) -> TrainingArguments:
+def run_arguments(
+    run: ResolvedRun, place: Path, checkpoint: Path | None, *, save_epochs: bool = True
+) -> TrainingArguments:
     """Make the arguments of a run.
 
     Args:
         run: The run.
         place: Folder of checkpoints.
         checkpoint: Checkpoint to resume from; None starts the run.
+        save_epochs: Write a checkpoint after each epoch, and load the best one at the end.
 
     Raises:
         AttendropError: The options conflict on this machine.
@@ -34,9 +37,9 @@ def run_arguments(run: ResolvedRun, place: Path, checkpoint: Path | None) -> Tra
         max_steps=_max_steps(config, checkpoint),
         per_device_eval_batch_size=config.eval_batch_size,
         eval_strategy="epoch" if selecting else "no",
-        save_strategy="epoch",
+        save_strategy="epoch" if save_epochs else "no",
         save_total_limit=2,
-        load_best_model_at_end=selecting,
+        load_best_model_at_end=selecting and save_epochs,
         metric_for_best_model=f"eval_{run.task.metric}" if selecting else None,
         greater_is_better=True if selecting else None,
         report_to=config.report_to,

@@ -1,0 +1,173 @@
+"""Units of a study: single runs, each in a folder that is named by the hash of its options and its data."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from attendrop.errors import AttendropError
+from attendrop.output_files import sha256
+from attendrop.runs.config import RunConfig
+from attendrop.runs.folder_lock import refuse_if_locked
+
+if TYPE_CHECKING:
+    from transformers import TrainerCallback
+
+RUNS = "runs"
+SECONDS_BETWEEN_CHECKPOINTS = 60.0
+# How long a worker whose parent was killed may hold the folder of its unit.
+_SECONDS_UNTIL_FREE = 20.0
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One run of a study: training with a method, or a baseline.
+
+    Attributes:
+        config: Options of the run; ``output_dir`` is ignored.
+        baseline: Name of the baseline that runs instead of the method, see :mod:`attendrop.studies.baselines`.
+        keep_model: Keep the trained model beside the scores.
+    """
+
+    config: RunConfig
+    baseline: str | None = None
+    keep_model: bool = False
+
+    @property
+    def method(self) -> str:
+        """Name of the method or of the baseline."""
+        return self.baseline or self.config.method
+
+    def key(self, data_sha256: str) -> str:
+        """Hash the unit: SHA-256, in hexadecimal, of all its options and its data.
+
+        Options that are None are left out, so that a new option of the library leaves the hashes of older runs as
+        they are.
+
+        Args:
+            data_sha256: Hash of the data, see :func:`data_sha256`.
+        """
+        content = self.as_dict() | {"data": data_sha256}
+        content["config"] = {name: value for name, value in content["config"].items() if value is not None}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def folder_name(self, key: str) -> str:
+        """Name the unit's folder, such as ``cola-finetune-seed0-1a2b3c4d``."""
+        data = self.config.task or Path(self.config.train_file or "").stem
+        readable = f"{data}-{self.method}-seed{self.config.seed}"
+        return f"{re.sub(r'[^A-Za-z0-9+._-]', '_', readable)}-{key[:8]}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the unit as JSON values, without a folder."""
+        config = self.config.as_dict()
+        del config["output_dir"]
+        return {"config": config, "baseline": self.baseline, "keep_model": self.keep_model}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A unit with its folder."""
+
+    unit: Unit
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened to a unit.
+
+    Attributes:
+        kind: ``"kept"``: it was finished before. ``"started"``. ``"progress"``. ``"warning"``: the run warned.
+            ``"lost"``: its process or machine died; it is run again. ``"finished"``, ``"failed"``.
+        job: The unit.
+        steps, planned_steps: Optimizer steps of ``"progress"``: taken, and planned.
+        text: Of ``"warning"``, ``"lost"`` and ``"failed"``.
+        details: Of ``"failed"``: the traceback, if there is one.
+        metrics: Of ``"finished"`` and ``"kept"``.
+    """
+
+    kind: Literal["kept", "started", "progress", "warning", "lost", "finished", "failed"]
+    job: Job
+    steps: int = 0
+    planned_steps: int = 0
+    text: str = ""
+    details: str = ""
+    metrics: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """Result of a unit: its ``metrics.json``, or an error."""
+
+    unit: Unit
+    folder: Path
+    metrics: dict[str, Any] | None
+    error: str | None = None
+
+
+def data_sha256(config: RunConfig) -> str:
+    """Hash the files of a run's data.
+
+    Files that are missing do not count: the run itself fails, with an error that tells more. Nor does data without
+    files here, which is generated, or is the hub's.
+    """
+    from attendrop.tasks.registry import task_files
+
+    if config.task is None:
+        files = [Path(name) for name in (config.train_file, config.eval_file) if name is not None]
+    else:
+        try:
+            files = task_files(config.task, config.data_dir)
+        except AttendropError:
+            files = []
+    digests = [sha256(path) if path.is_file() else "" for path in files]
+    return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
+
+
+def run_unit(
+    job: Job,
+    *,
+    callbacks: Sequence[TrainerCallback] = (),
+    checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS,
+) -> dict[str, Any]:
+    """Run a unit in this process, from its last checkpoint if there is one; return its ``metrics.json``.
+
+    Raises:
+        AttendropError: The run cannot be carried out.
+    """
+    _wait_until_free(job.folder)
+    config = dataclasses.replace(job.unit.config, output_dir=str(job.folder))
+    if job.unit.baseline is not None:
+        from attendrop.studies.baselines import run_baseline  # type: ignore[import-not-found, unused-ignore]
+
+        found: dict[str, Any] = run_baseline(config, job.unit.baseline)
+        return found
+
+    from attendrop.runs.train import train
+
+    return train(
+        config,
+        resume=True,
+        callbacks=callbacks,
+        keep_model=job.unit.keep_model,
+        checkpoint_seconds=checkpoint_seconds,
+    )
+
+
+def _wait_until_free(folder: Path) -> None:
+    """Wait for the end of a worker whose parent was killed a moment ago."""
+    end = time.monotonic() + _SECONDS_UNTIL_FREE
+    while True:
+        try:
+            return refuse_if_locked(folder)
+        except AttendropError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.1)

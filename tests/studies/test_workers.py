@@ -1,0 +1,139 @@
+"""Units on worker processes: each runs once, whatever fails, and results depend on nothing but the unit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from helpers import tiny
+
+from attendrop.runs.train import train
+from attendrop.studies.units import Event, Unit
+from attendrop.studies.workers import open_runner, run_units
+
+PLAIN: dict[str, Any] = {"method": "finetune", "epochs": 1}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model and data."""
+    folder = tmp_path_factory.mktemp("units")
+    tiny.save_tiny_bert(folder / "model")
+    tiny.write_data(folder)
+    return folder
+
+
+def unit(folder: Path, **options: Any) -> Unit:
+    return Unit(tiny.config(folder, **(PLAIN | options)))
+
+
+def scores(metrics: dict[str, Any] | None) -> dict[str, Any]:
+    """What must be equal in runs that are the same."""
+    assert metrics is not None
+    names = ("method", "seed", "selection_score", "score", "all_scores", "best_epoch", "steps")
+    losses = [(epoch["train_loss"], epoch["selection"], epoch["dropped"]) for epoch in metrics["history"]]
+    return {name: metrics[name] for name in names} | {"losses": losses}
+
+
+def test_units_run_once_each_and_keep_their_scores_only(folder: Path, tmp_path: Path) -> None:
+    """Duplicates, failures, warm workers, order: one study, for each process takes seconds to start."""
+    units = [
+        unit(folder),
+        unit(folder, seed=1, method="ad-drop", epochs=2),
+        unit(folder, seed=2, learning_rate=1e25),
+        unit(folder),
+        unit(folder, bf16=True),
+        unit(folder, train_file=str(folder / "nowhere.csv")),
+    ]
+    events: list[Event] = []
+    with open_runner(tmp_path / "study", workers=2) as runner:
+        results = runner.run(units, events.append)
+        again: list[Event] = []
+        reordered = runner.run([units[4], units[1], units[0]], again.append)
+        assert [event.kind for event in again] == ["kept"] * 3
+    alone = [train(tiny.config(folder, f"alone{i}", **options)) for i, options in enumerate(
+        [PLAIN, {"seed": 1, "method": "ad-drop", "epochs": 2}, PLAIN | {"bf16": True}]
+    )]  # fmt: skip
+    assert [scores(results[i].metrics) for i in (0, 1, 4)] == [scores(metrics) for metrics in alone]
+    assert [result.folder for result in reordered] == [results[i].folder for i in (4, 1, 0)]
+    assert results[3].folder == results[0].folder
+    assert [event.kind for event in events].count("finished") == 3
+    assert "Training diverged" in str(results[2].error)
+    assert "nowhere.csv" in str(results[5].error)
+    for i in (2, 5):
+        failed = json.loads((results[i].folder / "failed.json").read_text())
+        assert (failed["error"], failed["attempts"]) == (results[i].error, 1)
+    for i in (0, 1, 4):
+        assert sorted(os.listdir(results[i].folder)) == ["metrics.json", "run.json", "run.yaml"]
+        assert results[i].folder.name.startswith("train-")
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_costs_its_unit_only(folder: Path, tmp_path: Path) -> None:
+    """The first unit is killed once, in mid-training, and goes on; the second one each time, and fails."""
+    long, doomed = unit(folder, method="ad-drop", epochs=15), unit(folder, seed=1, epochs=100_000)
+    events: list[Event] = []
+
+    def kill(event: Event) -> None:
+        events.append(event)
+        if event.kind == "progress" and event.steps > 3:
+            is_first = len([e for e in events if e.kind == "lost" and e.job.unit is long]) == 0
+            if event.job.unit is doomed or is_first:
+                os.kill(runner._backend.pid_of(event.job), signal.SIGKILL)
+
+    with open_runner(tmp_path / "study", workers=2, checkpoint_seconds=0.1) as runner:
+        results = runner.run([long, doomed, unit(folder)], kill)
+    assert scores(results[0].metrics) == scores(train(tiny.config(folder, "long", method="ad-drop", epochs=15)))
+    assert results[1].error == "The worker process was killed by SIGKILL."
+    assert results[2].metrics is not None
+    assert [e.kind for e in events if e.job.unit is doomed and e.kind != "progress"] == [
+        *("started", "lost"),
+        *("started", "failed"),
+    ]
+
+
+PROGRAM = """
+import sys
+from helpers import tiny
+from pathlib import Path
+from attendrop.studies.units import Unit
+from attendrop.studies.workers import run_units
+
+def say(event):
+    print(event.kind, event.steps, flush=True)
+
+folder = Path(sys.argv[1])
+units = [Unit(tiny.config(folder, method="ad-drop", seed=seed, epochs=40)) for seed in range(3)]
+run_units(units, sys.argv[2], workers=2, on_event=say, checkpoint_seconds=0.05)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_workers_end_with_the_process_that_started_them(folder: Path, tmp_path: Path, number: int) -> None:
+    """No script needs a main guard; and started again, the study ends with the scores of an undisturbed one."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", PROGRAM, str(folder), str(tmp_path / "study")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        while (line := process.stdout.readline()).split()[:1] != ["progress"]:
+            assert line
+        workers = psutil.Process(process.pid).children()
+        assert len(workers) == 2
+        os.kill(process.pid, number)
+        process.stdout.read()
+    _, alive = psutil.wait_procs(workers, timeout=5)
+    assert not alive
+    assert process.returncode == -number
+    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+    units = [Unit(tiny.config(folder, method="ad-drop", seed=seed, epochs=40)) for seed in range(3)]
+    found = run_units(units, tmp_path / "study", workers=1)
+    expected = run_units(units, tmp_path / "undisturbed", workers=1)
+    assert [scores(result.metrics) for result in found] == [scores(result.metrics) for result in expected]
