@@ -49,7 +49,7 @@ def run_units(
         workers: Number of worker processes, see :class:`LocalWorkers`.
         backend: ``"local"``: processes on this machine.
         on_event: Called with what happens. An exception that it raises, as Ctrl-C does, stops all workers; run again,
-            the units go on from their last checkpoints.
+            the units resume from their last checkpoints.
         checkpoint_seconds: Seconds between the checkpoints of a run.
 
     Returns:
