@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import onnx
 import pytest
 from helpers import tiny
 from transformers import AutoConfig, AutoTokenizer
@@ -37,6 +38,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def read_by_tokenizer(place: Path) -> list[int]:
+    """Without files of its own, a tokenizer is made of the configuration, and knows no word."""
+    found: list[int] = AutoTokenizer.from_pretrained(place)("the cat sees a dog").input_ids
+    assert len(set(found)) == 7
+    return found
+
+
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write a word instead of a model, which takes seconds."""
@@ -57,9 +65,11 @@ def test_a_folder_holds_all_that_a_program_needs(folder: Path, tmp_path: Path, c
     assert re.search(
         r"int8: accuracy \d\.\d{4} -> \d\.\d{4} on 12 rows of dev \(95 % interval of the difference: ", said
     )
-    assert AutoTokenizer.from_pretrained(out)("the cat").input_ids
+    assert read_by_tokenizer(out) == read_by_tokenizer(folder / "run")
     assert AutoConfig.from_pretrained(out).id2label == {0: "no", 1: "yes"}
     assert len({path.stat().st_mode for path in out.iterdir()}) == 1
+    weights = [tensor for tensor in onnx.load(out / "model.onnx").graph.initializer if len(tensor.dims) > 1]
+    assert {tensor.data_type for tensor in weights} >= {onnx.TensorProto.INT8}
     (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), re.DOTALL)
     forbidden = "import sys; sys.modules['torch'] = sys.modules['transformers'] = sys.modules['attendrop'] = None\n"
     found = subprocess.run(
@@ -82,7 +92,7 @@ def test_a_file_and_its_tokenizer_beside_it(
     assert cli.main(["export", f"{folder}/{run}", "--format", format_, "--output", str(target)]) == 0
     assert f"Wrote {target}" in capsys.readouterr().out
     assert target.stat().st_size
-    assert AutoTokenizer.from_pretrained(tmp_path)("the cat").input_ids
+    assert read_by_tokenizer(tmp_path) == read_by_tokenizer(folder / "run")
 
 
 @pytest.mark.usefixtures("stub")
