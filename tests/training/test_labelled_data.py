@@ -62,7 +62,9 @@ def test_other_reward_data_is_refused(given: Any, message: str) -> None:
 @pytest.mark.parametrize("kind", [list, Dataset])
 def test_rows_are_set_aside(kind: Any) -> None:
     rows = list(range(50)) if kind is list else Dataset.from_dict({"number": list(range(50))})
-    kept, held = ([row if kind is list else row["number"] for row in part] for part in set_aside(rows, 0.1, 3))
+    parts = set_aside(rows, 0.1, 3)
+    assert all(isinstance(part, Dataset) == (kind is Dataset) for part in parts)  # whose columns the trainer knows
+    kept, held = ([row if kind is list else row["number"] for row in part] for part in parts)
     assert len(held) == 5
     assert sorted(kept + held) == list(range(50))
     assert list(set_aside(rows, 0.1, 3)[1]) == list(set_aside(rows, 0.1, 3)[1])
