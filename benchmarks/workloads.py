@@ -149,8 +149,8 @@ def epoch_batches(rows: Dataset, length: int | None = None) -> list[Batch]:
     return [collate([rows[i] for i in chunk], length) for chunk in chunks]
 
 
-def reward_items(batch: Batch, size: int = 4) -> list[Batch]:
-    """Items to be rewarded on, as large as by default, of rows as long as those of ``batch``, padded to the longest."""
+def reward_items(batch: Batch, size: int) -> list[Batch]:
+    """Items of ``size`` rows to be rewarded on, as long as those of ``batch``, padded to the longest."""
     items = []
     for start in range(0, BATCH_SIZE, size):
         item = {name: value[start : start + size] for name, value in batch.items()}

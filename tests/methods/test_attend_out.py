@@ -651,7 +651,7 @@ def test_likelihoods_are_those_of_bernoulli_draws() -> None:
 
 def test_pruning_version_ranks_layers() -> None:
     metrics = {"pruning": {"pi": {"encoder.0": 0.25, "encoder.1": 0.75}}}
-    expected = LayerRanking("generator", metrics["pruning"]["pi"])
+    expected = LayerRanking("generator", metrics["pruning"]["pi"], told_from_noise=False)
     pruning = papers(variant="pruning")
     assert pruning.layer_ranking(metrics) == Compose(DropHead(), pruning).layer_ranking(metrics) == expected
     assert pruning.layer_ranking({}) is papers().layer_ranking(metrics) is FineTune().layer_ranking(metrics) is None

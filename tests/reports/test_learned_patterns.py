@@ -184,7 +184,71 @@ def test_without_matplotlib(tmp_path: Path, capsys: Captured, monkeypatch: pytes
     assert "A picture needs matplotlib; run `pip install attendrop[plots]`" in capsys.readouterr().err
 
 
+def with_effects(run: Path) -> Path:
+    """Add what the learner of effects reports."""
+    metrics = json.loads((run / "metrics.json").read_text())
+    layer = {"start": 0.1, "noise_interval": [0.05, 0.2], "effect": 0.004, "standard_error": 0.001}
+    metrics["layer_effects"] = {
+        "encoder.0": layer | {"probability": 0.83, "change": 0.73, "told_from_noise": True},
+        "encoder.1": layer | {"probability": 0.09, "change": -0.01, "told_from_noise": False, "effect": None},
+    }
+    metrics["noise_band"] = [[0.1 - 0.002 * t, 0.1 + 0.02 * t] for t in range(len(metrics["dropout_steps"]))]
+    (run / "metrics.json").write_text(json.dumps(metrics))
+    return run
+
+
+def test_start_band_and_change_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: drawn.append(figure))
+    patterns.plot(patterns.read(with_effects(write_run(tmp_path / "run"))), tmp_path / "p.png")
+    (axes,) = drawn[0].axes
+    labels = axes.get_legend_handles_labels()[1]
+    assert labels == ["encoder.0  +0.73 *", "encoder.1  -0.01", "95 % of noise", "start, 0.1"]
+    (band,) = axes.collections
+    assert band.get_paths()[0].vertices[:, 1].max() == pytest.approx(0.1 + 0.02 * 19)
+    assert axes.get_ylim()[0] < 0.062
+
+
 # --- The command
+
+
+def test_what_was_learnt_is_told_beside_noise(tmp_path: Path, capsys: Captured) -> None:
+    run = with_effects(write_run(tmp_path / "run"))
+    assert cli.main(["patterns", str(run), "--fit", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    start = lines.index("Probabilities after the last period:")
+    assert lines[start + 2].split() == (
+        ["encoder.0", "0.100", "0.830", "+0.730", "-0.050", "to", "+0.100", "yes", "+0.00400", "±", "0.00100"]
+    )
+    assert lines[start + 3].split()[-2:] == ["no", "–"]
+    assert lines[start + 4] == "Learnt: encoder.0: 0.10 -> 0.83, told from noise; the other 1 cannot."
+    assert "The scheduler drops single scores with these probabilities; this run dropped whole layers." in lines
+    assert cli.main(["patterns", str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["layer_effects"]["encoder.0"]["change"] == 0.73
+
+
+def test_a_fit_far_off_takes_more_pieces(tmp_path: Path, capsys: Captured) -> None:
+    run = write_run(tmp_path / "run")
+    metrics = json.loads((run / "metrics.json").read_text())
+    for t, step in enumerate(metrics["dropout_steps"]):
+        step["drop_probability"]["encoder.0"] = 0.1 + 0.8 * abs(t - 10) / 10
+    (run / "metrics.json").write_text(json.dumps(metrics))
+    assert cli.main(["patterns", str(run), "--fit", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["fit"]
+    assert len(found["progress"]) > 2
+    assert found["largest_deviation"]["encoder.0"] <= 0.1
+    assert cli.main(["patterns", str(run), "--fit", "1"]) == 0
+    assert "A fit of 1 piece(s) is far off the curves; 2 were taken." in capsys.readouterr().out
+
+
+def test_a_fit_that_stays_far_off_says_so(tmp_path: Path, capsys: Captured) -> None:
+    run = write_run(tmp_path / "run", count=6)
+    metrics = json.loads((run / "metrics.json").read_text())
+    for t, step in enumerate(metrics["dropout_steps"]):
+        step["drop_probability"]["encoder.0"] = 0.1 + 0.8 * (t % 2)
+    (run / "metrics.json").write_text(json.dumps(metrics))
+    assert cli.main(["patterns", str(run), "--fit", "1"]) == 0
+    assert "The fit is still far off the curves: by up to 0." in capsys.readouterr().out
 
 
 def test_the_table_has_the_first_and_the_last_step(tmp_path: Path, capsys: Captured) -> None:
@@ -227,7 +291,8 @@ def test_a_fit_is_written_with_the_command_that_uses_it(tmp_path: Path, capsys: 
     assert found["method"] == "scheduler"
     assert found["options"]["progress"] == [0, 0.5, 1]
     np.testing.assert_allclose(found["options"]["probabilities"], [[0.6, 0.35, 0.1], [0.6, 0.4, 0.2]], atol=1e-5)
-    assert "encoder.1 0.600 0.400 0.200    0.0000" in shown
+    assert "encoder.1 0.600 0.400 0.200    0.0000  0.0000" in shown
+    assert "far off" not in shown
     assert shown.splitlines()[-1] == (
         f"attendrop train --model 'org/some model' --task cola --epochs 3 --seed 4 --bf16 --method scheduler "
         f"--options {run}/scheduler.json"

@@ -30,13 +30,15 @@ Captured = pytest.CaptureFixture[str]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, data, and finished runs: plain in ``run``, of AttendOut's pruning version in ``attendout``."""
+    """A model, data, and finished runs: plain in ``run``, of AttendOut's pruning version in ``attendout``,
+    and of its default in ``effects``."""
     folder = tmp_path_factory.mktemp("pruning")
     tiny.save_tiny_bert(folder / "model")
     tiny.write_data(folder)
     train(tiny.config(folder, "run", method="finetune", epochs=1))
     options = {"variant": "pruning", "dropout_step": 2}
     train(tiny.config(folder, "attendout", method="attendout", options=options, epochs=1))
+    train(tiny.config(folder, "effects", method="attendout", options={"dropout_step": 1}, epochs=1))
     return folder
 
 
@@ -231,7 +233,37 @@ def test_the_generator_ranks_its_own_run(folder: Path, tmp_path: Path) -> None:
     least = min(pi.values())
     found = pruned(folder, tmp_path / "out", "attendout", layers=f">={least:.9f}")["pruned"]
     assert (found["ranked_by"], found["harm"]) == ("generator", pi)
-    assert pruned(folder, tmp_path / "one", "attendout", layers=1)["pruned"]["layers"] in ([0], [1])
+    one = pruned(folder, tmp_path / "one", "attendout", layers=1, select_by="method")["pruned"]
+    most = max(pi, key=lambda key: (pi[key], key))  # of equal ones the last
+    assert (one["ranked_by"], one["layers"]) == ("generator", [int(most.split(".")[1])])
+
+
+def test_importance_ranks_a_run_whose_learner_cannot_be_told_from_noise(
+    folder: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    assert cli.main(arguments(folder, tmp_path / "out", "--layers", "1", run="attendout")) == 0
+    out, err = capsys.readouterr()
+    assert "ranked by           loss with this layer constant" in out
+    assert "What the generator learnt cannot be told from noise: layers are ranked by importance." in err
+
+
+@pytest.mark.parametrize(("told", "select_by", "expected"), [
+    (True, "auto", "learner"), (False, "auto", "importance"), (True, "importance", "importance"),
+    (False, "method", "learner"),
+])  # fmt: skip
+def test_the_learner_ranks_where_it_is_told_from_noise(
+    folder: Path, tmp_path: Path, told: bool, select_by: str, expected: str
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(folder / "effects", run)
+    metrics = tiny.read_metrics(run)
+    metrics["layer_effects"]["encoder.0"] |= {"probability": 0.8, "told_from_noise": told}
+    metrics["layer_effects"]["encoder.1"] |= {"probability": 0.1, "told_from_noise": False}
+    (run / "metrics.json").write_text(json.dumps(metrics))
+    found = prune_run(str(run), str(tmp_path / "out"), layers=1, select_by=select_by, device="cpu")["pruned"]
+    assert found["ranked_by"] == expected
+    if expected == "learner":
+        assert (found["layers"], found["harm"]) == ([0], {"encoder.0": 0.8, "encoder.1": 0.1})
 
 
 def test_a_generator_that_saw_some_layers_only(folder: Path, tmp_path: Path) -> None:
@@ -259,6 +291,8 @@ def test_without_a_selection_split_it_says_what_it_chose_on(folder: Path, tmp_pa
         (("--layers", "7,"), "no layer 7; layers are 0 to 1"),
         (("--layers", "3"), "only 2 layers"),
         (("--layers", ">=0.5"), "this model has none"),
+        (("--select-by", "method"), "learnt no ranking of layers"),
+        (("--select-by", "size"), "select_by='size' is not known"),
         (("--tolerance", "-1"), "tolerance=-1.0 must be at least 0"),
         (("--recover-epochs", "-1"), "recover-epochs must be at least 0"),
     ],

@@ -18,7 +18,7 @@ from attendrop.cli.app import (
 def patterns(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run of method attendout.")],
     fit: Annotated[
-        int | None, typer.Option(help="Number of linear pieces of a schedule to fit.", show_default="none")
+        int | None, typer.Option(help="Least number of linear pieces of a schedule to fit.", show_default="none")
     ] = None,
     output: Annotated[str | None, typer.Option(help="The picture, PNG.", show_default="RUN/patterns.png")] = None,
     options: Annotated[

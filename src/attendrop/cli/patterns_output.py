@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from attendrop.errors import AttendropError
+from attendrop.methods.attend_out.report import learnt
 from attendrop.output_files import check_output
 from attendrop.reports import learned_patterns as patterns
 from attendrop.reports.learned_patterns import Fit, Patterns
@@ -27,7 +28,7 @@ def show_patterns(
 
     Args:
         run: Folder of a run.
-        pieces: Number of linear pieces of the schedule; None fits none.
+        pieces: Least number of linear pieces of the schedule, see ``close_fit``; None fits none.
         output: File of the plot. None: ``patterns.png`` in the folder.
         options: File of the schedule. None: ``scheduler.json`` in the folder.
         overwrite: Replace existing files. Earlier outputs of this function in the run's folder are always replaced, the
@@ -44,7 +45,7 @@ def show_patterns(
             "--options names the file of a fit, but --fit is missing; give the number of pieces with --fit."
         )
     found = patterns.read(Path(run))
-    fitted = None if pieces is None else patterns.fit(found, pieces)
+    fitted = None if pieces is None else patterns.close_fit(found, pieces)
     picture = _writable(run, output or f"{run}/patterns.png", overwrite=overwrite)
     schedule = _writable(run, options or f"{run}/scheduler.json", overwrite=overwrite or fitted is None)
     with hold_run_folders([picture]):
@@ -53,16 +54,22 @@ def show_patterns(
     values: dict[str, Any] = {"run": run, "picture": str(picture), "dropout_steps": len(found.steps)}
     values |= {"drop_probability": _by_layer(found, found.probabilities), "steps": found.steps.astype(int).tolist()}
     values["period_shares"] = found.period_shares.tolist()
-    text = [f"AttendOut: {found.run}", "", _table(found), "", f"Wrote {picture}."]
-    if fitted is not None:
+    text = [f"AttendOut: {found.run}", "", _table(found), ""]
+    if found.effects:
+        values["layer_effects"] = dict(found.effects)
+        text += [*_changes(found), ""]
+    text.append(f"Wrote {picture}.")
+    if pieces is not None and fitted is not None:
         method = patterns.scheduler(found, fitted)
         with hold_run_folders([schedule]):
             patterns.write_options(schedule, method)
             add_files(Path(run), [schedule])
         command = _command(found.config, schedule)
         rms = dict(zip(found.layers, fitted.rms.tolist(), strict=True))
-        values["fit"] = {"file": str(schedule), "rms": rms, "command": command, **method.options()}
-        text += ["", *_reading(found, fitted), f"Wrote {schedule}. To train with it:", command]
+        largest = dict(zip(found.layers, fitted.largest.tolist(), strict=True))
+        values["fit"] = {"file": str(schedule), "rms": rms, "largest_deviation": largest, "command": command}
+        values["fit"] |= method.options()
+        text += ["", *_reading(found, fitted, pieces), f"Wrote {schedule}. To train with it:", command]
     return values, "\n".join(text)
 
 
@@ -102,11 +109,31 @@ def _table(found: Patterns) -> str:
     return "\n".join(lines)
 
 
-def _reading(found: Patterns, fitted: Fit) -> list[str]:
-    rows = [["progress", *(f"{knot:.2f}" for knot in fitted.knots), "RMS error"]]
-    for layer, values, error in zip(found.layers, fitted.values.T, fitted.rms, strict=True):
-        rows.append([layer, *(f"{value:.3f}" for value in values), f"{error:.4f}"])
-    return [f"Least squares fit, linear pieces between {len(fitted.knots)} knots:", *_aligned(rows)]
+def _changes(found: Patterns) -> list[str]:
+    """Format what was learnt of each layer, beside what noise would have taught."""
+    rows = [["layer", "start", "end", "change", "95 % of noise", "told", "effect ± error"]]
+    for layer, seen in found.effects.items():
+        low, high = (bound - seen["start"] for bound in seen["noise_interval"])
+        effect = "–" if seen["effect"] is None else f"{seen['effect']:+.5f} ± {seen['standard_error']:.5f}"
+        told = "yes" if seen["told_from_noise"] else "no"
+        numbers = (f"{seen['start']:.3f}", f"{seen['probability']:.3f}", f"{seen['change']:+.3f}")
+        rows.append([layer, *numbers, f"{low:+.3f} to {high:+.3f}", told, effect])
+    return ["Probabilities after the last period:", *_aligned(rows), f"Learnt: {learnt(found.effects)}."]
+
+
+def _reading(found: Patterns, fitted: Fit, pieces: int) -> list[str]:
+    rows = [["progress", *(f"{knot:.2f}" for knot in fitted.knots), "RMS error", "largest"]]
+    for layer, values, *errors in zip(found.layers, fitted.values.T, fitted.rms, fitted.largest, strict=True):
+        rows.append([layer, *(f"{value:.3f}" for value in values), *(f"{error:.4f}" for error in errors)])
+    lines = [f"Least squares fit, linear pieces between {len(fitted.knots)} knots:", *_aligned(rows)]
+    taken = len(fitted.knots) - 1
+    if taken > pieces:
+        lines.append(f"A fit of {pieces} piece(s) is far off the curves; {taken} were taken.")
+    if fitted.far_off:
+        lines.append(f"The fit is still far off the curves: by up to {fitted.largest.max():.2f}.")
+    if found.effects:
+        lines.append("The scheduler drops single scores with these probabilities; this run dropped whole layers.")
+    return lines
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -17,6 +17,13 @@ def prune(
     layers: Annotated[
         str, typer.Option(help="auto; a count (4); a list (0,3,5, or 4, for one); a threshold on pi ('>=0.8').")
     ] = "auto",
+    select_by: Annotated[
+        str,
+        typer.Option(
+            help="importance (loss without a layer); method (what it learnt to drop); auto: importance, unless what "
+            "the method learnt can be told from noise."
+        ),
+    ] = "auto",
     tolerance: Annotated[float, typer.Option(help="With auto: allowed loss of selection score.")] = 0.0,
     recover_epochs: Annotated[int, typer.Option(help="Number of epochs of fine-tuning afterwards.")] = 0,
     data_dir: DataDir = None,
@@ -34,8 +41,8 @@ def prune(
         on_pass, callbacks = (None, []) if quiet else (progress.show, [progress])
         try:
             found = prune_run(
-                run, output_dir, layers=layers, tolerance=tolerance, recover_epochs=recover_epochs, data_dir=data_dir,
-                device=device or "auto", on_pass=on_pass, callbacks=callbacks,
+                run, output_dir, layers=layers, select_by=select_by, tolerance=tolerance, recover_epochs=recover_epochs,
+                data_dir=data_dir, device=device or "auto", on_pass=on_pass, callbacks=callbacks,
             )  # fmt: skip
         finally:
             progress.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from attendrop.runs.run_folder import read_metrics
 _DECIMALS = 6
 # Yellow lines are hard to see on white.
 _LIGHTEST = 0.88
+# A fit that is further off than this at any point takes more pieces, up to so many.
+_FAR, _MOST_PIECES = 0.1, 12
 Numbers = NDArray[np.float64]
 
 
@@ -38,6 +40,8 @@ class Patterns:
         rewards: ``(T,)``.
         attacker_survived: Of each period.
         config: The options of the run.
+        effects: What the run reports of each layer's change, by key; empty for the generator.
+        band: ``(T, 2)``, bounds of a layer's probability in 95 % of learners on noise; None for the generator.
     """
 
     run: str
@@ -49,6 +53,8 @@ class Patterns:
     rewards: Numbers
     attacker_survived: tuple[bool, ...]
     config: Mapping[str, Any]
+    effects: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    band: Numbers | None = None
 
     @property
     def progress(self) -> Numbers:
@@ -64,11 +70,18 @@ class Fit:
         knots: ``(N + 1,)``, shares of the planned steps.
         values: ``(N + 1, layers)``, the probability at each knot.
         rms: ``(layers,)``, root mean square of the differences from the patterns, weighted as the fit was.
+        largest: ``(layers,)``, the largest of these differences.
     """
 
     knots: Numbers
     values: Numbers
     rms: Numbers
+    largest: Numbers
+
+    @property
+    def far_off(self) -> bool:
+        """Whether a curve misses its pattern somewhere by more than 0.1."""
+        return bool(self.largest.max() > _FAR)
 
     def at(self, progress: Numbers) -> Numbers:
         """Evaluate the curves: probabilities, ``(T, layers)``."""
@@ -104,6 +117,8 @@ def read(folder: Path) -> Patterns:
         rewards=np.array([entry["reward"] for entry in found], dtype=np.float64),
         attacker_survived=tuple(entry["attacker_survived"] for entry in found),
         config=metrics["config"],
+        effects=metrics.get("layer_effects", {}),
+        band=np.array(metrics["noise_band"]) if "noise_band" in metrics else None,
     )
 
 
@@ -134,7 +149,29 @@ def fit(patterns: Patterns, pieces: int) -> Fit:
         )
     values = np.stack([found for found, _ in fits], axis=1).clip(0, HIGHEST).astype(np.float64).round(_DECIMALS)
     errors = np.ma.masked_invalid(hats @ values - patterns.probabilities)
-    return Fit(knots, values, np.sqrt(np.ma.average(errors**2, axis=0, weights=patterns.period_shares).data))
+    rms = np.sqrt(np.ma.average(errors**2, axis=0, weights=patterns.period_shares).data)
+    return Fit(knots, values, rms, np.abs(errors).max(axis=0).data)
+
+
+def close_fit(patterns: Patterns, pieces: int) -> Fit:
+    """Fit as many pieces as needed, at least ``pieces``, that no curve is off by more than 0.1.
+
+    If that takes more than 12, or more than the dropout steps determine, this is the closest of the fits.
+
+    Raises:
+        AttendropError: As for :func:`fit`.
+    """
+    best = fit(patterns, pieces)
+    for more in range(pieces + 1, _MOST_PIECES + 1):
+        if not best.far_off:
+            break
+        try:
+            found = fit(patterns, more)
+        except AttendropError:  # too few dropout steps
+            break
+        if found.largest.max() < best.largest.max():
+            best = found
+    return best
 
 
 def scheduler(patterns: Patterns, fitted: Fit) -> Scheduler:
@@ -152,6 +189,9 @@ def write_options(path: Path, method: Scheduler) -> None:
 
 def plot(patterns: Patterns, path: Path, fitted: Fit | None = None) -> None:
     """Draw the probability of dropping over the training steps, a line for each layer, as a PNG file.
+
+    Of a learner of effects also the start, the band in which 95 % of learners on noise stay, and which changes can be
+    told from noise.
 
     Args:
         patterns: What to draw.
@@ -175,23 +215,33 @@ def plot(patterns: Patterns, path: Path, fitted: Fit | None = None) -> None:
     curve = np.linspace(0, patterns.progress[-1], 200)
     for i, (layer, color) in enumerate(zip(patterns.layers, colors, strict=True)):
         probabilities = patterns.probabilities[:, i]
-        axes.plot(patterns.steps, probabilities, color=color, label=layer, marker=marker, markersize=3, **measured)
+        label = layer + _change(patterns.effects.get(layer))
+        axes.plot(patterns.steps, probabilities, color=color, label=label, marker=marker, markersize=3, **measured)
         if fitted is not None:
             axes.plot(curve * patterns.planned_steps, fitted.at(curve)[:, i], color=color, linestyle="--")
         partial = patterns.period_shares < 1
         axes.plot(patterns.steps[partial], probabilities[partial], "o", markerfacecolor="white", color=color)
+    shown = [patterns.probabilities]
+    if patterns.band is not None:
+        start = next(iter(patterns.effects.values()))["start"]
+        axes.fill_between(
+            patterns.steps, *patterns.band.T, color="gray", alpha=0.15, linewidth=0, label="95 % of noise"
+        )
+        axes.axhline(start, color="gray", linewidth=1, linestyle=":", label=f"start, {start:g}")
+        shown.append(patterns.band)
     if fitted is not None:
         axes.plot([], [], color="gray", linestyle="--", label="fit")
     if (patterns.period_shares < 1).any():
         axes.plot([], [], "o", markerfacecolor="white", color="gray", label="partial period")
     axes.set_xlim(0, 1.01 * max(patterns.planned_steps, patterns.steps[-1]))
-    axes.set_ylim(*_range(patterns.probabilities))
+    axes.set_ylim(*_range(np.concatenate([values.ravel() for values in shown])))
     axes.set_xlabel("training step")
     axes.set_ylabel("mean probability of dropping")
     axes.set_title(f"AttendOut: {patterns.run}", fontsize="medium")
     axes.grid(alpha=0.3)
     columns = 1 + len(patterns.layers) // 17
-    legend = figure.legend(loc="outside right upper", title="attention layer", fontsize="small", ncols=columns)
+    title = "attention layer, change\n(* told from noise)" if patterns.effects else "attention layer"
+    legend = figure.legend(loc="outside right upper", title=title, fontsize="small", ncols=columns)
     for line in legend.get_lines():
         line.set(alpha=1.0, linewidth=1.5)
     figure.savefig(path, format="png", dpi=150)
@@ -202,6 +252,11 @@ def _least_squares(hats: Numbers, curve: Numbers, weights: Numbers) -> tuple[Num
     known, root = np.isfinite(curve), np.sqrt(weights)
     values, _, rank, _ = np.linalg.lstsq((hats * root[:, None])[known], (curve * root)[known], rcond=None)
     return values.astype(np.float64), int(rank)
+
+
+def _change(found: Mapping[str, Any] | None) -> str:
+    """Describe a layer's change in the legend; a star marks one that can be told from noise."""
+    return "" if found is None else f"  {found['change']:+.2f}{' *' if found['told_from_noise'] else ''}"
 
 
 def _range(values: Numbers) -> tuple[float, float]:

@@ -14,9 +14,11 @@ import torch
 from datasets import Dataset
 from transformers import TrainerCallback
 
+from attendrop.argument_checks import check_choice
 from attendrop.attention.layers import AttentionLayer
 from attendrop.batches import to_device
 from attendrop.errors import AttendropError
+from attendrop.methods.core.info import LayerRanking
 from attendrop.output_files import write_json
 from attendrop.pruning.comparison import CONFIDENCE, Array, Predictions, paired_difference
 from attendrop.pruning.constant_attention import mask_layers, prunable_layers
@@ -44,6 +46,7 @@ from attendrop.training.trainer import RegularizedTrainer
 
 # Number and size of the batches on which speed is measured.
 _TIMED_BATCHES, _TIMED_ROWS = 8, 8
+SELECT_BY = ("auto", "importance", "method")
 # Called before each pass over rows: what it is for, how many passes are done, of how many at most.
 OnPass = Callable[[str, int, int], None]
 logger = logging.getLogger(__name__)
@@ -54,6 +57,7 @@ def prune_run(
     output_dir: str,
     *,
     layers: str | int = "auto",
+    select_by: str = "auto",
     tolerance: float = 0.0,
     recover_epochs: int = 0,
     data_dir: str | None = None,
@@ -63,14 +67,16 @@ def prune_run(
 ) -> dict[str, Any]:
     """Prune the model of a finished run, and save it with its metrics in another folder.
 
-    Layers are ranked by what the run's method learnt to drop, otherwise by importance; both on rows that were not
-    trained on. They are chosen on the run's selection split. The folder is created when all results are complete, so an
-    interrupted command can be repeated.
+    Layers are ranked and chosen on the run's selection split, which was not trained on. The folder is created when all
+    results are complete, so an interrupted command can be repeated.
 
     Args:
         run_dir: Folder of the run.
         output_dir: A new folder.
         layers: As for :func:`attendrop.prune`.
+        select_by: Ranking of the layers. ``"importance"``: by the loss without each layer's attention. ``"method"``: by
+            what the run's method learnt to drop. ``"auto"``: by the method where its result can be told from noise, or
+            ``layers`` is a threshold; otherwise by importance.
         tolerance: As for :func:`attendrop.prune`, in units of the task's metric.
         recover_epochs: Number of epochs of fine-tuning afterwards, with the pruned layers in place, as the run did.
         data_dir: Folder of the run's task, if it was moved.
@@ -90,22 +96,48 @@ def prune_run(
     Raises:
         AttendropError: There is no finished run, its data changed, or the model cannot be pruned in this way.
     """
+    check_choice("select_by", select_by, SELECT_BY)
     selection = parse_selection(layers)
     if recover_epochs < 0:
         raise AttendropError(f"recover-epochs must be at least 0, not {recover_epochs}.")
     with new_folder(Path(output_dir)) as folder:
         run = _load(run_dir, data_dir, device)
-        light, found = _pruned(_Work(run, on_pass), selection, tolerance, recover_epochs, callbacks)
+        ranking = _ranking(run, selection, select_by)
+        light, found = _pruned(_Work(run, on_pass), selection, ranking, tolerance, recover_epochs, callbacks)
         return _save(run, light, found, folder, output_dir)
 
 
+def _ranking(run: FinishedRun, selection: LayerSelection, select_by: str) -> LayerRanking | None:
+    """Return the ranking of the run's method if it is to be used; None to rank by importance."""
+    ranking = run.method.layer_ranking(run.metrics)
+    if select_by == "method" and ranking is None:
+        raise AttendropError(
+            f"select_by='method', but the run with {run.metrics['method']} learnt no ranking of layers; use "
+            "'importance'."
+        )
+    if select_by == "importance" or ranking is None:
+        return None
+    if select_by == "auto" and not ranking.told_from_noise and selection.threshold is None:
+        logger.info(
+            "What the %s learnt cannot be told from noise: layers are ranked by importance. To rank by it in spite of "
+            "that, use --select-by method.",
+            ranking.ranked_by,
+        )
+        return None
+    return ranking
+
+
 def _pruned(
-    work: _Work, selection: LayerSelection, tolerance: float, recover_epochs: int, callbacks: Sequence[TrainerCallback]
+    work: _Work,
+    selection: LayerSelection,
+    ranking: LayerRanking | None,
+    tolerance: float,
+    recover_epochs: int,
+    callbacks: Sequence[TrainerCallback],
 ) -> tuple[PrunedModel, dict[str, Any]]:
     """Prune the model, and measure it; returns the model and the ``pruned`` part of the metrics."""
     run = work.run
     attention_layers = prunable_layers(run.model)
-    ranking = run.method.layer_ranking(run.metrics)
     if ranking is None:
         pi, harm = None, work.importance(attention_layers)
     else:  # nothing is known of layers that the method did not see

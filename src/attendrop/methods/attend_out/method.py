@@ -125,9 +125,14 @@ class AttendOut(AttendOutOptions):
         return report.summary_lines(metrics["dropout_steps"], metrics.get("layer_effects", {}))
 
     def layer_ranking(self, metrics: Mapping[str, Any]) -> LayerRanking | None:
-        """Rank layers by ``pi``, for the pruning version only."""
+        """Rank layers by the probabilities learnt; for the generator by ``pi``, for the pruning version only."""
+        if (effects := metrics.get("layer_effects")) is not None:
+            probabilities = {key: found["probability"] for key, found in effects.items()}
+            return LayerRanking("learner", probabilities, any(found["told_from_noise"] for found in effects.values()))
         pi = metrics.get("pruning", {}).get("pi")
-        return None if pi is None or self.variant != "pruning" else LayerRanking("generator", pi)
+        if pi is None or self.variant != "pruning":
+            return None
+        return LayerRanking("generator", pi, told_from_noise=False)
 
     def start(self, training: TrainingContext) -> MethodState:
         return AttendOutState(self, training)

@@ -49,7 +49,10 @@ class LayerRanking:
     Attributes:
         ranked_by: Name of the criterion, for reports.
         drop_fractions: Fraction of dropped units, by layer key. Layers with the highest fractions are pruned first.
+        told_from_noise: Whether the run shows that the fractions are not a result of chance; otherwise they are used on
+            request only.
     """
 
     ranked_by: str
     drop_fractions: Mapping[str, float]
+    told_from_noise: bool = True
