@@ -42,8 +42,10 @@ def read_metrics(folder: Path) -> dict[str, Any] | None:
 
 
 @contextmanager
-def run_folder(config: RunConfig, *, resume: bool, overwrite: bool) -> Iterator[Path]:
+def run_folder(config: RunConfig, *, resume: bool, overwrite: bool, baseline: str | None = None) -> Iterator[Path]:
     """Lock the folder of a run while it trains; yield the folder for its files until it is complete.
+
+    The folder of a ``baseline`` belongs to that baseline only.
 
     Raises:
         AttendropError: The run may not use the folder, see :func:`check_folder`, or another process does.
@@ -53,10 +55,11 @@ def run_folder(config: RunConfig, *, resume: bool, overwrite: bool) -> Iterator[
         yield run_place(folder, resume=resume, overwrite=overwrite)
         return
     refuse_if_locked(folder)
-    check_folder(folder, config, resume=resume, overwrite=overwrite)  # a refused command must not change the folder
+    # Before the lock: a refused command must not change the folder.
+    check_folder(folder, config, resume=resume, overwrite=overwrite, baseline=baseline)
     with locked(folder):
         replace_run(folder)
-        check_folder(folder, config, resume=resume, overwrite=overwrite)
+        check_folder(folder, config, resume=resume, overwrite=overwrite, baseline=baseline)
         try:
             yield run_place(folder, resume=resume, overwrite=overwrite)
         finally:
@@ -71,7 +74,9 @@ def run_place(folder: Path, *, resume: bool, overwrite: bool) -> Path:
     return new if replaces else folder
 
 
-def check_folder(folder: Path, config: RunConfig, *, resume: bool, overwrite: bool) -> None:
+def check_folder(
+    folder: Path, config: RunConfig, *, resume: bool, overwrite: bool, baseline: str | None = None
+) -> None:
     """Refuse a folder that a run may not use, without writing anything.
 
     Raises:
@@ -90,6 +95,9 @@ def check_folder(folder: Path, config: RunConfig, *, resume: bool, overwrite: bo
     run = read_run(folder)
     if run is None:
         raise AttendropError(f"The output folder '{folder}' holds other files; name an empty or a new one.")
+    if resume and run.get("baseline") != baseline:
+        found = run.get("baseline") or run["config"]["method"]
+        raise AttendropError(f"The output folder '{folder}' holds a run of {found}; name another folder.")
     if resume:
         place = run_place(folder, resume=resume, overwrite=overwrite)
         _check_unchanged(folder, (read_run(place) or run)["config"], _comparable(config))
@@ -153,6 +161,12 @@ def begin_run(place: Path, config: RunConfig, data_sha256: str, head_start: dict
     run = {"config": _comparable(config), "data_sha256": data_sha256, "head_start": head_start, "files": files}
     write_json(place / RUN, run)
     write_text(place / RUN_FILE, repeats)
+
+
+def begin_baseline(place: Path, config: RunConfig, data_sha256: str, name: str) -> None:
+    """Start a baseline in a folder: write ``run.json``; no file for ``--config``, which would train a model."""
+    place.mkdir(parents=True, exist_ok=True)
+    write_json(place / RUN, {"config": _comparable(config), "data_sha256": data_sha256, "baseline": name, "files": {}})
 
 
 @contextmanager

@@ -115,7 +115,7 @@ def run_metrics(
         "output_dir": config.output_dir,
         "world_size": trainer.args.world_size,
         "device": str(trainer.args.device),
-        "versions": _versions(),
+        "versions": versions(),
     }
 
 
@@ -183,6 +183,7 @@ def _peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that determine results."""
     others = {package: version(package) for package in ("torch", "transformers", "accelerate", "datasets")}
     return {"attendrop": attendrop.__version__, "python": sys.version.split()[0], **others}

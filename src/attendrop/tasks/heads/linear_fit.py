@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
 
@@ -50,7 +51,7 @@ def fit_logistic_regression(
     best likelihood in cross-validation over 1, 10 and 100; it is 10 where a class has fewer than three rows.
 
     Args:
-        features: ``(rows, features)``.
+        features: ``(rows, features)``, dense or sparse.
         labels: Class of each row.
         num_classes: Number of classes; one without rows gets weights of zero and the lowest bias.
         balanced: Whether classes have equal weight, instead of rows.
@@ -77,14 +78,14 @@ def fit_logistic_regression(
 def fit_ridge_regression(features: Array, numbers: Sequence[float]) -> LinearFit:
     """Fit a ridge regression; features are scaled as in :func:`fit_logistic_regression`.
 
-    The strength has the least squared error when each row in turn is left out.
+    The strength has the least squared error when each row in turn is left out; with sparse features, each fifth.
 
     Args:
-        features: ``(rows, features)``.
+        features: ``(rows, features)``, dense or sparse.
         numbers: The number of each row.
     """
     scaled, scale = _scaled(features)
-    model = RidgeCV(_ALPHAS).fit(scaled, numbers)
+    model = RidgeCV(_ALPHAS, cv=min(5, len(numbers)) if sparse.issparse(scaled) else None).fit(scaled, numbers)
     score = ("r2", float(model.score(scaled, numbers)))
     bias = np.array([model.intercept_])
     return LinearFit("ridge regression", model.coef_[None] / scale, bias, {"alpha": float(model.alpha_)}, score)
@@ -92,6 +93,7 @@ def fit_ridge_regression(features: Array, numbers: Sequence[float]) -> LinearFit
 
 def _scaled(features: Array) -> tuple[Array, float]:
     """Divide features by their mean norm; returns it, too."""
-    features = np.asarray(features, dtype=np.float64)
-    scale = float(np.linalg.norm(features, axis=1).mean()) or 1.0
+    features = features.astype(np.float64)
+    norms = sparse.linalg.norm(features, axis=1) if sparse.issparse(features) else np.linalg.norm(features, axis=1)
+    scale = float(norms.mean()) or 1.0
     return features / scale, scale

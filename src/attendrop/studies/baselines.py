@@ -1,0 +1,188 @@
+"""Baselines without fine-tuning, on the rows of a run and scored as a run is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from datasets import Dataset, concatenate_datasets
+from scipy import sparse
+from sklearn.feature_extraction.text import TfidfVectorizer
+
+from attendrop.argument_checks import check_choice
+from attendrop.errors import AttendropError
+from attendrop.output_files import write_json
+from attendrop.runs.config import RunConfig
+from attendrop.runs.data import fingerprint
+from attendrop.runs.frozen_features import frozen_features
+from attendrop.runs.model_loading import load_model_and_tokenizer
+from attendrop.runs.resolved_run import ResolvedRun, resolve_run
+from attendrop.runs.run_folder import METRICS, begin_baseline, check_data, read_metrics, results, run_folder
+from attendrop.runs.run_metrics import versions
+from attendrop.studies.baseline_names import BASELINES, FROZEN, MAJORITY, TFIDF
+from attendrop.tasks.base import Task
+from attendrop.tasks.heads.base import Array
+from attendrop.tasks.metrics import compute_scores
+from attendrop.tasks.tokenization import encode
+
+# Outputs for rows, such as logits ``(rows, classes)``.
+Predict = Callable[[Dataset], Array]
+# A function of training rows that returns one of other rows.
+Fit = Callable[[Dataset], Predict]
+
+
+def run_baseline(config: RunConfig, name: str) -> dict[str, Any]:
+    """Score a baseline, and write ``metrics.json`` in ``config.output_dir``; a finished one is returned.
+
+    It is fitted on the training and the selection rows of a fine-tuning with this configuration: it has no epoch to
+    choose. Its selection score is that of a fit on the training rows only.
+
+    - ``majority``: the constant answer, the most common class or the mean.
+    - ``tfidf``: TF-IDF of words and pairs of words, and of 2 to 5 characters within words, of each text, with a linear
+      model.
+    - ``frozen``: the mean of the tokens of the model as it is (:func:`attendrop.runs.frozen_features.frozen_features`;
+      two texts are read as a pair), with a linear model.
+
+    The linear model is the head's, a logistic or a ridge regression with a strength from cross-validation
+    (:mod:`attendrop.tasks.heads.linear_fit`).
+
+    Args:
+        config: Options of the run; those of its method and of the optimization are not used.
+        name: Name of the baseline.
+
+    Returns:
+        The content of ``metrics.json``, in the format of a run's.
+
+    Raises:
+        AttendropError: The baseline is unknown or not defined for this kind of task, the data are invalid, or the
+            folder holds something else.
+    """
+    check_choice("baseline", name, BASELINES)
+    start = time.monotonic()
+    config = replace(config, method="finetune", options={})
+    with run_folder(config, resume=True, overwrite=False, baseline=name) as place:
+        if (finished := read_metrics(place)) is not None:
+            return finished
+        run = resolve_run(config)
+        rows = fingerprint(run.parts)
+        check_data(place, rows)
+        begin_baseline(place, config, rows, name)
+        metrics = _metrics(run, name)
+        metrics["total_seconds"] = round(time.monotonic() - start, 3)
+        with results(place) as files:
+            write_json(files / METRICS, metrics)
+    return metrics
+
+
+def _metrics(run: ResolvedRun, name: str) -> dict[str, Any]:
+    config, task, parts = run.config, run.task, run.parts
+    fit = _FITS[name](run)
+    selects_on_dev = config.protocol == "paper"
+    own = parts.train if selects_on_dev or parts.selection is None else _joined(parts.train, parts.selection)
+    start = time.monotonic()
+    predict = fit(own)
+    seconds = time.monotonic() - start
+    outputs = {part: predict(rows) for part, rows in parts.report.items()}
+    scores = {part: _scores(task, outputs[part], rows) for part, rows in parts.report.items()}
+    selection_score = None
+    if parts.selection is not None:
+        selection_score = _scores(task, fit(parts.train)(parts.selection), parts.selection)[task.metric]
+    return {
+        "task": task.name,
+        "model": config.model,
+        "method": name,
+        "options": {},
+        "seed": config.seed,
+        "protocol": config.protocol,
+        "metric": task.metric,
+        "selection_score": selection_score,
+        "score": scores["dev"][task.metric] if "dev" in scores else None,
+        "all_scores": scores,
+        "predicted": {part: task.head.predicted_counts(found) for part, found in outputs.items()},
+        "train_seconds": round(seconds, 3),
+        "data": {
+            "source": run.data.source,
+            "text_columns": list(task.text_columns),
+            "classes": list(task.label_names),
+            "selected_on": None,
+            "rows": {"train": len(own)} | {part: len(rows) for part, rows in parts.report.items()},
+        },
+        "config": config.as_dict(),
+        "output_dir": config.output_dir,
+        "versions": versions(),
+    }
+
+
+def _joined(first: Dataset, second: Dataset) -> Dataset:
+    joined: Dataset = concatenate_datasets([first, second])
+    return joined
+
+
+def _scores(task: Task, outputs: Array, rows: Dataset) -> dict[str, float]:
+    return compute_scores(task, outputs, np.asarray(rows["label"][:]))
+
+
+# What a baseline is --------------------------------------------------------------------------------------------------
+
+
+def _majority(run: ResolvedRun) -> Fit:
+    def fit(train: Dataset) -> Predict:
+        labels = np.asarray(train["label"][:])
+
+        def predict(rows: Dataset) -> Array:
+            found = run.task.head.constant_answer(labels, np.zeros(len(rows)))
+            if found is None:
+                raise AttendropError(f"There is no constant answer to {run.task.name}; leave out the baseline.")
+            return found[1]
+
+        return predict
+
+    return fit
+
+
+def _tfidf(run: ResolvedRun) -> Fit:
+    def fit(train: Dataset) -> Predict:
+        columns = [name for name in ("text", "text_pair") if name in train.column_names]
+        counters = [
+            (name, TfidfVectorizer(sublinear_tf=True, **options).fit(train[name][:]))
+            for name in columns
+            for options in (
+                {"token_pattern": r"\w+", "ngram_range": (1, 2)},
+                {"analyzer": "char_wb", "ngram_range": (2, 5)},
+            )
+        ]
+        return _linear(
+            run, train, lambda rows: sparse.hstack([each.transform(rows[name][:]) for name, each in counters]).tocsr()
+        )
+
+    return fit
+
+
+def _frozen(run: ResolvedRun) -> Fit:
+    config, task = run.config, run.task
+    model, tokenizer = load_model_and_tokenizer(config.model, task)
+    known: dict[tuple[str, ...], Array] = {}
+
+    def features(rows: Dataset) -> Array:
+        texts = task.head.texts(rows)
+        new = {text: row for row, text in enumerate(texts) if text not in known}
+        if new:
+            encoded = encode(rows.select(new.values()), task, tokenizer, config.max_length)[:]
+            vectors = frozen_features(model, tokenizer, task.head, encoded, config.eval_batch_size, config.device)
+            known.update(zip(new, vectors, strict=True))
+        return np.stack([known[text] for text in texts])
+
+    return lambda train: _linear(run, train, features)
+
+
+def _linear(run: ResolvedRun, train: Dataset, features: Callable[[Dataset], Array]) -> Predict:
+    """Fit the linear model of the head; where there is none, because all rows are of one class, it is constant."""
+    balanced = run.config.class_weights is not None
+    found = run.task.head.fit_linear(features(train), train["label"][:], balanced=balanced)
+    return _majority(run)(train) if found is None else lambda rows: found.outputs(features(rows))
+
+
+_FITS: dict[str, Callable[[ResolvedRun], Fit]] = {MAJORITY: _majority, TFIDF: _tfidf, FROZEN: _frozen}

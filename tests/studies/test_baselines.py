@@ -1,0 +1,160 @@
+"""Baselines without fine-tuning: what they are fitted on, how they are scored, and what is left in their folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import tiny
+
+from attendrop.errors import AttendropError
+from attendrop.runs.config import RunConfig
+from attendrop.runs.listing import list_runs
+from attendrop.runs.train import train
+from attendrop.studies import baselines
+from attendrop.studies.answer import answer
+from attendrop.studies.baseline_names import BASELINES
+from attendrop.studies.baselines import run_baseline
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*did not converge")
+
+NAMES = ("good", "bad", "near", "far")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, and data whose label is the word that the first text has, or how often the second text has one."""
+    folder = tmp_path_factory.mktemp("baselines")
+    tiny.save_tiny_bert(folder / "model")
+    for name, count, first in (("train", 40, 0), ("dev", 24, 40)):
+        rows = [
+            f"{NAMES[n % 4]} {tiny.WORDS[n * 3 % 8]},{'dog ' * (n % 5) + tiny.WORDS[n % 3]},{NAMES[n % 4]},{n % 5}"
+            for n in range(first, first + count)
+        ]
+        (folder / f"{name}.csv").write_text("\n".join(["sentence1,sentence2,label,number", *rows]) + "\n")
+    return folder
+
+
+def config(folder: Path, output: str, **options: Any) -> RunConfig:
+    return tiny.config(folder, output, **options)
+
+
+@pytest.mark.parametrize(("name", "least", "most"), [("majority", 0.25, 0.25), ("tfidf", 1, 1), ("frozen", 0.5, 1)])
+def test_baselines_of_classes(name: str, least: float, most: float, folder: Path) -> None:
+    metrics = run_baseline(config(folder, f"class-{name}"), name)
+    assert least <= metrics["score"] == metrics["all_scores"]["dev"]["accuracy"] <= most
+    assert metrics == tiny.read_metrics(folder / f"class-{name}")
+
+
+@pytest.mark.parametrize(("name", "least", "most"), [("majority", 0, 0), ("tfidf", 0.95, 1), ("frozen", 0.5, 1)])
+def test_baselines_of_numbers(name: str, least: float, most: float, folder: Path) -> None:
+    numbers = config(folder, f"number-{name}", label_column="number", label_type="number")
+    assert least <= run_baseline(numbers, name)["all_scores"]["dev"]["pearson"] <= most
+
+
+def test_both_texts_are_read_and_kept_apart(folder: Path, tmp_path: Path) -> None:
+    only_first = config(
+        folder, str(tmp_path / "first"), text_columns=("sentence1",), label_column="number", label_type="number"
+    )
+    assert run_baseline(only_first, "tfidf")["score"] < 0.8
+    for name in ("train", "dev"):  # the label is which text has the word
+        rows = [
+            "sentence1,sentence2,label",
+            *(f"{a},{b},{a == 'cat'}" for a, b in [("cat", "dog"), ("dog", "cat")] * 10),
+        ]
+        (tmp_path / f"{name}.csv").write_text("\n".join(rows) + "\n")
+    swapped = config(tmp_path, "swapped", model=str(folder / "model"))
+    assert run_baseline(swapped, "tfidf")["score"] == 1
+
+
+def test_metrics_are_those_of_a_run(folder: Path) -> None:
+    run = train(config(folder, "run", method="finetune", epochs=1))
+    metrics = run_baseline(config(folder, "frozen"), "frozen")
+    assert metrics.keys() - {"total_seconds"} <= run.keys()
+    for name in ("task", "model", "seed", "protocol", "metric"):
+        assert metrics[name] == run[name]
+    assert (metrics["method"], metrics["options"], metrics["config"]["method"]) == ("frozen", {}, "finetune")
+    assert 0 < metrics["train_seconds"] <= metrics["total_seconds"]
+    assert [row.label for row in answer([run, metrics]).rows] == ["finetune", "frozen"]
+
+
+def test_selection_rows_are_learnt_from_and_score_a_fit_without_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[int]] = []
+
+    def remembering(run: Any) -> Any:
+        def fit(rows: Any) -> Any:
+            seen.append(rows["index"][:])
+            return lambda others: np.eye(4)[others["label"][:]]
+
+        return fit
+
+    monkeypatch.setitem(baselines._FITS, "majority", remembering)
+    metrics = run_baseline(config(folder, "rows", selection_fraction=0.25), "majority")
+    every, kept = map(sorted, seen)
+    assert (len(every), len(kept), metrics["data"]["rows"]) == (40, 30, {"train": 40, "dev": 24})
+    assert set(kept) < set(every)
+    seen.clear()
+    run_baseline(config(folder, "paper", protocol="paper"), "majority")
+    assert [len(rows) for rows in seen] == [40, 40]
+
+
+def test_the_same_rows_as_in_a_run_with_this_seed(folder: Path) -> None:
+    train(config(folder, "seed1", method="finetune", shots=2, seed=1, max_steps=1))
+    for seed in (0, 1):
+        run_baseline(config(folder, f"tfidf{seed}", shots=2, seed=seed), "tfidf")
+    run, other, same = (
+        json.loads((folder / name / "run.json").read_text())["data_sha256"] for name in ("seed1", "tfidf0", "tfidf1")
+    )
+    assert run == same != other
+
+
+def test_a_method_and_its_reward_rows_change_nothing(folder: Path) -> None:
+    plain = run_baseline(config(folder, "plain", method="finetune"), "tfidf")
+    other = run_baseline(config(folder, "other", method="attendout"), "tfidf")
+    assert plain["data"]["rows"] == other["data"]["rows"] and plain["score"] == other["score"]
+
+
+def test_rows_of_one_class_have_a_constant_answer(folder: Path) -> None:
+    one = config(folder, "one", max_train_samples=2, selection_fraction=0.5)
+    assert run_baseline(one, "tfidf")["selection_score"] in (0, 1)
+
+
+# Folders -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_baseline_is_not_run_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = run_baseline(config(folder, "twice"), "majority")
+    monkeypatch.setattr(baselines, "resolve_run", None)
+    assert run_baseline(config(folder, "twice"), "majority") == metrics
+    assert {path.name for path in (folder / "twice").iterdir()} - {".lock"} == {"run.json", "metrics.json"}
+    (listed,) = list_runs(str(folder / "twice"))
+    assert (listed["method"], listed["finished"], listed["score"]) == ("majority", True, metrics["score"])
+
+
+def test_a_baseline_that_was_killed_starts_over(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(baselines, "write_json", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        run_baseline(config(folder, "killed"), "majority")
+    assert (folder / "killed" / "run.json").exists() and not (folder / "killed" / "metrics.json").exists()
+    assert run_baseline(config(folder, "killed"), "majority")["score"] == 0.25
+
+
+def test_a_folder_belongs_to_one_baseline(folder: Path) -> None:
+    run_baseline(config(folder, "taken"), "majority")
+    with pytest.raises(AttendropError, match="holds a run of majority; name another folder"):
+        run_baseline(config(folder, "taken"), "tfidf")
+    with pytest.raises(AttendropError, match="holds a run of majority; name another folder"):
+        train(config(folder, "taken", method="finetune"), resume=True)
+    with pytest.raises(AttendropError, match=r"began with seed=0, not 1"):
+        run_baseline(config(folder, "taken", seed=1), "majority")
+
+
+def test_there_is_no_such_baseline(folder: Path) -> None:
+    with pytest.raises(AttendropError, match="frozen"):
+        run_baseline(config(folder, "unknown"), "frosen")
+    assert not (folder / "unknown").exists() and BASELINES == ("majority", "tfidf", "frozen")
