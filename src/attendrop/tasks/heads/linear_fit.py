@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ from sklearn.model_selection import GridSearchCV, StratifiedKFold
 Array = np.ndarray[Any, np.dtype[Any]]
 # Inverse strengths of the regularisation, for features of norm 1; with fewer rows per class than folds, the default.
 _CS, _DEFAULT_C, _FOLDS = (1.0, 10.0, 100.0), 10.0, 3
+# Sparse features of up to so many rows are rotated, which takes the cube of the number of rows.
+_ROTATED_ROWS = 3000
 _ALPHAS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
 
 
@@ -59,7 +61,7 @@ def fit_logistic_regression(
     counts = Counter(labels)
     if len(counts) < 2:
         return None
-    scaled, scale = _scaled(features)
+    scaled, restored = _scaled(features)
     model = LogisticRegression(C=_DEFAULT_C, max_iter=1000, class_weight="balanced" if balanced else None)
     if min(counts.values()) >= _FOLDS:
         folds = StratifiedKFold(_FOLDS, shuffle=True, random_state=0)
@@ -70,7 +72,7 @@ def fit_logistic_regression(
     if len(weight) == 1:  # of two classes, scikit-learn gives the difference
         weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
     all_weights, all_biases = np.zeros((num_classes, features.shape[1])), np.full(num_classes, bias.min())
-    all_weights[model.classes_], all_biases[model.classes_] = weight / scale, bias
+    all_weights[model.classes_], all_biases[model.classes_] = restored(weight), bias
     accuracy = float(model.score(scaled, labels))
     return LinearFit("logistic regression", all_weights, all_biases, {"C": model.C}, ("accuracy", accuracy))
 
@@ -84,16 +86,27 @@ def fit_ridge_regression(features: Array, numbers: Sequence[float]) -> LinearFit
         features: ``(rows, features)``, dense or sparse.
         numbers: The number of each row.
     """
-    scaled, scale = _scaled(features)
+    scaled, restored = _scaled(features)
     model = RidgeCV(_ALPHAS, cv=min(5, len(numbers)) if sparse.issparse(scaled) else None).fit(scaled, numbers)
     score = ("r2", float(model.score(scaled, numbers)))
     bias = np.array([model.intercept_])
-    return LinearFit("ridge regression", model.coef_[None] / scale, bias, {"alpha": float(model.alpha_)}, score)
+    return LinearFit("ridge regression", restored(model.coef_[None]), bias, {"alpha": float(model.alpha_)}, score)
 
 
-def _scaled(features: Array) -> tuple[Array, float]:
-    """Divide features by their mean norm; returns it, too."""
+def _scaled(features: Array) -> tuple[Array, Callable[[Array], Array]]:
+    """Divide features by their mean norm; return them, and a function that converts weights to those of the original.
+
+    Sparse features with more columns than rows are rotated into the space of their rows: with a penalty on the squared
+    weights the fit is the same, and many times faster.
+    """
     features = features.astype(np.float64)
     norms = sparse.linalg.norm(features, axis=1) if sparse.issparse(features) else np.linalg.norm(features, axis=1)
     scale = float(norms.mean()) or 1.0
-    return features / scale, scale
+    scaled, (rows, columns) = features / scale, features.shape
+    if not sparse.issparse(scaled) or not rows < columns or rows > _ROTATED_ROWS:
+        return scaled, lambda weight: weight / scale
+    products: Any = scaled @ scaled.T
+    values, vectors = np.linalg.eigh(products.toarray())
+    kept = values > values[-1] * 1e-10
+    roots, vectors = np.sqrt(values[kept]), vectors[:, kept]
+    return vectors * roots, lambda weight: (weight / roots @ vectors.T) @ scaled / scale
