@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # Module and package, where they have different names.
 _COMMANDS = (  # in the order of the help
     "train",
+    "study",
     "evaluate",
     "predict",
     "runs",

@@ -46,7 +46,7 @@ def read_run_file(path: str) -> dict[str, Any]:
             raise AttendropError(
                 f"The config file '{path}' has an unknown option {name!r}.{suggestion(name, tuple(_FIELDS))}"
             )
-    return {name: _converted(path, name, value) for name, value in options.items() if value is not None}
+    return {name: convert_option(path, name, value) for name, value in options.items() if value is not None}
 
 
 def run_file(config: RunConfig, seeds: Sequence[int] = ()) -> str:
@@ -65,7 +65,7 @@ def _is_path(value: str | None) -> bool:
     return value is not None and Path(value).exists()
 
 
-def _converted(path: str, name: str, value: Any) -> Any:
+def convert_option(path: str, name: str, value: Any) -> Any:
     """Convert a value to the type of its field; YAML reads ``5e-5`` as a string."""
     if name == "text_columns":
         return _listed(value)

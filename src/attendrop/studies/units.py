@@ -45,7 +45,12 @@ class Unit:
         """Name of the method or of the baseline."""
         return self.baseline or self.config.method
 
-    def key(self, data_sha256: str) -> str:
+    @property
+    def options(self) -> dict[str, Any]:
+        """All options of the method; a baseline has none."""
+        return {} if self.baseline else dict(self.config.options)
+
+    def key(self, data_sha256: str = "") -> str:
         """Hash the unit: SHA-256, in hexadecimal, of all its options and its data.
 
         Options that are None are left out, so that a new option of the library leaves the hashes of older runs as

@@ -16,6 +16,7 @@ from attendrop.studies.local_workers import LocalWorkers
 from attendrop.studies.units import RUNS, SECONDS_BETWEEN_CHECKPOINTS, Event, Job, Result, Unit, data_sha256
 
 LOCAL = "local"
+RAY = "ray:"
 FAILED = "failed.json"
 OnEvent = Callable[[Event], None]
 
@@ -47,7 +48,8 @@ def run_units(
             results so far what comes next.
         folder: Folder of the study, which is locked meanwhile.
         workers: Number of worker processes, see :class:`LocalWorkers`.
-        backend: ``"local"``: processes on this machine.
+        backend: ``"local"``: processes on this machine; ``"ray:local"``: a Ray cluster that is started here;
+            ``"ray:ADDRESS"``: a running one, see :class:`attendrop.studies.ray_backend.RayCluster`.
         on_event: Called with what happens. An exception that it raises, as Ctrl-C does, stops all workers; run again,
             the units resume from their last checkpoints.
         checkpoint_seconds: Seconds between the checkpoints of a run.
@@ -72,6 +74,7 @@ def open_runner(
 ) -> Iterator[Runner]:
     """Start what :func:`run_units` needs, for several calls of :meth:`Runner.run` on the same warm workers."""
     with locked(Path(folder)), _backend(backend, workers, checkpoint_seconds) as opened:
+        (Path(folder) / RUNS).mkdir(exist_ok=True)
         yield Runner(Path(folder), opened)
 
 
@@ -151,4 +154,8 @@ def _record_failure(event: Event, attempts: int) -> None:
 def _backend(name: str, workers: int | None, checkpoint_seconds: float) -> AbstractContextManager[Backend]:
     if name == LOCAL:
         return LocalWorkers(workers, checkpoint_seconds=checkpoint_seconds)
-    raise AttendropError(f"There is no backend {name!r}; use {LOCAL!r}.")
+    if not name.startswith(RAY):
+        raise AttendropError(f"There is no backend {name!r}; use {LOCAL!r}, '{RAY}local' or '{RAY}ADDRESS'.")
+    from attendrop.studies.ray_backend import RayCluster
+
+    return RayCluster(name.removeprefix(RAY), workers, checkpoint_seconds=checkpoint_seconds)

@@ -1,0 +1,60 @@
+"""`attendrop study`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attendrop.cli.app import Json, Quiet, app, show
+from attendrop.cli.console import messages
+from attendrop.cli.interrupts import Interrupted
+
+
+@app.command()
+def study(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="YAML file of data, methods and seeds.")],
+    output_dir: Annotated[str | None, typer.Option(help="Folder of the study.", show_default="runs/FILE")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Number of processes.", show_default="one per GPU, or per core up to 8")
+    ] = None,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Run on this Ray cluster; local starts one here.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the runs.")] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run a grid of methods, data and seeds, and compare; finished runs are not repeated."""
+    from attendrop.studies.study_file import read_study
+    from attendrop.studies.study_report import method_of
+
+    found = read_study(file)
+    folder = Path(output_dir or f"runs/{Path(file).stem}")
+    if dry_run:
+        runs = [(each.name, unit, unit.config.seed) for each in found.settings for unit in each.units]
+        listed = [{"setting": name, "method": method_of(unit), "seed": seed} for name, unit, seed in runs]
+        lines = [f"{run['setting']}: {run['method']}, seed {run['seed']}" for run in listed]
+        show(listed, "\n".join([*lines, f"{len(found.units)} runs"]), quiet=quiet, as_json=as_json)
+        return
+
+    from attendrop.cli.study_progress import StudyProgress
+    from attendrop.studies.study import REPORTS, run_study
+    from attendrop.studies.workers import LOCAL
+
+    with messages(quiet=quiet) as console:
+        progress = StudyProgress(console, len(found.units), quiet=quiet)
+        try:
+            backend = LOCAL if ray is None else f"ray:{ray}"
+            report = run_study(found, folder, workers=workers, backend=backend, on_event=progress)
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"Interrupted. Run the same command again to continue; finished runs are in {folder}."
+            ) from None
+        finally:
+            progress.close()
+    text = "\n".join([*report.lines(), f"Tables: {', '.join(str(folder / name) for name in REPORTS)}"])
+    show(report.as_dict(), text, quiet=quiet, as_json=as_json)
+    if report.failed:
+        raise typer.Exit(1)

@@ -1,0 +1,201 @@
+"""Study as a YAML file: a grid of data, models, methods and seeds, made into units.
+
+```yaml
+data:                       # tasks by name, or options of a run; a list is a grid
+  - cola
+  - {task: mrpc, max_train_samples: [256, 1000]}
+  - {name: tickets, train_file: train.csv, eval_file: test.csv, text_columns: text, label_column: label, shots: 5}
+models: [minilm]            # default: minilm
+methods:                    # names, or a name with options; a list is a grid
+  - finetune
+  - {name: METHOD, options: {p: [0.1, 0.3], q: 0.3}}
+baselines: [majority, frozen]   # default: none
+seeds: 5                    # seeds 0 to 4, or a list
+run:                        # further options of all runs, by the names of the command line; a list is a grid
+  max_steps: 240
+  learning_rate: [1e-4, 3e-4]
+reference: finetune         # the method that the others are compared with
+```
+
+A value that is itself a list, such as of layers, is written as on the command line: ``"0,3"``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from attendrop.argument_checks import check_choice, suggestion
+from attendrop.errors import AttendropError
+from attendrop.runs.config import RunConfig
+from attendrop.runs.run_file import convert_option
+from attendrop.studies.baseline_names import BASELINES
+from attendrop.studies.units import Unit
+
+REFERENCE = "finetune"
+_KEYS = ("data", "models", "methods", "baselines", "seeds", "run", "reference")
+# What the file says elsewhere, or the study decides.
+_NOT_OF_RUN = ("model", "method", "options", "seed", "output_dir")
+_OF_RUN = tuple(field.name for field in dataclasses.fields(RunConfig) if field.name not in _NOT_OF_RUN)
+_PATHS = ("train_file", "eval_file", "data_dir")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Runs of a study that are compared with each other: they differ in method and seed only.
+
+    Attributes:
+        name: Such as "mrpc, max_train_samples=256".
+        units: The runs.
+    """
+
+    name: str
+    units: tuple[Unit, ...]
+
+
+@dataclass(frozen=True)
+class Study:
+    """Study: its settings, and the method that the others are compared with."""
+
+    settings: tuple[Setting, ...]
+    reference: str = REFERENCE
+
+    @property
+    def units(self) -> list[Unit]:
+        """All different runs, seed by seed: a study that was stopped has complete comparisons of its first seeds."""
+        units = {unit.key(): unit for setting in self.settings for unit in setting.units}
+        return sorted(units.values(), key=lambda unit: unit.config.seed)
+
+
+def read_study(path: str) -> Study:
+    """Read a study from a file.
+
+    Raises:
+        AttendropError: There is no such file, it has an unknown key, or one of its runs is not valid.
+    """
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise AttendropError(f"There is no study file '{path}'.") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise AttendropError(f"The study file '{path}' cannot be read ({str(error).splitlines()[0]}).") from None
+    if not isinstance(content, dict):
+        raise AttendropError(f"The study file '{path}' must hold keys such as 'data', 'methods' and 'seeds'.")
+    return _Reader(path).study(content)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reader of the content of a file.
+
+    Attributes:
+        path: The file, for errors.
+    """
+
+    path: str
+
+    def study(self, content: Mapping[str, Any]) -> Study:
+        self.check_keys("", content, _KEYS)
+        for key in ("data", "methods", "seeds"):
+            if not content.get(key):
+                raise AttendropError(f"The study file '{self.path}' has no {key}.")
+        baselines = _listed(content.get("baselines") or [])
+        for baseline in baselines:
+            check_choice("baseline", baseline, BASELINES)
+        methods = [found for entry in _listed(content["methods"]) for found in self.methods(entry)]
+        shared = {"model": self.models(content)} | self.options("run", content.get("run") or {})
+        settings = []
+        for entry in _listed(content["data"]):
+            given = {"task": entry} if isinstance(entry, str) else dict(self.mapping("data", entry))
+            name = given.pop("name", None)
+            options = shared | self.options("data", given)
+            name = name or options.get("task") or Path(options.get("train_file", "files")).stem
+            for point, varied in _grid(options):
+                runs = _runs(point, methods, baselines, self.seeds(content["seeds"]))
+                once = {unit.key(): unit for unit in runs}
+                settings.append(Setting(", ".join([name, *varied]), tuple(once.values())))
+        names = [setting.name for setting in settings]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise AttendropError(f"The study file '{self.path}' has two data named {twice!r}; give each a 'name'.")
+        return Study(tuple(settings), content.get("reference", REFERENCE))
+
+    def check_keys(self, where: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
+        for key in given:
+            if key not in known:
+                within = f" in {where}" if where else ""
+                raise AttendropError(
+                    f"The study file '{self.path}' has an unknown key {key!r}{within}.{suggestion(str(key), known)}"
+                )
+
+    def mapping(self, where: str, given: Any) -> Mapping[str, Any]:
+        if not isinstance(given, dict):
+            raise AttendropError(f"The study file '{self.path}': {where} must hold options, not {given!r}.")
+        return {str(name).replace("-", "_"): value for name, value in given.items()}
+
+    def options(self, where: str, given: Any) -> dict[str, Any]:
+        """Convert options of a run, or lists of their values, to the types of its fields."""
+        given = self.mapping(where, given)
+        self.check_keys(where, given, _OF_RUN)
+        return {name: self.option(name, value) for name, value in given.items()}
+
+    def option(self, name: str, value: Any) -> Any:
+        if isinstance(value, list) and name != "text_columns":
+            return [self.option(name, each) for each in value]
+        found = convert_option(self.path, name, value)
+        return str(Path(found).absolute()) if name in _PATHS else found
+
+    def models(self, content: Mapping[str, Any]) -> list[str]:
+        models = [self.option("model", name) for name in _listed(content.get("models") or "minilm")]
+        return [str(Path(name).absolute()) if Path(name).is_dir() else name for name in models]
+
+    def methods(self, entry: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield names of methods with their options."""
+        given = {"name": entry} if isinstance(entry, str) else self.mapping("methods", entry)
+        self.check_keys("methods", given, ("name", "options"))
+        if "name" not in given:
+            raise AttendropError(f"The study file '{self.path}' has a method without a name.")
+        options = self.mapping("options", given.get("options") or {})
+        yield from ((given["name"], point) for point, _ in _grid(options))
+
+    def seeds(self, given: Any) -> list[int]:
+        if isinstance(given, int):
+            return list(range(given))
+        seeds: list[int] = convert_option(self.path, "seed", given)
+        return seeds
+
+
+def _grid(options: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """Yield each point of a grid, and the values of what varies, such as "shots=5"."""
+    values = {name: value if _is_grid(name, value) else [value] for name, value in options.items()}
+    varied = [name for name in values if len(values[name]) > 1]
+    for point in product(*values.values()):
+        found = dict(zip(values, point, strict=True))
+        yield found, [f"{name}={found[name]}" for name in varied]
+
+
+def _is_grid(name: str, value: Any) -> bool:
+    return isinstance(value, list) and name != "text_columns"
+
+
+def _runs(
+    options: Mapping[str, Any],
+    methods: Sequence[tuple[str, dict[str, Any]]],
+    baselines: Sequence[str],
+    seeds: Sequence[int],
+) -> Iterator[Unit]:
+    """Yield the runs of a setting."""
+    for seed in seeds:
+        for method, of_method in methods:
+            yield Unit(RunConfig(**options, method=method, options=of_method, seed=seed, output_dir=""))
+        for baseline in baselines:
+            yield Unit(RunConfig(**options, method=REFERENCE, seed=seed, output_dir=""), baseline)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]

@@ -1,0 +1,176 @@
+"""Tables of a study: the answer of each setting, and methods over all settings."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import isfinite
+from statistics import fmean
+from typing import Any
+
+from attendrop.studies.answer import Answer, answer
+from attendrop.studies.method_rows import MethodRow, method_label
+from attendrop.studies.statistics import PairedDifference, holm, paired_difference
+from attendrop.studies.study_file import Study
+from attendrop.studies.units import Result, Unit
+from attendrop.studies.verdict import interval
+
+_OVERALL = """\
+## All settings
+
+| method | mean difference [95 %] | p of each setting (Holm over all) |
+|---|---|---|
+"""
+
+
+@dataclass(frozen=True)
+class OverallRow:
+    """A method over all settings of a study in which it has seeds in common with the reference.
+
+    Attributes:
+        label: The method with its options.
+        p_values: p value of the difference in each setting, corrected by Holm over all methods and settings.
+        mean: The difference averaged over the settings, compared seed by seed; None if no seed is complete.
+    """
+
+    label: str
+    p_values: Mapping[str, float]
+    mean: PairedDifference | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row as JSON values; an infinite end of an interval is None."""
+        found = self.mean
+        record = {"label": self.label, "p_holm": dict(self.p_values), "seeds": found.n if found else 0}
+        for name, value in asdict(found.mean).items() if found else ():
+            record["difference" if name == "value" else f"difference_{name}"] = value if isfinite(value) else None
+        return record
+
+
+@dataclass(frozen=True)
+class StudyReport:
+    """Results of a study.
+
+    Attributes:
+        answers: The answer of each setting by its name; a setting without a finished run has none.
+        overall: Methods over all settings; empty for a single setting.
+        failed: Units without a result.
+    """
+
+    answers: Mapping[str, Answer]
+    overall: tuple[OverallRow, ...]
+    failed: tuple[Result, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        return {
+            "settings": {name: found.as_dict() for name, found in self.answers.items()},
+            "overall": [row.as_dict() for row in self.overall],
+            "failed": [{"folder": str(result.folder), **_failure(result)} for result in self.failed],
+        }
+
+    def json(self) -> str:
+        """Return everything as JSON."""
+        return json.dumps(self.as_dict(), indent=2) + "\n"
+
+    def markdown(self) -> str:
+        """Return all tables and the failed runs as Markdown."""
+        parts = [f"## {name}\n\n{found.markdown()}" for name, found in self.answers.items()]
+        if self.overall:
+            parts.insert(0, _overall_markdown(self.overall))
+        if self.failed:
+            listed = (f"- `{result.folder.name}`: {result.error}" for result in self.failed)
+            parts.append("## Failed runs\n\n" + "\n".join(listed) + "\n")
+        return "\n".join(parts)
+
+    def lines(self) -> list[str]:
+        """Return all tables and the failed runs for a console."""
+        lines: list[str] = []
+        for name, found in self.answers.items():
+            lines += [f"{name}:" if len(self.answers) > 1 else "", *found.lines(), ""]
+        if self.overall:
+            lines += [_overall_markdown(self.overall)]
+        if self.failed:
+            lines += ["Failed runs:", *(f"{result.folder.name}: {result.error}" for result in self.failed)]
+        return lines
+
+    def csv(self) -> str:
+        """Return the tables of all settings as one CSV."""
+        records = [
+            {"setting": name, **record}
+            for name, found in self.answers.items()
+            for record in csv.DictReader(io.StringIO(found.csv()))
+        ]
+        text = io.StringIO()
+        columns = dict.fromkeys(column for record in records for column in record)
+        writer = csv.DictWriter(text, list(columns), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(records)
+        return text.getvalue()
+
+
+def make_report(study: Study, results: Mapping[str, Sequence[Result]]) -> StudyReport:
+    """Compare the methods in each setting and over all of them.
+
+    Args:
+        study: The study.
+        results: The results of each setting by its name.
+    """
+    answers = {}
+    for setting in study.settings:
+        metrics = [result.metrics for result in results[setting.name] if result.metrics is not None]
+        failed = [_failure(result) for result in results[setting.name] if result.error is not None]
+        if metrics:
+            answers[setting.name] = answer(metrics, study.reference, failed=failed)
+    failures = {result.folder: result for found in results.values() for result in found if result.error is not None}
+    overall = overall_rows(answers) if len(study.settings) > 1 else ()
+    return StudyReport(answers, overall, tuple(failures.values()))
+
+
+def overall_rows(answers: Mapping[str, Answer]) -> tuple[OverallRow, ...]:
+    """Compare each method with the reference over all settings."""
+    rows = {(name, row.label): row for name, found in answers.items() for row in found.rows}
+    tested = {at: row.difference.p_value for at, row in rows.items() if row.difference and not row.is_baseline}
+    corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
+    references = {name: row for (name, _), row in rows.items() if row.is_reference}
+    found = []
+    for label in dict.fromkeys(label for _, label in corrected):
+        settings = [name for name, other in corrected if other == label]
+        mean = _mean_difference([(rows[name, label], references[name]) for name in settings])
+        found.append(OverallRow(label, {name: corrected[name, label] for name in settings}, mean))
+    return tuple(found)
+
+
+def _mean_difference(pairs: Sequence[tuple[MethodRow, MethodRow]]) -> PairedDifference | None:
+    """Compare the scores averaged over settings, on the seeds that all settings have."""
+    seeds = sorted(set.intersection(*(row.scores.keys() & other.scores.keys() for row, other in pairs)))
+    if not seeds:
+        return None
+    method, reference = ([fmean(pair[side].scores[seed] for pair in pairs) for seed in seeds] for side in (0, 1))
+    return paired_difference(method, reference)
+
+
+def _failure(result: Result) -> dict[str, Any]:
+    unit = result.unit
+    return {"method": unit.method, "options": unit.options, "seed": unit.config.seed, "error": result.error}
+
+
+def _overall_markdown(rows: Sequence[OverallRow]) -> str:
+    lines = [
+        "## All settings",
+        "",
+        "| method | mean difference [95 %] | p by setting (Holm over all) |",
+        "|---|---|---|",
+    ]
+    for row in rows:
+        mean = "-" if row.mean is None else interval(row.mean)
+        p_values = ", ".join(f"{name}: {p:.2g}" for name, p in row.p_values.items())
+        lines.append(f"| {row.label} | {mean} | {p_values} |")
+    return _OVERALL + "\n".join(lines) + "\n"
+
+
+def method_of(unit: Unit) -> str:
+    """Name the method of a unit with the options that are not its defaults."""
+    return method_label({"method": unit.method, "options": unit.options})

@@ -1,0 +1,234 @@
+"""`attendrop study`: a grid of runs from a file, each run once, failures listed, and tables."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+import yaml
+from helpers import tiny
+from helpers.command_line import Captured, assert_refused
+from rich.console import Console
+
+from attendrop import cli
+from attendrop.cli.study_progress import StudyProgress, duration
+from attendrop.runs.run_folder import read_metrics
+from attendrop.studies.study_file import Setting, Study, read_study
+from attendrop.studies.study_report import make_report
+from attendrop.studies.units import Event, Job, Result, Unit, data_sha256
+from attendrop.studies.worker_process import perform
+
+
+class InThisProcess:
+    """Worker of the tests, which starts no process."""
+
+    ran: list[str]
+
+    def __init__(self, count: int | None, *, checkpoint_seconds: float) -> None:
+        self.checkpoint_seconds = checkpoint_seconds
+
+    def __enter__(self) -> InThisProcess:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        pass
+
+    def run(self, jobs: Iterator[Job], report: Callable[[Event], None]) -> None:
+        for job in jobs:
+            report(Event("started", job))
+            self.ran.append(job.folder.name)
+            content = job.unit.as_dict() | {"folder": str(job.folder), "checkpoint_seconds": 60}
+            message = perform(content, lambda message, job=job: report(Event(job=job, **message)))
+            metrics = read_metrics(job.folder) if message["kind"] == "finished" else None
+            report(Event(job=job, metrics=metrics, **message))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model and data."""
+    folder = tmp_path_factory.mktemp("study")
+    tiny.save_tiny_bert(folder / "model")
+    tiny.write_data(folder)
+    return folder
+
+
+def content(folder: Path, **changed: Any) -> dict[str, Any]:
+    data = {"name": "pairs", "train_file": str(folder / "train.csv"), "eval_file": str(folder / "dev.csv")}
+    return {
+        "data": [data | {"text-columns": "sentence1,sentence2", "label_column": "label"}],
+        "models": str(folder / "model"),
+        "methods": ["finetune", {"name": "r-drop", "options": {"alpha": [0.5, 1.0]}}],
+        "seeds": 2,
+        "run": {"epochs": 1, "learning_rate": "1e-3", "max_length": 24, "device": "cpu"},
+    } | changed
+
+
+def write(path: Path, found: dict[str, Any]) -> str:
+    path.write_text(yaml.safe_dump(found), encoding="utf-8")
+    return str(path)
+
+
+# Files ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_a_grid(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    found = content(folder, baselines=["majority"], seeds=[3, 5])
+    found["data"] = ["cola", found["data"][0] | {"train_file": "train.csv", "shots": [5, 10]}]
+    found["run"]["learning_rate"] = ["1e-3", 1e-4]
+    found["methods"].append("finetune")
+    study = read_study(write(tmp_path / "study.yaml", found))
+    assert [setting.name for setting in study.settings] == [
+        *("cola, learning_rate=0.001", "cola, learning_rate=0.0001"),
+        *(f"pairs, learning_rate={rate}, shots={shots}" for rate in (0.001, 0.0001) for shots in (5, 10)),
+    ]
+    last = study.settings[-1].units
+    assert [(unit.config.seed, unit.method, unit.options.get("alpha")) for unit in last] == [
+        (seed, *method)
+        for seed in (3, 5)
+        for method in (("finetune", None), ("r-drop", 0.5), ("r-drop", 1.0), ("majority", None))
+    ]
+    assert last[0].config.train_file == str(folder / "train.csv")
+    assert last[0].config.text_columns == ("sentence1", "sentence2")
+    assert len(study.units) == 6 * 8
+    assert [unit.config.seed for unit in study.units] == [3] * 24 + [5] * 24
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"method": "finetune"}, "has an unknown key 'method'. Did you mean 'methods'?"),
+    ({"run": {"epoch": 3}}, "has an unknown key 'epoch' in run. Did you mean 'epochs'?"),
+    ({"run": {"epochs": "many"}}, "epochs='many' is not a whole number."),
+    ({"data": [{"tasks": "cola"}]}, "has an unknown key 'tasks' in data. Did you mean 'task'?"),
+    ({"data": ["cola", "cola"]}, "has two data named 'cola'; give each a 'name'."),
+    ({"methods": [{"name": "r-drop", "option": {}}]}, "has an unknown key 'option' in methods."),
+    ({"methods": [{"name": "r-drop", "options": {"alpa": 1}}]}, "alpa"),
+    ({"methods": "finetun"}, "finetun"),
+    ({"methods": []}, "has no methods."),
+    ({"baselines": "majorty"}, "Did you mean 'majority'?"),
+]
+
+
+@pytest.mark.parametrize(("changed", "message"), REFUSED)
+def test_a_mistake_in_the_file_is_one_sentence(
+    folder: Path, tmp_path: Path, capsys: Captured, changed: dict[str, Any], message: str
+) -> None:
+    file = write(tmp_path / "study.yaml", content(folder, **changed))
+    assert_refused(["study", file, "--output-dir", str(tmp_path / "out")], tmp_path / "out", message, capsys)
+
+
+def test_a_unit_is_named_by_its_options_and_its_data(folder: Path, tmp_path: Path) -> None:
+    unit = Unit(tiny.config(folder, method="finetune"))
+    data = data_sha256(unit.config)
+    assert unit.key(data) == Unit(tiny.config(folder, "other", method="finetune")).key(data)
+    for options in ({"seed": 1}, {"epochs": 3}, {"method": "r-drop"}, {"shots": 5}):
+        assert unit.key(data) != Unit(tiny.config(folder, **({"method": "finetune"} | options))).key(data)
+    assert unit.key(data) != Unit(unit.config, "majority").key(data)
+    tiny.write_data(tmp_path)
+    changed = tiny.config(tmp_path, method="finetune")
+    assert data_sha256(changed) == data
+    tiny.write_csv(tmp_path / "dev.csv", ["no", "yes"] * 5)
+    assert data_sha256(changed) != data
+
+
+# Runs ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_study_runs_all_once_lists_failures_and_retries_only_these(
+    folder: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attendrop.studies.workers.LocalWorkers", InThisProcess)
+    monkeypatch.setattr(InThisProcess, "ran", [], raising=False)
+    found = content(folder, methods=["finetune", "r-drop"])
+    found["run"]["learning_rate"] = [1e-3, 1e25]
+    command = ["study", write(tmp_path / "study.yaml", found), "--output-dir", str(tmp_path / "out")]
+    assert cli.main([*command, "--dry-run"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "8 runs"
+    assert not (tmp_path / "out").exists()
+    assert cli.main([*command, "--json"]) == 1
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert len(InThisProcess.ran) == 8
+    assert list(report["settings"]) == ["pairs, learning_rate=0.001"]
+    assert len(report["failed"]) == 4
+    assert "Training diverged" in report["failed"][0]["error"]
+    assert "failed: Training diverged" in err
+    assert json.loads((tmp_path / "out" / "answer.json").read_text()) == report
+    assert "## Failed runs" in (tmp_path / "out" / "answer.md").read_text()
+    rows = list(csv.DictReader((tmp_path / "out" / "answer.csv").open()))
+    assert [(row["setting"], row["method"], row["n"]) for row in rows] == [
+        ("pairs, learning_rate=0.001", "finetune", "2"),
+        ("pairs, learning_rate=0.001", "r-drop", "2"),
+    ]
+    again = len(InThisProcess.ran)
+    assert cli.main(command) == 1
+    assert sorted(InThisProcess.ran[again:]) == sorted(Path(run["folder"]).name for run in report["failed"])
+    assert "Failed runs:" in capsys.readouterr().out
+    failed = json.loads((Path(report["failed"][0]["folder"]) / "failed.json").read_text())
+    assert failed["attempts"] == 2
+
+
+def test_a_folder_with_something_else_is_refused(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    file = write(tmp_path / "study.yaml", content(folder))
+    assert cli.main(["study", file, "--output-dir", str(tmp_path)]) == 2
+    assert "holds other files" in capsys.readouterr().err
+
+
+# Tables --------------------------------------------------------------------------------------------------------------
+
+
+def result(unit: Unit, score: float) -> Result:
+    known = {"task": "files", "model": "m", "metric": "accuracy", "train_seconds": 1.0, "data": {"rows": {}}}
+    of_unit = {"method": unit.method, "options": unit.options, "seed": unit.config.seed, "score": score}
+    return Result(unit, Path("run"), known | of_unit)
+
+
+def test_methods_are_compared_over_all_settings_with_holm_correction(folder: Path) -> None:
+    """Differences of 0.02 and 0.04 with small spread: over both settings 0.03, and p values corrected for two tests."""
+    gains = {"first": [0.01, 0.02, 0.03, 0.02], "second": [0.03, 0.04, 0.05, 0.04]}
+    settings, results = [], {}
+    for name, differences in gains.items():
+        plain = [Unit(tiny.config(folder, method="finetune", seed=seed)) for seed in range(4)]
+        other = [Unit(tiny.config(folder, method="r-drop", seed=seed)) for seed in range(4)]
+        settings.append(Setting(name, (*plain, *other)))
+        scored = [result(unit, 0.5) for unit in plain]
+        results[name] = scored + [result(unit, 0.5 + gain) for unit, gain in zip(other, differences, strict=True)]
+    report = make_report(Study(tuple(settings)), results)
+    (row,) = report.overall
+    assert row.mean is not None
+    assert row.mean.values == pytest.approx([0.02, 0.03, 0.04, 0.03])
+    single = {name: report.answers[name].rows[1].difference for name in gains}
+    p_values = {name: found.p_value for name, found in single.items() if found}
+    assert row.p_values == pytest.approx({"first": p_values["first"], "second": 2 * p_values["second"]})
+    assert "| r-drop | +0.030 [" in report.markdown()
+    alone = make_report(Study((settings[0],)), {"first": results["first"]})
+    assert alone.overall == ()
+
+
+# Progress ------------------------------------------------------------------------------------------------------------
+
+
+def test_progress_counts_finished_and_running_parts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("attendrop.cli.study_progress.time.monotonic", lambda: now)
+    jobs = [Job(Unit(tiny.config(folder, seed=seed)), Path(f"run{seed}")) for seed in range(5)]
+    console = Console(record=True, width=200)
+    progress = StudyProgress(console, 5)
+    assert progress.state() == "0 of 5"
+    progress(Event("kept", jobs[0]))
+    progress(Event("started", jobs[1]))
+    now = 60.0
+    progress(Event("progress", jobs[1], steps=5, planned_steps=10))
+    assert progress.state() == "1 of 5, about 7 min left"  # half a run a minute: 3.5 runs are left
+    progress(Event("finished", jobs[1], metrics={"metric": "accuracy", "score": 0.5}))
+    assert "2 of 5, about 3 min left: run1 accuracy 0.5000" in console.export_text()
+    progress(Event("started", jobs[2]))
+    progress(Event("lost", jobs[2]))
+    progress(Event("failed", jobs[2]))
+    assert progress.state() == "3 of 5, 1 failed, about 60 s left".replace("60 s", "1 min")
+    assert [duration(seconds) for seconds in (5, 120, 7200)] == ["5 s", "2 min", "2.0 h"]
