@@ -143,7 +143,7 @@ def test_a_study_runs_all_once_lists_failures_and_retries_only_these(
 ) -> None:
     monkeypatch.setattr("attendrop.studies.workers.LocalWorkers", InThisProcess)
     monkeypatch.setattr(InThisProcess, "ran", [], raising=False)
-    found = content(folder, methods=["finetune", "r-drop"])
+    found = content(folder, methods="finetune", baselines="majority")
     found["run"]["learning_rate"] = [1e-3, 1e25]
     command = ["study", write(tmp_path / "study.yaml", found), "--output-dir", str(tmp_path / "out")]
     assert cli.main([*command, "--dry-run"]) == 0
@@ -153,8 +153,8 @@ def test_a_study_runs_all_once_lists_failures_and_retries_only_these(
     out, err = capsys.readouterr()
     report = json.loads(out)
     assert len(InThisProcess.ran) == 8
-    assert list(report["settings"]) == ["pairs, learning_rate=0.001"]
-    assert len(report["failed"]) == 4
+    assert list(report["settings"]) == ["pairs, learning_rate=0.001", "pairs, learning_rate=1e+25"]
+    assert [(run["method"], run["seed"]) for run in report["failed"]] == [("finetune", 0), ("finetune", 1)]
     assert "Training diverged" in report["failed"][0]["error"]
     assert "failed: Training diverged" in err
     assert json.loads((tmp_path / "out" / "answer.json").read_text()) == report
@@ -162,7 +162,8 @@ def test_a_study_runs_all_once_lists_failures_and_retries_only_these(
     rows = list(csv.DictReader((tmp_path / "out" / "answer.csv").open()))
     assert [(row["setting"], row["method"], row["n"]) for row in rows] == [
         ("pairs, learning_rate=0.001", "finetune", "2"),
-        ("pairs, learning_rate=0.001", "r-drop", "2"),
+        ("pairs, learning_rate=0.001", "majority", "2"),
+        ("pairs, learning_rate=1e+25", "majority", "2"),
     ]
     again = len(InThisProcess.ran)
     assert cli.main(command) == 1

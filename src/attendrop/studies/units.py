@@ -150,10 +150,9 @@ def run_unit(
     _wait_until_free(job.folder)
     config = dataclasses.replace(job.unit.config, output_dir=str(job.folder))
     if job.unit.baseline is not None:
-        from attendrop.studies.baselines import run_baseline  # type: ignore[import-not-found, unused-ignore]
+        from attendrop.studies.baselines import run_baseline
 
-        found: dict[str, Any] = run_baseline(config, job.unit.baseline)
-        return found
+        return run_baseline(config, job.unit.baseline)
 
     from attendrop.runs.train import train
 
