@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import fill
 from typing import Any, ClassVar
 
 import numpy as np
@@ -162,7 +163,7 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
             cells = [f"{found.mean():.4f}" for found in (plain, fixed, ours)]
             cells += [_difference(ours - plain), _difference(ours - fixed)]
             lines.append(f"| {name} | {len(shared)} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return "\n".join(line if line.startswith("|") else fill(line, 120) for line in lines)
 
 
 def _mean(values: Sequence[float], digits: int) -> str:
