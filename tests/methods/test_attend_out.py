@@ -127,6 +127,7 @@ def test_the_generator_never_sees_padding(name: str, left: bool) -> None:
 # --- Actions
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("bias", [0.5, 0.8])
 def test_units_are_dropped_as_often_as_the_scores_say(bias: float) -> None:
     players, step = players_of(lengths=(4,), init_drop_prob=bias)

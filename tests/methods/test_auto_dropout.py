@@ -167,7 +167,6 @@ def trial_losses(trainer: Any) -> list[float]:
     return [entry["autodropout/trial_loss"] for entry in trainer.state.log_history if "autodropout/trial_loss" in entry]
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("rows", "options"),
     [(16, {}), (14, {"lr_scheduler_type": "linear", "warmup_steps": 4}),
@@ -280,7 +279,6 @@ def test_a_loss_that_is_no_number_is_the_worst() -> None:
     assert method_state._next().keys() == PATTERN.keys()
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("step", [1, 2, 3, 4, 5, 7])
 def test_a_run_goes_on_exactly_from_anywhere(step: int, tmp_path: Path) -> None:
     """Two trials of two steps each, of eight."""

@@ -20,13 +20,6 @@ from attendrop.methods.core.registry import method_names
 
 METHODS = {name: method for name, method in TABLE.items() if name != "finetune"}
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
-# The first row of each method; the others are slow.
-FIRST = {method.name: row for row, method in reversed(METHODS.items())}
-ROWS = [
-    pytest.param(method, id=row, marks=() if FIRST[method.name] == row else pytest.mark.slow)
-    for row, method in METHODS.items()
-]
-each_method = pytest.mark.parametrize("method", ROWS)
 
 
 def stepped(model: Any, method: Method, batch: zoo.Batch) -> Any:
@@ -112,7 +105,7 @@ def test_layers_that_the_model_skips_itself_are_left_alone(method: Method, layer
             reg.step()
 
 
-@each_method
+@every_method
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"]
 )
@@ -132,7 +125,7 @@ def test_a_copy_that_is_made_within_the_block_is_stock(method: Method, copied: A
     assert torch.equal(other(**batch).logits, stock(**batch).logits)
 
 
-@each_method
+@every_method
 def test_a_run_that_is_resumed_goes_on_exactly(method: Method, tmp_path: Path) -> None:
     options = {
         "save_strategy": "steps",
@@ -155,14 +148,14 @@ def _logged(history: list[dict[str, float]]) -> list[dict[str, float]]:
     return [{k: v for k, v in entry.items() if not any(word in k for word in timed)} for entry in history]
 
 
-@pytest.mark.parametrize("method", [row for row in ROWS if row.id not in BY_MICRO_BATCH])
-def test_accumulation_equals_the_whole_batch(method: Method, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in BY_MICRO_BATCH])
+def test_accumulation_equals_the_whole_batch(name: str, tmp_path: Path) -> None:
     found = []
     for size, steps in ((8, 1), (2, 4)):
         kept = Gradients()
         trainer = trainer_of(
             tmp_path,
-            method,
+            METHODS[name],
             model=zoo.build("bert", dtype=torch.float64),
             per_device_train_batch_size=size,
             gradient_accumulation_steps=steps,
@@ -192,7 +185,7 @@ def test_padding_changes_nothing(name: str) -> None:
     zoo.assert_same(found[0], found[1], 1e-8)
 
 
-@each_method
+@every_method
 def test_half_precision(method: Method, tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, method, bf16=True, max_steps=4, reward_dataset=examples(count=4))
     trainer.train()

@@ -257,7 +257,6 @@ def test_the_search_is_plain_fine_tuning() -> None:
     zoo.assert_same(found[0], found[1], 1e-12)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_a_run_goes_on_exactly_before_at_and_after_the_way_back(step: int, tmp_path: Path) -> None:
     """The search takes 2 of 8 steps."""

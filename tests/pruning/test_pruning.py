@@ -718,6 +718,7 @@ def test_a_file_that_does_not_compute_what_the_model_does_is_not_written(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", ["electra", "bert-tokens", "roberta-choice"])
 def test_torch_export(case: str, tmp_path: Path) -> None:
     light = prune(stock(case), [0, 2])

@@ -49,7 +49,6 @@ def trained(folder: Path, method: Method | None = ALWAYS, **options: Any) -> dic
 # --- The same weights
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("method", [None, FineTune(), ALWAYS, ADDrop()], ids=["none", "finetune", "always", "cross"])
 def test_the_same_run_gives_the_same_weights(method: Method | None, tmp_path: Path) -> None:
     zoo.assert_same(trained(tmp_path, method), trained(tmp_path, method))
@@ -104,7 +103,6 @@ def smooth_loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) ->
 CUTS = {"8x1": (8, 1), "2x4": (2, 4), "1x8": (1, 8)}
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "options",
     [{}, {"label_smoothing_factor": 0.2}, {"compute_loss_func": smooth_loss}],
@@ -437,7 +435,6 @@ class Stream(IterableDataset[dict[str, Any]]):
         return itertools.islice(itertools.cycle(examples()), None if self.batches is None else 4 * self.batches)
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("method", "options", "expected"),
     [
@@ -528,7 +525,6 @@ def resumable(schedule: str) -> dict[str, Any]:
     return SCHEDULES[schedule] | logged | {"eval_dataset": examples(count=8), "compute_metrics": accuracy}
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("schedule", "stop"),
     [(schedule, stop) for schedule in ("every-step", "last-step-and-evaluation", "best") for stop in (3, 4, 5)]
@@ -558,7 +554,6 @@ def test_the_shares_of_a_logging_period_survive_a_checkpoint_within_it(tmp_path:
     assert history(trainer, "ad_drop/dropped") == history(whole, "ad_drop/dropped")
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("accumulation", "stop"), [(1, 2), (1, 3), (2, 3)])
 def test_a_stream_is_resumed_where_it_was(accumulation: int, stop: int, tmp_path: Path) -> None:
     """In the epoch that it was in, which decides whether cross-tuning acts, and at the batch that was next."""
@@ -592,7 +587,6 @@ def test_without_a_checkpoint_resuming_starts_over(tmp_path: Path) -> None:
     zoo.assert_same(weights(trainer), trained(tmp_path))
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("moment", ["model", "optimizer", "state", "manifest"])
 def test_a_process_that_dies_while_it_writes_a_checkpoint(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
