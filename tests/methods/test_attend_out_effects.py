@@ -144,8 +144,8 @@ def test_an_effect_is_told_from_noise() -> None:
 
 
 def test_noise_is_not_told_from_noise() -> None:
-    found = [any(told(periods_of(0.0, seed, 30))) for seed in range(40)]
-    assert sum(found) <= 6  # 2 are expected
+    found = [any(told(periods_of(0.0, seed, 30))) for seed in range(30)]
+    assert sum(found) <= 5  # 1.5 are expected
 
 
 def test_the_control_is_what_learners_make_of_noise(simulated: Simulated) -> None:
@@ -168,6 +168,10 @@ def test_neither_scale_nor_offset_of_the_rewards_changes_the_control() -> None:
 
 
 # --- Runs
+
+
+def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=1e-3)
 
 
 def planted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +197,7 @@ def test_a_planted_reward_is_learnt_in_a_run(monkeypatch: pytest.MonkeyPatch) ->
         if len(seen) == 300:
             report.update(reg.method_state.final_report([]))
 
-    run(AttendOut(), 300, model=zoo.build("bert", num_hidden_layers=3), watch=watch)
+    run(AttendOut(), 300, model=zoo.build("bert", num_hidden_layers=3), watch=watch, optimizer=sgd)
     last = {key: value for key, value in seen[-1].items() if "drop_probability" in key}
     assert last.pop("attendout/drop_probability/encoder.1") >= 0.8
     assert max(last.values()) <= 0.3

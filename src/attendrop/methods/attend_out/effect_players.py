@@ -40,6 +40,7 @@ class EffectPlayers:
         attention_layers: The layers to drop.
         effects: Estimated effects of dropping each layer on the reward.
         history: Completed periods.
+        probabilities: Probability of each layer to be dropped in the current period.
     """
 
     def __init__(self, method: AttendOutOptions, training: TrainingContext, context: StepContext) -> None:
@@ -48,12 +49,8 @@ class EffectPlayers:
         self.defender = make_defender(method, training)
         self.effects = LayerEffects(len(self.attention_layers))
         self.history: list[Period] = []
+        self.probabilities = self._by_layer(self.effects.probabilities(method.init_drop_prob))
         self._seed = context.key.seed
-
-    @property
-    def probabilities(self) -> dict[str, float]:
-        """Return the probability of each layer to be dropped in a period."""
-        return self._by_layer(self.effects.probabilities(self.method.init_drop_prob))
 
     def actions(self) -> dict[str, bool]:
         """Return whether each layer is dropped in the current period, the same in all processes."""
@@ -134,6 +131,7 @@ class EffectPlayers:
         actions = torch.tensor(period.actions, dtype=torch.float64)
         self.effects.observe(actions, torch.tensor(period.reward, dtype=torch.float64), period.weight)
         self.history.append(period)
+        self.probabilities = self._by_layer(self.effects.probabilities(self.method.init_drop_prob))
 
     def _by_layer(self, values: Tensor) -> dict[str, float]:
         return dict(zip([layer.key for layer in self.attention_layers], values.tolist(), strict=True))
