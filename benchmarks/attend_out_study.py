@@ -36,6 +36,8 @@ MARKS = ("<!-- study: written by `make study-attendout` -->", "<!-- end of study
 TASKS = {"cola": "CoLA, Matthews", "stsb": "STS-B, Pearson", "banking77": "Banking77, accuracy"}
 RUNS = ("finetune", "attendout", "fixed-layers")
 TRAINING = {
+    "pooling": "cls",
+    "head_start": "random",
     "max_steps": 240,
     "batch_size": 16,
     "learning_rate": 1e-4,

@@ -26,6 +26,8 @@ TASKS = {"cola": "CoLA, Matthews correlation", "stsb": "STS-B, Pearson correlati
 METHODS = ("finetune", "ad-drop", "attendout", "scheduler", "attention-layerdrop")
 PIECES = 3
 TRAINING = {
+    "pooling": "cls",
+    "head_start": "random",
     "max_train_samples": 512,
     "max_steps": 160,
     "batch_size": 16,

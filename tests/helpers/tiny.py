@@ -66,6 +66,8 @@ def config(folder: Path, output: str = "run", **options: Any) -> RunConfig:
         "text_columns": ("sentence1", "sentence2"),
         "label_column": "label",
         "epochs": 2,
+        "selection_fraction": 0.1,
+        "refit": False,
         "batch_size": 8,
         "learning_rate": 1e-3,
         "max_length": 24,

@@ -145,7 +145,7 @@ def test_a_disk_that_is_really_full(folder: Path, tmp_path: Path, capsys: Captur
 @pytest.fixture(scope="module")
 def run(folder: Path) -> Path:
     """A finished run."""
-    assert cli.main(arguments(folder, folder / "run", "--max-steps", "1")) == 0
+    assert cli.main(arguments(folder, folder / "run", "--max-steps", "1", "--no-refit")) == 0
     return folder / "run"
 
 

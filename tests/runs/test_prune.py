@@ -281,7 +281,7 @@ def test_without_a_selection_split_it_says_what_it_chose_on(folder: Path, tmp_pa
     assert cli.main(arguments(tmp_path, tmp_path / "out", "--layers", "1")) == 0
     out, err = capsys.readouterr()
     assert "layers were chosen on dev, so the dev score is optimistic" in out
-    assert "no selection split: layers are chosen on dev" in err
+    assert "no rows held out: layers are chosen on dev" in err
 
 
 @pytest.mark.parametrize(

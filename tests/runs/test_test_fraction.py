@@ -16,6 +16,7 @@ from attendrop.runs.resolved_run import resolve_run
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    tiny.save_tiny_bert(tmp_path / "model")
     tiny.write_data(tmp_path)
     return tmp_path
 

@@ -29,6 +29,7 @@ OPTIMISATION = (
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("arguments")
+    tiny.save_tiny_bert(folder / "model")
     tiny.write_data(folder)
     return folder
 

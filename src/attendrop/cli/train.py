@@ -65,12 +65,15 @@ def train(
         str | None,
         typer.Option(help="Start of a new head: random, frozen (a linear model) or auto.", show_default="auto"),
     ] = None,
-    epochs: Annotated[int | None, typer.Option(show_default="4")] = None,
-    max_steps: Annotated[int | None, typer.Option(help="Number of training steps; overrides --epochs.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Rows per process.", show_default="32")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Number of epochs, instead of steps.")] = None,
+    max_steps: Annotated[
+        int | None,
+        typer.Option(help="Number of training steps; overrides --epochs.", show_default="by the number of rows"),
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Rows per process.", show_default="16")] = None,
     eval_batch_size: Annotated[int | None, typer.Option(show_default="64")] = None,
     gradient_accumulation: Annotated[int | None, typer.Option(help="Batches per step.", show_default="1")] = None,
-    learning_rate: Annotated[float | None, typer.Option(show_default="5e-5")] = None,
+    learning_rate: Annotated[float | None, typer.Option(show_default="by the size of the model")] = None,
     weight_decay: Annotated[float | None, typer.Option(show_default="0.01")] = None,
     schedule: Annotated[str | None, typer.Option(help="linear, constant or cosine.", show_default="linear")] = None,
     warmup: Annotated[float | None, typer.Option(help="Fraction of all steps.", show_default="0.1")] = None,
@@ -86,7 +89,14 @@ def train(
     ] = None,
     selection_fraction: Annotated[
         float | None,
-        typer.Option(help="Fraction of training data to hold out; 0 keeps the last epoch.", show_default="0.1"),
+        typer.Option(
+            help="Fraction of training data to hold out for selecting the epoch; 0 keeps the last.",
+            show_default="0, or 0.1 without evaluation data",
+        ),
+    ] = None,
+    refit: Annotated[
+        bool | None,
+        typer.Option("--refit/--no-refit", help="Train again, also on the rows held out.", show_default="if any are"),
     ] = None,
     patience: Annotated[
         int | None,

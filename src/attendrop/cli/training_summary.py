@@ -22,8 +22,13 @@ def run_summary(metrics: Mapping[str, Any]) -> str:
     lines["epoch kept"] = f"{metrics['best_epoch']} of {len(metrics['history'])}"
     if data["selected_on"] is None:
         lines["epoch kept"] += ", the last"
-    elif data["selected_on"] == "selection":
-        lines["selection score"] = f"{metric} {metrics['selection_score']:.4f}"
+    if metrics["selection"] is not None:
+        lines["epoch kept"] = f"the last of training on all rows, for {metrics['selection']['steps']} steps"
+    if metrics["selection_score"] is not None and data["selected_on"] != "dev":
+        lines["selection score"] = (
+            f"{metric} {metrics['selection_score']:.4f}, with {data['rows']['selection']} rows held out"
+        )
+    lines |= {"train score": f"{metrics['train_fit']['metric']} {metrics['train_fit']['score']:.4f}"}
     lines |= {f"{part} score": _scores(scores) for part, scores in metrics["all_scores"].items()}
     lines |= {f"{part} baseline": _baseline(found) for part, found in metrics.get("baseline", {}).items()}
     if not metrics["all_scores"]:

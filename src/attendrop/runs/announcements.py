@@ -22,7 +22,8 @@ def announce_run(run: ResolvedRun) -> None:
     config, parts = run.config, run.parts
     counts = [f"{len(parts.train)} rows to train on"]
     if parts.selection is not None and config.protocol == "honest":
-        counts.append(f"{len(parts.selection)} more to choose the best epoch")
+        purpose = "choose the best epoch" if run.chooses_epoch else "score on"
+        counts.append(f"{len(parts.selection)} more to {purpose}")
     if config.rewarded_on == "split" and parts.reward is not None:
         counts.append(f"{len(parts.reward)} more to reward the method on")
     counts += [f"{len(rows)} to report on ({name})" for name, rows in parts.report.items()]
@@ -31,10 +32,19 @@ def announce_run(run: ResolvedRun) -> None:
         logger.warning("Protocol 'paper': the best epoch is chosen on the reported set, so the score is optimistic.")
     if config.rewarded_on == "eval":
         logger.warning("The method scores models on dev during training, so the score on it is optimistic.")
-    if parts.selection is None:
-        logger.info("No selection split: the last epoch is kept.")
+    if not run.chooses_epoch:
+        logger.info("Nothing is chosen: the last epoch is kept.")
+    logger.info("%s", _training(run))
     for part in run.method.parts:
         _announce_epochs(part, num_epochs(run))
+
+
+def _training(run: ResolvedRun) -> str:
+    """Describe the training, as it was given or as the recipe decided."""
+    config = run.config
+    length = f"{config.epochs} epochs" if config.max_steps is None else f"{config.max_steps} steps"
+    reads = ", on the mean over all tokens" if run.task.head.has_pooling and config.pooling == "mean" else ""
+    return f"Training: {length} of batches of {config.batch_size}, learning rate {config.learning_rate:g}{reads}."
 
 
 def _announce_epochs(method: Method, total: int) -> None:
@@ -61,6 +71,21 @@ def announce_data(report: dict[str, Any], head: Head) -> None:
         logger.warning("Skipped %d invalid row(s); %s in the run's folder lists them.", report["skipped"], SKIPPED)
     for warning in report_warnings(report, head):
         logger.warning("%s", warning)
+
+
+def announce_refit(rows: int, selected: Mapping[str, Any]) -> None:
+    """Log that the model is trained again on all rows."""
+    logger.info("Training again on all %d rows, for %d steps.", rows, selected["steps"])
+
+
+def announce_fit(fit: Mapping[str, Any]) -> None:
+    """Warn of a model that has not fitted its training rows."""
+    if not fit["fitted"]:
+        logger.warning(
+            "Training %s %.2f: the model has not fitted its training rows; raise max-steps or learning-rate.",
+            fit["metric"],
+            fit["score"],
+        )
 
 
 def announce_one_class(scores: Mapping[str, SetScores]) -> None:

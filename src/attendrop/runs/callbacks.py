@@ -43,6 +43,17 @@ class SaveEvery(TrainerCallback):
             control.should_save = True
 
 
+class StopAfter(TrainerCallback):
+    """Stop after ``steps`` optimizer steps of a longer schedule."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if state.global_step >= self.steps:
+            control.should_training_stop = True
+
+
 class LogEvery(TrainerCallback):
     """Log every ``steps`` optimizer steps, besides the log at each epoch's end."""
 

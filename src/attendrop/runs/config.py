@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
@@ -45,9 +46,9 @@ _AT_LEAST = {
 class RunConfig:
     """Options of a training run.
 
-    The defaults of the optimization are chosen for small data and small models: AdamW with a learning rate of 5e-5,
-    warmup over a tenth of the steps and linear decay to zero, in batches of 32. Published settings are in
-    :mod:`attendrop.runs.presets`.
+    Options of the training that are None follow from the rows and the model, see
+    :mod:`attendrop.runs.small_data_recipe`. The optimizer is AdamW, with warmup over a tenth of the steps and linear
+    decay to zero. Published settings are in :mod:`attendrop.runs.presets`.
 
     Attributes:
         model: Folder, hub id or ``"minilm"``.
@@ -55,7 +56,7 @@ class RunConfig:
         task: Name of a task; None for custom files.
         data_dir: Folder of GLUE files; None: ``$ATTENDROP_DATA``, then the hub.
         train_file, eval_file: Custom files, with ``text_columns`` (one or two), ``label_column`` and ``label_type``
-            (``"auto"``, ``"class"``, ``"number"``). Without an ``eval_file``, only the selection score is reported.
+            (``"auto"``, ``"class"``, ``"number"``). Without an ``eval_file``, the score is one on held-out rows.
             Columns that the method reads are needed in the ``train_file`` only.
         skip_bad_rows: Skip invalid rows of custom files, and list them in the run's folder.
         metric: Metric that selects the best epoch, named as for :func:`attendrop.tasks.metrics.with_metric`; None:
@@ -71,14 +72,19 @@ class RunConfig:
         epochs, batch_size, gradient_accumulation, learning_rate, weight_decay, schedule, warmup: Options of the
             optimization. ``batch_size`` counts rows per process and micro-batch; ``warmup`` is a fraction of all steps.
         max_steps: Number of optimizer steps, instead of ``epochs``; for comparisons between methods that
-            train on different numbers of rows.
+            train on different numbers of rows. None: ``epochs``, and without these what the recipe says.
         max_length: Maximum length in tokens; longer texts are truncated.
         test_fraction: Fraction of the training rows to set aside as the evaluation data, where there are no others: the
             same rows for every seed, stratified by class; rows with the same text are on the same side.
         max_train_samples, shots: Number of rows of the training data to use, in total or of each class; the selection
             split is taken from these.
-        protocol: ``"honest"`` chooses the best epoch on ``selection_fraction`` of the training data (0: keeps the last
-            epoch); ``"paper"`` chooses it on the development set, as the papers do.
+        protocol: ``"honest"`` keeps the last epoch, or with a ``selection_fraction`` or ``patience`` the best one on
+            held-out training data; ``"paper"`` chooses it on the development set, as the papers do.
+        selection_fraction: Fraction of the training data to hold out for that choice; 0: none. None: a tenth if
+            ``patience``, ``refit`` or the method's rewards need it, or for a score if there are no evaluation data;
+            otherwise none.
+        refit: Train the final model again, on all rows, for as many steps as were best with a part held out. None:
+            wherever a part was held out, but for rewards.
         patience: Stop after this many epochs without a better selection score; None never stops early.
         save_steps: Number of optimizer steps between checkpoints, in addition to one after each epoch.
         report_to: Where metrics are logged while the run trains: ``"tensorboard"``, ``"wandb"``, ``"trackio"``,
@@ -109,12 +115,12 @@ class RunConfig:
     head_start: str = "auto"
     method: str = DEFAULT_METHOD
     options: Mapping[str, Any] = field(default_factory=dict)
-    epochs: int = 4
+    epochs: int | None = None
     max_steps: int | None = None
-    batch_size: int = 32
+    batch_size: int | None = None
     eval_batch_size: int = 64
     gradient_accumulation: int = 1
-    learning_rate: float = 5e-5
+    learning_rate: float | None = None
     weight_decay: float = 0.01
     schedule: str = "linear"
     warmup: float = 0.1
@@ -122,7 +128,8 @@ class RunConfig:
     max_train_samples: int | None = None
     shots: int | None = None
     protocol: str = "honest"
-    selection_fraction: float = 0.1
+    selection_fraction: float | None = None
+    refit: bool | None = None
     patience: int | None = None
     save_steps: int | None = None
     report_to: str = "none"
@@ -140,12 +147,12 @@ class RunConfig:
                 raise AttendropError(f"{_words(name)} must be at least {least}, not {value}.")
         if self.seed >= 2**32:
             raise AttendropError(f"seed must be below 2**32, not {self.seed}.")
-        if not (0 < self.learning_rate < math.inf):
+        if self.learning_rate is not None and not (0 < self.learning_rate < math.inf):
             raise AttendropError(f"learning-rate must be a number above 0, not {self.learning_rate}.")
         if not (0 <= self.weight_decay < math.inf):
             raise AttendropError(f"weight-decay must be at least 0, not {self.weight_decay}.")
         for name in ("warmup", "selection_fraction", "test_fraction"):
-            if not 0 <= getattr(self, name) < 1:
+            if not 0 <= (getattr(self, name) or 0) < 1:
                 raise AttendropError(f"{_words(name)} must be at least 0 and below 1, not {getattr(self, name)}.")
         check_choice("protocol", self.protocol, PROTOCOLS)
         check_choice("schedule", self.schedule, SCHEDULES)
@@ -192,6 +199,10 @@ class RunConfig:
                 raise AttendropError("protocol 'paper' selects the epoch on the eval-file; give one.")
         elif self.patience is not None and self.selection_fraction == 0:
             raise AttendropError("patience needs a selection split, but selection-fraction is 0; raise it.")
+        if self.refit and (self.protocol == "paper" or self.selection_fraction == 0):
+            raise AttendropError(
+                "refit trains on the selection split, too, but no training rows are held out; omit it."
+            )
 
     def _check_rows_of_method(self, method: Method) -> None:
         """Refuse a method that reads rows or columns that the data do not have."""
@@ -201,6 +212,8 @@ class RunConfig:
             raise AttendropError(
                 f"{method.rewarded_by} scores on the selection split, but selection-fraction is 0; raise it."
             )
+        if self.rewarded_on == "selection" and self.refit:
+            raise AttendropError(f"{method.rewarded_by} scores on the selection split, so refit cannot train on it.")
         if method.columns and self.task is not None:
             raise AttendropError(
                 f"The data of task {self.task!r} has no column {next(iter(method.columns))!r}, which method "
@@ -223,6 +236,13 @@ class RunConfig:
         """Rows on which models are scored during training; under protocol 'paper', "selection" is "eval"."""
         found = self.regularizer.rewarded_on()
         return "eval" if found == "selection" and self.protocol == "paper" else found
+
+    def filled(self, **options: Any) -> RunConfig:
+        """Return a copy with other values of options that the method does not read; it has the same method object."""
+        found = copy.copy(self)
+        for name, value in options.items():
+            object.__setattr__(found, name, value)
+        return found
 
     def as_dict(self) -> dict[str, Any]:
         """Return all options as JSON values."""

@@ -77,7 +77,7 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
     if config.protocol == "paper":
         kept, selection = rows, report["dev"]
     else:
-        kept, selection = hold_out(rows, data.task, config.selection_fraction, config.seed)
+        kept, selection = hold_out(rows, data.task, config.selection_fraction or 0.0, config.seed)
     match config.rewarded_on:
         case "split":
             kept, reward = hold_out(kept, data.task, config.regularizer.rewarded_fraction(), config.seed)

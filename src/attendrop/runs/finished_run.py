@@ -37,8 +37,8 @@ class FinishedRun(ResolvedRun):
 
     @property
     def chosen_on(self) -> str | None:
-        """Name of the set on which choices are made; None if there is none."""
-        if self.parts.selection is not None and self.config.protocol != "paper":
+        """Name of the set on which choices are made; the model was not trained on it; None if there is none."""
+        if self.parts.selection is not None and self.config.protocol != "paper" and not self.config.refit:
             return "selection"
         return "dev" if "dev" in self.parts.report else None
 
@@ -94,13 +94,13 @@ def load_finished_run(run_dir: str, *, data_dir: str | None = None, device: str 
         raise AttendropError(f"'{run_dir}' holds no finished run; name the folder of one.")
     changed = {"device": device} | ({"data_dir": data_dir} if data_dir is not None else {})
     config = RunConfig(**(run["config"] | changed), output_dir=run_dir)
-    resolved = resolve_run(config)
+    resolved = resolve_run(config, run.get("decided"))
     if fingerprint(resolved.parts) != run["data_sha256"]:
         raise AttendropError(
             f"The data changed since the run in '{run_dir}': its selection split cannot be reproduced."
         )
     model, tokenizer = load_model_and_tokenizer(str(folder.absolute()), None)
-    return FinishedRun(config, resolved.data, resolved.parts, metrics, model, tokenizer)
+    return FinishedRun(resolved.config, config, resolved.data, resolved.parts, metrics, model, tokenizer)
 
 
 def check_finished(run_dir: str) -> None:

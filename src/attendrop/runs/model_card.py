@@ -78,15 +78,18 @@ def _data_name(metrics: dict[str, Any]) -> str:
 def _sections(metrics: dict[str, Any], head: Head, parts: Sequence[Method], stock: bool) -> list[str]:
     config, rows = metrics["config"], metrics["data"]["rows"]
     bibtex = "\n\n".join(dict.fromkeys(part.bibtex for part in parts if part.bibtex))
-    shown = ("epochs", "batch_size", "gradient_accumulation", "learning_rate", "schedule", "warmup", "weight_decay")
+    shown = ("epochs", "max_steps", "batch_size", "gradient_accumulation", "learning_rate", "schedule", "warmup")
+    others = ("weight_decay", "pooling", "head_start", "max_length", "seed")
     options = {f"`{name}`": value for name, value in flat_options(metrics["options"]).items()}
-    training = {f"`{name}`": config[name] for name in (*shown, "max_length", "seed")}
+    values = config | metrics["training"]
+    training = {f"`{name}`": values[name] for name in (*shown, *others) if values[name] is not None}
     acted = [str(entry["epoch"]) for entry in metrics["history"] if entry["regularized"]]
     usage = head.usage(len(metrics["data"]["text_columns"]), config["max_length"], stock=stock)
     sections = [
         f"## Data\n\n{_data_name(metrics)}; rows: " + ", ".join(f"{n} {part}" for part, n in rows.items()) + ".",
         f"## Protocol\n\n`{metrics['protocol']}`. "
         + _PROTOCOLS[metrics["data"]["selected_on"]].format(**rows)
+        + _refit(metrics)
         + (_SCORED_ONCE if scored_once(metrics) else "")
         + _REWARDED[metrics["data"]["rewarded_on"]].format(**rows),
         "## Scores\n\n" + _scores(metrics),
@@ -99,13 +102,24 @@ def _sections(metrics: dict[str, Any], head: Head, parts: Sequence[Method], stoc
     return [section for section in sections if section]
 
 
+def _refit(metrics: dict[str, Any]) -> str:
+    """Describe the final training on all rows, if there was one."""
+    selected = metrics["selection"]
+    if selected is None:
+        return ""
+    return (
+        f" {selected['rows']} training rows were held out for the selection score; then the model was trained again on "
+        f"all {metrics['data']['rows']['train']} rows, for {selected['steps']} steps."
+    )
+
+
 def _scores(metrics: dict[str, Any]) -> str:
     scores = {
         f"{part}: {name}": f"{value:.4f}"
         for part, all_ in metrics["all_scores"].items()
         for name, value in all_.items()
     }
-    if metrics["selection_score"] is not None and metrics["data"]["selected_on"] == "selection":
+    if metrics["selection_score"] is not None and metrics["data"]["selected_on"] != "dev":
         scores = {f"selection: {metrics['metric']}": f"{metrics['selection_score']:.4f}"} | scores
     for part, found in metrics["baseline"].items():
         constant = found["scores"][metrics["metric"]]

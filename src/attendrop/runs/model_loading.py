@@ -138,6 +138,15 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
     return Loaded(model, tokenizer, frozenset([*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])]))
 
 
+def refuse_pruned(name: str) -> None:
+    """Raise AttendropError if a model is pruned, because such models do not train."""
+    if is_pruned(name):
+        raise AttendropError(
+            f"The model {name!r} is pruned and does not train; save attendrop.load({name!r}).to_stock(), and train "
+            "that."
+        )
+
+
 def default_pooling(name: str) -> str:
     """Return what a classifier of a model reads by default: ``"mean"`` if its files say that it was trained so.
 
@@ -156,10 +165,7 @@ def _default_pooling(name: str, place: str, config: PreTrainedConfig) -> str:
 
 def _load_pruned(name: str, task: Task | None) -> Loaded:
     if task is not None:
-        raise AttendropError(
-            f"The model {name!r} is pruned and does not train; save attendrop.load({name!r}).to_stock(), and train "
-            "that."
-        )
+        refuse_pruned(name)
     with _load_errors(name):
         return Loaded(load(name).model, AutoTokenizer.from_pretrained(name))
 

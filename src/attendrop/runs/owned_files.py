@@ -21,6 +21,8 @@ RUN = "run.json"
 NEW_RUN = ".new-run"
 RESULTS = ".results.partial"
 TENSORBOARD = "tensorboard"
+# Checkpoints of the training that selects the number of steps, before the final training.
+SELECTION = "selection"
 _DELETED = ".deleted"
 # Files and folders that exist only while a process writes.
 _SCRATCH = (LOCK, NEW_RUN, RESULTS, _DELETED, f".{RUN}.partial", ".run.yaml.partial")
@@ -46,6 +48,8 @@ def foreign(path: Path, run: Run) -> list[str]:
         from attendrop.training.checkpoints import unexpected_files
 
         return [f"{name}/{file}" for file in unexpected_files(path)]
+    if path.is_dir() and name == SELECTION:
+        return [f"{name}/{part}" for each in sorted(path.iterdir()) for part in foreign(each, {})]
     if path.is_dir() and name == TENSORBOARD and run.get("config", {}).get("report_to") == TENSORBOARD:
         files = sorted(file for file in path.rglob("*") if file.is_file())
         return [f"{name}/{file.relative_to(path)}" for file in files if not _EVENTS.fullmatch(file.name)]

@@ -245,9 +245,12 @@ def _load(run_dir: str, data_dir: str | None, device: str) -> FinishedRun:
     if "pruned" in run.metrics:
         raise AttendropError(f"The model in '{run_dir}' is pruned already; prune the run that it came from.")
     if run.chosen_on is None:
-        raise AttendropError(f"The run in '{run_dir}' has neither a selection split nor an eval-file to choose on.")
-    if run.parts.selection is None:
-        logger.warning("The run has no selection split: layers are chosen on dev, so the score on it is optimistic.")
+        raise AttendropError(
+            f"The run in '{run_dir}' has no rows to choose on that it was not trained on; train it with --no-refit, or "
+            "with an eval-file."
+        )
+    if run.chosen_on == "dev" and run.config.protocol != "paper":
+        logger.warning("The run has no rows held out: layers are chosen on dev, so the score on it is optimistic.")
     run.model.to(torch.device("cpu") if on_cpu(device) else torch.accelerator.current_accelerator())  # type: ignore[arg-type]
     return run
 
@@ -262,7 +265,7 @@ def _recover(
 ) -> PrunedModel:
     """Fine-tune with constant attention in some layers, which keep the plain form meanwhile."""
     logger.info("Fine-tuning for %d epoch(s) with layers %s pruned.", epochs, ", ".join(map(str, layers)))
-    masked, rows = mask_layers(run.model, layers), run.encoded(run.parts.train)
+    masked, rows = mask_layers(run.model, layers), run.encoded(_training_rows(run))
     with tempfile.TemporaryDirectory() as unused:
         trainer = RegularizedTrainer(
             masked,
@@ -276,6 +279,11 @@ def _recover(
         silence(trainer)
         trainer.train()
         return PrunedModel(trainer.accelerator.unwrap_model(trainer.model).eval())
+
+
+def _training_rows(run: FinishedRun) -> Dataset:
+    """Return the rows that the run's model was trained on."""
+    return (run.on_all_rows() if run.config.refit else run).parts.train
 
 
 def _scores(

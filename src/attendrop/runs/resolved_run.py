@@ -1,12 +1,16 @@
-"""Runs with options resolved to method, task and rows."""
+"""Runs with options resolved to method, task, rows and training."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from attendrop.methods.core.base import Method
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, divide, load_data
+from attendrop.runs.small_data_recipe import with_selection, with_training
 from attendrop.tasks.base import Task, TaskData
 
 
@@ -15,12 +19,14 @@ class ResolvedRun:
     """Run with resolved options, which are read only here.
 
     Attributes:
-        config: The options.
+        config: The options; none is left to decide, but for the start of the head, which depends on the model.
+        given: The options as they were given.
         data: The task with all its rows.
         parts: The splits of the run, not encoded.
     """
 
     config: RunConfig
+    given: RunConfig
     data: TaskData
     parts: Parts
 
@@ -34,12 +40,41 @@ class ResolvedRun:
         """Task of the run."""
         return self.data.task
 
+    @property
+    def chooses_epoch(self) -> bool:
+        """Whether the best epoch is kept: where the selection split was asked for. Otherwise the last is."""
+        if self.parts.selection is None:
+            return False
+        asked = bool(self.given.selection_fraction) or self.given.patience is not None
+        return asked or self.config.protocol == "paper"
 
-def resolve_run(config: RunConfig) -> ResolvedRun:
-    """Resolve the options of a run: build its method, load and divide its data.
+    def on_all_rows(self, max_steps: int | None = None) -> ResolvedRun:
+        """Return the run with the same options on all training rows, including those that are held out here.
+
+        Args:
+            max_steps: Number of steps; None: as many epochs as this run.
+        """
+        steps = {} if max_steps is None else {"max_steps": max_steps}
+        config = self.config.filled(selection_fraction=0.0, refit=False, patience=None, **steps)
+        return ResolvedRun(config, config, self.data, divide(config, self.data))
+
+
+def resolve_run(config: RunConfig, decided: Mapping[str, Any] | None = None) -> ResolvedRun:
+    """Resolve the options of a run: build its method, load and divide its data, decide what is left to the recipe.
+
+    Args:
+        config: Options as given.
+        decided: What the recipe decided when the run began; None: the run begins.
 
     Raises:
-        AttendropError: The data cannot be read, or cannot be split as the options say.
+        AttendropError: The data cannot be read, or not be divided as the options say; or the model cannot be found.
     """
     data = load_data(config)
-    return ResolvedRun(config, data, divide(config, data))
+    resolved = config.filled(**(decided or {}))
+    resolved = with_selection(resolved, has_eval_rows="dev" in data.splits or bool(config.test_fraction))
+    parts = divide(resolved, data)
+    held_out = parts.selection if resolved.protocol == "honest" else None
+    rewards = parts.reward if resolved.rewarded_on == "split" else None
+    rows = sum(len(part) for part in (parts.train, held_out, rewards) if part is not None)
+    resolved = with_training(resolved, rows, processes=int(os.environ.get("WORLD_SIZE", "1")))
+    return ResolvedRun(resolved, config, data, parts)

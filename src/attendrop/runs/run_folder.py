@@ -20,7 +20,17 @@ from attendrop.errors import AttendropError
 from attendrop.output_files import disk_errors, sha256, share_permissions, write_json, write_text
 from attendrop.runs.config import RunConfig
 from attendrop.runs.folder_lock import LOCK, locked, refuse_if_locked
-from attendrop.runs.owned_files import NEW_RUN, RESULTS, RUN, delete_own, digests, foreign, refuse_foreign, remove
+from attendrop.runs.owned_files import (
+    NEW_RUN,
+    RESULTS,
+    RUN,
+    SELECTION,
+    delete_own,
+    digests,
+    foreign,
+    refuse_foreign,
+    remove,
+)
 from attendrop.runs.run_file import RUN_FILE, run_file
 
 METRICS = "metrics.json"
@@ -90,7 +100,7 @@ def check_folder(
     ancestor = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not ancestor.is_dir() or not os.access(ancestor, os.W_OK):
         raise AttendropError(f"The output folder '{folder}' cannot be written: '{ancestor}' does not allow it.")
-    if not folder.exists() or all(path.name == LOCK for path in folder.iterdir()):
+    if not folder.exists() or all(_is_left_over(path) for path in folder.iterdir()):
         return
     run = read_run(folder)
     if run is None:
@@ -110,6 +120,11 @@ def check_folder(
             f"The output folder '{folder}' holds a run, and files that the run did not write: "
             f"{', '.join(strange)}. Move them away, or name another folder."
         )
+
+
+def _is_left_over(path: Path) -> bool:
+    """Tell whether a file or folder may remain from a run that died before its first step."""
+    return path.name == LOCK or (path.name == SELECTION and path.is_dir() and not any(path.iterdir()))
 
 
 def own_files(folder: Path) -> list[Path]:
@@ -152,14 +167,14 @@ def check_data(place: Path, data_sha256: str) -> None:
         raise AttendropError(f"The training data changed since the run in '{place}' began; it cannot be resumed.")
 
 
-def begin_run(place: Path, config: RunConfig, data_sha256: str, head_start: dict[str, Any] | None) -> None:
-    """Start a run in a folder: write ``run.json``, and a ``run.yaml`` that repeats the run."""
+def begin_run(place: Path, config: RunConfig, data_sha256: str, **entries: Any) -> None:
+    """Start a run in a folder: write ``run.json``, with further entries, and a ``run.yaml`` that repeats the run."""
     refuse_foreign(place, {}, [RUN_FILE])
     place.mkdir(parents=True, exist_ok=True)
     repeats = run_file(config)
     files = {RUN_FILE: hashlib.sha256(repeats.encode()).hexdigest()}
-    run = {"config": _comparable(config), "data_sha256": data_sha256, "head_start": head_start, "files": files}
-    write_json(place / RUN, run)
+    run = {"config": _comparable(config), "data_sha256": data_sha256, "files": files}
+    write_json(place / RUN, run | entries)
     write_text(place / RUN_FILE, repeats)
 
 
@@ -167,6 +182,11 @@ def begin_baseline(place: Path, config: RunConfig, data_sha256: str, name: str) 
     """Start a baseline in a folder: write ``run.json``; no file for ``--config``, which would train a model."""
     place.mkdir(parents=True, exist_ok=True)
     write_json(place / RUN, {"config": _comparable(config), "data_sha256": data_sha256, "baseline": name, "files": {}})
+
+
+def note_in_run(place: Path, **entries: Any) -> None:
+    """Write entries into ``run.json``, for when the run is resumed."""
+    write_json(place / RUN, (read_run(place) or {}) | entries)
 
 
 @contextmanager

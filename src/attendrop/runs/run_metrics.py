@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -17,9 +17,13 @@ import attendrop
 from attendrop.methods.core.base import Method
 from attendrop.runs.data import Parts
 from attendrop.runs.resolved_run import ResolvedRun
+from attendrop.runs.small_data_recipe import decided
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.metrics import compute_scores, constant_scores
 from attendrop.training.trainer import RegularizedTrainer
+
+# The fit is measured on at most so many training rows.
+_MOST_FIT_ROWS = 1000
 
 
 @dataclass(frozen=True)
@@ -58,27 +62,89 @@ def _score(trainer: RegularizedTrainer, task: Task, train: Dataset, rows: Datase
     return SetScores(compute_scores(task, logits, labels), baseline, predicted, len(labels))
 
 
+def selection_report(run: ResolvedRun, trainer: RegularizedTrainer, encoded: Parts, seconds: float) -> dict[str, Any]:
+    """Report on a training with rows held out, before the final one on all rows, as JSON values.
+
+    Returns:
+        ``steps`` (those after which the kept epoch ended) of ``planned_steps``, ``epoch`` (the kept one), ``score`` and
+        ``scores`` on the held-out rows, ``history``, ``seconds``.
+    """
+    log, metric = trainer.state.log_history, run.task.metric
+    score = _selection_score(run, trainer)
+    ended = [(entry["step"], math.ceil(entry["epoch"])) for entry in log if entry.get(f"eval_{metric}") == score]
+    steps, epoch = ended[0 if run.chooses_epoch else -1]
+    assert encoded.selection is not None
+    return {
+        "steps": steps,
+        "planned_steps": trainer.state.max_steps,
+        "epoch": epoch,
+        "score": score,
+        "scores": asdict(_score(trainer, run.task, encoded.train, encoded.selection)),
+        "history": _history(log, run.method, run.data),
+        "seconds": round(seconds, 3),
+    }
+
+
+def selection_scores(selected: Mapping[str, Any] | None) -> dict[str, SetScores]:
+    """Return the scores in a :func:`selection_report`, as those of a set."""
+    return {} if selected is None else {"selection": SetScores(**selected["scores"])}
+
+
+def _selection_score(run: ResolvedRun, trainer: RegularizedTrainer) -> float | None:
+    """Return the score of the kept epoch on the selection split; None if there is none."""
+    if run.parts.selection is None:
+        return None
+    if run.chooses_epoch:
+        return trainer.state.best_metric
+    found = [entry[f"eval_{run.task.metric}"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    return float(found[-1])
+
+
+def training_fit(trainer: RegularizedTrainer, task: Task, rows: Dataset) -> dict[str, Any]:
+    """Score the model in evaluation mode on its training rows, or a sample of them.
+
+    Returns:
+        ``rows``, ``loss``, ``metric`` with its ``score``, and whether the model has ``fitted`` these rows, by
+        ``Head.fitted_at``.
+    """
+    sample = rows.select(range(0, len(rows), math.ceil(len(rows) / _MOST_FIT_ROWS)))
+    found = trainer.predict(sample)
+    metric, least = task.head.fitted_at or (task.metric, -math.inf)
+    score = task.head.metrics[metric].score(
+        task.head.concatenate([np.asarray(found.label_ids)]), task.head.checked(np.asarray(found.predictions))
+    )
+    loss = float((found.metrics or {})["test_loss"])
+    return {"rows": len(sample), "loss": loss, "metric": metric, "score": score, "fitted": score >= least}
+
+
 def run_metrics(
     run: ResolvedRun,
+    final: ResolvedRun,
     trainer: RegularizedTrainer,
     scores: Mapping[str, SetScores],
     seconds: float,
-    head_start: dict[str, Any] | None,
+    selected: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Make the content of ``metrics.json``.
 
     Args:
         run: The run.
-        trainer: The trainer of the run.
+        final: The run that the model comes from: ``run``, or after a selection that on all rows.
+        trainer: The trainer of the final run.
         scores: From :func:`score_report`.
-        seconds: Time that training took.
-        head_start: From :func:`attendrop.runs.head_start.start_head`.
+        seconds: Time that the final training took.
+        selected: From :func:`selection_report`; None without a selection before.
     """
     config, method, data, parts = run.config, run.method, run.data, run.parts
     history = _history(trainer.state.log_history, method, data)
-    best = trainer.state.best_metric if parts.selection is not None else None
-    chosen = [entry["epoch"] for entry in history if best is not None and entry["selection"][data.task.metric] == best]
-    selected_on = None if parts.selection is None else "dev" if config.protocol == "paper" else "selection"
+    best = selected["score"] if selected is not None else _selection_score(run, trainer)
+    chosen = [
+        entry["epoch"]
+        for entry in history
+        if selected is None and run.chooses_epoch and entry["selection"][data.task.metric] == best
+    ]
+    selected_on = None if not run.chooses_epoch else "dev" if config.protocol == "paper" else "selection"
+    held_out = parts.selection if config.protocol == "honest" else None
     return {
         "task": data.task.name,
         "model": config.model,
@@ -95,10 +161,11 @@ def run_metrics(
         "best_epoch": chosen[0] if chosen else len(history),
         "history": history,
         "dropout_steps": method.dropout_steps(trainer.state.log_history),
-        "head_start": head_start,
+        "training": decided(config),
+        "selection": None if selected is None else {"rows": len(held_out or [])} | dict(selected),
         "steps": trainer.state.global_step,
         "planned_steps": trainer.state.max_steps,
-        "train_seconds": round(seconds, 3),
+        "train_seconds": round(seconds + (0 if selected is None else selected["seconds"]), 3),
         "peak_memory_bytes": _peak_memory(trainer.args.device),
         "data": {
             "source": data.source,
@@ -106,12 +173,12 @@ def run_metrics(
             "classes": list(data.task.label_names),
             "selected_on": selected_on,
             "rewarded_on": {"split": "reward", "selection": "selection", "eval": "dev"}.get(config.rewarded_on or ""),
-            "rows": {"train": len(parts.train)}
-            | ({"selection": len(parts.selection)} if selected_on == "selection" and parts.selection else {})
-            | ({"reward": len(parts.reward)} if config.rewarded_on == "split" and parts.reward else {})
+            "rows": {"train": len(final.parts.train)}
+            | ({"selection": len(held_out)} if held_out is not None else {})
+            | ({"reward": len(final.parts.reward)} if config.rewarded_on == "split" and final.parts.reward else {})
             | {name: len(rows) for name, rows in parts.report.items()},
         },
-        "config": config.as_dict(),
+        "config": run.given.as_dict(),
         "output_dir": config.output_dir,
         "world_size": trainer.args.world_size,
         "device": str(trainer.args.device),

@@ -57,7 +57,7 @@ class BestInMemoryTrainer(RegularizedTrainer):
         return best
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[no-untyped-call]
+        super()._save_optimizer_and_scheduler(output_dir)
         if self.best_weights is not None and self.args.should_save:
             save_file(self.best_weights, Path(output_dir) / _BEST)
 

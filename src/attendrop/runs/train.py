@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +27,15 @@ from attendrop.batches import to_device
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.output_files import write_json, write_text
-from attendrop.runs.announcements import SKIPPED, announce_data, announce_one_class, announce_run
-from attendrop.runs.callbacks import AfterFirstStep, LogEvery, Meter, SaveEvery, silence
+from attendrop.runs.announcements import (
+    SKIPPED,
+    announce_data,
+    announce_fit,
+    announce_one_class,
+    announce_refit,
+    announce_run,
+)
+from attendrop.runs.callbacks import AfterFirstStep, LogEvery, Meter, SaveEvery, StopAfter, silence
 from attendrop.runs.class_weights import run_loss
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, encode_parts, fingerprint
@@ -34,7 +44,8 @@ from attendrop.runs.diverged_training import refuse_diverged
 from attendrop.runs.experiment_tracking import check_integration, keep_in_folder
 from attendrop.runs.head_start import start_head
 from attendrop.runs.model_card import model_card
-from attendrop.runs.model_loading import load_for
+from attendrop.runs.model_loading import Loaded, load_for
+from attendrop.runs.owned_files import SELECTION
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
 from attendrop.runs.run_file import RUN_FILE, run_file
 from attendrop.runs.run_folder import (
@@ -44,13 +55,15 @@ from attendrop.runs.run_folder import (
     clear_unfinished,
     delete_checkpoints,
     is_main_process,
+    note_in_run,
     read_metrics,
     read_run,
     replace_run,
     results,
     run_folder,
 )
-from attendrop.runs.run_metrics import run_metrics, score_report
+from attendrop.runs.run_metrics import run_metrics, score_report, selection_report, selection_scores, training_fit
+from attendrop.runs.small_data_recipe import decided
 from attendrop.runs.timed_checkpoints import BestInMemoryTrainer, SaveBySeconds
 from attendrop.runs.training_args import on_cpu, run_arguments
 from attendrop.tasks.bad_rows import write_skipped
@@ -113,44 +126,56 @@ def _train(
         logger.info("The run in %s is finished already; nothing is left to do.", config.output_dir)
         return finished
     check_integration(config.report_to)
-    run = resolve_run(config)
+    begun = (read_run(place) if resume else None) or {}
+    run = resolve_run(config, begun.get("decided"))
     rows = fingerprint(run.parts)
-    set_seed(config.seed)
-    loaded = load_for(config.model, run.task, config.pooling)
-    model, tokenizer = loaded.model, loaded.tokenizer
-    _check_method(model, run.method)
-    encoded = encode_parts(config, run.task, run.parts, tokenizer)
-    announce_run(run)
-    report = data_report(run.data, run.parts, encoded, tokenizer, config.max_length)
-    announce_data(report, run.task.head)
-    begun = resume and read_run(place) is not None
     if begun:
         check_data(place, rows)
-    checkpoint = last_checkpoint(place) if begun else None
-    arguments = run_arguments(run, place, checkpoint, save_epochs=checkpoint_seconds is None)
-    if checkpoint is not None:
-        logger.info("Resuming from %s.", checkpoint)
-        head_start = (read_run(place) or {}).get("head_start")
-    else:
-        if begun:
-            logger.info("There is no complete checkpoint in %s: the run starts over.", place)
-        head_start = start_head(model, tokenizer, loaded.new, run.task.head, encoded.train, config)
-    if is_main_process() and not begun:
+    loaded = _load(run)
+    encoded = encode_parts(run.config, run.task, run.parts, loaded.tokenizer)
+    announce_run(run)
+    report = data_report(run.data, run.parts, encoded, loaded.tokenizer, config.max_length)
+    announce_data(report, run.task.head)
+    if not begun and is_main_process():
         clear_unfinished(place)
-        callbacks = [AfterFirstStep(lambda: begin_run(place, config, rows, head_start)), *callbacks]
-    trainer = _trainer(run, model, tokenizer, encoded, arguments, callbacks, checkpoint_seconds)
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    refuse_diverged(config, *(parameter.detach() for parameter in model.parameters()))
-    meter = next(callback for callback in trainer.callback_handler.callbacks if isinstance(callback, Meter))
-    scores = score_report(trainer, run.task, encoded)
+    start = partial(begin_run, place, config, rows, decided=decided(run.config))
+    final, selected = run, begun.get("selected")
+    if run.config.refit:
+        if selected is None:
+            fitted = _fit(
+                run, loaded, encoded, place, start, callbacks, begun, checkpoint_seconds, checkpoints=place / SELECTION
+            )
+            selected = selection_report(run, fitted.trainer, encoded, fitted.seconds)
+            _end_selection(fitted.trainer, place, selected)
+            begun, loaded = {}, _load(run)
+        final = run.on_all_rows(selected["planned_steps"])
+        encoded = encode_parts(final.config, run.task, final.parts, loaded.tokenizer)
+        announce_refit(len(final.parts.train), selected)
+    fitted = _fit(
+        final,
+        loaded,
+        encoded,
+        place,
+        start,
+        callbacks,
+        begun,
+        checkpoint_seconds,
+        stop_after=(selected or {}).get("steps"),
+    )
+    trainer = fitted.trainer
+    scores = score_report(trainer, run.task, encoded) or selection_scores(selected)
     announce_one_class(scores)
-    metrics = run_metrics(run, trainer, scores, meter.seconds_so_far, head_start)
+    fit = training_fit(trainer, run.task, encoded.train)
+    announce_fit(fit)
+    metrics = run_metrics(run, final, trainer, scores, fitted.seconds, selected)
+    metrics |= {"head_start": fitted.head_start, "train_fit": fit}
+    metrics["training"]["head_start"] = "random" if fitted.head_start is None else "frozen"
     metrics["data"]["report"] = report
     metrics |= _final_report(trainer, encoded)
     if trainer.is_world_process_zero():
         with results(place) as files:
             if keep_model:
-                _save(trainer, run.task.head, tokenizer, metrics, files)
+                _save(trainer, run.task.head, loaded.tokenizer, metrics, files)
             if checkpoint_seconds is not None:
                 delete_checkpoints(place)
             write_json(files / METRICS, metrics)
@@ -161,6 +186,86 @@ def _train(
         replace_run(Path(config.output_dir))
     trainer.accelerator.wait_for_everyone()
     return metrics
+
+
+def _load(run: ResolvedRun) -> Loaded:
+    """Load the model as each training of a run begins with it."""
+    set_seed(run.config.seed)
+    loaded = load_for(run.config.model, run.task, run.config.pooling)
+    _check_method(loaded.model, run.method)
+    return loaded
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    """Trained model, in its trainer, with the seconds that training took and how the head started."""
+
+    trainer: RegularizedTrainer
+    seconds: float
+    head_start: dict[str, Any] | None
+
+
+def _fit(
+    run: ResolvedRun,
+    loaded: Loaded,
+    encoded: Parts,
+    place: Path,
+    start: Callable[[], None],
+    callbacks: Sequence[TrainerCallback],
+    begun: Mapping[str, Any],
+    checkpoint_seconds: float | None,
+    *,
+    checkpoints: Path | None = None,
+    stop_after: int | None = None,
+) -> _Fitted:
+    """Train a model, or go on from its last checkpoint.
+
+    Args:
+        run: The run, whose config and method are used.
+        loaded: The model.
+        encoded: Rows.
+        place: Folder of the run.
+        start: Writes the record of the run, after the first step, if there is none.
+        callbacks: Callbacks of the trainer.
+        begun: Record of the run if this training may have begun before, otherwise empty.
+        checkpoint_seconds: As for :func:`train`.
+        checkpoints: Folder of checkpoints; None: that of the run.
+        stop_after: Number of steps after which to stop, if not after all.
+    """
+    checkpoints = checkpoints or place
+    checkpoint = last_checkpoint(checkpoints) if begun else None
+    arguments = run_arguments(
+        run, checkpoints, checkpoint, save_epochs=checkpoint_seconds is None, stop_after=stop_after
+    )
+    if checkpoint is not None:
+        logger.info("Resuming from %s.", checkpoint)
+        head_start = begun.get("head_start")
+    else:
+        if begun:
+            logger.info("There is no complete checkpoint in %s: the run starts over.", checkpoints)
+        head_start = start_head(loaded.model, loaded.tokenizer, loaded.new, run.task.head, encoded.train, run.config)
+
+    def note() -> None:
+        if read_run(place) is None:
+            start()
+        note_in_run(place, head_start=head_start)
+
+    own: list[TrainerCallback] = [] if stop_after is None else [StopAfter(stop_after)]
+    own += [AfterFirstStep(note)] if checkpoint is None and is_main_process() else []
+    trainer = _trainer(run, loaded, encoded, arguments, [*own, *callbacks], checkpoint_seconds)
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    refuse_diverged(run.config, *(parameter.detach() for parameter in loaded.model.parameters()))
+    meter = next(callback for callback in trainer.callback_handler.callbacks if isinstance(callback, Meter))
+    return _Fitted(trainer, meter.seconds_so_far, head_start)
+
+
+def _end_selection(trainer: RegularizedTrainer, place: Path, selected: dict[str, Any]) -> None:
+    """Record what the selection found, and delete its checkpoints."""
+    if trainer.is_world_process_zero():
+        note_in_run(place, selected=selected)
+    trainer.accelerator.wait_for_everyone()
+    if trainer.is_world_process_zero():
+        shutil.rmtree(place / SELECTION, ignore_errors=True)
 
 
 def _save(
@@ -187,14 +292,13 @@ def _check_method(model: PreTrainedModel, method: Method) -> None:
 
 def _trainer(
     run: ResolvedRun,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    loaded: Loaded,
     encoded: Parts,
     arguments: TrainingArguments,
     callbacks: Sequence[TrainerCallback],
     checkpoint_seconds: float | None,
 ) -> RegularizedTrainer:
-    config = run.config
+    config, tokenizer = run.config, loaded.tokenizer
     own: list[TrainerCallback] = [Meter()]
     if config.patience is not None and encoded.selection is not None:
         own.append(EarlyStoppingCallback(config.patience))
@@ -204,8 +308,9 @@ def _trainer(
         own.append(LogEvery(config.logging_steps))
     if checkpoint_seconds is not None:
         own.append(SaveBySeconds(checkpoint_seconds))
-    trainer = (RegularizedTrainer if checkpoint_seconds is None else BestInMemoryTrainer)(
-        model,
+    in_memory = checkpoint_seconds is not None and run.chooses_epoch
+    trainer = (BestInMemoryTrainer if in_memory else RegularizedTrainer)(
+        loaded.model,
         arguments,
         regularizer=run.method,
         train_dataset=encoded.train,

@@ -16,7 +16,12 @@ from attendrop.runs.resolved_run import ResolvedRun
 
 
 def run_arguments(
-    run: ResolvedRun, place: Path, checkpoint: Path | None, *, save_epochs: bool = True
+    run: ResolvedRun,
+    place: Path,
+    checkpoint: Path | None,
+    *,
+    save_epochs: bool = True,
+    stop_after: int | None = None,
 ) -> TrainingArguments:
     """Make the arguments of a run.
 
@@ -25,6 +30,7 @@ def run_arguments(
         place: Folder of checkpoints.
         checkpoint: Checkpoint to resume from; None starts the run.
         save_epochs: Write a checkpoint after each epoch, and load the best one at the end.
+        stop_after: Number of steps after which the run stops, if not after all.
 
     Raises:
         AttendropError: The options conflict on this machine.
@@ -34,12 +40,12 @@ def run_arguments(
         config,
         output_dir=str(place),
         num_train_epochs=num_epochs(run),
-        max_steps=_max_steps(config, checkpoint),
+        max_steps=_max_steps(config, checkpoint, stop_after),
         per_device_eval_batch_size=config.eval_batch_size,
         eval_strategy="epoch" if selecting else "no",
         save_strategy="epoch" if save_epochs else "no",
         save_total_limit=2,
-        load_best_model_at_end=selecting and save_epochs,
+        load_best_model_at_end=run.chooses_epoch and save_epochs,
         metric_for_best_model=f"eval_{run.task.metric}" if selecting else None,
         greater_is_better=True if selecting else None,
         report_to=config.report_to,
@@ -59,7 +65,8 @@ def recovery_arguments(config: RunConfig, folder: str, epochs: int) -> TrainingA
 
 
 def _arguments(config: RunConfig, **own: Any) -> TrainingArguments:
-    """Make training arguments from a run's options and additional ones."""
+    """Make training arguments from a run's resolved options and additional ones."""
+    assert config.batch_size is not None and config.learning_rate is not None
     try:
         return TrainingArguments(
             per_device_train_batch_size=config.batch_size,
@@ -89,21 +96,25 @@ def num_epochs(run: ResolvedRun) -> int:
     """Count the epochs of a run, including a partial last one."""
     config = run.config
     if config.max_steps is None:
+        assert config.epochs is not None
         return config.epochs
+    assert config.batch_size is not None
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     batches = math.ceil(len(run.parts.train) / (config.batch_size * processes))
     return math.ceil(config.max_steps / math.ceil(batches / config.gradient_accumulation))
 
 
-def _max_steps(config: RunConfig, checkpoint: Path | None) -> int:
+def _max_steps(config: RunConfig, checkpoint: Path | None, stop_after: int | None) -> int:
     """Return the number of steps, or -1 to train by epochs. A resumed run that had stopped early takes no more."""
     steps = config.max_steps or -1
-    if checkpoint is None or config.patience is None:
+    if checkpoint is None or (config.patience is None and stop_after is None):
         return steps
     state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
     stopping: Any = state.stateful_callbacks.get(EarlyStoppingCallback.__name__, {})
     waited = stopping.get("attributes", {}).get("early_stopping_patience_counter", 0)
-    return state.global_step if waited >= config.patience else steps
+    stopped = config.patience is not None and waited >= config.patience
+    stopped |= stop_after is not None and state.global_step >= stop_after
+    return int(state.global_step) if stopped else steps
 
 
 def on_cpu(device: str) -> bool:

@@ -110,7 +110,7 @@ def _metrics(run: ResolvedRun, name: str) -> dict[str, Any]:
             "selected_on": None,
             "rows": {"train": len(own)} | {part: len(rows) for part, rows in parts.report.items()},
         },
-        "config": config.as_dict(),
+        "config": run.given.as_dict(),
         "output_dir": config.output_dir,
         "versions": versions(),
     }

@@ -56,6 +56,7 @@ class Head(ABC):
         pipeline_tag: Name of the task on the hub, for model cards.
         default_metrics: Metrics of custom files; models are selected by the first.
         metric_aliases: Alternative names of metrics.
+        fitted_at: Metric, and its least value on the training rows for a model that has fitted them; None: unknown.
         answer_column: Column of the prediction; it is called ``predicted_...`` beside columns of the input.
         has_probabilities: Whether predictions can come with the probabilities of all classes.
         has_class_weights: Whether the loss supports class weights.
@@ -72,6 +73,7 @@ class Head(ABC):
     pipeline_tag: ClassVar[str]
     default_metrics: ClassVar[tuple[str, ...]]
     metric_aliases: ClassVar[Mapping[str, str]] = {}
+    fitted_at: ClassVar[tuple[str, float] | None] = None
     answer_column: ClassVar[str] = "label"
     has_probabilities: ClassVar[bool] = False
     has_class_weights: ClassVar[bool] = False

@@ -89,6 +89,7 @@ class Classification(SequenceHead):
         "matthews_corrcoef": "matthews_correlation",
         "auc": "roc_auc",
     }
+    fitted_at = ("accuracy", 0.9)
     has_probabilities = True
     has_class_weights = True
 

@@ -60,6 +60,7 @@ class Regression(SequenceHead):
     label_type = "number"
     problem_type = "regression"
     default_metrics = ("pearson", "spearman", "mse")
+    fitted_at = ("r2", 0.7)
     answer_column = "score"
     predicts = "a number"
     labels_are = "numbers to predict"

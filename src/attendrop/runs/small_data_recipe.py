@@ -1,0 +1,92 @@
+"""Training options that follow from the data and the model, where they are not given.
+
+All constants of the recipe are here. They are for small data: enough optimizer steps that plain fine-tuning fits the
+training rows, at a learning rate that a head which starts from the frozen encoder survives.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from attendrop.runs.config import RunConfig
+from attendrop.runs.model_loading import default_pooling, load_config, refuse_pruned
+
+BATCH_SIZE = 16
+# So many epochs of a small set, but at least and at most so many steps; of a large set, at least so many epochs.
+EPOCHS, LEAST_STEPS, MOST_STEPS, LEAST_EPOCHS = 20, 240, 1200, 3
+# Learning rates by the largest hidden size that they are for.
+LEARNING_RATES = ((512, 1e-4), (900, 5e-5), (math.inf, 2e-5))
+# Rows to hold out where a selection split is asked for, or where there is no other set to score on.
+SELECTION_FRACTION = 0.1
+# What the recipe decides, for metrics.json.
+DECIDED = ("epochs", "max_steps", "batch_size", "learning_rate", "pooling", "head_start", "selection_fraction", "refit")
+
+
+def with_selection(config: RunConfig, *, has_eval_rows: bool) -> RunConfig:
+    """Decide how many rows are held out, and whether the model is trained again on all.
+
+    Rows are held out only if something needs them: a choice of the epoch that was asked for, rewards, or a score where
+    there are no evaluation rows. What was held out is trained on in the end, unless a method was rewarded on it.
+
+    Args:
+        config: Options as given.
+        has_eval_rows: Whether there are rows of a reported score.
+    """
+    rewarded = config.rewarded_on == "selection"
+    fraction = config.selection_fraction
+    if fraction is None:
+        needed = config.patience is not None or config.refit or rewarded or not has_eval_rows
+        fraction = SELECTION_FRACTION if needed and config.protocol == "honest" else 0.0
+    refit = config.refit
+    if refit is None:
+        refit = fraction > 0 and config.protocol == "honest" and not rewarded
+    return config.filled(selection_fraction=fraction, refit=refit)
+
+
+def with_training(config: RunConfig, rows: int, *, processes: int = 1) -> RunConfig:
+    """Decide batch size, number of steps, learning rate and pooling.
+
+    - A step has 16 rows.
+    - Steps are 20 epochs, but at least 240 and at most 1,200; of large sets, they are 3 epochs, if that is more.
+    - The learning rate falls with the model's hidden size: 1e-4 up to 512, 5e-5 up to 900, 2e-5 beyond.
+    - The pooling is what the model was trained with, see :func:`attendrop.runs.model_loading.default_pooling`.
+
+    The steps do not depend on the method, so that methods that set rows aside are compared over the same steps.
+
+    Args:
+        config: Options as given.
+        rows: Number of training rows, including those that are held out.
+        processes: Number of processes.
+
+    Raises:
+        AttendropError: The model cannot be found, or is pruned.
+    """
+    refuse_pruned(config.model)
+    found: dict[str, Any] = {"batch_size": config.batch_size or BATCH_SIZE}
+    if config.epochs is None and config.max_steps is None:
+        found["max_steps"] = steps(rows, found["batch_size"] * config.gradient_accumulation * processes)
+    if config.pooling == "auto":
+        found["pooling"] = default_pooling(config.model)
+    if config.learning_rate is None:
+        found["learning_rate"] = learning_rate(load_config(config.model))
+    return config.filled(**found)
+
+
+def steps(rows: int, batch_size: int) -> int:
+    """Return the number of optimizer steps for a number of rows, ``batch_size`` of them in a step."""
+    of_small = min(max(math.ceil(EPOCHS * rows / BATCH_SIZE), LEAST_STEPS), MOST_STEPS)
+    return max(of_small, math.ceil(LEAST_EPOCHS * rows / batch_size))
+
+
+def learning_rate(config: PreTrainedConfig) -> float:
+    """Return the learning rate for a model, given its configuration."""
+    size = getattr(config.get_text_config(), "hidden_size", 0)
+    return next(rate for largest, rate in LEARNING_RATES if size <= largest)
+
+
+def decided(config: RunConfig) -> dict[str, Any]:
+    """Return the options of a resolved run that the recipe may have decided."""
+    return {name: getattr(config, name) for name in DECIDED}

@@ -1,0 +1,221 @@
+"""What follows from the data where options are not given: steps, held-out rows, a final training on all rows."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from helpers import tiny
+from safetensors.torch import load_file
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from attendrop.errors import AttendropError
+from attendrop.runs.config import RunConfig
+from attendrop.runs.finished_run import load_finished_run
+from attendrop.runs.resolved_run import ResolvedRun, resolve_run
+from attendrop.runs.run_folder import read_run
+from attendrop.runs.small_data_recipe import learning_rate, steps
+from attendrop.runs.train import train
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+ASK: dict[str, Any] = {"epochs": None, "batch_size": None, "learning_rate": None, "selection_fraction": None}
+ASK |= {"refit": None, "method": "finetune"}
+# With no eval-file, 4 of 40 rows are held out: 5 steps an epoch, and as many in the final training.
+HELD_OUT: dict[str, Any] = ASK | {"eval_file": None, "epochs": 2, "batch_size": 8, "learning_rate": 1e-3}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, data, and in ``run`` a finished run without an eval-file."""
+    folder = tmp_path_factory.mktemp("recipe")
+    tiny.save_tiny_bert(folder / "model")
+    tiny.write_data(folder)
+    train(tiny.config(folder, **HELD_OUT))
+    return folder
+
+
+def resolved(folder: Path, **options: Any) -> ResolvedRun:
+    return resolve_run(tiny.config(folder, "unused", **(ASK | options)))
+
+
+# What is decided ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"), [(10, 240), (192, 240), (385, 482), (960, 1200), (2000, 1200), (8551, 1604)]
+)
+def test_steps_of_small_sets_are_epochs_within_limits_and_of_large_sets_three_epochs(rows: int, expected: int) -> None:
+    assert steps(rows, 16) == expected
+
+
+def test_steps_of_small_sets_do_not_depend_on_the_batch() -> None:
+    assert steps(385, 32) == steps(385, 16) and steps(32000, 32) == 3000
+
+
+@pytest.mark.parametrize(("size", "rate"), [(384, 1e-4), (512, 1e-4), (768, 5e-5), (1024, 2e-5)])
+def test_learning_rate_falls_with_the_hidden_size(size: int, rate: float) -> None:
+    assert learning_rate(hf.BertConfig(hidden_size=size, num_attention_heads=8)) == rate
+
+
+def test_what_is_given_wins(folder: Path) -> None:
+    found = resolved(folder).config
+    assert (found.max_steps, found.batch_size, found.learning_rate, found.pooling) == (240, 16, 1e-4, "cls")
+    given = {"epochs": 3, "batch_size": 4, "learning_rate": 0.1, "pooling": "mean"}
+    found = resolved(folder, **given).config
+    assert {name: getattr(found, name) for name in given} == given and found.max_steps is None
+
+
+def test_steps_are_the_same_where_a_method_sets_rows_aside(folder: Path, tmp_path: Path) -> None:
+    train_file = str(tiny.write_csv(tmp_path / "train.csv", ["no", "yes"] * 150))
+    found = [
+        resolved(folder, train_file=train_file, method=method, **options)
+        for method, options in (("finetune", {}), ("attendout", {}), ("finetune", {"selection_fraction": 0.2}))
+    ]
+    assert [run.config.max_steps for run in found] == [375] * 3
+    assert [len(run.parts.train) for run in found] == [300, 270, 240]
+
+
+@pytest.mark.parametrize(
+    ("options", "fraction", "refit", "chooses"),
+    [
+        ({}, 0.0, False, False),
+        ({"eval_file": None}, 0.1, True, False),
+        ({"eval_file": None, "test_fraction": 0.2}, 0.0, False, False),
+        ({"patience": 2}, 0.1, True, True),
+        ({"selection_fraction": 0.2}, 0.2, True, True),
+        ({"selection_fraction": 0.2, "refit": False}, 0.2, False, True),
+        ({"selection_fraction": 0.0, "eval_file": None}, 0.0, False, False),
+        ({"refit": True}, 0.1, True, False),
+        ({"protocol": "paper"}, 0.0, False, True),
+        ({"method": "autodropout"}, 0.1, False, False),
+    ],
+    ids=str,
+)
+def test_rows_are_held_out_where_something_needs_them(
+    options: dict[str, Any], fraction: float, refit: bool, chooses: bool, folder: Path
+) -> None:
+    run = resolved(folder, **options)
+    assert (run.config.selection_fraction, run.config.refit, run.chooses_epoch) == (fraction, refit, chooses)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"refit": True, "selection_fraction": 0.0}, "no training rows are held out"),
+        ({"refit": True, "protocol": "paper"}, "no training rows are held out"),
+        ({"refit": True, "method": "autodropout"}, "refit cannot train on it"),
+    ],
+)
+def test_a_final_training_without_rows_to_add_is_refused(options: dict[str, Any], words: str, folder: Path) -> None:
+    with pytest.raises(AttendropError, match=words):
+        tiny.config(folder, **(ASK | options))
+
+
+# The final training ---------------------------------------------------------------------------------------------------
+
+
+def test_the_final_model_is_that_of_a_run_on_all_rows(folder: Path) -> None:
+    metrics = tiny.read_metrics(folder / "run")
+    assert metrics["selection"]["rows"] == 4 and metrics["data"]["rows"] == {"train": 40, "selection": 4}
+    assert metrics["steps"] == metrics["selection"]["steps"] == metrics["selection"]["planned_steps"] == 10
+    whole = train(tiny.config(folder, "whole", **(HELD_OUT | {"selection_fraction": 0.0, "max_steps": 10})))
+    first, second = (load_file(folder / name / "model.safetensors") for name in ("run", "whole"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert whole["selection"] is None and metrics["history"] == whole["history"]
+
+
+def test_the_selection_score_is_that_of_the_model_without_these_rows(folder: Path) -> None:
+    metrics = tiny.read_metrics(folder / "run")
+    held_out = train(tiny.config(folder, "held-out", **(HELD_OUT | {"refit": False})))
+    assert metrics["selection_score"] == held_out["selection_score"] is not None
+    assert metrics["selection"]["history"] == held_out["history"]
+    assert metrics["score"] is None and held_out["data"]["selected_on"] is None
+    assert metrics["predicted"] == held_out["predicted"]
+
+
+def test_it_stops_where_the_best_epoch_ended(folder: Path) -> None:
+    options = HELD_OUT | {"selection_fraction": 0.1, "epochs": 3}
+    metrics = train(tiny.config(folder, "best", **options))
+    scores = [entry["selection"]["accuracy"] for entry in metrics["selection"]["history"]]
+    best = scores.index(max(scores)) + 1
+    assert (metrics["selection"]["epoch"], metrics["steps"]) == (best, 5 * best)
+    assert metrics["selection"]["planned_steps"] == metrics["planned_steps"] == 15
+    assert metrics["data"]["selected_on"] == "selection"
+
+
+def test_what_was_decided_is_on_record(folder: Path) -> None:
+    metrics = tiny.read_metrics(folder / "run")
+    assert metrics["training"] == {
+        **{"epochs": 2, "max_steps": None, "batch_size": 8, "learning_rate": 1e-3, "pooling": "cls"},
+        **{"head_start": "frozen", "selection_fraction": 0.1, "refit": True},
+    }
+    assert metrics["config"]["selection_fraction"] is None and metrics["config"]["pooling"] == "auto"
+    run = load_finished_run(str(folder / "run"))
+    assert run.config.learning_rate == 1e-3 and run.chosen_on is None
+
+
+class StopAt(TrainerCallback):
+    """Interrupt at the n-th step of all trainings."""
+
+    def __init__(self, step: int) -> None:
+        self.left = step
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("step", [8, 12, 18])
+def test_interrupted_in_either_training_it_ends_the_same(step: int, folder: Path) -> None:
+    config = tiny.config(folder, f"stopped-{step}", **(HELD_OUT | {"method": "ad-drop", "save_steps": 2}))
+    with pytest.raises(KeyboardInterrupt):
+        train(config, callbacks=[StopAt(step)])
+    begun = read_run(folder / f"stopped-{step}")
+    assert begun is not None and ("selected" in begun) is (step > 10)
+    metrics = train(config, resume=True)
+    if not (folder / "undisturbed").exists():
+        train(tiny.config(folder, "undisturbed", **(HELD_OUT | {"method": "ad-drop", "save_steps": 2})))
+    expected = tiny.read_metrics(folder / "undisturbed")
+    for name in ("selection_score", "history", "head_start", "steps", "train_fit"):
+        assert metrics[name] == expected[name], name
+    assert metrics["selection"] | {"seconds": 0} == expected["selection"] | {"seconds": 0}
+    first, second = (load_file(folder / name / "model.safetensors") for name in (config.output_dir, "undisturbed"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not (folder / config.output_dir / "selection").exists()
+
+
+# The fit --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_has_not_fitted_is_pointed_out(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fit = tiny.read_metrics(folder / "run")["train_fit"]
+    assert fit["rows"] == 40 and fit["metric"] == "accuracy" and fit["loss"] > 0
+    assert fit["fitted"] is (fit["score"] >= 0.9)
+    train(tiny.config(folder, "unfitted", **(HELD_OUT | {"epochs": 1, "learning_rate": 1e-7, "head_start": "random"})))
+    assert any("the model has not fitted its training rows; raise max-steps" in each for each in caplog.messages)
+
+
+def test_a_model_that_has_fitted_is_not(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    rows = [("good", "yes"), ("bad", "no")] * 20
+    (tmp_path / "train.csv").write_text("sentence1,label\n" + "\n".join(map(",".join, rows)) + "\n", encoding="utf-8")
+    options = {"text_columns": ("sentence1",), "train_file": str(tmp_path / "train.csv"), "learning_rate": 1e-9}
+    metrics = train(tiny.config(folder, "fitted", **(HELD_OUT | options)))
+    assert metrics["train_fit"]["score"] == 1 and metrics["train_fit"]["fitted"]
+    assert not any("not fitted" in each for each in caplog.messages)
+
+
+def test_the_defaults_are_left_to_the_recipe() -> None:
+    config = RunConfig(model="minilm", output_dir="x", task="rte")
+    assert {config.epochs, config.max_steps, config.batch_size, config.learning_rate, config.refit} == {None}
+
+
+def test_what_is_left_of_a_selection_before_its_first_step_is_no_run(folder: Path) -> None:
+    (folder / "died" / "selection").mkdir(parents=True)
+    assert train(tiny.config(folder, "died", **(HELD_OUT | {"epochs": 1})))["selection"]["rows"] == 4
