@@ -92,7 +92,7 @@ class EagerAttention:
     @contextmanager
     def in_place_of_stock(self, model: Any) -> Iterator[EagerAttention]:
         """Replace the function in the model's file within the block."""
-        file = sys.modules[type(model).__module__]
+        file = sys.modules[type(model.base_model).__module__]
         stock = file.eager_attention_forward
         file.eager_attention_forward = self
         try:
