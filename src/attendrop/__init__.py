@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # for type checkers and editors
     from attendrop.pruning.pruned_model import PrunedModel as PrunedModel
     from attendrop.pruning.pruned_model import load as load
     from attendrop.pruning.selection import prune as prune
+    from attendrop.studies.comparison import compare as compare
     from attendrop.training.own_loop import regularize as regularize
     from attendrop.training.regularization import Regularization as Regularization
     from attendrop.training.trainer import RegularizedTrainer as RegularizedTrainer
@@ -34,6 +35,7 @@ _MODULES = {
     "PrunedModel": "pruning.pruned_model",
     "Regularization": "training.regularization",
     "RegularizedTrainer": "training.trainer",
+    "compare": "studies.comparison",
     "export_onnx": "pruning.export",
     "export_torch": "pruning.export",
     "load": "pruning.pruned_model",

@@ -47,7 +47,7 @@ def resolved(folder: Path, **options: Any) -> ResolvedRun:
 
 
 @pytest.mark.parametrize(
-    ("rows", "expected"), [(10, 240), (192, 240), (385, 482), (960, 1200), (2000, 1200), (8551, 1604)]
+    ("rows", "expected"), [(10, 240), (384, 240), (770, 482), (1920, 1200), (4000, 1200), (8551, 1604)]
 )
 def test_steps_of_small_sets_are_epochs_within_limits_and_of_large_sets_three_epochs(rows: int, expected: int) -> None:
     assert steps(rows, 16) == expected
@@ -71,13 +71,13 @@ def test_what_is_given_wins(folder: Path) -> None:
 
 
 def test_steps_are_the_same_where_a_method_sets_rows_aside(folder: Path, tmp_path: Path) -> None:
-    train_file = str(tiny.write_csv(tmp_path / "train.csv", ["no", "yes"] * 150))
+    train_file = str(tiny.write_csv(tmp_path / "train.csv", ["no", "yes"] * 300))
     found = [
         resolved(folder, train_file=train_file, method=method, **options)
         for method, options in (("finetune", {}), ("attendout", {}), ("finetune", {"selection_fraction": 0.2}))
     ]
     assert [run.config.max_steps for run in found] == [375] * 3
-    assert [len(run.parts.train) for run in found] == [300, 270, 240]
+    assert [len(run.parts.train) for run in found] == [600, 540, 480]
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ from helpers.command_line import Captured, assert_refused
 from rich.console import Console
 
 from attendrop import cli
-from attendrop.cli.study_progress import StudyProgress, duration
+from attendrop.cli.study_progress import StudyProgress
 from attendrop.runs.run_folder import read_metrics
+from attendrop.studies.durations import duration
 from attendrop.studies.study_file import Setting, Study, read_study
 from attendrop.studies.study_report import make_report
 from attendrop.studies.units import Event, Job, Result, Unit, data_sha256

@@ -15,6 +15,7 @@ import pytest
 from helpers import tiny
 
 from attendrop.runs.train import train
+from attendrop.studies.local_workers import environment_of_worker
 from attendrop.studies.units import Event, Unit
 from attendrop.studies.workers import open_runner, run_units
 
@@ -136,3 +137,11 @@ def test_workers_end_with_the_process_that_started_them(folder: Path, tmp_path: 
     found = run_units([unit(folder, **each) for each in options], tmp_path / "study", workers=1)
     expected = [train(tiny.config(folder, f"{number}-{each['seed']}", **each)) for each in options]
     assert [scores(result.metrics) for result in found] == [scores(metrics) for metrics in expected]
+
+
+def test_the_users_number_of_threads_holds_for_all_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    assert {environment_of_worker(3)[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")} == {"3"}
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert {environment_of_worker(3)[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")} == {"1"}

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from attendrop.studies.durations import duration
 from attendrop.studies.units import Event
 
 logger = logging.getLogger(__name__)
@@ -73,6 +74,12 @@ class StudyProgress:
             text += f", about {duration(left)} left"
         return text
 
+    def plan(self, units: int) -> None:
+        """Set the number of different units, once it is known."""
+        self.units = units
+        if self.bar is not None:
+            self.bar.update(self.bar.task_ids[0], total=units)
+
     def close(self) -> None:
         """Remove the bar, also after an exception."""
         if self.bar is not None:
@@ -87,10 +94,3 @@ class StudyProgress:
             metrics = event.metrics
             score = "-" if metrics.get("score") is None else f"{metrics['metric']} {metrics['score']:.4f}"
             self.console.print(f"{self.state()}: {event.job.folder.name} {score}", markup=False)
-
-
-def duration(seconds: float) -> str:
-    """Format seconds, such as "40 s", "3 min" or "2.5 h"."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -81,19 +81,20 @@ class ADDrop(Method):
   year      = {2022},
   url       = {https://arxiv.org/abs/2210.05883}
 }"""
+    compared: ClassVar[bool] = True
 
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("scores",), forward="2", backward="1 + activations")
     inactive_epochs_hint: ClassVar[str] = (
         "With cross-tuning it is active in every second epoch; set cross_tuning=False to activate it in all."
     )
 
-    p: float = option(0.3, unit_interval())
-    q: float = option(0.3, unit_interval(one=True))
+    p: float = option(0.3, unit_interval(), search=(0.1, 0.2, 0.5))
+    q: float = option(0.3, unit_interval(one=True), search=(0.1, 0.2, 0.5))
     attribution: str = option("gradient", choice(*ATTRIBUTIONS))
     target: str = option("pseudo_label", choice(*TARGETS))
-    layers: str | int | Sequence[int] = option("all", LAYERS)
+    layers: str | int | Sequence[int] = option("all", LAYERS, search=("first",))
     direction: str = option("high", choice("high", "low"))
-    cross_tuning: bool = option(True, SWITCH)
+    cross_tuning: bool = option(True, SWITCH, search=(False,))
     scope: str = option("joint", choice(*SCOPES))
     rule: str = option("gauss_legendre", choice(*QUADRATURE_RULES))
     steps: int = option(8, count())

@@ -61,7 +61,7 @@ class AlphaDropout(Method):
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("heads",), units="hidden units")
     order: ClassVar[int] = -1  # before methods that drop heads: their outputs must be zero, not b
 
-    p: float = option(0.1, unit_interval())
+    p: float = option(0.1, unit_interval(), search=(0.05, 0.2, 0.3))
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def plan(self, context: StepContext) -> Plan:

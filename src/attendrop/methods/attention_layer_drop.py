@@ -47,7 +47,7 @@ class AttentionLayerDrop(Method):
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("layers",), units="layers")
     skips_parameters: ClassVar[bool] = True  # the query and key projections
 
-    p: float = option(0.2, unit_interval(one=True))
+    p: float = option(0.2, unit_interval(one=True), search=(0.05, 0.1, 0.4))
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def plan(self, context: StepContext) -> Plan:

@@ -77,8 +77,8 @@ class ChildTuning(Method):
     edits_gradients: ClassVar[bool] = True
     uses_attention: ClassVar[bool] = False
 
-    variant: str = option("F", choice(*VARIANTS))
-    p: float = option(0.3, unit_interval())
+    variant: str = option("F", choice(*VARIANTS), search=VARIANTS)
+    p: float = option(0.3, unit_interval(), search=(0.2, 0.5, 0.8))
     fisher_batch_size: int = option(1, count())
     fisher_max_norm: float = option(0.0, positive(zero=True))
 

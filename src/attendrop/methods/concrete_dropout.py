@@ -118,7 +118,7 @@ class ConcreteDropout(Method):
         ),
     )
 
-    p: float = option(0.1, unit_interval())
+    p: float = option(0.1, unit_interval(), search=(0.05, 0.2))
     learning_rate: float = option(0.01, positive())
     length_scale: float = option(1e-4, positive())
     entropy_weight: float = option(1.0, positive())

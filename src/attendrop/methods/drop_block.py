@@ -61,7 +61,7 @@ class DropBlock(Method):
 }"""
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("scores",))
 
-    p: float = option(0.1, unit_interval())
+    p: float = option(0.1, unit_interval(), search=(0.05, 0.2, 0.3))
     block_size: int = option(4, count())
     block_rows: int = option(1, count())
     layers: str | int | Sequence[int] = option("all", LAYERS)

@@ -53,7 +53,7 @@ class DropConnect(Method):
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("parameters",))
     traits: ClassVar[Mapping[str, str]] = {REPLACES_PARAMETERS: ""}
 
-    p: float = option(0.1, unit_interval())
+    p: float = option(0.1, unit_interval(), search=(0.05, 0.2, 0.3))
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def start(self, training: TrainingContext) -> MethodState:

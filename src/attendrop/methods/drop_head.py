@@ -60,7 +60,7 @@ class DropHead(Method):
 }"""
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("heads",), units="heads")
 
-    p_start: float = option(0.2, unit_interval())
+    p_start: float = option(0.2, unit_interval(), search=(0.1, 0.4))
     p_end: float = option(0.2, unit_interval())
     turn: float = option(0.1, unit_interval())
     schedule: str = option("v", choice(*SCHEDULES))

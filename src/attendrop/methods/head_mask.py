@@ -70,7 +70,7 @@ class HeadMask(Method):
         units="heads",
     )
 
-    fraction: float = option(0.125, unit_interval())
+    fraction: float = option(0.125, unit_interval(), search=(0.25, 0.5))
     select_by: str = option("random", choice(*SELECT_BY))
     layers: str | int | Sequence[int] = option("all", LAYERS)
 

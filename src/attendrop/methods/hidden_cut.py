@@ -93,7 +93,7 @@ class HiddenCut(Method):
     )
     traits: ClassVar[Mapping[str, str]] = {DECIDES_PASSES: ""}
 
-    alpha: float = option(0.1, unit_interval(one=True))
+    alpha: float = option(0.1, unit_interval(one=True), search=(0.05, 0.2, 0.4))
     select_by: str = option("attention", choice(*SELECT_BY))
     candidates: float = option(0.4, unit_interval(one=True))
     gamma: float = option(1.0, positive(zero=True))

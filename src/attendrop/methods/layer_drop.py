@@ -63,7 +63,7 @@ class LayerDrop(Method):
     traits: ClassVar[Mapping[str, str]] = {SKIPS_BLOCKS: ""}
     skips_parameters: ClassVar[bool] = True
 
-    p: float = option(0.2, unit_interval(one=True))
+    p: float = option(0.2, unit_interval(one=True), search=(0.05, 0.1, 0.4))
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def plan(self, context: StepContext) -> Plan:

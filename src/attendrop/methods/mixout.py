@@ -46,6 +46,8 @@ class Mixout(Method):
     values, is excluded.
     """
 
+    compared: ClassVar[bool] = True
+
     name: ClassVar[str] = "mixout"
     summary: ClassVar[str] = "replaces weights at random by their pre-trained values"
     paper: ClassVar[str] = (
@@ -62,7 +64,7 @@ class Mixout(Method):
     traits: ClassVar[Mapping[str, str]] = {REPLACES_PARAMETERS: ""}
     uses_attention: ClassVar[bool] = False
 
-    p: float = option(0.7, unit_interval())
+    p: float = option(0.7, unit_interval(), search=(0.3, 0.5, 0.9))
     unit: str = option("neuron", choice("neuron", "element"))
 
     def start(self, training: TrainingContext) -> MethodState:

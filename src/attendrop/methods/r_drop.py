@@ -76,6 +76,8 @@ class RDrop(Method):
     correctly.
     """
 
+    compared: ClassVar[bool] = True
+
     name: ClassVar[str] = "r-drop"
     summary: ClassVar[str] = "makes two passes with different dropout agree"
     paper: ClassVar[str] = "Wu et al. (2021), R-Drop: Regularized Dropout for Neural Networks"
@@ -98,7 +100,7 @@ class RDrop(Method):
     uses_attention: ClassVar[bool] = False
     order: ClassVar[int] = -1  # rows are repeated before tokens of each copy are dropped
 
-    alpha: float = option(1.0, positive())
+    alpha: float = option(1.0, positive(), search=(0.3, 3.0, 8.0))
     reduction: str = option("mean", choice(*REDUCTIONS))
 
     def batch(self, context: StepContext) -> Batch:

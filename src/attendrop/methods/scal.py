@@ -88,10 +88,10 @@ class SCAL(Method):
     )
     traits: ClassVar[Mapping[str, str]] = {DECIDES_PASSES: ""}
 
-    epsilon: float = option(1.0, positive())
+    epsilon: float = option(1.0, positive(), search=(0.3, 3.0))
     where: str = option("embeddings", choice(*WHERE))
     adversarial: float = option(1.0, positive(zero=True))
-    contrast: float = option(0.1, positive(zero=True))
+    contrast: float = option(0.1, positive(zero=True), search=(0.0, 0.5))
     temperature: float = option(0.1, positive())
     layers: str | int | Sequence[int] = option("all", LAYERS)
 

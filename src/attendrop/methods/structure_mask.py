@@ -83,7 +83,7 @@ class StructureMask(Method):
 
     self_attention_only: ClassVar[bool] = True
 
-    p: float = option(0.5, unit_interval(one=True))
+    p: float = option(0.5, unit_interval(one=True), search=(0.2, 0.8))
     structure: str = option("window", choice(*STRUCTURES))
     window: int = option(4, count(0))
     relation: str = option("ancestors", choice(*RELATIONS))

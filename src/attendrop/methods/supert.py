@@ -92,7 +92,7 @@ class SuperT(Method):
     edits_gradients: ClassVar[bool] = True
     needs_loss_scale: ClassVar[bool] = True
 
-    fraction: float = option(0.1, unit_interval())
+    fraction: float = option(0.1, unit_interval(), search=(0.05, 0.2, 0.4))
     search: float = option(0.3, unit_interval())
     heads: bool = option(True, SWITCH)
     feed_forward: bool = option(True, SWITCH)

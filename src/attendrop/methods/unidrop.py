@@ -90,12 +90,12 @@ class UniDrop(Method):
     skips_parameters: ClassVar[bool] = True
     reports_all_effects: ClassVar[bool] = False  # blocks only
 
-    feature: float = option(0.1, unit_interval(zero=True))
+    feature: float = option(0.1, unit_interval(zero=True), search=(0.0, 0.2))
     features: str | int | Sequence[int] = option(
         PLACES, Range("some of 1, 2, 3, 4 (1,3), or none", lambda _, value: _places(value))
     )
-    structure: float = option(0.2, unit_interval(one=True, zero=True))
-    data: float = option(0.5, unit_interval(one=True, zero=True))
+    structure: float = option(0.2, unit_interval(one=True, zero=True), search=(0.0, 0.1))
+    data: float = option(0.5, unit_interval(one=True, zero=True), search=(0.0, 0.25))
     token: float = option(0.1, unit_interval(one=True, zero=True))
 
     def __post_init__(self) -> None:

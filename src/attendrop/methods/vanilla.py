@@ -53,7 +53,7 @@ class Vanilla(Method):
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("scores", "weights"))
     traits: ClassVar[Mapping[str, str]] = {REPLACES_DROPOUT: "where=weights"}
 
-    p: float = option(0.1, unit_interval())
+    p: float = option(0.1, unit_interval(), search=(0.05, 0.2, 0.3))
     where: str = option("scores", choice(*WHERE))
     layers: str | int | Sequence[int] = option("all", LAYERS)
 

@@ -28,7 +28,7 @@ HEAD_STARTS = ("auto", "random", "frozen")
 REPORT_TO = ("none", "tensorboard", "wandb", "trackio", "mlflow")
 _AT_LEAST = {
     "epochs": 1,
-    "max_steps": 1,
+    "max_steps": 0,
     "batch_size": 1,
     "eval_batch_size": 1,
     "gradient_accumulation": 1,
@@ -72,7 +72,8 @@ class RunConfig:
         epochs, batch_size, gradient_accumulation, learning_rate, weight_decay, schedule, warmup: Options of the
             optimization. ``batch_size`` counts rows per process and micro-batch; ``warmup`` is a fraction of all steps.
         max_steps: Number of optimizer steps, instead of ``epochs``; for comparisons between methods that
-            train on different numbers of rows. None: ``epochs``, and without these what the recipe says.
+            train on different numbers of rows. None: ``epochs``, and without these what the recipe says. 0: only a
+            head that starts from the frozen encoder.
         max_length: Maximum length in tokens; longer texts are truncated.
         test_fraction: Fraction of the training rows to set aside as the evaluation data, where there are no others: the
             same rows for every seed, stratified by class; rows with the same text are on the same side.
@@ -163,6 +164,7 @@ class RunConfig:
         if self.class_weights is not None:
             check_choice("class_weights", self.class_weights, CLASS_WEIGHTS)
         self._check_data()
+        self._check_training()
         self._check_selection()
         if self.bf16 and self.fp16:
             raise AttendropError("bf16 and fp16 exclude each other; choose one.")
@@ -192,6 +194,12 @@ class RunConfig:
             raise AttendropError("test-fraction and eval-file are both evaluation data; choose one.")
         if self.shots is not None and self.max_train_samples is not None:
             raise AttendropError("shots and max-train-samples both limit the training data; choose one.")
+
+    def _check_training(self) -> None:
+        if self.max_steps == 0 and (self.head_start != "frozen" or self.refit):
+            raise AttendropError(
+                "max-steps 0 trains nothing but the head's start; use it with head-start 'frozen', without refit."
+            )
 
     def _check_selection(self) -> None:
         if self.protocol == "paper":

@@ -16,7 +16,7 @@ from attendrop.runs.model_loading import default_pooling, load_config, refuse_pr
 
 BATCH_SIZE = 16
 # So many epochs of a small set, but at least and at most so many steps; of a large set, at least so many epochs.
-EPOCHS, LEAST_STEPS, MOST_STEPS, LEAST_EPOCHS = 20, 240, 1200, 3
+EPOCHS, LEAST_STEPS, MOST_STEPS, LEAST_EPOCHS = 10, 240, 1200, 3
 # Learning rates by the largest hidden size that they are for.
 LEARNING_RATES = ((512, 1e-4), (900, 5e-5), (math.inf, 2e-5))
 # Rows to hold out where a selection split is asked for, or where there is no other set to score on.
@@ -50,7 +50,7 @@ def with_training(config: RunConfig, rows: int, *, processes: int = 1) -> RunCon
     """Decide batch size, number of steps, learning rate and pooling.
 
     - A step has 16 rows.
-    - Steps are 20 epochs, but at least 240 and at most 1,200; of large sets, they are 3 epochs, if that is more.
+    - Steps are 10 epochs, but at least 240 and at most 1,200; of large sets, they are 3 epochs, if that is more.
     - The learning rate falls with the model's hidden size: 1e-4 up to 512, 5e-5 up to 900, 2e-5 beyond.
     - The pooling is what the model was trained with, see :func:`attendrop.runs.model_loading.default_pooling`.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -125,6 +126,7 @@ def _train(
     if finished is not None:
         logger.info("The run in %s is finished already; nothing is left to do.", config.output_dir)
         return finished
+    began = time.monotonic()
     check_integration(config.report_to)
     begun = (read_run(place) if resume else None) or {}
     run = resolve_run(config, begun.get("decided"))
@@ -172,6 +174,7 @@ def _train(
     metrics["training"]["head_start"] = "random" if fitted.head_start is None else "frozen"
     metrics["data"]["report"] = report
     metrics |= _final_report(trainer, encoded)
+    metrics["total_seconds"] = round(time.monotonic() - began, 3)
     if trainer.is_world_process_zero():
         with results(place) as files:
             if keep_model:
@@ -253,7 +256,10 @@ def _fit(
     own: list[TrainerCallback] = [] if stop_after is None else [StopAfter(stop_after)]
     own += [AfterFirstStep(note)] if checkpoint is None and is_main_process() else []
     trainer = _trainer(run, loaded, encoded, arguments, [*own, *callbacks], checkpoint_seconds)
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if run.config.max_steps == 0:
+        note()
+    else:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     refuse_diverged(run.config, *(parameter.detach() for parameter in loaded.model.parameters()))
     meter = next(callback for callback in trainer.callback_handler.callbacks if isinstance(callback, Meter))
     return _Fitted(trainer, meter.seconds_so_far, head_start)

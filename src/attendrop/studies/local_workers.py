@@ -44,6 +44,9 @@ class LocalWorkers:
     Args:
         count: Number of processes; None: one for each GPU, otherwise one for each core, 8 at most.
         checkpoint_seconds: Seconds between the checkpoints of a run.
+
+    Attributes:
+        count: Number of processes.
     """
 
     def __init__(self, count: int | None = None, *, checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS) -> None:
@@ -52,6 +55,7 @@ class LocalWorkers:
         cores, gpus = available_cores(), visible_gpus()
         count = count or len(gpus) or min(cores, MOST_WORKERS)
         environment = environment_of_worker(max(1, cores // count))
+        self.count = count
         self.checkpoint_seconds = checkpoint_seconds
         self._messages: Messages = SimpleQueue()
         self._idle = [
@@ -176,9 +180,11 @@ class _Worker:
 def environment_of_worker(threads: int) -> dict[str, str]:
     """Make the environment of a process: this one's, with a number of threads, and its import path.
 
-    A number of threads that the user has set is kept.
+    A number of threads that the user has set in ``OMP_NUM_THREADS`` is kept, and holds for all libraries: PyTorch reads
+    ``MKL_NUM_THREADS``, too, and that goes first.
     """
-    found = {name: str(threads) for name in _THREADS} | os.environ
+    wanted = os.environ.get(_THREADS[0], str(threads))
+    found = dict.fromkeys(_THREADS, wanted) | os.environ
     return found | {"PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
 
 

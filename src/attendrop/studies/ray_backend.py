@@ -45,7 +45,8 @@ class RayCluster:
         if count is not None:
             check_count("workers", count)
         self.address = address
-        self.count = count
+        self.count = count or 1
+        self._asked = count
         self.checkpoint_seconds = checkpoint_seconds
 
     def __enter__(self) -> Self:
@@ -57,6 +58,9 @@ class RayCluster:
         except (ConnectionError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             raise AttendropError(f"There is no Ray cluster at {self.address!r} ({reason}).") from error
+        cores, gpus = (int(ray.cluster_resources().get(name, 0)) for name in ("CPU", "GPU"))
+        self.count = self._asked or gpus or cores
+        self._share = {"num_cpus": max(1, cores // self.count), "num_gpus": min(1, gpus)}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -68,13 +72,10 @@ class RayCluster:
         """Run jobs as Ray tasks, each taken when there is room for it, until all have finished or failed."""
         import ray
 
-        cores, gpus = (int(ray.cluster_resources().get(name, 0)) for name in ("CPU", "GPU"))
-        count = self.count or gpus or cores
-        share = {"num_cpus": max(1, cores // count), "num_gpus": min(1, gpus)}
-        task = ray.remote(max_retries=RETRIES, **share)(run_on_node)
+        task = ray.remote(max_retries=RETRIES, **self._share)(run_on_node)
         running: dict[Any, Job] = {}
         while True:
-            while len(running) < count and (job := next(jobs, None)) is not None:
+            while len(running) < self.count and (job := next(jobs, None)) is not None:
                 report(Event("started", job))
                 content = job.unit.as_dict() | {"folder": str(job.folder.absolute())}
                 running[task.remote(content | {"checkpoint_seconds": self.checkpoint_seconds})] = job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from attendrop.errors import AttendropError
 from attendrop.output_files import write_json
 from attendrop.runs.folder_lock import locked
 from attendrop.runs.run_folder import read_metrics
+from attendrop.studies.in_process import InProcess
 from attendrop.studies.local_workers import LocalWorkers
 from attendrop.studies.units import RUNS, SECONDS_BETWEEN_CHECKPOINTS, Event, Job, Result, Unit, data_sha256
 
@@ -22,7 +23,13 @@ OnEvent = Callable[[Event], None]
 
 
 class Backend(Protocol):
-    """What runs jobs: processes here, or other machines."""
+    """What runs jobs: processes here, or other machines.
+
+    Attributes:
+        count: Number of jobs that it runs at the same time.
+    """
+
+    count: int
 
     def run(self, jobs: Iterator[Job], report: OnEvent) -> None:
         """Run jobs, each taken when there is room for it, until all have finished or failed."""
@@ -47,7 +54,7 @@ def run_units(
         units: The units. They are taken one by one, when a worker is free, so that a generator may decide by the
             results so far what comes next.
         folder: Folder of the study, which is locked meanwhile.
-        workers: Number of worker processes, see :class:`LocalWorkers`.
+        workers: Number of worker processes, see :class:`LocalWorkers`; 0 runs the units in this process.
         backend: ``"local"``: processes on this machine; ``"ray:local"``: a Ray cluster that is started here;
             ``"ray:ADDRESS"``: a running one, see :class:`attendrop.studies.ray_backend.RayCluster`.
         on_event: Called with what happens. An exception that it raises, as Ctrl-C does, stops all workers; run again,
@@ -89,6 +96,11 @@ class Runner:
         self.folder = folder
         self._backend = backend
         self._digests: dict[str, str] = {}
+
+    @property
+    def workers(self) -> int:
+        """Number of units that run at the same time."""
+        return self._backend.count
 
     def place(self, unit: Unit) -> Job:
         """Find the folder of a unit."""
@@ -152,6 +164,8 @@ def _record_failure(event: Event, attempts: int) -> None:
 
 
 def _backend(name: str, workers: int | None, checkpoint_seconds: float) -> AbstractContextManager[Backend]:
+    if name == LOCAL and workers == 0:
+        return nullcontext(InProcess(checkpoint_seconds=checkpoint_seconds))
     if name == LOCAL:
         return LocalWorkers(workers, checkpoint_seconds=checkpoint_seconds)
     if not name.startswith(RAY):

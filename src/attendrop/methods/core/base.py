@@ -47,6 +47,7 @@ class Method:
         rules: The method's own compatibility rules.
         needs_loss_scale: Whether it reads gradients that are multiplied by the loss scale of float16.
         reports_all_effects: Whether the reported dropped units are its only effect, so that zero means no effect.
+        compared: Whether comparisons include it where no methods are named.
         inactive_epochs_hint: Sentence for warnings: the epochs in which it is inactive, and how to activate it in all.
     """
 
@@ -65,6 +66,7 @@ class Method:
     rules: ClassVar[tuple[Rule, ...]] = ()
     needs_loss_scale: ClassVar[bool] = False
     reports_all_effects: ClassVar[bool] = True
+    compared: ClassVar[bool] = False
     inactive_epochs_hint: ClassVar[str] = ""
 
     def __post_init__(self) -> None:

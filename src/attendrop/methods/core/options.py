@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -26,9 +26,15 @@ class Range:
     check: Callable[[str, Any], Any]
 
 
-def option(default: Any, allowed: Range) -> Any:
-    """Declare an option of a method, as a dataclass field that is checked when the method is created."""
-    return dataclasses.field(default=default, metadata={"range": allowed})
+def option(default: Any, allowed: Range, search: Sequence[Any] = ()) -> Any:
+    """Declare an option of a method, as a dataclass field that is checked when the method is created.
+
+    Args:
+        default: The default.
+        allowed: Allowed values.
+        search: Other values that are worth trying, for searches; none: the option is not searched.
+    """
+    return dataclasses.field(default=default, metadata={"range": allowed, "search": tuple(search)})
 
 
 def unit_interval(*, one: bool = False, zero: bool = False) -> Range:
@@ -79,6 +85,15 @@ def check_options(method: Any) -> None:
     for field in dataclasses.fields(method):
         if (allowed := field.metadata.get("range")) is not None:
             object.__setattr__(method, field.name, allowed.check(field.name, getattr(method, field.name)))
+
+
+def searched_values(method: type[Any]) -> dict[str, tuple[Any, ...]]:
+    """Return the values that a search tries of each option of a method class, the default first."""
+    return {
+        field.name: (field.default, *(value for value in field.metadata["search"] if value != field.default))
+        for field in dataclasses.fields(method)
+        if field.metadata.get("search")
+    }
 
 
 def described(method: type[Any]) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,150 @@
+"""`attendrop compare`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from attendrop.cli.app import Columns, DataDir, Device, Json, LabelColumn, Quiet, app, show, split_columns
+from attendrop.errors import AttendropError
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+# Options that are not of each run.
+_OF_COMPARISON = ("methods", "set_", "seeds", "budget", "trials", "folds", "baselines")
+_OF_COMMAND = ("workers", "ray", "quiet", "as_json")
+
+
+@app.command()
+def compare(
+    task: Annotated[str | None, typer.Option(help="Name of a task, instead of your files.")] = None,
+    train_file: Annotated[str | None, typer.Option(help="Your data: a .csv, .tsv, .jsonl or .parquet file.")] = None,
+    eval_file: Annotated[
+        str | None, typer.Option(help="Evaluation data. Default: a part of the training data is set aside.")
+    ] = None,
+    test_fraction: Annotated[
+        float | None, typer.Option(help="Without --eval-file: the part to set aside.", show_default="0.25")
+    ] = None,
+    text_columns: Columns = None,
+    label_column: LabelColumn = None,
+    label_type: Annotated[str | None, typer.Option(help="auto, class or number.", show_default="auto")] = None,
+    data_dir: DataDir = None,
+    skip_bad_rows: Annotated[bool | None, typer.Option(help="Skip invalid rows of your files.")] = None,
+    model: Annotated[str | None, typer.Option(help="minilm, a folder, or a hub id.", show_default="minilm")] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            help="Methods to compare with plain fine-tuning, comma-separated; `attendrop methods` lists them.",
+            show_default="those most used",
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="METHOD.NAME=VALUE", help="Option of a method; it is then not searched."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Number of seeds of each method.")] = 5,
+    budget: Annotated[str | None, typer.Option(help="Time limit, such as 30m or 2h.")] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            help="Settings to try of each method, learning rates among them.", show_default="what fits into the budget"
+        ),
+    ] = None,
+    folds: Annotated[int, typer.Option(help="Selection splits on which settings are scored.")] = 3,
+    baselines: Annotated[str | None, typer.Option(help="Comma-separated, or none.", show_default="all")] = None,
+    max_train_samples: Annotated[int | None, typer.Option(help="Number of training rows to use.")] = None,
+    shots: Annotated[int | None, typer.Option(help="Number of training rows per class to use.")] = None,
+    metric: Annotated[str | None, typer.Option(help="Metric of the comparison.", show_default="the task's")] = None,
+    class_weights: Annotated[
+        str | None, typer.Option(help="balanced: classes have equal weight in the loss.", show_default="none")
+    ] = None,
+    max_length: Annotated[int | None, typer.Option(help="In tokens.", show_default="128")] = None,
+    epochs: Annotated[int | None, typer.Option(show_default="by the number of rows")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="Number of training steps; overrides --epochs.")] = None,
+    batch_size: Annotated[int | None, typer.Option(show_default="by the number of rows")] = None,
+    learning_rate: Annotated[float | None, typer.Option(show_default="by the model")] = None,
+    output_dir: Annotated[
+        str, typer.Option(help="Folder of the answer; the same command continues there.")
+    ] = "comparison",
+    workers: Annotated[
+        int | None, typer.Option(help="Number of processes; 0: only this one.", show_default="one per GPU or core")
+    ] = None,
+    ray: Annotated[str | None, typer.Option(help="Ray cluster to run on: its address, or local.")] = None,
+    device: Device = None,
+    bf16: Annotated[bool | None, typer.Option(help="bfloat16 mixed precision.")] = None,
+    fp16: Annotated[bool | None, typer.Option(help="float16 mixed precision; needs a GPU.")] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Find out what your data should be fine-tuned with.
+
+    Compares methods with plain fine-tuning, and with baselines that need no fine-tuning, on the same rows over several
+    seeds. Says what to use, how certain that is, and keeps the model in OUTPUT_DIR/best. Started again, it goes on.
+    """
+    given = {name: value for name, value in locals().items() if value is not None}
+
+    from attendrop.cli.console import messages
+    from attendrop.cli.interrupts import Interrupted
+    from attendrop.cli.study_progress import StudyProgress
+    from attendrop.studies.comparison import Comparison, run_comparison
+    from attendrop.studies.workers import LOCAL
+
+    comparison = Comparison(**_comparison(given))
+    with messages(quiet=quiet) as console:
+        progress = StudyProgress(console, 0, quiet=quiet)
+        try:
+            outcome = run_comparison(
+                comparison,
+                workers=workers,
+                backend=LOCAL if ray is None else f"ray:{ray}",
+                on_event=progress,
+                on_plan=progress.plan,
+            )
+        except KeyboardInterrupt:
+            raise Interrupted("Interrupted. The same command goes on where it stopped.") from None
+        finally:
+            progress.close()
+    show(outcome.as_dict(), "\n".join(outcome.lines()), quiet=quiet, as_json=as_json)
+
+
+def _comparison(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the arguments of the comparison from the options that are given."""
+    from attendrop.runs.config import RunConfig
+    from attendrop.studies.comparison import default_methods
+
+    run = {name: value for name, value in given.items() if name not in _OF_COMPARISON + _OF_COMMAND}
+    run["text_columns"] = split_columns(given.get("text_columns"))
+    run = {"model": "minilm", "method": "finetune"} | run
+    names = split_columns(given.get("methods")) or tuple(default_methods())
+    found: dict[str, Any] = {"config": RunConfig(**run), "output_dir": given["output_dir"]}
+    found["methods"] = _with_options(names, given.get("set_", []))
+    found |= {name: given[name] for name in ("seeds", "trials", "folds") if name in given}
+    if "budget" in given:
+        found["budget"] = read_duration(given["budget"])
+    if "baselines" in given:
+        found["baselines"] = () if given["baselines"] == "none" else split_columns(given["baselines"])
+    return found
+
+
+def _with_options(names: tuple[str, ...], settings: list[str]) -> dict[str, dict[str, str]]:
+    methods: dict[str, dict[str, str]] = {name: {} for name in names}
+    example = names[-1]
+    for setting in settings:
+        name, equals, value = (part.strip() for part in setting.partition("="))
+        method, dot, option = name.partition(".")
+        if not (method and dot and option and equals and value):
+            raise AttendropError(f"--set {setting!r} is not of the form METHOD.NAME=VALUE, such as {example}.p=0.3.")
+        if method not in methods:
+            raise AttendropError(f"--set {setting!r}: method '{method}' is not compared; add it to --methods.")
+        methods[method][option] = value
+    return methods
+
+
+def read_duration(text: str) -> float:
+    """Read a duration such as ``30m``, ``2h``, ``90s`` or ``1.5h``; returns seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    if match is None:
+        raise AttendropError(f"budget {text!r} is not a duration; write 30m, 2h or 90s.")
+    return float(match[1]) * _UNITS[match[2]]

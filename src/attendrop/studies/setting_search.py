@@ -1,0 +1,197 @@
+"""Search of method options and learning rates on selection rows, with the same budget for every method."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from attendrop.errors import AttendropError
+from attendrop.methods.core.options import searched_values
+from attendrop.methods.core.registry import get_method
+from attendrop.runs.config import RunConfig
+from attendrop.studies.units import Result, Unit
+
+SELECTION_FRACTION = 0.2
+# As many as settings are tried at most by default: plain fine-tuning has nothing else to search.
+LEARNING_RATE_FACTORS = (1.0, 0.125, 0.25, 0.35, 0.5, 0.7, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0)
+# Selection splits have seeds of their own: none is the seed of a final run.
+_FIRST_SEED = 1_000
+_LEARNING_RATE = "learning_rate"
+# Selection score of a run that failed; finite, so that it can be averaged.
+_FAILED = -1e9
+logger = logging.getLogger(__name__)
+RunUnits = Callable[[Iterable[Unit]], list[Result]]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A method with options, and a learning rate.
+
+    Attributes:
+        method: Name of the method, or several joined by ``+``.
+        options: Options of the method as pairs; those that are not given have their defaults.
+        learning_rate: Learning rate; None: the run's own.
+    """
+
+    method: str
+    options: tuple[tuple[str, Any], ...] = ()
+    learning_rate: float | None = None
+
+    def applied(self, config: RunConfig, **changes: Any) -> RunConfig:
+        """Return the options of a run with this setting."""
+        if self.learning_rate is not None:
+            changes[_LEARNING_RATE] = self.learning_rate
+        return dataclasses.replace(config, method=self.method, options=dict(self.options), **changes)
+
+    @property
+    def described(self) -> str:
+        """What differs from the defaults."""
+        found = [f"{name}={value}" for name, value in self.options]
+        if self.learning_rate is not None:
+            found.append(f"{_LEARNING_RATE}={self.learning_rate:g}")
+        return " ".join(found) or "its defaults"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A setting, and its selection scores, one for each fold; fewer if it was stopped early."""
+
+    setting: Setting
+    scores: list[float] = field(default_factory=list)
+
+    @property
+    def mean(self) -> float:
+        """Mean of the scores so far."""
+        return statistics.fmean(self.scores)
+
+
+def choose(trials: Sequence[Trial]) -> Setting:
+    """Choose the first setting, which is the default, unless another is better by more than one standard error.
+
+    The standard error is that of the mean difference, paired by fold. Without this rule, the best of several settings
+    on few selection rows is often only the luckiest. Settings that were stopped early are not chosen.
+    """
+    default, *others = trials
+    best = default
+    for trial in others:
+        if len(trial.scores) < len(default.scores):
+            continue
+        gains = [one - other for one, other in zip(trial.scores, default.scores, strict=True)]
+        error = statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else 0.0
+        if statistics.fmean(gains) > error and trial.mean > best.mean:
+            best = trial
+    return best.setting
+
+
+def search_settings(
+    config: RunConfig,
+    methods: Mapping[str, Mapping[str, Any]],
+    *,
+    trials: int,
+    folds: int,
+    learning_rate: float,
+    run_units: RunUnits,
+) -> dict[str, list[Trial]]:
+    """Try settings of each method on selection rows.
+
+    Each setting is trained on four fifths of the training rows and scored on the others, with another split in each
+    fold. After a fold only the better half of a method's settings goes on, and its default. All methods have the same
+    number of settings, plain fine-tuning included, for which only the learning rate is searched.
+
+    Args:
+        config: The run, without method.
+        methods: Given options by method, which are not searched.
+        trials: Settings for each method, the default included; fewer if a method has no more.
+        folds: Number of splits.
+        learning_rate: Learning rate of the default.
+        run_units: Runs units and returns their results.
+
+    Returns:
+        The trials of each method, the default first.
+    """
+    found = {
+        name: [Trial(setting) for setting in _settings(name, given, trials, learning_rate, config.seed)]
+        for name, given in methods.items()
+    }
+    alive = dict(found)
+    for fold in range(folds):
+        asked = [trial for each in alive.values() for trial in each]
+        results = run_units(selection_unit(config, trial.setting, fold) for trial in asked)
+        for trial, result in zip(asked, results, strict=True):
+            score = (result.metrics or {}).get("selection_score")
+            trial.scores.append(score if score is not None and math.isfinite(score) else _FAILED)
+        alive = {name: _better_half(each) for name, each in alive.items()}
+    for name, each in found.items():
+        logger.info("Method %s: %d settings were tried; chosen: %s.", name, len(each), choose(each).described)
+    return found
+
+
+def _better_half(trials: Sequence[Trial]) -> list[Trial]:
+    default, *others = trials
+    return [default, *sorted(others, key=lambda trial: -trial.mean)[: len(trials) // 2]]
+
+
+def selection_unit(config: RunConfig, setting: Setting, fold: int) -> Unit:
+    """Make the run of a setting that is scored on the selection rows of a fold."""
+    return Unit(setting.applied(config, seed=_FIRST_SEED + fold, selection_fraction=SELECTION_FRACTION, refit=False))
+
+
+def number_of_selection_runs(trials: int, folds: int) -> int:
+    """Count the runs that :func:`search_settings` needs for a method, at most."""
+    runs, alive = 0, trials
+    for _ in range(folds):
+        runs += alive
+        alive = 1 + min(alive - 1, alive // 2)
+    return runs
+
+
+def _settings(method: str, given: Mapping[str, Any], trials: int, learning_rate: float, seed: int) -> list[Setting]:
+    """Propose settings, each once: the default, then others at random."""
+    optuna = _optuna()
+    space = {name: values for name, values in search_space(method).items() if name not in given}
+    space[_LEARNING_RATE] = tuple(learning_rate * factor for factor in LEARNING_RATE_FACTORS)
+    default = Setting(method, tuple(given.items()))
+    defaults = {name: values[0] for name, values in space.items()}
+    found = [default]
+
+    def propose(trial: Any) -> float:
+        chosen = {name: trial.suggest_categorical(name, values) for name, values in space.items()}
+        changed = {name: value for name, value in chosen.items() if value != defaults[name]}
+        rate = changed.pop(_LEARNING_RATE, None)
+        setting = Setting(method, (*given.items(), *changed.items()), rate)
+        if setting not in found:
+            found.append(setting)
+        return 0.0
+
+    study = optuna.create_study(sampler=optuna.samplers.GridSampler(space, seed=seed))
+    study.optimize(propose, n_trials=trials)
+    return found[:trials]
+
+
+def search_space(method: str) -> dict[str, tuple[Any, ...]]:
+    """Return the values that are tried of each option of a method, the default first.
+
+    Args:
+        method: Name of the method, or several joined by ``+``; then options are called ``METHOD.OPTION``.
+    """
+    names = [name.strip() for name in method.split("+")]
+    spaces = {name: searched_values(get_method(name)) for name in names}
+    if len(names) == 1:
+        return spaces[names[0]]
+    return {f"{name}.{option}": values for name, space in spaces.items() for option, values in space.items()}
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ModuleNotFoundError:
+        raise AttendropError(
+            "A search of settings needs optuna, which is not installed; run `pip install attendrop[search]`."
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna

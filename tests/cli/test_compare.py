@@ -1,0 +1,85 @@
+"""`attendrop compare`: its options and its output."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers import tiny
+
+from attendrop import AttendropError
+from attendrop.cli import main
+from attendrop.cli.compare import read_duration
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("compared")
+    tiny.save_tiny_bert(folder / "model")
+    tiny.write_data(folder)
+    return folder
+
+
+def command(folder: Path, *options: str) -> list[str]:
+    return [
+        *("compare", "--train-file", str(folder / "train.csv"), "--text-columns", "sentence1,sentence2"),
+        *("--label-column", "label", "--model", str(folder / "model"), "--device", "cpu", "--max-steps", "2"),
+        *("--workers", "0", "--output-dir", str(folder / "answer"), *options),
+    ]
+
+
+def test_one_command_answers_and_keeps_a_model_that_predicts(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    asked = command(folder, "--methods", "mixout,vanilla", "--set", "vanilla.p=0.3", "--seeds", "1")
+    assert main(asked) == 0
+    shown = capsys.readouterr().out
+    assert "No recommendation of a method: 1 seed" in shown
+    assert {line.split("  ")[0] for line in shown.splitlines()} >= {
+        "finetune",
+        "mixout",
+        "vanilla p=0.3",
+        "tfidf",
+        "frozen",
+    }
+    best = str(folder / "answer" / "best")
+    assert f"attendrop predict {best}" in shown
+    predict = ["predict", best, "--predict-file", str(folder / "dev.csv"), "--text-columns", "sentence1,sentence2"]
+    assert main([*predict, "--output", str(tmp_path / "found.csv")]) == 0
+
+    capsys.readouterr()
+    assert main([*asked, "--json"]) == 0  # the runs are there
+    found = json.loads(capsys.readouterr().out)
+    assert found == json.loads((folder / "answer" / "answer.json").read_text(encoding="utf-8"))
+    assert found["methods"][0]["method"] == "finetune"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--set", "p=0.3"], "--set 'p=0.3' is not of the form METHOD.NAME=VALUE"),
+        (["--set", "r-drop.alpha=2", "--methods", "mixout"], "method 'r-drop' is not compared; add it to --methods"),
+        (["--methods", "mixuot"], "There is no method 'mixuot'. Did you mean 'mixout'?"),
+        (["--budget", "soon"], "budget 'soon' is not a duration; write 30m, 2h or 90s."),
+        (["--baselines", "svm"], "There is no baseline 'svm'; known are majority, tfidf, frozen."),
+        (["--seeds", "0"], "seeds"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(
+    folder: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(folder, *options)) == 2
+    told = capsys.readouterr().err
+    assert message in told and "Traceback" not in told
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("30m", 1800), ("1.5h", 5400), ("90s", 90), ("45", 45), (" 2 h ", 7200)])
+def test_durations_are_read(text: str, seconds: float) -> None:
+    assert read_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "m", "-3m", "3 days", "1h30m"])
+def test_other_durations_are_refused(text: str) -> None:
+    with pytest.raises(AttendropError, match="is not a duration"):
+        read_duration(text)

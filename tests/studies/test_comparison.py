@@ -1,0 +1,184 @@
+"""Comparisons: what is run within a budget, and whole ones on tiny models."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import tiny
+
+import attendrop
+from attendrop import ADDrop, AttendropError
+from attendrop.studies.comparison import Comparison, Outcome, Steps, run_comparison
+from attendrop.studies.units import Result, Unit
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tiny.save_tiny_bert(tmp_path / "model")
+    tiny.write_data(tmp_path)
+    return tmp_path
+
+
+def comparison(folder: Path, **options: Any) -> Comparison:
+    run = {name: options.pop(name) for name in ("eval_file", "shots", "max_steps") if name in options}
+    config = tiny.config(folder, **({"method": "finetune", "max_steps": 4, "head_start": "random"} | run))
+    chosen: dict[str, Any] = {"methods": {"mixout": {}}, "baselines": ("majority",), "seeds": 2}
+    return Comparison(config=config, output_dir=str(folder / "answer"), **(chosen | options))
+
+
+# What is run ----------------------------------------------------------------------------------------------------------
+
+
+class Runner:
+    """Units that take ten seconds each, on two workers, and are scored by a function of theirs."""
+
+    workers = 2
+
+    def __init__(self, score: Any = lambda unit: 0.5) -> None:
+        self.score = score
+        self.asked: list[Unit] = []
+
+    def run(self, units: Iterable[Unit], on_event: Any = None) -> list[Result]:
+        results = []
+        for unit in units:
+            self.asked.append(unit)
+            found = self.score(unit)
+            metrics: dict[str, Any] | None = None
+            if found is not None:
+                metrics = {"method": unit.method, "seed": unit.config.seed, "selection_score": found}
+                metrics |= {"total_seconds": 10.0, "training": {"learning_rate": 1e-4}}
+            results.append(Result(unit, Path(repr(unit)), metrics, None if metrics else "out of luck"))
+        return results
+
+
+def steps(of: Comparison, runner: Runner) -> Steps:
+    return Steps(of, runner, lambda event: None, lambda units: None)  # type: ignore[arg-type]
+
+
+def test_without_a_budget_all_seeds_of_all_methods_are_run_and_nothing_is_searched(folder: Path) -> None:
+    runner = Runner()
+    running = steps(comparison(folder, seeds=3), runner)
+    assert running.search() == {}
+    found = running.final_runs(running.defaults)
+    assert [(each.unit.method, each.unit.config.seed) for each in found] == [
+        (method, seed) for seed in range(3) for method in ("finetune", "mixout", "majority")
+    ]
+
+
+@pytest.mark.parametrize(("budget", "seeds"), [(15.0, 1), (29.0, 1), (30.0, 2), (46.0, 3), (1000.0, 4)])
+def test_only_whole_seeds_that_fit_into_the_budget_are_run(folder: Path, budget: float, seeds: int) -> None:
+    runner = Runner()  # a seed takes 3 runs x 10 s / 2 workers
+    running = steps(comparison(folder, seeds=4, budget=budget), runner)
+    found = running.final_runs(running.defaults)
+    assert {each.unit.config.seed for each in found} == set(range(seeds))
+    assert len(found) == 3 * seeds
+
+
+def test_what_time_is_left_goes_into_the_search(folder: Path) -> None:
+    tight, wide = (steps(comparison(folder, seeds=2, budget=budget), Runner()) for budget in (50.0, 600.0))
+    assert tight.search() == {}
+    assert {name: len(trials) for name, trials in wide.search().items()} == {"finetune": 12, "mixout": 12}
+    assert wide.spent < 600
+
+
+def test_runs_that_are_asked_for_twice_count_once(folder: Path) -> None:
+    running = steps(comparison(folder), Runner())
+    for _ in range(2):
+        running.final_runs(running.defaults)
+    assert running.spent == 2 * 3 * 10 / 2
+
+
+def test_one_setting_is_no_search(folder: Path) -> None:
+    runner = Runner()
+    assert steps(comparison(folder, trials=1), runner).search() == {}
+    assert runner.asked == []
+
+
+def test_the_chosen_settings_are_those_of_the_final_runs(folder: Path) -> None:
+    runner = Runner(lambda unit: float(dict(unit.config.options).get("p", 0.0)))  # mixout's p of 0.9 is the best
+    running = steps(comparison(folder, trials=12, folds=1), runner)
+    outcome = Outcome(answer=None, trials=running.search())  # type: ignore[arg-type]
+    final = running.final_runs(running.defaults | outcome.chosen)
+    options = {each.unit.method: each.unit.config.options for each in final}
+    assert options["mixout"]["p"] == 0.9
+
+
+def test_the_comparison_ends_if_plain_fine_tuning_fails(folder: Path) -> None:
+    running = steps(comparison(folder), Runner(lambda unit: None if unit.method == "finetune" else 0.5))
+    with pytest.raises(AttendropError, match="No run of plain fine-tuning succeeded; the first error: out of luck"):
+        running.final_runs(running.defaults)
+
+
+def test_a_failed_method_does_not_end_it(folder: Path) -> None:
+    running = steps(comparison(folder), Runner(lambda unit: None if unit.method == "mixout" else 0.5))
+    assert sum(each.metrics is None for each in running.final_runs(running.defaults)) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seeds": 0}, "seeds"),
+        ({"trials": 0}, "trials"),
+        ({"budget": 0.0}, "budget must be above 0 seconds"),
+        ({"methods": {"mixup": {}}}, "There is no method 'mixup'"),
+        ({"methods": {"mixout": {"p": 2}}}, "p=2 must be above 0"),
+        ({"baselines": ("tf-idf",)}, "There is no baseline 'tf-idf'; known are majority"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(folder: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(AttendropError, match=message):
+        comparison(folder, **options)
+
+
+def test_without_evaluation_data_a_part_is_set_aside(folder: Path) -> None:
+    assert comparison(folder, eval_file=None).config.test_fraction == 0.25
+    assert comparison(folder).config.test_fraction == 0.0
+
+
+# Whole comparisons ----------------------------------------------------------------------------------------------------
+
+
+def test_a_comparison_answers_keeps_the_model_and_goes_on(folder: Path) -> None:
+    asked = comparison(folder, eval_file=None)
+    outcome = run_comparison(asked, workers=0)
+    assert outcome.answer.rows[0].label == "finetune"
+    assert {row.label: row.n for row in outcome.answer.rows} == {"finetune": 2, "mixout": 2, "majority": 2}
+    written = {name: (folder / "answer" / name).read_text(encoding="utf-8") for name in ("answer.json", "answer.md")}
+    assert json.loads(written["answer.json"])["best"] == str(folder / "answer" / "best")
+    best = tiny.read_metrics(folder / "answer" / "best")
+    assert best["data"]["rows"]["train"] == 40  # all rows, those of the evaluation among them
+    assert (folder / "answer" / "best" / "model.safetensors").exists()
+    assert not list((folder / "answer" / "runs").glob("*/*.safetensors"))
+
+    events: list[Any] = []
+    again = run_comparison(dataclasses.replace(asked, seeds=3), workers=0, on_event=events.append)
+    started = [event.job.unit for event in events if event.kind == "started"]
+    assert {unit.config.seed for unit in started} == {2} and len(started) == 3
+    assert {row.n for row in again.answer.rows} == {3}
+
+
+def test_from_python(folder: Path) -> None:
+    config = tiny.config(folder)
+    outcome = attendrop.compare(
+        output_dir=str(folder / "answer"),
+        model=config.model,
+        train_file=config.train_file,
+        eval_file=config.eval_file,
+        text_columns=config.text_columns,
+        label_column="label",
+        methods=[ADDrop(p=0.2, cross_tuning=False)],
+        seeds=1,
+        baselines=(),
+        keep_best=False,
+        workers=0,
+        max_steps=3,
+        max_length=16,
+        device="cpu",
+    )
+    assert [row.label for row in outcome.answer.rows] == ["finetune", "ad-drop p=0.2 cross_tuning=False"]
+    assert outcome.best is None

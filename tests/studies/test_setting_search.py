@@ -1,0 +1,129 @@
+"""The search of settings: proposals, halving, the choice."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import tiny
+
+from attendrop.methods.core.registry import build_method, method_names
+from attendrop.runs.config import RunConfig
+from attendrop.studies.setting_search import (
+    SELECTION_FRACTION,
+    Setting,
+    Trial,
+    choose,
+    number_of_selection_runs,
+    search_settings,
+    search_space,
+)
+from attendrop.studies.units import Result, Unit
+
+DEFAULT = Setting("ad-drop")
+OTHER = Setting("ad-drop", (("p", 0.5),))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    tiny.write_data(tmp_path)
+    return tiny.config(tmp_path, method="finetune")
+
+
+class Runs:
+    """Units that are scored by a function, instead of being run."""
+
+    def __init__(self, score: Any) -> None:
+        self.score = score
+        self.asked: list[RunConfig] = []
+
+    def __call__(self, units: Iterable[Unit]) -> list[Result]:
+        results = []
+        for unit in units:
+            self.asked.append(unit.config)
+            found = self.score(unit.config)
+            metrics = None if found is None else {"selection_score": found}
+            results.append(Result(unit, Path("somewhere"), metrics, "failed" if found is None else None))
+        return results
+
+
+def search(config: RunConfig, runs: Runs, methods: dict[str, Any] | None = None, **options: Any) -> Any:
+    chosen: dict[str, Any] = {"trials": 6, "folds": 2, "learning_rate": 1e-4} | options
+    return search_settings(config, methods or {"finetune": {}, "ad-drop": {}}, run_units=runs, **chosen)
+
+
+def test_all_methods_have_the_same_number_of_settings_each_once(config: RunConfig) -> None:
+    found = search(config, Runs(lambda run: 0.5), trials=5)
+    assert {name: len(trials) for name, trials in found.items()} == {"finetune": 5, "ad-drop": 5}
+    for name, trials in found.items():
+        assert trials[0].setting == Setting(name)
+        assert len({repr(trial.setting) for trial in trials}) == 5
+    assert all(trial.setting.options == () for trial in found["finetune"])
+    assert len({trial.setting.learning_rate for trial in found["finetune"]}) == 5
+
+
+def test_the_same_seed_proposes_the_same_settings(config: RunConfig) -> None:
+    one, other = (search(config, Runs(lambda run: 0.5)) for _ in range(2))
+    assert one == other
+
+
+def test_given_options_are_kept(config: RunConfig) -> None:
+    found = search(config, Runs(lambda run: 0.5), {"ad-drop": {"p": "0.4"}}, trials=8)
+    assert all(trial.setting.applied(config).regularizer.options()["p"] == 0.4 for trial in found["ad-drop"])
+
+
+def test_all_settings_of_a_fold_are_scored_on_the_same_rows(config: RunConfig) -> None:
+    runs = Runs(lambda run: 0.5)
+    search(config, runs, folds=2)
+    assert {run.seed for run in runs.asked} == {1000, 1001}
+    assert {run.selection_fraction for run in runs.asked} == {SELECTION_FRACTION}
+
+
+def test_hopeless_settings_stop_early_and_the_default_never(config: RunConfig) -> None:
+    config = dataclasses.replace(config, learning_rate=1e-9)  # the default, which is the worst
+    runs = Runs(lambda run: run.learning_rate)
+    found = search(config, runs, {"finetune": {}}, trials=5, folds=3)["finetune"]
+    rates = [trial.setting.learning_rate or 0.0 for trial in found]
+    assert [len(trial.scores) for trial in found if trial.setting == Setting("finetune")] == [3]
+    assert sorted(len(trial.scores) for trial in found) == [1, 1, 2, 3, 3]
+    assert len(runs.asked) == number_of_selection_runs(5, 3) == 10
+    assert choose(found).learning_rate == max(rates)
+
+
+def test_a_setting_whose_run_fails_is_not_chosen(config: RunConfig) -> None:
+    found = search(config, Runs(lambda run: None if run.learning_rate else 0.5), trials=5, folds=1)
+    assert choose(found["finetune"]) == Setting("finetune")
+
+
+@pytest.mark.parametrize(
+    ("default", "other", "chosen"),
+    [
+        ([0.5, 0.5, 0.5], [0.6, 0.6, 0.6], OTHER),
+        ([0.5, 0.5, 0.5], [0.9, 0.3, 0.4], DEFAULT),  # better on average by less than its standard error
+        ([0.5, 0.6, 0.7], [0.52, 0.61, 0.73], OTHER),
+        ([0.5, 0.5, 0.5], [0.9, 0.9], DEFAULT),  # stopped early
+        ([0.5, 0.5, 0.5], [0.5, 0.5, 0.5], DEFAULT),
+        ([0.5], [0.6], OTHER),
+    ],
+)
+def test_the_default_is_left_only_for_more_than_a_standard_error(
+    default: list[float], other: list[float], chosen: Setting
+) -> None:
+    assert choose([Trial(DEFAULT, default), Trial(OTHER, other)]) == chosen
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_every_searched_value_is_allowed_and_the_default_comes_first(name: str) -> None:
+    defaults = build_method(name).options()
+    for option, values in search_space(name).items():
+        assert len(set(values)) == len(values) > 1
+        for value in values:
+            assert build_method(name, {option: value}).options()[option] == value
+        assert values[0] in (defaults[option], "", None)
+
+
+def test_options_of_compositions_are_searched() -> None:
+    assert {"ad-drop.p", "r-drop.alpha"} <= set(search_space("ad-drop+r-drop"))
