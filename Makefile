@@ -66,7 +66,7 @@ study: $(STAMP)
 trajectories: $(STAMP)
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python tests/helpers/trajectories.py
 
-# What AttendOut learns from real rewards, for docs/attendout.md: an hour on a core; resumes when started again.
+# What AttendOut learns from real rewards, for docs/attendout.md: two hours on a core; resumes when started again.
 study-attendout: $(STAMP)
 	$(BIN)/python benchmarks/attend_out_study.py
 

@@ -38,7 +38,7 @@ RUNS = ("finetune", "attendout", "fixed-layers")
 TRAINING = {
     "pooling": "cls",
     "head_start": "random",
-    "max_steps": 240,
+    "max_steps": 160,
     "batch_size": 16,
     "learning_rate": 1e-4,
     "selection_fraction": 0.0,
@@ -96,11 +96,11 @@ def run(task: str, seed: int, method: str, options: dict[str, Any]) -> dict[str,
 
 
 def run_missing(rows: list[dict[str, Any]], seeds: int) -> None:
-    """Run what is missing, seed by seed, and append each finished run to the file."""
+    """Run what is missing, AttendOut first, seed by seed, and append each finished run to the file."""
     done = {(row["task"], row["seed"], row["run"]): row for row in rows}
-    for seed in range(seeds):
-        for task in TASKS:
-            for method in RUNS:
+    for method in sorted(RUNS):
+        for seed in range(seeds):
+            for task in TASKS:
                 if (task, seed, method) in done:
                     continue
                 options = {}
