@@ -9,6 +9,31 @@ from typing import Annotated, Any
 import typer
 
 from attendrop.cli.app import Columns, DataDir, Device, Json, LabelColumn, Quiet, app, show, split_columns
+from attendrop.cli.run_options import (
+    BatchSize,
+    Bf16,
+    ClassWeights,
+    Epochs,
+    EvalBatchSize,
+    Fp16,
+    GradientAccumulation,
+    HeadStart,
+    LabelType,
+    LearningRate,
+    MaxLength,
+    MaxSteps,
+    MaxTrainSamples,
+    MetricName,
+    Model,
+    Pooling,
+    Schedule,
+    Shots,
+    SkipBadRowsOfFiles,
+    TaskName,
+    TrainFile,
+    Warmup,
+    WeightDecay,
+)
 from attendrop.errors import AttendropError
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -19,8 +44,8 @@ _OF_COMMAND = ("workers", "ray", "quiet", "as_json")
 
 @app.command()
 def compare(
-    task: Annotated[str | None, typer.Option(help="Name of a task, instead of your files.")] = None,
-    train_file: Annotated[str | None, typer.Option(help="Your data: a .csv, .tsv, .jsonl or .parquet file.")] = None,
+    task: TaskName = None,
+    train_file: TrainFile = None,
     eval_file: Annotated[
         str | None, typer.Option(help="Evaluation data. Default: a part of the training data is set aside.")
     ] = None,
@@ -29,10 +54,10 @@ def compare(
     ] = None,
     text_columns: Columns = None,
     label_column: LabelColumn = None,
-    label_type: Annotated[str | None, typer.Option(help="auto, class or number.", show_default="auto")] = None,
+    label_type: LabelType = None,
     data_dir: DataDir = None,
-    skip_bad_rows: Annotated[bool | None, typer.Option(help="Skip invalid rows of your files.")] = None,
-    model: Annotated[str | None, typer.Option(help="minilm, a folder, or a hub id.", show_default="minilm")] = None,
+    skip_bad_rows: SkipBadRowsOfFiles = None,
+    model: Model = None,
     methods: Annotated[
         str | None,
         typer.Option(
@@ -54,17 +79,22 @@ def compare(
     ] = None,
     folds: Annotated[int, typer.Option(help="Selection splits on which settings are scored.")] = 3,
     baselines: Annotated[str | None, typer.Option(help="Comma-separated, or none.", show_default="all")] = None,
-    max_train_samples: Annotated[int | None, typer.Option(help="Number of training rows to use.")] = None,
-    shots: Annotated[int | None, typer.Option(help="Number of training rows per class to use.")] = None,
-    metric: Annotated[str | None, typer.Option(help="Metric of the comparison.", show_default="the task's")] = None,
-    class_weights: Annotated[
-        str | None, typer.Option(help="balanced: classes have equal weight in the loss.", show_default="none")
-    ] = None,
-    max_length: Annotated[int | None, typer.Option(help="In tokens.", show_default="128")] = None,
-    epochs: Annotated[int | None, typer.Option(show_default="by the number of rows")] = None,
-    max_steps: Annotated[int | None, typer.Option(help="Number of training steps; overrides --epochs.")] = None,
-    batch_size: Annotated[int | None, typer.Option(show_default="by the number of rows")] = None,
-    learning_rate: Annotated[float | None, typer.Option(show_default="by the model")] = None,
+    max_train_samples: MaxTrainSamples = None,
+    shots: Shots = None,
+    metric: MetricName = None,
+    class_weights: ClassWeights = None,
+    max_length: MaxLength = None,
+    pooling: Pooling = None,
+    head_start: HeadStart = None,
+    epochs: Epochs = None,
+    max_steps: MaxSteps = None,
+    batch_size: BatchSize = None,
+    eval_batch_size: EvalBatchSize = None,
+    gradient_accumulation: GradientAccumulation = None,
+    learning_rate: LearningRate = None,
+    weight_decay: WeightDecay = None,
+    schedule: Schedule = None,
+    warmup: Warmup = None,
     output_dir: Annotated[
         str, typer.Option(help="Folder of the answer; the same command continues there.")
     ] = "comparison",
@@ -73,8 +103,8 @@ def compare(
     ] = None,
     ray: Annotated[str | None, typer.Option(help="Ray cluster to run on: its address, or local.")] = None,
     device: Device = None,
-    bf16: Annotated[bool | None, typer.Option(help="bfloat16 mixed precision.")] = None,
-    fp16: Annotated[bool | None, typer.Option(help="float16 mixed precision; needs a GPU.")] = None,
+    bf16: Bf16 = None,
+    fp16: Fp16 = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:

@@ -12,6 +12,31 @@ from attendrop.cli.app import Columns, DataDir, Device, Json, LabelColumn, Quiet
 from attendrop.cli.console import messages
 from attendrop.cli.interrupts import Interrupted
 from attendrop.cli.option_files import read_options
+from attendrop.cli.run_options import (
+    BatchSize,
+    Bf16,
+    ClassWeights,
+    Epochs,
+    EvalBatchSize,
+    Fp16,
+    GradientAccumulation,
+    HeadStart,
+    LabelType,
+    LearningRate,
+    MaxLength,
+    MaxSteps,
+    MaxTrainSamples,
+    MetricName,
+    Model,
+    Pooling,
+    Schedule,
+    Shots,
+    SkipBadRowsOfFiles,
+    TaskName,
+    TrainFile,
+    Warmup,
+    WeightDecay,
+)
 from attendrop.errors import AttendropError
 from attendrop.runs.config import DEFAULT_METHOD, RunConfig, default_output_dir
 from attendrop.runs.presets import preset
@@ -20,10 +45,8 @@ from attendrop.runs.run_file import read_run_file
 
 @app.command()
 def train(
-    task: Annotated[str | None, typer.Option(help="Name of a task; `attendrop tasks` lists them.")] = None,
-    train_file: Annotated[
-        str | None, typer.Option(help="Training data: a .csv, .tsv, .jsonl or .parquet file.")
-    ] = None,
+    task: TaskName = None,
+    train_file: TrainFile = None,
     eval_file: Annotated[
         str | None, typer.Option(help="Evaluation data: a file to report on, once, at the end.")
     ] = None,
@@ -33,10 +56,10 @@ def train(
     ] = None,
     text_columns: Columns = None,
     label_column: LabelColumn = None,
-    label_type: Annotated[str | None, typer.Option(help="auto, class or number.", show_default="auto")] = None,
+    label_type: LabelType = None,
     data_dir: DataDir = None,
-    skip_bad_rows: Annotated[bool | None, typer.Option(help="Skip invalid rows of your files, and list them.")] = None,
-    model: Annotated[str | None, typer.Option(help="minilm, a folder, or a hub id.", show_default="minilm")] = None,
+    skip_bad_rows: SkipBadRowsOfFiles = None,
+    model: Model = None,
     method: Annotated[
         str | None,
         typer.Option(help="`attendrop methods` lists them; finetune is the baseline.", show_default=DEFAULT_METHOD),
@@ -57,29 +80,20 @@ def train(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the run in the folder when this one is complete.")
     ] = False,
-    pooling: Annotated[
-        str | None,
-        typer.Option(help="What the classifier reads: cls, mean (of all tokens) or auto.", show_default="auto"),
-    ] = None,
-    head_start: Annotated[
-        str | None,
-        typer.Option(help="Start of a new head: random, frozen (a linear model) or auto.", show_default="auto"),
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Number of epochs, instead of steps.")] = None,
-    max_steps: Annotated[
-        int | None,
-        typer.Option(help="Number of training steps; overrides --epochs.", show_default="by the number of rows"),
-    ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Rows per process.", show_default="16")] = None,
-    eval_batch_size: Annotated[int | None, typer.Option(show_default="64")] = None,
-    gradient_accumulation: Annotated[int | None, typer.Option(help="Batches per step.", show_default="1")] = None,
-    learning_rate: Annotated[float | None, typer.Option(show_default="by the size of the model")] = None,
-    weight_decay: Annotated[float | None, typer.Option(show_default="0.01")] = None,
-    schedule: Annotated[str | None, typer.Option(help="linear, constant or cosine.", show_default="linear")] = None,
-    warmup: Annotated[float | None, typer.Option(help="Fraction of all steps.", show_default="0.1")] = None,
-    max_length: Annotated[int | None, typer.Option(help="In tokens.", show_default="128")] = None,
-    max_train_samples: Annotated[int | None, typer.Option(help="Number of training rows to use.")] = None,
-    shots: Annotated[int | None, typer.Option(help="Number of training rows per class to use.")] = None,
+    pooling: Pooling = None,
+    head_start: HeadStart = None,
+    epochs: Epochs = None,
+    max_steps: MaxSteps = None,
+    batch_size: BatchSize = None,
+    eval_batch_size: EvalBatchSize = None,
+    gradient_accumulation: GradientAccumulation = None,
+    learning_rate: LearningRate = None,
+    weight_decay: WeightDecay = None,
+    schedule: Schedule = None,
+    warmup: Warmup = None,
+    max_length: MaxLength = None,
+    max_train_samples: MaxTrainSamples = None,
+    shots: Shots = None,
     protocol: Annotated[
         str | None,
         typer.Option(
@@ -102,13 +116,8 @@ def train(
         int | None,
         typer.Option("--patience", "--early-stopping", help="Stop after this many epochs without improvement."),
     ] = None,
-    metric: Annotated[
-        str | None,
-        typer.Option(help="Metric for model selection: f1_macro, balanced_accuracy ...", show_default="the task's"),
-    ] = None,
-    class_weights: Annotated[
-        str | None, typer.Option(help="balanced: classes have equal weight in the loss.", show_default="none")
-    ] = None,
+    metric: MetricName = None,
+    class_weights: ClassWeights = None,
     report_to: Annotated[
         str | None, typer.Option(help="tensorboard, wandb, trackio or mlflow.", show_default="none")
     ] = None,
@@ -118,8 +127,8 @@ def train(
         str | None, typer.Option(help="Several, such as 0,1,2: a run for each, and their mean.", show_default="0")
     ] = None,
     device: Device = None,
-    bf16: Annotated[bool | None, typer.Option(help="bfloat16 mixed precision.")] = None,
-    fp16: Annotated[bool | None, typer.Option(help="float16 mixed precision; needs a GPU.")] = None,
+    bf16: Bf16 = None,
+    fp16: Fp16 = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:

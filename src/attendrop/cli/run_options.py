@@ -1,0 +1,45 @@
+"""Options of runs that several commands have."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+TaskName = Annotated[str | None, typer.Option(help="Name of a task; `attendrop tasks` lists them.")]
+TrainFile = Annotated[str | None, typer.Option(help="Training data: a .csv, .tsv, .jsonl or .parquet file.")]
+LabelType = Annotated[str | None, typer.Option(help="auto, class or number.", show_default="auto")]
+SkipBadRowsOfFiles = Annotated[bool | None, typer.Option(help="Skip invalid rows of your files, and list them.")]
+Model = Annotated[str | None, typer.Option(help="minilm, a folder, or a hub id.", show_default="minilm")]
+Pooling = Annotated[
+    str | None,
+    typer.Option(help="What the classifier reads: cls, mean (of all tokens) or auto.", show_default="auto"),
+]
+HeadStart = Annotated[
+    str | None,
+    typer.Option(help="Start of a new head: random, frozen (a linear model) or auto.", show_default="auto"),
+]
+Epochs = Annotated[int | None, typer.Option(help="Number of epochs, instead of steps.")]
+MaxSteps = Annotated[
+    int | None,
+    typer.Option(help="Number of training steps; overrides --epochs.", show_default="by the number of rows"),
+]
+BatchSize = Annotated[int | None, typer.Option(help="Rows per process.", show_default="16")]
+LearningRate = Annotated[float | None, typer.Option(show_default="by the size of the model")]
+GradientAccumulation = Annotated[int | None, typer.Option(help="Batches per step.", show_default="1")]
+WeightDecay = Annotated[float | None, typer.Option(show_default="0.01")]
+Schedule = Annotated[str | None, typer.Option(help="linear, constant or cosine.", show_default="linear")]
+Warmup = Annotated[float | None, typer.Option(help="Fraction of all steps.", show_default="0.1")]
+MaxLength = Annotated[int | None, typer.Option(help="In tokens.", show_default="128")]
+MaxTrainSamples = Annotated[int | None, typer.Option(help="Number of training rows to use.")]
+Shots = Annotated[int | None, typer.Option(help="Number of training rows per class to use.")]
+ClassWeights = Annotated[
+    str | None, typer.Option(help="balanced: classes have equal weight in the loss.", show_default="none")
+]
+MetricName = Annotated[
+    str | None,
+    typer.Option(help="Metric for model selection: f1_macro, balanced_accuracy ...", show_default="the task's"),
+]
+Bf16 = Annotated[bool | None, typer.Option(help="bfloat16 mixed precision.")]
+Fp16 = Annotated[bool | None, typer.Option(help="float16 mixed precision; needs a GPU.")]
+EvalBatchSize = Annotated[int | None, typer.Option(show_default="64")]
