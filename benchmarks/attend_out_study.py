@@ -36,8 +36,6 @@ MARKS = ("<!-- study: written by `make study-attendout` -->", "<!-- end of study
 TASKS = {"cola": "CoLA, Matthews", "stsb": "STS-B, Pearson", "banking77": "Banking77, accuracy"}
 RUNS = ("finetune", "attendout", "fixed-layers")
 TRAINING = {
-    "pooling": "cls",
-    "head_start": "random",
     "max_steps": 160,
     "batch_size": 16,
     "learning_rate": 1e-4,

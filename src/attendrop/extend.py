@@ -56,7 +56,17 @@ from attendrop.methods.core.compatibility import (
 )
 from attendrop.methods.core.context import ComputeLoss, LabelledData, Processes, StepContext, TrainingContext
 from attendrop.methods.core.info import LayerRanking, MethodInfo, Preset
-from attendrop.methods.core.options import LAYERS, SWITCH, Range, choice, count, option, positive, unit_interval
+from attendrop.methods.core.options import (
+    LAYERS,
+    SWITCH,
+    Range,
+    choice,
+    count,
+    option,
+    optional,
+    positive,
+    unit_interval,
+)
 from attendrop.methods.core.registry import register_method
 from attendrop.methods.core.replay import Replay
 from attendrop.methods.core.running_statistics import RunningStatistics
@@ -142,6 +152,7 @@ __all__ = [
     "mean_spread",
     "number_of_rows",
     "option",
+    "optional",
     "pack",
     "positive",
     "projection_weights",

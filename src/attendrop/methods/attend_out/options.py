@@ -21,9 +21,9 @@ from attendrop.methods.core.options import (
     choice,
     count,
     option,
+    optional,
     positive,
     unit_interval,
-    unset,
 )
 
 VARIANTS = ("dropout", "pruning")
@@ -74,7 +74,7 @@ class AttendOutOptions(Method):
     score_on: str = option("", choice("", *SCORE_ON))
     reward_data: str = option("split", choice("split", "eval"))
     reward_fraction: float = option(0.1, unit_interval())
-    reward_batch_size: int = option(None, unset(count()))
+    reward_batch_size: int = option(None, optional(count()))
     score: str = option("loss", choice("loss", "metric"))
     reward: str = option("difference", choice("difference", "sign"))
     merge: str = option("", choice("", *MERGE))
@@ -84,8 +84,8 @@ class AttendOutOptions(Method):
     granularity: str = option("", choice("", *GRANULARITIES))
     generator_heads: int = option(1, count())
     generator_feed_forward: bool = option(False, SWITCH)
-    dropout_step: int = option(None, unset(count()))
-    init_drop_prob: float = option(None, unset(unit_interval()))
+    dropout_step: int = option(None, optional(count()))
+    init_drop_prob: float = option(None, optional(unit_interval()))
     learn_bias: bool = option(False, SWITCH)
     generator_learning_rate: float = option(5e-5, positive())
     generator_schedule: str = option("constant", choice("constant", "linear"))

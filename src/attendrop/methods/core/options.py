@@ -60,7 +60,7 @@ def choice(*choices: str) -> Range:
     return _checked(", ".join(each or "''" for each in choices), lambda name, value: check_choice(name, value, choices))
 
 
-def unset(allowed: Range) -> Range:
+def optional(allowed: Range) -> Range:
     """Return the range with None, which stands for a default that depends on other options."""
     return Range(allowed.text, lambda name, value: value if value is None else allowed.check(name, value))
 
