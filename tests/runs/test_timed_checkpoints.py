@@ -11,6 +11,7 @@ from helpers import tiny
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from attendrop.runs.train import train
+from attendrop.training.checkpoints import last_checkpoint, mark_unfinished
 
 RUNS: dict[str, dict[str, Any]] = {
     "ad-drop": {"options": {"p": 0.5}, "seed": 3},
@@ -74,6 +75,17 @@ def test_a_short_run_writes_no_checkpoint_and_keeps_its_scores_only(folder: Path
     assert metrics["best_epoch"] < 4  # so that the last weights are not the best
     usual = train(tiny.config(folder, output_dir=str(tmp_path / "usual"), **options))
     assert metrics["score"] == usual["score"]
+
+
+def test_checkpoints_that_were_never_finished_do_not_displace_complete_ones(folder: Path, tmp_path: Path) -> None:
+    """Two are left by processes that were killed at later steps than the one from which the run resumes."""
+    config = tiny.config(folder, output_dir=str(tmp_path))
+    for step in (3, 6):
+        with pytest.raises(KeyboardInterrupt):
+            train(config, checkpoint_seconds=0, callbacks=[StopAt(step)], resume=True)
+        for unfinished in (8, 9):
+            mark_unfinished(tmp_path / f"checkpoint-{unfinished}")
+    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-5"
 
 
 def weights(run: Path) -> bytes:

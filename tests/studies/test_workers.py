@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from helpers import tiny
 
 from attendrop.runs.train import train
@@ -137,6 +138,12 @@ def test_workers_end_with_the_process_that_started_them(folder: Path, tmp_path: 
     found = run_units([unit(folder, **each) for each in options], tmp_path / "study", workers=1)
     expected = [train(tiny.config(folder, f"{number}-{each['seed']}", **each)) for each in options]
     assert [scores(result.metrics) for result in found] == [scores(metrics) for metrics in expected]
+
+
+def test_workers_have_as_many_threads_as_the_tests_which_compare_scores_bit_for_bit() -> None:
+    threads = str(torch.get_num_threads())
+    found = environment_of_worker(2)
+    assert (found["OMP_NUM_THREADS"], found["MKL_NUM_THREADS"]) == (threads, threads)
 
 
 def test_the_users_number_of_threads_holds_for_all_libraries(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,13 @@ def mark_unfinished(checkpoint: Path) -> None:
     write_json(checkpoint / MANIFEST, {"unfinished": True})
 
 
+def delete_unfinished(output_dir: Path) -> None:
+    """Delete the checkpoints that were being written when their process died; they would count as the newest."""
+    for checkpoint in output_dir.glob("checkpoint-*"):
+        if "unfinished" in _manifest(checkpoint):
+            shutil.rmtree(checkpoint, ignore_errors=True)
+
+
 def is_complete(checkpoint: Path) -> bool:
     """Tell whether a checkpoint has all its files, as they were written."""
     try:
@@ -73,10 +81,7 @@ def is_complete(checkpoint: Path) -> bool:
 
 def unexpected_files(checkpoint: Path) -> list[str]:
     """Return the files in a checkpoint that differ from its manifest; none while it is being written."""
-    try:
-        manifest = dict(json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        manifest = {}
+    manifest = _manifest(checkpoint)
     if "unfinished" in manifest:
         return []
     known = manifest.get("files", {})
@@ -131,6 +136,13 @@ def _rank_file(checkpoint: Path, rank: int) -> Path:
 
 def _load(path: Path) -> dict[str, Any]:
     return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else {}
+
+
+def _manifest(checkpoint: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def _files(checkpoint: Path) -> list[Path]:

@@ -21,6 +21,7 @@ from attendrop.methods.finetune import FineTune
 from attendrop.output_files import disk_errors
 from attendrop.training.callbacks import SaveAfterEvaluation, TrainingClock
 from attendrop.training.checkpoints import (
+    delete_unfinished,
     last_checkpoint,
     load_method_state,
     load_state,
@@ -323,6 +324,7 @@ class RegularizedTrainer(Trainer):
         finally:
             self.args.save_total_limit = limit
         if self._regularization is not None and self.args.should_save:
+            delete_unfinished(folder)
             rotate_checkpoints(str(folder), limit, self.state.best_model_checkpoint, use_mtime=False)
 
     def _complete_checkpoint(self, checkpoint: Path) -> None:
