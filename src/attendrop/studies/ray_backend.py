@@ -87,7 +87,7 @@ class RayCluster:
                     message = ray.get(reference)
                 except ray.exceptions.RayError as error:
                     message = {"kind": "failed", "text": f"Ray lost the run: {str(error).strip().splitlines()[0]}"}
-                _write_missing(job.folder, message.pop("files", {}))
+                write_missing(job.folder, message.pop("files", {}))
                 metrics = read_metrics(job.folder) if message["kind"] == "finished" else None
                 report(Event(job=job, metrics=metrics, **message))
 
@@ -104,7 +104,7 @@ def run_on_node(job: dict[str, Any]) -> dict[str, Any]:
     return message
 
 
-def _write_missing(folder: Path, files: dict[str, str]) -> None:
+def write_missing(folder: Path, files: dict[str, str]) -> None:
     """Write the files of a run that are not here, ``metrics.json`` last."""
     for name in sorted(files, key=lambda name: name == METRICS):
         if not (folder / name).exists():
