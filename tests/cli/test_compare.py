@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers import tiny
+from helpers.command_line import assert_refused
 
 from attendrop import AttendropError
 from attendrop.cli import main
@@ -72,6 +73,22 @@ def test_mistakes_are_told_in_a_sentence(
     assert main(command(folder, *options)) == 2
     told = capsys.readouterr().err
     assert message in told and "Traceback" not in told
+
+
+def test_bad_data_are_refused_once_before_any_run(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "bad.csv"
+    bad.write_text((folder / "train.csv").read_text(encoding="utf-8") + "a,b,\n", encoding="utf-8")
+    output = tmp_path / "answer"
+    asked = command(folder, "--train-file", str(bad), "--output-dir", str(output))
+    assert_refused(asked, output, "line 42, column 'label': the label is empty", capsys)
+    assert main([*asked, "--skip-bad-rows", "--seeds", "1", "--methods", "finetune", "--baselines", "none"]) == 0
+
+
+def test_a_folder_of_other_files_is_left_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command(folder, "--output-dir", str(folder / "model"))) == 2
+    assert "holds other files" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("30m", 1800), ("1.5h", 5400), ("90s", 90), ("45", 45), (" 2 h ", 7200)])

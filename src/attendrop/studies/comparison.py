@@ -15,6 +15,7 @@ from attendrop.methods.core.base import Method
 from attendrop.methods.core.registry import build_method, flat_options, get_method, method_names
 from attendrop.output_files import write_json, write_text
 from attendrop.runs.config import RunConfig
+from attendrop.runs.resolved_run import ResolvedRun, resolve_run
 from attendrop.runs.run_folder import read_run
 from attendrop.runs.train import train
 from attendrop.studies.answer import Answer, answer
@@ -29,6 +30,7 @@ from attendrop.studies.setting_search import (
     search_settings,
     selection_unit,
 )
+from attendrop.studies.study import check_study_folder
 from attendrop.studies.units import Result, Unit
 from attendrop.studies.workers import LOCAL, OnEvent, Runner, open_runner
 
@@ -164,6 +166,8 @@ def run_comparison(
         AttendropError: The data cannot be used, or no run of plain fine-tuning succeeded.
     """
     folder = Path(comparison.output_dir)
+    check_study_folder(folder)
+    announce_splits(resolve_run(comparison.config))  # bad data are to be refused once, and not by each run
     with open_runner(folder, workers=workers, backend=backend) as runner:
         steps = Steps(comparison, runner, on_event, on_plan)
         trials = steps.search()
@@ -174,6 +178,17 @@ def run_comparison(
     write_text(folder / "answer.md", outcome.answer.markdown())
     write_text(folder / "answer.csv", outcome.answer.csv())
     return outcome
+
+
+def announce_splits(run: ResolvedRun) -> None:
+    """Log how many rows there are to train on, and to score the final runs on."""
+    parts = run.parts
+    if "dev" not in parts.report:
+        raise AttendropError("A comparison needs evaluation data: this task has none; give a file with --train-file.")
+    logger.info(
+        "%s: %s, %d rows to train on, %d for the final scores.",
+        run.data.source, run.task.head.labels_are, len(parts.train), len(parts.report["dev"]),
+    )  # fmt: skip
 
 
 def _answer(results: Sequence[Result]) -> Answer:
