@@ -8,7 +8,7 @@ import random
 import signal
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,22 +47,29 @@ def tables(folder: Path) -> dict[str, Any]:
     return {"methods": rows, "trials": found["trials"], "chosen": found["chosen"]}
 
 
+def finishes_a_run(process: subprocess.Popen[bytes], folder: Path) -> bool:
+    """Wait until one more run is finished; tell whether the comparison still goes on then."""
+    before = len(list(folder.glob("runs/*/metrics.json")))
+    while len(list(folder.glob("runs/*/metrics.json"))) == before:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0.05)
+            return False
+    return True
+
+
 def test_ten_kills_change_nothing(folder: Path) -> None:
-    began = time.monotonic()
+    """Each kill comes at a random moment after one more run was finished, not while the process still starts."""
     assert start(folder, "undisturbed").wait() == 0
-    takes = time.monotonic() - began
-    chance, kills = random.Random(0), 0
-    while True:
+    chance = random.Random(0)
+    for _ in range(KILLS):
         process = start(folder, "disturbed")
-        try:
-            process.wait(timeout=None if kills == KILLS else chance.uniform(0.15, 0.35) * takes)
-            break
-        except subprocess.TimeoutExpired:
-            workers = psutil.Process(process.pid).children(recursive=True)
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            kills += 1
-            assert not psutil.wait_procs(workers, timeout=20)[1], "worker processes outlive the comparison"
-    assert process.returncode == 0, (folder / "disturbed.log").read_text(encoding="utf-8")
-    assert kills == KILLS
+        assert finishes_a_run(process, folder / "disturbed"), "the comparison ended before it was killed ten times"
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=chance.uniform(0, 0.5))
+        workers = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        assert not psutil.wait_procs(workers, timeout=20)[1], "worker processes outlive the comparison"
+    process = start(folder, "disturbed")
+    assert process.wait() == 0, (folder / "disturbed.log").read_text(encoding="utf-8")
     assert tables(folder / "disturbed") == tables(folder / "undisturbed")
