@@ -266,24 +266,17 @@ class Steps:
         return fitting
 
     def final_runs(self, settings: Mapping[str, Setting]) -> list[Result]:
-        """Train all methods with all seeds that fit into the budget, seed by seed."""
+        """Train all methods with one seed, then with all others that fit into the budget."""
         comparison = self.comparison
         self.on_plan(len(self._counted) + self._number_of_final_runs)
-        found: list[Result] = []
-        for seed in range(comparison.seeds):
-            units = [Unit(setting.applied(comparison.config, seed=seed)) for setting in settings.values()]
-            units += [
-                Unit(dataclasses.replace(comparison.config, method=REFERENCE, options={}, seed=seed), baseline=name)
-                for name in comparison.baselines
-            ]
-            before = self.spent
-            found += self.run(units)
-            if seed == 0:
-                self._announce(self.spent - before)
-            left = comparison.seeds - seed - 1
-            if comparison.budget is not None and left and self.spent + (self.spent - before) > comparison.budget:
-                logger.warning("The budget is used up: %d of %d seeds were run.", seed + 1, comparison.seeds)
-                break
+        before = self.spent
+        found = self.run(self._units_of(0, settings))
+        once = self.spent - before
+        seeds = comparison.seeds
+        if comparison.budget is not None:
+            seeds = min(seeds, 1 + int(max(0.0, comparison.budget - self.spent) / max(once, 1e-3)))
+        self._announce(once, seeds)
+        found += self.run(unit for seed in range(1, seeds) for unit in self._units_of(seed, settings))
         if not any(each.metrics for each in found if each.unit.method == REFERENCE):
             errors = [each.error for each in found if each.unit.method == REFERENCE]
             raise AttendropError(f"No run of plain fine-tuning succeeded; the first error: {errors[0]}")
@@ -293,14 +286,22 @@ class Steps:
     def _number_of_final_runs(self) -> int:
         return self.comparison.seeds * (len(self.comparison.methods) + len(self.comparison.baselines))
 
-    def _announce(self, once: float) -> None:
+    def _units_of(self, seed: int, settings: Mapping[str, Setting]) -> list[Unit]:
+        config = self.comparison.config
+        plain = dataclasses.replace(config, method=REFERENCE, options={}, seed=seed)
+        return [
+            *(Unit(setting.applied(config, seed=seed)) for setting in settings.values()),
+            *(Unit(plain, baseline=name) for name in self.comparison.baselines),
+        ]
+
+    def _announce(self, once: float, seeds: int) -> None:
         comparison = self.comparison
-        total = self.spent + once * (comparison.seeds - 1)
-        limit = "" if comparison.budget is None else f" of the budget of {duration(comparison.budget)}"
         logger.info(
-            "A seed of all methods and baselines takes about %s: %d seeds take %s in all%s.",
-            duration(once), comparison.seeds, duration(total), limit,
+            "A seed of all methods and baselines takes about %s: %d seeds take %s in all.",
+            duration(once), seeds, duration(self.spent + once * (seeds - 1)),
         )  # fmt: skip
+        if seeds < comparison.seeds:
+            logger.warning("Only %d of %d seeds fit into the budget.", seeds, comparison.seeds)
 
     def best(self, answer: Answer, results: Sequence[Result]) -> Path:
         """Train the recommended model on all rows, and keep it.
