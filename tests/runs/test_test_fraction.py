@@ -57,12 +57,22 @@ def test_rows_of_the_same_text_are_on_one_side(folder: Path) -> None:
     assert len(found.train) + len(found.report["dev"]) == 80
 
 
+def test_of_a_task_they_take_the_place_of_its_development_set(folder: Path) -> None:
+    task = {"train_file": None, "text_columns": (), "label_column": None, "task": "grammar"}
+    found = parts(folder, **task, max_train_samples=100, selection_fraction=0.0)
+    assert list(found.report) == ["dev"]
+    data = resolve_run(config(folder, **task, test_fraction=0.0)).data
+    train, development = (set(data.task.head.texts(data.splits[name])) for name in ("train", "dev"))
+    held = set(data.task.head.texts(found.report["dev"]))
+    assert held <= train and not held & set(data.task.head.texts(found.train))
+    assert not held & development
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"eval_file": "dev.csv"}, "test-fraction and eval-file are both evaluation data"),
         ({"test_fraction": 1.0}, "test-fraction must be at least 0 and below 1"),
-        ({"train_file": None, "text_columns": (), "label_column": None, "task": "rte"}, "a task has its own"),
     ],
 )
 def test_it_is_refused_where_it_makes_no_sense(folder: Path, options: dict[str, Any], message: str) -> None:

@@ -100,6 +100,27 @@ def test_a_file_is_a_grid(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert [unit.config.seed for unit in study.units] == [3] * 24 + [5] * 24
 
 
+def test_paths_may_name_environment_variables(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    found = content(folder)
+    found["data"][0]["train_file"] = "$PLACE_OF_DATA/train.csv"
+    file = write(tmp_path / "study.yaml", found)
+    monkeypatch.setenv("PLACE_OF_DATA", str(folder))
+    assert read_study(file).units[0].config.train_file == str(folder / "train.csv")
+    monkeypatch.delenv("PLACE_OF_DATA")
+    message = "'$PLACE_OF_DATA/train.csv', but PLACE_OF_DATA is not set"
+    assert_refused(["study", file, "--output-dir", str(tmp_path / "out")], tmp_path / "out", message, capsys)
+
+
+def test_the_recipes_of_the_repository_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTENDROP_DATA", str(tmp_path))
+    files = sorted((Path(__file__).parents[2] / "recipes").rglob("*.yaml"))
+    assert len(files) >= 3
+    for file in files:
+        assert read_study(str(file)).units
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"method": "finetune"}, "has an unknown key 'method'. Did you mean 'methods'?"),
     ({"run": {"epoch": 3}}, "has an unknown key 'epoch' in run. Did you mean 'epochs'?"),

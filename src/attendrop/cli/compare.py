@@ -50,7 +50,7 @@ def compare(
         str | None, typer.Option(help="Evaluation data. Default: a part of the training data is set aside.")
     ] = None,
     test_fraction: Annotated[
-        float | None, typer.Option(help="Without --eval-file: the part to set aside.", show_default="0.25")
+        float | None, typer.Option(help="Instead of --eval-file: the part to set aside.", show_default="0.25")
     ] = None,
     text_columns: Columns = None,
     label_column: LabelColumn = None,

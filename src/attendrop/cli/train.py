@@ -52,7 +52,7 @@ def train(
     ] = None,
     test_fraction: Annotated[
         float | None,
-        typer.Option(help="Without --eval-file: fraction of the training data to report on.", show_default="0"),
+        typer.Option(help="Instead of --eval-file: fraction of the training data to report on.", show_default="0"),
     ] = None,
     text_columns: Columns = None,
     label_column: LabelColumn = None,

@@ -75,8 +75,10 @@ class RunConfig:
             train on different numbers of rows. None: ``epochs``, and without these what the recipe says. 0: only a
             head that starts from the frozen encoder.
         max_length: Maximum length in tokens; longer texts are truncated.
-        test_fraction: Fraction of the training rows to set aside as the evaluation data, where there are no others: the
-            same rows for every seed, stratified by class; rows with the same text are on the same side.
+        test_fraction: Fraction of the training rows to set aside as the evaluation data, where there is no
+            ``eval_file``: the same rows for every seed, stratified by class; rows with the same text are on the same
+            side. Of a task, they take the place of its development set, which then stays unseen: settings can be chosen
+            on them.
         max_train_samples, shots: Number of rows of the training data to use, in total or of each class; the selection
             split is taken from these.
         protocol: ``"honest"`` keeps the last epoch, or with a ``selection_fraction`` or ``patience`` the best one on
@@ -188,8 +190,6 @@ class RunConfig:
             raise AttendropError("No label-column is given for the train-file; give the name of the label column.")
         if self.task is not None and self.skip_bad_rows:
             raise AttendropError("skip-bad-rows is for custom files; omit it for a task.")
-        if self.task is not None and self.test_fraction:
-            raise AttendropError("test-fraction is for custom files; a task has its own development set.")
         if self.eval_file is not None and self.test_fraction:
             raise AttendropError("test-fraction and eval-file are both evaluation data; choose one.")
         if self.shots is not None and self.max_train_samples is not None:

@@ -67,9 +67,11 @@ def _token_columns(method: Method) -> tuple[TokenColumn, ...]:
 def divide(config: RunConfig, data: TaskData) -> Parts:
     """Set the test rows aside, limit the training rows, hold out the selection split, then the reward rows."""
     rows = data.splits["train"]
-    report = {name: split for name, split in data.splits.items() if name != "train"}
     if config.test_fraction:
-        rows, report["dev"] = _set_aside(rows, data.task, config.test_fraction)
+        rows, held = _set_aside(rows, data.task, config.test_fraction)
+        report = {"dev": held}
+    else:
+        report = {name: split for name, split in data.splits.items() if name != "train"}
     if config.shots is not None:
         rows = few_shot(rows, data.task, config.shots, config.seed)
     if config.max_train_samples is not None:

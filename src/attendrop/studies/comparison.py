@@ -315,9 +315,7 @@ class Steps:
         if unit.baseline is not None and unit.baseline != FROZEN:
             unit = units[max((row for row in answer.rows if not row.is_baseline), key=lambda row: row.mean).label]
         changes: dict[str, Any] = {"seed": config.seed, "output_dir": str(self.runner.folder / BEST)}
-        changes |= {"selection_fraction": 0.0, "refit": False}
-        if config.train_file is not None:
-            changes["test_fraction"] = 0.0
+        changes |= {"selection_fraction": 0.0, "refit": False, "test_fraction": 0.0}
         if unit.baseline == FROZEN:
             changes |= {"max_steps": 0, "head_start": "frozen", "pooling": "mean"}
         wanted = dataclasses.replace(unit.config, **changes)

@@ -17,12 +17,15 @@ run:                        # further options of all runs, by the names of the c
 reference: finetune         # the method that the others are compared with
 ```
 
-A value that is itself a list, such as of layers, is written as on the command line: ``"0,3"``.
+A value that is itself a list, such as of layers, is written as on the command line: ``"0,3"``. Paths may name
+environment variables: ``$ATTENDROP_DATA/tickets.csv``.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -148,7 +151,16 @@ class _Reader:
         if isinstance(value, list) and name != "text_columns":
             return [self.option(name, each) for each in value]
         found = convert_option(self.path, name, value)
-        return str(Path(found).absolute()) if name in _PATHS else found
+        return self.place(found) if name in _PATHS else found
+
+    def place(self, given: str) -> str:
+        """Return an absolute path, with environment variables replaced by their values."""
+        found = os.path.expandvars(given)
+        if unset := re.search(r"\$\{?(\w+)", found):
+            raise AttendropError(
+                f"The study file '{self.path}' names '{given}', but {unset[1]} is not set; set it to the folder."
+            )
+        return str(Path(found).absolute())
 
     def models(self, content: Mapping[str, Any]) -> list[str]:
         models = [self.option("model", name) for name in _listed(content.get("models") or "minilm")]
