@@ -17,7 +17,7 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.blocks import Block, block_of
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionEdit, BlockEdit
-from attendrop.attention.isolation import evaluating, forked_rng
+from attendrop.attention.isolation import evaluating, forked_rng, in_full_precision
 from attendrop.attention.layers import AttentionLayer, checked_layers, select_layers, select_self_attention
 from attendrop.attention.plan import CombinedPlan, ConstantAttention, Plan
 from attendrop.attention.projections import ValueProjection, find_value_projection
@@ -145,6 +145,7 @@ __all__ = [
     "gradient_attribution",
     "gradients_of",
     "head_importance",
+    "in_full_precision",
     "integrated_gradient_attribution",
     "kind_of",
     "layer_parameters",

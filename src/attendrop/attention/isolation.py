@@ -1,4 +1,4 @@
-"""Isolation of extra passes: random states, buffers and training modes are restored afterwards."""
+"""Isolation of extra passes: random states, buffers, training modes and precision are restored afterwards."""
 
 from __future__ import annotations
 
@@ -67,6 +67,22 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+@contextmanager
+def in_full_precision(model: nn.Module) -> Iterator[None]:
+    """Run a model without autocast within the block, in the precision of its weights.
+
+    Also a model whose ``forward`` accelerate has wrapped for mixed precision, which would switch autocast on again.
+    """
+    prepared = "_original_forward" in vars(model)
+    wrapper = vars(model).pop("forward") if prepared else None
+    try:
+        with torch.autocast(next(model.parameters()).device.type, enabled=False):
+            yield
+    finally:
+        if prepared:
+            vars(model)["forward"] = wrapper
 
 
 @contextmanager

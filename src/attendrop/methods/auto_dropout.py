@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from attendrop.attention.isolation import evaluating, forked_rng
+from attendrop.attention.isolation import evaluating, forked_rng, in_full_precision
 from attendrop.attention.plan import Plan
 from attendrop.batches import Batch, number_of_rows
 from attendrop.candidates import floor_fraction
@@ -214,7 +214,7 @@ class _Search(MethodState):
         assert self.training.reward_data is not None
         model, processes = self.training.model, self.training.processes
         sums = torch.zeros(2, dtype=torch.float64)
-        with torch.no_grad(), evaluating(model), forked_rng(model):
+        with torch.no_grad(), evaluating(model), forked_rng(model), in_full_precision(model):
             for batch in self.training.reward_data.iter_batches(self.method.reward_batch_size, processes):
                 rows = number_of_rows(batch)
                 sums += torch.tensor([float(self.training.evaluate(model, batch)[0]) * rows, rows], dtype=torch.float64)

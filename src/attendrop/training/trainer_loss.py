@@ -67,7 +67,8 @@ class TrainerLoss:
             if other is None:
                 loss, outputs = self._loss_and_outputs(model, batch, plan, passed)
             else:
-                loss, outputs = self.evaluate(other, batch, passed)
+                with self.trainer.accelerator.autocast():  # which has prepared the trained model only
+                    loss, outputs = self._loss_and_outputs(other, batch, None, passed)
             if is_mean:
                 loss = loss * self._weight(batch, num_items).to(loss.dtype)
             return loss, outputs
@@ -80,12 +81,9 @@ class TrainerLoss:
         loss, outputs = regularization.compute(inputs, one_pass)
         return (loss, outputs) if return_outputs else loss
 
-    def evaluate(
-        self, model: nn.Module, inputs: Batch, num_items_in_batch: Tensor | int | None = None
-    ) -> tuple[Tensor, Any]:
-        """Compute the loss of a model that accelerate has not prepared for mixed precision, and its outputs."""
-        with self.trainer.accelerator.autocast():
-            return self._loss_and_outputs(model, inputs, None, num_items_in_batch)
+    def evaluate(self, model: nn.Module, inputs: Batch) -> tuple[Tensor, Any]:
+        """Compute the mean loss of a model on a batch outside of training, and its outputs."""
+        return self._loss_and_outputs(model, inputs, None, None)
 
     def _loss_and_outputs(
         self, model: nn.Module, inputs: Batch, plan: Plan | None, num_items_in_batch: Tensor | int | None
