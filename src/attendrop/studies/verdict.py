@@ -40,11 +40,11 @@ class Verdict:
 def judge(rows: Sequence[MethodRow], margin: float) -> Verdict:
     """Recommend a method.
 
-    A method is recommended if it is shown to be ahead of the reference: by ``margin`` or more, with a p value of the
-    paired t test, corrected by Holm over the methods, of at most 0.05, from at least :data:`MIN_SEEDS` common seeds. Of
-    several, the cheapest of those within ``margin`` of the best. If there is none, the reference is recommended, or
-    what is cheaper where all differences are practically nothing. A baseline goes before all of these if no fine-tuned
-    model is ahead of it by ``margin``.
+    A method is recommended if it is shown to be ahead of the reference: with a p value of the paired t test, corrected
+    by Holm over the methods, of at most 0.05, from at least :data:`MIN_SEEDS` common seeds, and if the interval of the
+    difference does not lie below ``margin`` as a whole. Of several, the cheapest of those within ``margin`` of the
+    best. If there is none, the reference is recommended, or what is cheaper where all differences are practically
+    nothing. A baseline goes before all of these if no fine-tuned model is ahead of it by ``margin``.
 
     Args:
         rows: From :func:`attendrop.studies.method_rows.method_rows`.
@@ -69,7 +69,7 @@ def _judge_methods(reference: MethodRow, methods: Sequence[MethodRow], margin: f
     tested = [row for row in methods if _pairs(row) >= MIN_SEEDS]
     if not tested:
         return Verdict("too few seeds", None, _too_few(methods, margin))
-    ahead = [row for row in tested if _is_shown(row) and _gain(row) >= margin]
+    ahead = [row for row in tested if _is_shown(row) and _gain(row) > 0 and not _is_within(row, margin)]
     behind = [row for row in tested if _is_shown(row) and _gain(row) < 0]
     unclear = [row for row in tested if row not in ahead and row not in behind]
     figures = [f"Behind {title(reference)}: {_listed(behind)}."] if behind else []
@@ -93,7 +93,7 @@ def _judge_ahead(reference: MethodRow, ahead: Sequence[MethodRow], margin: float
     difference, others = _difference(use), [row for row in ahead if row is not use]
     wins = sum(value > 0 for value in difference.values)
     sentences = [
-        f"Use {use.label}: it is ahead of {title(reference)}.",
+        f"Use {use.label}: it is ahead of {title(reference)}{', by little' if _gain(use) < margin else ''}.",
         f"The difference is {interval(difference)} (95 % interval), ahead in {wins} of {seeds(difference.n)}, "
         f"p = {use.p_holm:.2g} after Holm's correction{_time(use)}.",
     ]
