@@ -27,8 +27,8 @@ ORDER = [
     ["training", "tasks"],
     ["extend", "pruning"],
     ["runs"],
-    ["reports"],
     ["studies"],
+    ["reports"],
     ["cli"],
     ["__main__", ""],
 ]

@@ -1,0 +1,142 @@
+"""Self-contained HTML pages: styles, scripts, pictures and data stand in one file, which needs no network.
+
+Templates are in ``templates/``. Every value that is put into one is escaped. The page forbids the browser to load
+anything, and to run scripts other than those of this package (Content-Security-Policy).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from attendrop.errors import AttendropError
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+_IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+# JSON within a script element: no end of the element, and no line separators, which scripts once took for line ends.
+_ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+
+
+@dataclass(frozen=True)
+class Section:
+    """Section of a page.
+
+    Attributes:
+        identifier: Its id, for links: letters, digits, ``-`` and ``_``.
+        heading: Its heading, also in the page's navigation.
+        content: Its HTML, from :func:`render`.
+
+    Raises:
+        AttendropError: The identifier cannot be used in a link.
+    """
+
+    identifier: str
+    heading: str
+    content: Markup
+
+    def __post_init__(self) -> None:
+        if not _IDENTIFIER.fullmatch(self.identifier):
+            raise AttendropError(
+                f"A section's identifier must consist of letters, digits and -, not {self.identifier!r}."
+            )
+
+
+def render(template: str, **values: Any) -> Markup:
+    """Fill a template; values are escaped, unless they are ``Markup``.
+
+    Args:
+        template: Name of a file in ``templates/``.
+        values: Its variables. All that it uses must be given.
+    """
+    from markupsafe import Markup
+
+    return Markup(_environment().get_template(template).render(values))
+
+
+def render_page(
+    title: str,
+    sections: Sequence[Section],
+    *,
+    summary: str = "",
+    styles: Sequence[str] = (),
+    scripts: Sequence[str] = (),
+    data: Mapping[str, Any] | None = None,
+) -> str:
+    """Make a page of sections.
+
+    Args:
+        title: Title, also the heading of the page.
+        sections: Sections, in their order.
+        summary: A sentence below the heading.
+        styles: Names of CSS files in ``templates/``, after ``page.css``, which every page has.
+        scripts: Names of JavaScript files in ``templates/``, which run in their order when the page is complete.
+        data: JSON values by the id of the element that holds them; a script reads one by
+            ``JSON.parse(document.getElementById(ID).textContent)``. NaN and infinite numbers become null.
+
+    Returns:
+        The HTML.
+    """
+    content = {name: _source(name) for name in scripts}
+    return str(
+        render(
+            "base.html",
+            title=title,
+            summary=summary,
+            sections=sections,
+            styles=[_source(name) for name in ("page.css", *styles)],
+            scripts=list(content.values()),
+            hashes=[_hash(script) for script in content.values()],
+            data={name: script_json(value) for name, value in (data or {}).items()},
+        )
+    )
+
+
+def script_json(value: Any) -> Markup:
+    """Write a value as JSON that may stand in a ``<script>`` element; NaN and infinite numbers become null."""
+    from markupsafe import Markup
+
+    text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return Markup(text.translate(_ESCAPES))
+
+
+@cache
+def _environment() -> Environment:
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+    except ImportError:
+        raise AttendropError("An HTML page needs jinja2; run `pip install attendrop[plots]`.") from None
+    loader = PackageLoader("attendrop.reports", "templates")
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+
+
+def _source(name: str) -> Markup:
+    """Read a style sheet or a script of this package as it is."""
+    from markupsafe import Markup
+
+    environment = _environment()
+    assert environment.loader is not None
+    return Markup(environment.loader.get_source(environment, name)[0])
+
+
+def _hash(script: str) -> str:
+    """Hash a script as a Content-Security-Policy names it."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
+
+
+def _finite(value: Any) -> Any:
+    """Replace numbers that JSON does not have."""
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
