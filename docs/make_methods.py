@@ -114,11 +114,12 @@ def _costs(name: str, costs: dict[tuple[str, str], float]) -> list[str]:
 
 def _section(method: type[Method]) -> str:
     summary = method.summary[0].upper() + method.summary[1:]
+    about = f"## {method.name}\n\n{summary}.{f' Measured: {method.evidence}' if method.evidence else ''}"
     options = described(method)
     if not options:
-        return f"## {method.name}\n\n{summary}. No options.\n"
+        return f"{about} No options.\n"
     lines = [f"- `{name}={found['default']!r}`: {found['range']}" for name, found in options.items()]
-    return f"## {method.name}\n\n{summary}. Options with their defaults and ranges:\n\n" + "\n".join(lines) + "\n"
+    return f"{about} Options with their defaults and ranges:\n\n" + "\n".join(lines) + "\n"
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from helpers import tiny
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from attendrop import ADDrop
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.registry import build_method
@@ -162,9 +163,10 @@ def test_early_stopping_ends_a_run(folder: Path) -> None:
         (4, {}, "ad-drop will regularise epochs 2, 4 of 4"),
         (1, {}, "would regularise none of the 1 epoch"),
         (1, {"cross_tuning": False}, "will regularise all 1 epochs"),
+        (1, {}, f"Measured of ad-drop: {ADDrop.evidence}"),
     ],
 )
-def test_log_says_which_epochs_are_regularised(
+def test_log_says_which_epochs_are_regularised_and_what_is_known_of_the_method(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, epochs: int, options: Any, message: str
 ) -> None:
     caplog.set_level("INFO", "attendrop")

@@ -26,11 +26,12 @@ def methods(
         build_method(name)  # raises if they cannot be combined
     found = [
         {"name": m.name, "summary": m.summary, "acts_on": list(m.info.acts_on), "paper": m.paper}
-        | {"options": described(m)}
+        | {"evidence": m.evidence, "options": described(m)}
         for m in classes
     ]
     table = Table(Column("method", no_wrap=True), "what it does", Column("source", no_wrap=True))
     for m in classes:
         authors, year, _ = m.paper.partition(")")  # without the title, which the explanation of a method has
-        table.add_row(m.name, m.summary, authors + year)
+        measured = f"\nMeasured: {m.evidence}" if m.evidence else ""
+        table.add_row(m.name, m.summary + measured, authors + year)
     show(found, table if name is None else "\n\n".join(map(explanation, classes)), as_json=as_json)

@@ -37,6 +37,8 @@ def announce_run(run: ResolvedRun) -> None:
     logger.info("%s", _training(run))
     for part in run.method.parts:
         _announce_epochs(part, num_epochs(run))
+        if part.evidence:
+            logger.info("Measured of %s: %s", part.name, part.evidence)
 
 
 def _training(run: ResolvedRun) -> str:

@@ -48,6 +48,8 @@ class Method:
         needs_loss_scale: Whether it reads gradients that are multiplied by the loss scale of float16.
         reports_all_effects: Whether the reported dropped units are its only effect, so that zero means no effect.
         compared: Whether comparisons include it where no methods are named.
+        evidence: What was measured of it against plain fine-tuning, as a sentence for logs and documentation; empty if
+            nothing was.
         inactive_epochs_hint: Sentence for warnings: the epochs in which it is inactive, and how to activate it in all.
     """
 
@@ -67,6 +69,7 @@ class Method:
     needs_loss_scale: ClassVar[bool] = False
     reports_all_effects: ClassVar[bool] = True
     compared: ClassVar[bool] = False
+    evidence: ClassVar[str] = ""
     inactive_epochs_hint: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
