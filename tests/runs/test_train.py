@@ -61,13 +61,16 @@ def test_metrics_hold_what_was_promised(folder: Path) -> None:
 
 
 def test_history_has_an_entry_for_each_epoch(folder: Path) -> None:
-    first, second = tiny.read_metrics(folder / "run")["history"]
+    metrics = tiny.read_metrics(folder / "run")
+    first, second = metrics["history"]
+    assert (first["step"], second["step"]) == (metrics["steps"] / 2, metrics["steps"])
     assert (first["epoch"], first["regularized"], first["dropped"]) == (1, False, {})
     assert (second["epoch"], second["regularized"]) == (2, True)
     assert 0 < second["dropped"]["ad-drop"] < 0.3
     for entry in (first, second):
         assert entry["train_loss"] > 0
         assert entry["selection"].keys() == {"accuracy", "f1_macro", "matthews_correlation"}
+        assert entry["selection_loss"] > 0
 
 
 def test_best_epoch_is_kept(folder: Path) -> None:

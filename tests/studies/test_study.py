@@ -229,6 +229,7 @@ def test_methods_are_compared_over_all_settings_with_holm_correction(folder: Pat
     p_values = {name: found.p_value for name, found in single.items() if found}
     assert row.p_values == pytest.approx({"first": p_values["first"], "second": 2 * p_values["second"]})
     assert "| r-drop | +0.030 [" in report.markdown()
+    assert report.markdown().count("## All settings") == 1
     alone = make_report(Study((settings[0],)), {"first": results["first"]})
     assert alone.overall == ()
 

@@ -187,15 +187,17 @@ def run_metrics(
 
 
 def _history(log: list[dict[str, float]], method: Method, data: TaskData) -> list[dict[str, Any]]:
-    """Make one entry per epoch, counted from 1: loss, selection scores, and what the method did."""
+    """Make one entry per epoch, counted from 1: losses, selection scores, and what the method did."""
     acts_in = method.regularized_epochs(math.ceil(max((entry["epoch"] for entry in log), default=0))) or []
     names = (data.task.metric, *data.task.other_metrics)
-    history = {}
+    history: dict[int, dict[str, Any]] = {}
     for number in dict.fromkeys(math.ceil(entry["epoch"]) for entry in log if "loss" in entry):
         metrics = epoch_metrics(log, number)
         history[number] = {
             "epoch": number,
+            "step": max(entry["step"] for entry in log if "loss" in entry and math.ceil(entry["epoch"]) == number),
             "train_loss": metrics["loss"],
+            "selection_loss": None,
             "selection": {},
             "regularized": number - 1 in acts_in,
             "dropped": {
@@ -207,7 +209,8 @@ def _history(log: list[dict[str, float]], method: Method, data: TaskData) -> lis
         }
     for entry in log:
         if "eval_loss" in entry and math.ceil(entry["epoch"]) in history:
-            history[math.ceil(entry["epoch"])]["selection"] = {name: entry[f"eval_{name}"] for name in names}
+            found = {"selection": {name: entry[f"eval_{name}"] for name in names}, "selection_loss": entry["eval_loss"]}
+            history[math.ceil(entry["epoch"])] |= found
     return list(history.values())
 
 

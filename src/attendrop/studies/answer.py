@@ -19,7 +19,7 @@ MARGIN = 0.005
 ERROR_MARGIN = 0.01
 # On fewer rows than this the score of a fixed model is uncertain by more than about a percent.
 _FEW_ROWS = 1000
-_TABLE = ("method", "seeds", "score", "difference [95 %]", "p (Holm)", "ahead", "time")
+COLUMNS = ("method", "seeds", "score", "difference [95 %]", "p (Holm)", "ahead", "time")
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class Answer:
 
     def lines(self) -> list[str]:
         """Return the answer in words, with its limits, and the table for a console."""
-        cells = [_TABLE, *(_cells(row) for row in self.rows)]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        table = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in cells]
+        lines = [COLUMNS, *(cells(row) for row in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        table = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) for line in lines]
         return [*self.verdict.sentences, *self.notes, "", f"{self.metric} of {self.model} on {self.task}:", *table]
 
     def markdown(self) -> str:
@@ -71,7 +71,7 @@ class Answer:
                     *([" ".join(others)] if others else []),
                     *(["\n".join(f"- {note}" for note in self.notes)] if self.notes else []),
                     f"{self.metric} of {self.model} on {self.task}:",
-                    _markdown_table(_TABLE, [_cells(row) for row in self.rows]),
+                    _markdown_table(COLUMNS, [cells(row) for row in self.rows]),
                     "By seed:",
                     _markdown_table(("method", *map(str, every)), by_seed),
                 ]
@@ -84,7 +84,7 @@ class Answer:
         every = sorted({seed for row in self.rows for seed in row.scores})
         records = [_record(row) | {f"seed_{seed}": row.scores.get(seed) for seed in every} for row in self.rows]
         for record in records:
-            del record["options"], record["scores"], record["differences"]
+            del record["options"], record["scores"], record["differences"], record["runs"]
         text = io.StringIO()
         writer = csv.DictWriter(text, list(records[0]) if records else [], lineterminator="\n")
         writer.writeheader()
@@ -98,6 +98,7 @@ class Answer:
             "model": self.model,
             "metric": self.metric,
             "margin": self.margin,
+            "reference": next((row.label for row in self.rows if row.is_reference), None),
             **asdict(self.verdict),
             "sentences": list(self.verdict.sentences),
             "notes": list(self.notes),
@@ -191,7 +192,8 @@ def _few_rows(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 # Tables --------------------------------------------------------------------------------------------------------------
 
 
-def _cells(row: MethodRow) -> tuple[str, ...]:
+def cells(row: MethodRow) -> tuple[str, ...]:
+    """Return the texts of a row of the table, one for each of :data:`COLUMNS`."""
     score = f"{number(row.mean)}{'' if row.std is None else f' ± {number(row.std)}'}{'*' * row.selected_on_reported}"
     difference, ahead = "-", "-"
     if row.difference is not None:
@@ -226,6 +228,7 @@ def _record(row: MethodRow) -> dict[str, Any]:
         "selected_on_reported": row.selected_on_reported,
         "scores": {str(seed): score for seed, score in row.scores.items()},
         "differences": None if found is None else list(found.values),
+        "runs": {str(seed): name for seed, name in row.folders.items()},
     }
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
@@ -27,6 +28,7 @@ class MethodRow:
         options: All options.
         scores: Scores by seed.
         seconds: Seconds of training by seed.
+        folders: Names of the folders of the runs by seed.
         is_reference: Whether the others are compared with it.
         selected_on_reported: Whether a model was chosen on the rows of its score, which flatters it.
         difference: Comparison with the reference; None for the reference, and without a common seed.
@@ -39,6 +41,7 @@ class MethodRow:
     options: Mapping[str, Any]
     scores: Mapping[int, float]
     seconds: Mapping[int, float]
+    folders: Mapping[int, str] = field(default_factory=dict)
     is_reference: bool = False
     selected_on_reported: bool = False
     difference: PairedDifference | None = None
@@ -122,6 +125,7 @@ def _row(label: str, group: Mapping[int, Metrics], is_reference: bool) -> Method
         first["options"],
         {seed: float(group[seed]["score"]) for seed in sorted(group)},
         {seed: float(group[seed]["train_seconds"]) for seed in sorted(group)},
+        {seed: Path(group[seed]["output_dir"]).name for seed in sorted(group) if group[seed].get("output_dir")},
         is_reference,
         any("dev" in (run["data"].get("selected_on"), run["data"].get("rewarded_on")) for run in group.values()),
     )

@@ -18,13 +18,6 @@ from attendrop.studies.study_file import Study
 from attendrop.studies.units import Result, Unit
 from attendrop.studies.verdict import interval
 
-_OVERALL = """\
-## All settings
-
-| method | mean difference [95 %] | p of each setting (Holm over all) |
-|---|---|---|
-"""
-
 
 @dataclass(frozen=True)
 class OverallRow:
@@ -168,7 +161,7 @@ def _overall_markdown(rows: Sequence[OverallRow]) -> str:
         mean = "-" if row.mean is None else interval(row.mean)
         p_values = ", ".join(f"{name}: {p:.2g}" for name, p in row.p_values.items())
         lines.append(f"| {row.label} | {mean} | {p_values} |")
-    return _OVERALL + "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def method_of(unit: Unit) -> str:

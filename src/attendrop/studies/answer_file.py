@@ -1,0 +1,79 @@
+"""Answers as read from the ``answer.json`` of a comparison or a study."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attendrop.errors import AttendropError
+from attendrop.runs.run_folder import read_json
+from attendrop.studies.answer import Answer
+from attendrop.studies.method_rows import MethodRow
+from attendrop.studies.statistics import Estimate, PairedDifference
+from attendrop.studies.verdict import Verdict
+
+
+def read_answers(path: Path) -> dict[str, Answer] | None:
+    """Read the answer of each setting by its name; that of a comparison has the name ``""``.
+
+    Returns:
+        None if there is no file.
+
+    Raises:
+        AttendropError: attendrop did not write the file.
+    """
+    content = read_json(path, {})
+    if content is None:
+        return None
+    try:
+        settings = content.get("settings", {"": content})
+        return {name: _answer(found) for name, found in settings.items()}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise AttendropError(f"'{path}' was not written by attendrop; name the folder of a study.") from None
+
+
+def _answer(found: Mapping[str, Any]) -> Answer:
+    labels = [record["label"] for record in found["methods"]]
+    reference = found["reference"] if "reference" in found else next(iter(labels), None)  # older files name none
+    return Answer(
+        str(found["task"]),
+        str(found["model"]),
+        str(found["metric"]),
+        float(found["margin"]),
+        tuple(_row(record, record["label"] == reference) for record in found["methods"]),
+        Verdict(found["kind"], found["use"], tuple(map(str, found["sentences"]))),
+        tuple(map(str, found["notes"])),
+    )
+
+
+def _row(record: Mapping[str, Any], is_reference: bool) -> MethodRow:
+    difference = None
+    if record["differences"] is not None:
+        difference = PairedDifference(
+            tuple(map(float, record["differences"])),
+            _estimate(record, "difference"),
+            _estimate(record, "improvement"),
+            float(record["p"]),
+            float(record["p_sign_flip"]),
+        )
+    return MethodRow(
+        label=str(record["label"]),
+        method=str(record["method"]),
+        options=dict(record["options"]),
+        scores={int(seed): float(score) for seed, score in record["scores"].items()},
+        seconds={},
+        folders={int(seed): str(name) for seed, name in record.get("runs", {}).items()},
+        is_reference=is_reference,
+        selected_on_reported=bool(record["selected_on_reported"]),
+        difference=difference,
+        p_holm=record["p_holm"],
+        cost=record["time_ratio"],
+    )
+
+
+def _estimate(record: Mapping[str, Any], name: str) -> Estimate:
+    """Read an estimate; an end that is null is infinite."""
+    low, high = record[f"{name}_low"], record[f"{name}_high"]
+    return Estimate(float(record[name]), -math.inf if low is None else low, math.inf if high is None else high)
