@@ -177,6 +177,12 @@ def test_times_are_compared_seed_by_seed() -> None:
     assert row(answer([*FINETUNE, *slow]), "ad-drop").cost == pytest.approx(2.1)
 
 
+def test_own_data_are_named_by_their_training_file() -> None:
+    found = answer(runs("finetune", PLAIN, config={"train_file": "/data/tickets.csv"}))
+    assert found.lines()[-3] == "accuracy of minilm on tickets.csv:"
+    assert answer(runs("finetune", PLAIN, task="cola", config={"train_file": None})).task == "cola"
+
+
 @pytest.mark.parametrize(
     ("metric", "scale", "margin"), [("accuracy", 1, 0.005), ("neg_mean_squared_error", -10, 0.076)]
 )

@@ -7,6 +7,7 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
@@ -27,7 +28,7 @@ class Answer:
     """Comparison of methods on one task.
 
     Attributes:
-        task: Name of the task.
+        task: Name of the task, or of the training file.
         model: The model that was fine-tuned.
         metric: Name of the score.
         margin: Differences below this are taken as practically nothing.
@@ -143,8 +144,14 @@ def answer(
         *_few_rows(scored),
     ]
     return Answer(
-        metrics[0]["task"], metrics[0]["model"], metrics[0]["metric"], margin, tuple(rows), verdict, tuple(notes)
+        _data(metrics[0]), metrics[0]["model"], metrics[0]["metric"], margin, tuple(rows), verdict, tuple(notes)
     )
+
+
+def _data(run: Mapping[str, Any]) -> str:
+    """Name the data of a run: its task, or its training file."""
+    file = run.get("config", {}).get("train_file")
+    return run["task"] if file is None else Path(file).name
 
 
 def _margin(metric: str, rows: Sequence[MethodRow]) -> float:
