@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from attendrop.attention.isolation import evaluating, forked_rng, in_full_precision
 from attendrop.attention.plan import Plan
@@ -181,6 +182,11 @@ class _Search(MethodState):
     def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
         """Report the best pattern, and all trials with their losses."""
         return {"autodropout": {"best": self._best(), "trials": self.trials}} if self.trials else {}
+
+    def restore(self, metrics: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        found = metrics.get("autodropout", {})
+        if found:
+            self.trials, self.pattern = list(found["trials"]), found["best"]["pattern"]
 
     def _best(self) -> dict[str, Any]:
         return min(self.trials, key=lambda trial: float(trial["value"]))

@@ -195,6 +195,11 @@ class _Learning(MethodState):
         """Report the learnt probability of each layer."""
         return {"concrete_dropout": dict(zip(self.keys, self.logits.detach().sigmoid().tolist(), strict=True))}
 
+    def restore(self, metrics: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        learnt: Mapping[str, float] = metrics.get("concrete_dropout", {})
+        if learnt:
+            self._begin(list(learnt), torch.logit(torch.tensor(list(learnt.values()), dtype=torch.float64)).float())
+
     def _begin(self, keys: Sequence[str], logits: Tensor) -> torch.optim.Optimizer:
         self.keys = list(keys)
         self.logits = nn.Parameter(logits.to(next(self.training.model.parameters()).device, copy=True))

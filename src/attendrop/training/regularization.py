@@ -90,6 +90,11 @@ class Regularization:
         self._sequences = 0
 
     @property
+    def adapter(self) -> ModelAdapter | None:
+        """Adapter of the model; None if the method does not act on attention."""
+        return self._adapter
+
+    @property
     def loss_computed(self) -> bool:
         """Whether a loss was computed since the last step."""
         return self._sequences > 0

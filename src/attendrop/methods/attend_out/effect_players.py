@@ -113,6 +113,11 @@ class EffectPlayers:
         logger.info("What AttendOut learnt: %s.", learnt(layers))
         return {"layer_effects": layers, "noise_band": band.probabilities[:-1].tolist()}
 
+    def restore(self, metrics: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Restore the probabilities of a finished run, see :meth:`MethodState.restore`."""
+        learnt = metrics.get("layer_effects", {})
+        self.probabilities |= {key: float(found["probability"]) for key, found in learnt.items()}
+
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return no tensors: no network is trained beside the model."""
         return {}

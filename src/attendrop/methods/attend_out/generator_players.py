@@ -77,6 +77,14 @@ class Players(Policy):
         """Return the tensors trained beside the model, by the name of the file to save them in."""
         return {"generator": {name: value.detach() for name, value in self.generator.named_parameters()}}
 
+    @torch.no_grad()
+    def restore(self, metrics: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Restore the generator of a finished run, see :meth:`MethodState.restore`."""
+        if "generator" not in tensors:
+            raise AttendropError("The run kept no generator.safetensors, so what it drops is not known.")
+        for name, parameter in self.generator.named_parameters():
+            parameter.copy_(tensors["generator"][name])
+
     def teach(self, period: Sequence[Sequence[Micro]], advantages: Tensor, total: Callable[[Tensor], Tensor]) -> float:
         """Take one policy gradient step; returns the objective.
 

@@ -42,6 +42,7 @@ class AttendOutState(MethodState):
         self.probabilities: dict[str, Tensor] = {}
         self.players: Players | EffectPlayers | None = None
         self._resumed: Mapping[str, Any] | None = None
+        self._finished: tuple[Mapping[str, Any], Mapping[str, Mapping[str, Tensor]]] | None = None
 
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
         refuse_graph(context.batch)
@@ -99,6 +100,9 @@ class AttendOutState(MethodState):
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         return {} if self.players is None else self.players.tensors()
 
+    def restore(self, metrics: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self._finished = metrics, tensors
+
     def close(self) -> None:
         if self.players is not None:
             self.players.defender.close()
@@ -121,6 +125,8 @@ class AttendOutState(MethodState):
             self.players.defender.before_step = self.training.act_on_second_model(self.players.defender.model)
             if self._resumed is not None:
                 self.players.load_state_dict(self._resumed)
+            if self._finished is not None:
+                self.players.restore(*self._finished)
         return self.players
 
     def _dropout_step(self, players: Players | EffectPlayers) -> dict[str, float]:

@@ -269,6 +269,17 @@ class MethodState:
         """Return the tensors trained beside the model, by the name of the file to save them in."""
         return {}
 
+    def restore(self, metrics: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Restore what a finished run learnt, to show what it drops; training cannot go on from there.
+
+        Args:
+            metrics: The run's ``metrics.json``.
+            tensors: What :meth:`tensors` returned, as far as it was saved.
+
+        Raises:
+            AttendropError: What was learnt was not saved.
+        """
+
     def close(self) -> None:
         """Remove hooks, and free resources used only in training."""
 

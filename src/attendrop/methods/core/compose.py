@@ -206,6 +206,10 @@ class ComposedState(MethodState):
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         return {name: value for method_state in self.method_states for name, value in method_state.tensors().items()}
 
+    def restore(self, metrics: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        for method_state in self.method_states:
+            method_state.restore(metrics, tensors)
+
     def close(self) -> None:
         for method_state in self.method_states:
             method_state.close()

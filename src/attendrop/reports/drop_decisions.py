@@ -1,0 +1,271 @@
+"""What a method drops in attention: its passes of a training step are run and watched, without training."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from attendrop.attention.blocks import Block
+from attendrop.attention.call import AttentionCall
+from attendrop.attention.edits import AttentionEdit, BlockEdit
+from attendrop.attention.isolation import evaluating, forked_rng
+from attendrop.attention.layers import AttentionLayer
+from attendrop.attention.plan import PLAN_KEYWORD, CombinedPlan, Plan
+from attendrop.batches import Batch
+from attendrop.methods.core.base import Method
+from attendrop.methods.core.compose import Compose
+from attendrop.methods.core.context import TrainingContext, tokens_of
+from attendrop.training.labelled_data import labelled_data
+from attendrop.training.regularization import Regularization, loss_and_outputs
+
+# Of what a method may act on, see MethodInfo, that by which it can drop positions of attention.
+IN_ATTENTION = frozenset({"scores", "weights", "heads", "layers"})
+
+
+@dataclass(frozen=True)
+class DropMoment:
+    """The moment of a training at which a method decides.
+
+    Attributes:
+        seed: Seed of the method's random numbers.
+        step: Number of optimizer steps taken before.
+        total_steps: Number of optimizer steps planned.
+        epoch: Number of the epoch, from 0; the method must be active in it.
+    """
+
+    seed: int = 0
+    step: int = 0
+    total_steps: int = 1000
+    epoch: int = 0
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What a finished run learnt beside its model.
+
+    Attributes:
+        metrics: Its ``metrics.json``.
+        tensors: The tensors that it saved, by the name of their file.
+    """
+
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    tensors: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LayerDrops:
+    """Positions of one attention layer in one pass.
+
+    Attributes:
+        layer: The layer.
+        possible: Positions that are not padding and not hidden by the model's mask, ``(batch, 1, query, key)``.
+        dropped: Those of them that were dropped, ``(batch, heads, query, key)``.
+    """
+
+    layer: AttentionLayer
+    possible: Tensor
+    dropped: Tensor
+
+
+@dataclass(frozen=True)
+class PassDrops:
+    """One pass of the trained model in a training step.
+
+    Attributes:
+        batch: Its inputs, as the method passed them to the model.
+        layers: Its attention layers by key, in the order of execution.
+    """
+
+    batch: Batch
+    layers: dict[str, LayerDrops]
+
+    @property
+    def any(self) -> bool:
+        """Whether a position was dropped."""
+        return any(bool(found.dropped.any()) for found in self.layers.values())
+
+
+def acting_in_attention(method: Method) -> Method | None:
+    """Return the method, or of a composition its methods, that can drop positions of attention; None if there are none.
+
+    A skipped layer and a dropped head count as all of their positions.
+    """
+    parts = [part for part in method.parts if part.uses_attention and IN_ATTENTION & set(part.info.acts_on)]
+    if len(parts) == len(method.parts):
+        return method
+    return Compose(*parts) if len(parts) > 1 else parts[0] if parts else None
+
+
+def active_epochs(method: Method, num_epochs: int) -> list[int]:
+    """Return the epochs, from 0, in which all parts of a method are active; if there are none, those of any part."""
+    epochs = range(num_epochs)
+    together = [epoch for epoch in epochs if all(part.active(epoch) for part in method.parts)]
+    return together or [epoch for epoch in epochs if method.active(epoch)]
+
+
+def record_drops(
+    model: PreTrainedModel,
+    method: Method,
+    batch: Batch,
+    moment: DropMoment,
+    *,
+    learnt: Learnt | None = None,
+    tokenizer: Any = None,
+    own_dropout: bool = True,
+) -> list[PassDrops]:
+    """Run the passes that a method makes for one micro-batch, and record what it drops; the model stays unchanged.
+
+    Args:
+        model: The model.
+        method: The method; from :func:`acting_in_attention`.
+        batch: Inputs with labels, on the model's device, and the columns that the method reads.
+        moment: When in a training.
+        learnt: What a finished run learnt; None: the method has learnt nothing yet. One that searches before it trains
+            is then at the first of its steps.
+        tokenizer: The model's tokenizer, for methods that change tokens.
+        own_dropout: Whether the model's own dropout is on, as in training.
+
+    Returns:
+        The passes of the trained model with changes, in their order: several for a method that runs several.
+
+    Raises:
+        AttendropError: The method cannot act on the model or the batch, or what it learnt was not saved.
+    """
+    passes: list[PassDrops] = []
+
+    def compute_loss(given: Batch, plan: Plan | None = None, other: nn.Module | None = None) -> tuple[Tensor, Any]:
+        if plan is None:
+            return loss_and_outputs((other or model)(**given))
+        assert regularization.adapter is not None
+        watched = _Watched(plan)
+        regularization.adapter.bind(watched)
+        found = loss_and_outputs(model(**given, **{PLAN_KEYWORD: watched}))
+        if watched.skipped and not watched.seen:  # the shapes of layers are known from those that run
+            every = _Watched(Plan())
+            with torch.no_grad():
+                regularization.adapter.forward(given, every)
+            watched.seen = every.seen
+        passes.append(PassDrops(given, watched.drops(regularization.adapter.attention_layers)))
+        return found
+
+    training = TrainingContext(
+        model=model,
+        evaluate=lambda network, given: loss_and_outputs(network(**given)),
+        seed=moment.seed,
+        total_steps=moment.total_steps,
+        optimizer=torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.0),
+        metric=lambda logits, labels: 0.0,
+        reward_data=labelled_data("reward_data", [batch], model.device),
+        train_data=labelled_data("train_data", [batch], model.device),
+        **tokens_of(tokenizer),
+    )
+    with forked_rng(model), _training_mode(model, own_dropout=own_dropout):
+        torch.manual_seed(moment.seed + moment.step)
+        regularization = Regularization(training, method)
+        try:
+            if learnt is not None:
+                regularization.method_state.restore(learnt.metrics, learnt.tensors)
+            regularization.set_epoch(moment.epoch)
+            regularization.begin_step(moment.step)
+            with torch.enable_grad():
+                for each, _ in regularization.micro_batches(batch)[0]:
+                    regularization.compute(each, compute_loss)
+        finally:
+            regularization.close()
+    return passes
+
+
+class _Watched(CombinedPlan):
+    """Plan that does what another does, and records what is dropped.
+
+    Dropped is a position whose score the plan drops, whose weight it makes less than half as large, or whose head it
+    sets to zero; in a layer with constant attention, and in one that is skipped, all are.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__([plan])
+        self.acts_on = plan.acts_on | {"attention"}
+        self.seen: dict[str, LayerDrops] = {}
+        self.skipped: dict[str, AttentionLayer] = {}
+
+    def wants(self, layer: AttentionLayer) -> bool:
+        return True
+
+    def edit(self, call: AttentionCall) -> AttentionEdit | None:
+        edit, rows = super().edit(call), call.valid_queries()
+        batch, _, queries, keys = call.shape
+        possible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.device)
+        if call.valid is not None:
+            possible = call.valid.any(1, keepdim=True)
+        possible = (possible if rows is None else possible & rows).expand(batch, 1, queries, keys)
+        dropped = torch.zeros(call.shape, dtype=torch.bool, device=call.device)
+        self.seen.setdefault(call.layer.key, LayerDrops(call.layer, possible, dropped))
+        if edit is None:
+            return None
+        note = partial(self._note, call.layer.key)
+        if edit.constant:
+            note(torch.ones_like(possible))
+        if edit.drop is not None:
+            note(edit.drop)
+        weights, output = edit.weights, edit.output
+
+        def watched_weights(before: Tensor) -> Tensor:
+            assert weights is not None
+            after = weights(before)
+            note(after < before / 2)
+            return after
+
+        def watched_output(before: Tensor) -> Tensor:
+            assert output is not None
+            after = output(before)
+            gone = (after == 0).all(-1) & (before != 0).any(-1)
+            note(gone.transpose(1, 2).unsqueeze(-1))
+            return after
+
+        return dataclasses.replace(
+            edit,
+            weights=weights and watched_weights,
+            output=output and watched_output,
+        )
+
+    def block(self, block: Block) -> BlockEdit | None:
+        edit = super().block(block)
+        if edit is not None and edit.skip:
+            self.skipped |= {layer.key: layer for layer in block.attention_layers}
+        return edit
+
+    def drops(self, layers: list[AttentionLayer]) -> dict[str, LayerDrops]:
+        """Return what was dropped in each layer that ran or was skipped, in the order of ``layers``."""
+        found = dict(self.seen)
+        for key, layer in self.skipped.items():
+            like = next((drops for drops in self.seen.values() if drops.layer.kind == layer.kind), None)
+            if like is not None:
+                found[key] = LayerDrops(layer, like.possible, like.possible.expand(like.dropped.shape))
+        return {layer.key: found[layer.key] for layer in layers if layer.key in found}
+
+    @torch.no_grad()
+    def _note(self, key: str, dropped: Tensor) -> None:
+        found = self.seen[key]
+        self.seen[key] = dataclasses.replace(found, dropped=found.dropped | (dropped & found.possible))
+
+
+@contextmanager
+def _training_mode(model: PreTrainedModel, *, own_dropout: bool) -> Iterator[None]:
+    """Set the model to training within the block; without its own dropout only the model itself, no module in it."""
+    with evaluating(model):
+        modules = list(model.modules()) if own_dropout else [model]
+        for module in modules:
+            module.training = True
+        try:
+            yield
+        finally:
+            for module in modules:
+                module.training = False

@@ -1,0 +1,210 @@
+"""What a method drops is recorded from the passes that it runs itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import zoo
+from helpers.table import TABLE, given
+from torch import Tensor
+
+from attendrop import (
+    ADDrop,
+    AttendOut,
+    AttentionLayerDrop,
+    AutoDropout,
+    Compose,
+    ConcreteDropout,
+    DropHead,
+    FineTune,
+    LayerDrop,
+    Method,
+    Mixout,
+    RDrop,
+    UniDrop,
+    Vanilla,
+    regularize,
+)
+from attendrop.attention.adapter import ModelAdapter
+from attendrop.attribution.gradient import gradient_attribution
+from attendrop.candidates import candidate_region
+from attendrop.errors import AttendropError
+from attendrop.reports.drop_decisions import (
+    DropMoment,
+    LayerDrops,
+    Learnt,
+    PassDrops,
+    acting_in_attention,
+    active_epochs,
+    record_drops,
+)
+
+MOMENT = DropMoment(seed=3, step=2, total_steps=4, epoch=1)
+ACTING = [name for name, method in TABLE.items() if acting_in_attention(method) and name != "compose"]
+
+
+def record(method: Method, name: str = "bert", model: Any = None, **options: Any) -> list[PassDrops]:
+    model = zoo.build(name) if model is None else model
+    return record_drops(model, method, zoo.batch_of(name), options.pop("moment", MOMENT), **options)
+
+
+def fraction(found: LayerDrops) -> Tensor:
+    return found.dropped.sum() / found.possible.expand(found.dropped.shape).sum()
+
+
+@pytest.mark.parametrize("name", ["bert", "distilbert-mean", "gpt2-class", "llama-class"])
+def test_what_ad_drop_drops_is_its_candidate_region(name: str) -> None:
+    model, batch = zoo.build(name), zoo.batch_of(name)
+    method = ADDrop(p=0.4, q=1.0, cross_tuning=False)
+    (found,) = record_drops(model, method, batch, MOMENT)
+    adapter = ModelAdapter(model)
+    adapter.attach()
+    layers = adapter.trace(batch)
+    attributions = gradient_attribution(adapter, batch, layers, "pseudo_label")
+    adapter.detach()
+    length = batch["input_ids"].shape[1]
+    valid = batch["attention_mask"].bool()[:, None, None, :].expand(-1, 1, length, -1)
+    if name in ("gpt2-class", "llama-class"):
+        valid = valid & torch.ones(length, length, dtype=torch.bool).tril()
+    rows = batch["attention_mask"].bool()[:, None, :, None]
+    assert [*found.layers] == [layer.key for layer in layers]
+    for key, drops in found.layers.items():
+        assert torch.equal(drops.possible, valid & rows)
+        expected = candidate_region(attributions[key], valid, 0.4).mask & rows
+        assert torch.equal(drops.dropped, expected)
+    assert found.any
+
+
+@pytest.mark.parametrize("method", ["vanilla", "vanilla weights", "scheduler", "dropblock", "structure-mask"])
+def test_the_fraction_is_the_one_that_is_logged(method: str) -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    (found,) = record(TABLE[method])
+    with regularize(model, TABLE[method], seed=3, total_steps=4) as reg:
+        reg.begin_step(2)
+        reg.loss(batch)
+        logged = reg.logs()
+    for key, drops in found.layers.items():
+        torch.testing.assert_close(fraction(drops).item(), logged[f"{TABLE[method].source}/dropped/{key}"])
+
+
+@pytest.mark.parametrize("name", ACTING)
+def test_nothing_of_the_model_changes(name: str) -> None:
+    model = zoo.build("bert", dropout=0.1)
+    model.bert.encoder.eval()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    modes, state = [module.training for module in model.modules()], torch.get_rng_state()
+    record(TABLE[name], model=model, moment=DropMoment(3, 0 if name == "autodropout" else 2, 4, 1))
+    zoo.assert_same(before, model.state_dict())
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not any(module._forward_hooks or "forward" in module.__dict__ for module in model.modules())
+    with regularize(model.train(), FineTune()):  # and it can be regularised again
+        pass
+
+
+def test_the_same_moment_gives_the_same_decisions_and_another_others() -> None:
+    method = ADDrop(cross_tuning=False)
+    first, again = (record(method)[0].layers["encoder.0"].dropped for _ in range(2))
+    other = record(method, moment=DropMoment(3, 3, 4, 1))[0].layers["encoder.0"].dropped
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_dropped_heads_count_with_all_their_positions() -> None:
+    (found,) = record(DropHead(p_start=0.5, schedule="constant"))
+    for drops in found.layers.values():
+        possible = drops.possible.expand(drops.dropped.shape)
+        whole = (drops.dropped == possible).flatten(2).all(-1)
+        assert (whole | ~drops.dropped.flatten(2).any(-1)).all()
+    assert found.any
+
+
+@pytest.mark.parametrize("method", [AttentionLayerDrop(p=0.5), LayerDrop(p=0.5)])
+def test_dropped_layers_count_with_all_their_positions(method: Method) -> None:
+    shares = set()
+    for step in range(6):
+        (found,) = record(method, moment=DropMoment(0, step, 10, 0))
+        assert [*found.layers] == ["encoder.0", "encoder.1"]
+        shares |= {fraction(drops).item() for drops in found.layers.values()}
+    assert shares == {0.0, 1.0}
+
+
+def test_where_every_block_is_skipped_every_position_is_dropped() -> None:
+    (found,) = record(UniDrop(feature=0, structure=1.0, token=0))
+    assert [fraction(drops).item() for drops in found.layers.values()] == [1.0, 1.0]
+
+
+def test_the_models_own_dropout_is_no_drop_of_the_method_and_can_be_switched_off() -> None:
+    model = zoo.build("bert", dropout=0.5)
+    method = Vanilla(p=0.2, where="weights")
+    for own in (True, False):
+        (found,) = record(method, model=model, own_dropout=own)
+        assert 0.05 < fraction(found.layers["encoder.0"]).item() < 0.4
+    high = ADDrop(q=1.0, cross_tuning=False)
+    with_own, without = (record(high, model=model, own_dropout=own)[0].layers for own in (True, False))
+    eval_model = model.eval()
+    again = record(high, model=eval_model, own_dropout=False)[0].layers
+    assert not torch.equal(with_own["encoder.0"].dropped, without["encoder.0"].dropped)
+    assert torch.equal(again["encoder.0"].dropped, without["encoder.0"].dropped)
+
+
+def test_hidden_units_are_no_positions() -> None:
+    for name in ("alpha-dropout", "ad-drop hidden"):
+        assert not any(found.any for found in record(TABLE[name]))
+
+
+def test_what_acts_in_attention() -> None:
+    assert acting_in_attention(FineTune()) is None
+    assert acting_in_attention(Compose(Mixout(), RDrop())) is None
+    drop = ADDrop()
+    assert acting_in_attention(drop) is drop
+    assert acting_in_attention(Compose(drop, RDrop())) == drop
+    both = Compose(drop, Vanilla())
+    assert acting_in_attention(both) is both
+
+
+def test_epochs_in_which_all_methods_act() -> None:
+    assert active_epochs(ADDrop(), 4) == [1, 3]
+    assert active_epochs(Compose(ADDrop(), Vanilla()), 3) == [1]
+    assert active_epochs(ADDrop(), 1) == []
+
+
+# --- What a run learnt
+
+
+def test_a_generator_drops_what_it_learnt() -> None:
+    method = AttendOut(learner="policy_gradient", dropout_step=1)
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with regularize(model, method, **given(model, batch)) as reg:
+        reg.loss(batch)
+        saved = {key: value.clone() for key, value in reg.method_state.tensors()["generator"].items()}
+    for name in ("query", "key"):  # such that the scores of all positions are equal and high
+        saved[f"{name}.weight"].zero_()
+        saved[f"{name}.bias"].fill_(10.0)
+    (new,), (trained,) = (record(method, learnt=each) for each in (None, Learnt({}, {"generator": saved})))
+    assert all(0.3 < fraction(drops) < 0.7 for drops in new.layers.values())
+    assert all(fraction(drops) == 1 for drops in trained.layers.values())
+    with pytest.raises(AttendropError, match=r"kept no generator\.safetensors"):
+        record(method, learnt=Learnt({}, {}))
+
+
+def test_learnt_probabilities_of_layers_are_used() -> None:
+    method = AttendOut(dropout_step=1)
+    effects = {"encoder.0": {"probability": 1.0}, "encoder.1": {"probability": 0.0}}
+    (found,) = record(method, learnt=Learnt({"layer_effects": effects}))
+    assert [fraction(drops).item() for drops in found.layers.values()] == [1.0, 0.0]
+    method, rates = ConcreteDropout(p=0.5), {"encoder.0": 0.01, "encoder.1": 0.95}
+    (found,) = record(method, learnt=Learnt({"concrete_dropout": rates}))
+    assert fraction(found.layers["encoder.0"]) < 0.1 < 0.8 < fraction(found.layers["encoder.1"])
+
+
+def test_the_best_pattern_of_a_search_is_used() -> None:
+    pattern = {"size": 1, "stride": 1, "p": 1.0, "share_heads": True, "share_rows": True, "part": "lower"}
+    best = {"pattern": pattern, "value": 0.1}
+    learnt = Learnt({"autodropout": {"best": best, "trials": [best]}})
+    (found,) = record(AutoDropout(trials=1, search=0.6), learnt=learnt)
+    assert fraction(found.layers["encoder.0"]) > 0.2
+    assert fraction(found.layers["encoder.1"]) == 0
