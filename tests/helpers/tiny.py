@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import transformers as hf
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from attendrop.runs.config import RunConfig
 
@@ -34,6 +35,26 @@ def save_tiny_bert(folder: Path, **options: Any) -> Path:
     )
     torch.manual_seed(1)
     hf.BertModel(config).save_pretrained(folder)
+    return folder
+
+
+def save_tiny_gpt2(folder: Path, **options: Any) -> Path:
+    """Save a random GPT-2 of two layers, with a byte-level vocabulary, as a classifier of two classes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokens = Tokenizer(models.BPE())
+    tokens.pre_tokenizer, tokens.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=290, initial_alphabet=alphabet, special_tokens=["<end>"])
+    tokens.train_from_iterator([" ".join(WORDS)] * 3, trainer)
+    tokenizer = hf.PreTrainedTokenizerFast(
+        tokenizer_object=tokens, eos_token="<end>", pad_token="<end>", model_max_length=32
+    )
+    tokenizer.save_pretrained(folder)
+    config = hf.GPT2Config(
+        vocab_size=len(tokenizer), n_embd=16, n_layer=2, n_head=2, n_positions=32, pad_token_id=0, **options
+    )
+    torch.manual_seed(1)
+    hf.GPT2ForSequenceClassification(config).save_pretrained(folder)
     return folder
 
 

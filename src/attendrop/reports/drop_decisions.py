@@ -145,11 +145,11 @@ def record_drops(
         if plan is None:
             return loss_and_outputs((other or model)(**given))
         assert regularization.adapter is not None
-        watched = _Watched(plan)
+        watched = WatchedPlan(plan)
         regularization.adapter.bind(watched)
         found = loss_and_outputs(model(**given, **{PLAN_KEYWORD: watched}))
         if watched.skipped and not watched.seen:  # the shapes of layers are known from those that run
-            every = _Watched(Plan())
+            every = WatchedPlan(Plan())
             with torch.no_grad():
                 regularization.adapter.forward(given, every)
             watched.seen = every.seen
@@ -183,7 +183,7 @@ def record_drops(
     return passes
 
 
-class _Watched(CombinedPlan):
+class WatchedPlan(CombinedPlan):
     """Plan that does what another does, and records what is dropped.
 
     Dropped is a position whose score the plan drops, whose weight it makes less than half as large, or whose head it

@@ -1,0 +1,236 @@
+"""Attention maps of texts: weights, attribution and dropped positions, and their compact form for a page."""
+
+from __future__ import annotations
+
+import base64
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
+
+from attendrop.argument_checks import check_choice
+from attendrop.attention.adapter import ModelAdapter
+from attendrop.attention.isolation import evaluating
+from attendrop.attention.layers import AttentionLayer, select_self_attention
+from attendrop.attention.plan import Plan
+from attendrop.attribution.attention_weights import attention_attribution
+from attendrop.attribution.gradient import gradient_attribution
+from attendrop.attribution.integrated_gradients import integrated_gradient_attribution
+from attendrop.batches import Batch, to_device
+from attendrop.methods.core.base import Method
+from attendrop.reports.drop_decisions import DropMoment, LayerDrops, Learnt, WatchedPlan, record_drops
+from attendrop.reports.token_types import TokenTypes
+from attendrop.tasks.heads.base import Head
+
+ATTRIBUTIONS = ("gradient", "integrated_gradient")
+Numbers = NDArray[np.float32]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class DropSettings:
+    """Which method's drops are shown.
+
+    Attributes:
+        method: The method, from :func:`acting_in_attention`.
+        moment: When in a training.
+        learnt: What a finished run learnt; None: the method has learnt nothing yet.
+    """
+
+    method: Method
+    moment: DropMoment
+    learnt: Learnt | None = None
+
+
+@dataclass(frozen=True)
+class MapSettings:
+    """What is computed of each text.
+
+    Attributes:
+        attribution: ``"gradient"``, or ``"integrated_gradient"`` (joint, 8 Gauss-Legendre nodes).
+        layers: Layers, see :func:`attendrop.attention.layers.select_layers`; of these only the encoder's
+            self-attention, or that of a decoder-only model.
+        drops: Whose drops are shown; None: nobody's.
+
+    Raises:
+        AttendropError: There is no such attribution.
+    """
+
+    attribution: str = "gradient"
+    layers: str | int | Sequence[int] = "all"
+    drops: DropSettings | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("attribution", self.attribution, ATTRIBUTIONS)
+
+
+@dataclass(frozen=True)
+class LayerMaps:
+    """Maps of one attention layer for one text, each ``(heads, tokens, tokens)``: queries by keys.
+
+    Attributes:
+        attention: Weights.
+        attribution: Attribution of the prediction to the weights.
+        possible: Positions that the model's mask leaves visible, ``(tokens, tokens)``.
+        dropped: Positions that the method drops; None without a method.
+    """
+
+    attention: Numbers
+    attribution: Numbers
+    possible: Mask
+    dropped: Mask | None = None
+
+
+@dataclass(frozen=True)
+class TextMaps:
+    """Maps of one text in one model.
+
+    Attributes:
+        tokens: The tokens, as text.
+        prediction: The model's prediction, by column, as in a file of predictions.
+        layers: By key of the layer, in the order of execution.
+    """
+
+    tokens: tuple[str, ...]
+    prediction: Mapping[str, Any]
+    layers: Mapping[str, LayerMaps] = field(default_factory=dict)
+
+
+def text_maps(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    head: Head,
+    row: Mapping[str, Any],
+    settings: MapSettings,
+) -> TextMaps:
+    """Compute the maps of one text.
+
+    The model's own dropout is off. What is attributed is the score of the model's prediction, see
+    :func:`attendrop.attribution.targets.fix_target`. A text without a label gets the prediction as its label; in
+    regression the prediction plus one, so that attributions have the sign of the effect on the predicted number.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        head: Its head.
+        row: The encoded text, with or without ``"labels"``.
+        settings: What to compute.
+
+    Raises:
+        AttendropError: The model is not supported, or the method cannot act on it.
+    """
+    batch = _batch(model, tokenizer, head, row)
+    with evaluating(model):
+        with torch.no_grad():
+            outputs = head.predict(model, {name: value for name, value in batch.items() if name != "labels"})
+        if "labels" not in batch:
+            assumed = [label + 1 if isinstance(label, float) else label for label in head.decode(outputs)]
+            (target,) = head.targets(assumed, BatchEncoding({name: [value] for name, value in row.items()}), tokenizer)
+            batch = _batch(model, tokenizer, head, {**row, "labels": target})
+        layers, weights, attributions, possible = _attention(model, batch, settings)
+    drops = {} if settings.drops is None else _drops(model, tokenizer, batch, settings.drops)
+    found = {}
+    for key in (layer.key for layer in layers if layer.key in weights):
+        dropped = None
+        if settings.drops is not None:
+            dropped = drops[key].dropped[0].cpu().numpy() if key in drops else np.zeros(weights[key].shape[1:], bool)
+        maps = _array(weights[key]), _array(attributions[key]), possible[key][0, 0].cpu().numpy()
+        found[key] = LayerMaps(*maps, dropped)
+    (prediction,) = head.prediction_rows(outputs, probabilities=False)
+    return TextMaps(tuple(TokenTypes(tokenizer).texts(row["input_ids"])), prediction, found)
+
+
+def _batch(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, head: Head, row: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Make a batch of one encoded row, of the columns that the model reads, on its device."""
+    accepted = {*inspect.signature(model.forward).parameters} & {*tokenizer.model_input_names, "labels"}
+    collated = head.collator(tokenizer)([{name: value for name, value in row.items() if name in accepted}])
+    return to_device(collated, model.device)
+
+
+def _attention(
+    model: PreTrainedModel, batch: Batch, settings: MapSettings
+) -> tuple[list[AttentionLayer], dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """Return the selected layers, and by their keys weights, attributions and possible positions."""
+    adapter = ModelAdapter(model)
+    adapter.attach()
+    try:
+        layers = select_self_attention(adapter.trace(batch), settings.layers)
+        attribute = gradient_attribution if settings.attribution == "gradient" else integrated_gradient_attribution
+        every = WatchedPlan(Plan())
+        with torch.no_grad():
+            adapter.forward(batch, every)
+        weights = attention_attribution(adapter, batch, layers)
+        attributions = attribute(adapter, batch, layers, "pseudo_label")
+    finally:
+        adapter.detach()
+    return layers, weights, attributions, {key: seen.possible for key, seen in every.seen.items()}
+
+
+def _drops(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch: Batch, settings: DropSettings
+) -> dict[str, LayerDrops]:
+    """Record what a method drops in its first pass; by layer."""
+    passes = record_drops(
+        model,
+        settings.method,
+        batch,
+        settings.moment,
+        learnt=settings.learnt,
+        tokenizer=tokenizer,
+        own_dropout=False,
+    )
+    return passes[0].layers if passes else {}
+
+
+def _array(values: Tensor) -> Numbers:
+    found: Numbers = values[0].detach().float().cpu().numpy()
+    return found
+
+
+# The compact form ---------------------------------------------------------------------------------------------------
+
+
+def compact(maps: TextMaps) -> dict[str, Any]:
+    """Convert maps to JSON values of about two bytes for each position of each head.
+
+    ``attention`` holds bytes ``c`` of weights ``(c / 255)^2``; their errors are at most 0.004. ``attribution`` holds
+    bytes ``c`` of values ``sign(c - 128) * ((c - 128) / 127)^2 * scale``, with the largest absolute value of each
+    head as ``scale``. ``dropped`` and ``hidden``, positions that the model's mask hides, hold bits, the first position
+    in the highest bit. All are base64, ``(heads, queries, keys)`` in this order, ``hidden`` without heads; ``hidden``
+    is left out if there are none, and ``dropped`` without a method.
+    """
+    return {
+        "tokens": list(maps.tokens),
+        "prediction": {name: str(value) for name, value in maps.prediction.items()},
+        "layers": [{"key": key, **_compact(layer)} for key, layer in maps.layers.items()],
+    }
+
+
+def _compact(layer: LayerMaps) -> dict[str, Any]:
+    attention = np.round(255 * np.sqrt(layer.attention.clip(0, 1)))
+    scale = np.abs(layer.attribution).max((1, 2))
+    relative = layer.attribution / np.maximum(scale, np.finfo(np.float32).tiny)[:, None, None]
+    attribution = 128 + np.round(127 * np.sign(relative) * np.sqrt(np.abs(relative)))
+    found: dict[str, Any] = {
+        "heads": len(layer.attention),
+        "attention": _base64(attention.astype(np.uint8)),
+        "attribution": _base64(attribution.astype(np.uint8)),
+        "scale": [float(f"{value:.4g}") for value in scale],
+    }
+    if layer.dropped is not None:
+        found["dropped"] = _base64(np.packbits(layer.dropped))
+    if not layer.possible.all():
+        found["hidden"] = _base64(np.packbits(~layer.possible))
+    return found
+
+
+def _base64(values: NDArray[np.uint8]) -> str:
+    return base64.b64encode(values.tobytes()).decode()

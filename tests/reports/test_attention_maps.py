@@ -1,0 +1,182 @@
+"""Maps of texts are those of the stock model, and survive the compact form."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from helpers import tiny
+
+from attendrop import ADDrop, Vanilla
+from attendrop.errors import AttendropError
+from attendrop.reports.attention_maps import DropSettings, LayerMaps, MapSettings, TextMaps, compact, text_maps
+from attendrop.reports.drop_decisions import DropMoment
+from attendrop.tasks.heads.classification import Classification
+from attendrop.tasks.heads.regression import Regression
+
+TEXT = "the cat sees not the red bird"
+
+
+@pytest.fixture(scope="module", params=["bert", "gpt2"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier of two classes, with random weights so large that attention is far from uniform."""
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "gpt2":
+        tiny.save_tiny_gpt2(folder)
+    else:
+        tiny.save_tiny_bert(folder)
+    load = hf.AutoModelForSequenceClassification.from_pretrained
+    torch.manual_seed(0)
+    model = load(folder, num_labels=2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.4)
+    model.save_pretrained(folder)
+    return folder
+
+
+def load(folder: Path, **options: Any) -> Any:
+    return hf.AutoModelForSequenceClassification.from_pretrained(folder, **options)
+
+
+def maps_of(folder: Path, settings: MapSettings | None = None, model: Any = None, **row: Any) -> TextMaps:
+    tokenizer = hf.AutoTokenizer.from_pretrained(folder)
+    head = Classification(("no", "yes"))
+    model = load(folder) if model is None else model
+    return text_maps(model, tokenizer, head, {**tokenizer(TEXT), **row}, settings or MapSettings())
+
+
+def stock(folder: Path) -> tuple[list[torch.Tensor], list[torch.Tensor], int]:
+    """Weights, gradients of the predicted logit with respect to them, and the prediction, by transformers alone."""
+    model = load(folder, attn_implementation="eager")
+    inputs = hf.AutoTokenizer.from_pretrained(folder)(TEXT, return_tensors="pt")
+    found = model(**inputs, output_attentions=True)
+    best = int(found.logits.argmax())
+    gradients = torch.autograd.grad(found.logits[0, best], found.attentions)
+    return [each[0].detach() for each in found.attentions], [each[0] for each in gradients], best
+
+
+def test_weights_and_attributions_are_those_of_the_stock_model(folder: Path) -> None:
+    maps, (weights, gradients, best) = maps_of(folder), stock(folder)
+    assert maps.prediction["label"] == ("no", "yes")[best]
+    assert len(maps.layers) == len(weights) == 2
+    for layer, weight, gradient in zip(maps.layers.values(), weights, gradients, strict=True):
+        np.testing.assert_allclose(layer.attention, weight.numpy(), atol=1e-5)
+        np.testing.assert_allclose(layer.attribution, gradient.numpy(), atol=1e-5)
+        assert layer.dropped is None
+        causal = "gpt2" in load(folder).config.model_type
+        expected = np.tri(len(maps.tokens), dtype=bool) if causal else np.ones((len(maps.tokens),) * 2, dtype=bool)
+        assert np.array_equal(layer.possible, expected)
+
+
+def test_integrated_gradients_add_up_to_what_the_attention_adds_to_the_score(folder: Path) -> None:
+    maps = maps_of(folder, MapSettings(attribution="integrated_gradient", layers="0"))
+    assert list(maps.layers) == [next(iter(maps_of(folder).layers))]
+    (layer,) = maps.layers.values()
+    assert not np.allclose(layer.attribution, next(iter(maps_of(folder).layers.values())).attribution)
+    with pytest.raises(AttendropError, match="'saliency'"):
+        MapSettings(attribution="saliency")
+
+
+def test_ad_drop_drops_the_highest_attributions_of_each_row(folder: Path) -> None:
+    drops = DropSettings(ADDrop(p=0.3, q=1.0, cross_tuning=False), DropMoment())
+    model = load(folder)
+    model.train()
+    maps = maps_of(folder, MapSettings(drops=drops), model=model)
+    assert model.training
+    shares = []
+    for layer in maps.layers.values():
+        assert layer.dropped is not None
+        assert not (layer.dropped & ~layer.possible).any()
+        for head in range(len(layer.attribution)):
+            for attribution, dropped, possible in zip(
+                layer.attribution[head], layer.dropped[head], layer.possible, strict=True
+            ):
+                kept = possible & ~dropped
+                if dropped.any() and kept.any():
+                    assert attribution[dropped].min() > attribution[kept].max()
+        shares.append(layer.dropped.mean())
+    assert max(shares) > 0.1
+
+
+def test_layers_without_the_method_drop_nothing(folder: Path) -> None:
+    first, second = maps_of(
+        folder, MapSettings(drops=DropSettings(Vanilla(p=0.5, layers="first"), DropMoment()))
+    ).layers.values()
+    assert first.dropped is not None
+    assert second.dropped is not None
+    assert (first.dropped.any(), second.dropped.any()) == (True, False)
+
+
+def test_a_label_that_is_given_is_kept_and_without_one_regression_is_attributed_to_the_prediction(folder: Path) -> None:
+    model = load(folder, num_labels=1, problem_type="regression", ignore_mismatched_sizes=True)
+    tokenizer = hf.AutoTokenizer.from_pretrained(folder)
+    row = dict(tokenizer(TEXT))
+    (own, below) = (
+        text_maps(model, tokenizer, Regression(), {**row, **more}, MapSettings()) for more in ({}, {"labels": -1e3})
+    )
+    inputs = tokenizer(TEXT, return_tensors="pt")
+    stock = load(folder, num_labels=1, ignore_mismatched_sizes=True, attn_implementation="eager")
+    stock.load_state_dict(model.state_dict())
+    found = stock(**inputs, output_attentions=True)
+    gradients = torch.autograd.grad(found.logits.sum(), found.attentions)
+    assert own.prediction["score"] == pytest.approx(found.logits.item(), abs=1e-5)
+    for layer, gradient in zip(own.layers.values(), gradients, strict=True):
+        np.testing.assert_allclose(layer.attribution, 2 * gradient[0].numpy(), atol=1e-4)
+    first, second = (next(iter(each.layers.values())).attribution for each in (own, below))
+    assert np.corrcoef(first.ravel(), second.ravel())[0, 1] < -0.99
+
+
+# --- The compact form
+
+
+def expand(layer: dict[str, Any], tokens: int) -> LayerMaps:
+    """Read the compact form as the page does."""
+
+    def read(name: str) -> Any:
+        return np.frombuffer(base64.b64decode(layer[name]), dtype=np.uint8)
+
+    shape = layer["heads"], tokens, tokens
+    attention = (read("attention").reshape(shape) / 255.0) ** 2
+    code = (read("attribution").astype(int) - 128).reshape(shape) / 127.0
+    attribution = np.sign(code) * code**2 * np.array(layer["scale"])[:, None, None]
+    hidden = np.zeros(tokens * tokens, dtype=bool)
+    if "hidden" in layer:
+        hidden = np.unpackbits(read("hidden"), count=tokens * tokens).astype(bool)
+    dropped = None
+    if "dropped" in layer:
+        dropped = np.unpackbits(read("dropped"), count=np.prod(shape)).astype(bool).reshape(shape)
+    return LayerMaps(attention, attribution, ~hidden.reshape(tokens, tokens), dropped)
+
+
+def test_the_compact_form_is_precise_and_small(folder: Path) -> None:
+    drops = DropSettings(ADDrop(cross_tuning=False), DropMoment())
+    for settings in (MapSettings(), MapSettings(drops=drops)):
+        maps = maps_of(folder, settings)
+        found = compact(maps)
+        assert found["tokens"] == list(maps.tokens)
+        for written in found["layers"]:
+            layer = maps.layers[written["key"]]
+            read = expand(written, len(maps.tokens))
+            np.testing.assert_allclose(read.attention, layer.attention, atol=0.004)
+            largest = np.abs(layer.attribution).max((1, 2), keepdims=True)
+            assert (np.abs(read.attribution - layer.attribution) < 0.009 * largest).all()
+            assert np.array_equal(read.possible, layer.possible)
+            assert (read.dropped is None) == (layer.dropped is None)
+            if layer.dropped is not None:
+                assert np.array_equal(read.dropped, layer.dropped)
+            sizes = [len(value) for value in written.values() if isinstance(value, str)]
+            assert sum(sizes) < 3.2 * layer.attention.size + 60
+
+
+def test_a_head_without_any_attribution_is_zero() -> None:
+    nothing = np.zeros((2, 3, 3), dtype=np.float32)
+    layer = LayerMaps(nothing, nothing, np.ones((3, 3), dtype=bool))
+    (written,) = compact(TextMaps(("a", "b", "c"), {}, {"encoder.0": layer}))["layers"]
+    assert not expand(written, 3).attribution.any()
