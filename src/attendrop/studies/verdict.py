@@ -9,7 +9,7 @@ from typing import Literal
 
 from attendrop.studies.baseline_names import DESCRIPTIONS
 from attendrop.studies.method_rows import MethodRow
-from attendrop.studies.statistics import ALPHA, PairedDifference, seeds_needed, smallest_sign_flip_p
+from attendrop.studies.statistics import ALPHA, PairedDifference, holm, seeds_needed, smallest_sign_flip_p
 
 # The t test holds its level from here on, also where scores are fractions of few rows: tests/studies.
 MIN_SEEDS = 4
@@ -25,9 +25,10 @@ class Verdict:
     """Recommendation of a comparison.
 
     Attributes:
-        kind: "baseline": no fine-tuned model is ahead of a baseline, or by practically nothing; "method": a method is
-            shown to be ahead of the reference; "reference": all methods are shown to be behind it, or there is no
-            other; "tie": no method is shown to be ahead; "too few seeds" and "no reference": nothing is recommended.
+        kind: "baseline": no fine-tuned model is shown to be ahead of the best baseline; "method": a method is shown to
+            be ahead of the reference, or of the best baseline where the reference is not; "reference": all methods are
+            shown to be behind it, or there is no other; "tie": no method is shown to be ahead; "too few seeds" and
+            "no reference": nothing is recommended.
         use: Label of the recommended method or baseline; None if there is none.
         sentences: The recommendation in words, then the figures that it rests on.
     """
@@ -38,13 +39,16 @@ class Verdict:
 
 
 def judge(rows: Sequence[MethodRow], margin: float) -> Verdict:
-    """Recommend a method.
+    """Recommend a baseline, the reference, or a method.
 
-    A method is recommended if it is shown to be ahead of the reference: with a p value of the paired t test, corrected
-    by Holm over the methods, of at most 0.05, from at least :data:`MIN_SEEDS` common seeds, and if the interval of the
-    difference does not lie below ``margin`` as a whole. Of several, the cheapest of those within ``margin`` of the
-    best. If there is none, the reference is recommended, or what is cheaper where all differences are practically
-    nothing. A baseline goes before all of these if no fine-tuned model is ahead of it by ``margin``.
+    What takes more must be shown to be ahead of what takes less: with a p value of the paired t test of at most 0.05,
+    corrected by Holm over the methods, from at least :data:`MIN_SEEDS` common seeds, and unless the interval of the
+    difference lies below ``margin`` as a whole.
+
+    Of the fine-tuned models, a method is recommended if it is shown to be ahead of the reference; of several, the
+    cheapest of those within ``margin`` of the best. If there is none, it is the reference, or what is cheaper where all
+    differences are practically nothing. What is recommended so must be shown to be ahead of the best baseline, too. If
+    it is not, another fine-tuned model that is takes its place; if there is none, the baseline does.
 
     Args:
         rows: From :func:`attendrop.studies.method_rows.method_rows`.
@@ -69,7 +73,7 @@ def _judge_methods(reference: MethodRow, methods: Sequence[MethodRow], margin: f
     tested = [row for row in methods if _pairs(row) >= MIN_SEEDS]
     if not tested:
         return Verdict("too few seeds", None, _too_few(methods, margin))
-    ahead = [row for row in tested if _is_shown(row) and _gain(row) > 0 and not _is_within(row, margin)]
+    ahead = [row for row in tested if _is_shown(row) and _gain(row) > 0 and not _is_within(_difference(row), margin)]
     behind = [row for row in tested if _is_shown(row) and _gain(row) < 0]
     unclear = [row for row in tested if row not in ahead and row not in behind]
     figures = [f"Behind {title(reference)}: {_listed(behind)}."] if behind else []
@@ -77,7 +81,7 @@ def _judge_methods(reference: MethodRow, methods: Sequence[MethodRow], margin: f
         return _judge_ahead(reference, ahead, margin, figures)
     if not unclear:
         return Verdict("reference", reference.label, (f"{use} every method here is behind it.", *figures))
-    if all(_is_within(row, margin) for row in unclear):
+    if all(_is_within(_difference(row), margin) for row in unclear):
         cheapest = min((reference, *unclear), key=_cost)
         first = f"Use {title(cheapest)}: the differences are practically nothing, and it is the cheapest."
         return Verdict("tie", cheapest.label, (first, f"Below {number(margin)}: {_listed(unclear)}.", *figures))
@@ -89,29 +93,40 @@ def _judge_methods(reference: MethodRow, methods: Sequence[MethodRow], margin: f
 def _judge_ahead(reference: MethodRow, ahead: Sequence[MethodRow], margin: float, figures: Sequence[str]) -> Verdict:
     """Recommend one of the methods that are shown to be ahead of the reference."""
     best = max(ahead, key=_gain)
-    use = min((row for row in ahead if _gain(best) - _gain(row) < margin), key=_cost)
+    use = _cheapest_of_best(ahead, reference, margin)
     difference, others = _difference(use), [row for row in ahead if row is not use]
     wins = sum(value > 0 for value in difference.values)
     sentences = [
-        f"Use {use.label}: it is ahead of {title(reference)}{', by little' if _gain(use) < margin else ''}.",
+        f"Use {use.label}: it is ahead of {title(reference)}{_by_little(difference, margin)}.",
         f"The difference is {interval(difference)} (95 % interval), ahead in {wins} of {seeds(difference.n)}, "
         f"p = {use.p_holm:.2g} after Holm's correction{_time(use)}.",
     ]
     if others:
         reason = "" if use is best else f"; below {number(margin)} apart, the cheaper is recommended"
         sentences.append(f"Also ahead: {_listed(others)}{reason}.")
-    if difference.n < SIGN_FLIP_SEEDS:
-        sentences.append(
-            f"With {seeds(difference.n)} the sign-flip test, which assumes no distribution, cannot fall below "
-            f"{smallest_sign_flip_p(difference.n):.2g}: this rests on the t test."
-        )
-    return Verdict("method", use.label, (*sentences, *figures))
+    return Verdict("method", use.label, (*sentences, *_t_test_alone(difference.n), *figures))
+
+
+def _cheapest_of_best(rows: Sequence[MethodRow], other: MethodRow, margin: float) -> MethodRow:
+    """Choose the cheapest of the methods whose lead over another is within ``margin`` of the largest."""
+    leads = {row.label: _versus(row, other).mean.value for row in rows}
+    return min((row for row in rows if max(leads.values()) - leads[row.label] < margin), key=_cost)
+
+
+def _t_test_alone(count: int) -> list[str]:
+    """Say that the sign-flip test cannot tell anything of so few seeds."""
+    if count >= SIGN_FLIP_SEEDS:
+        return []
+    return [
+        f"With {seeds(count)} the sign-flip test, which assumes no distribution, cannot fall below "
+        f"{smallest_sign_flip_p(count):.2g}: this rests on the t test."
+    ]
 
 
 def _too_few(methods: Sequence[MethodRow], margin: float) -> tuple[str, ...]:
     most = max(_pairs(row) for row in methods)
     return (
-        f"No recommendation of a method: {seeds(most)} to compare on {'is' if most == 1 else 'are'} too few.",
+        f"No recommendation of a method: {seeds(most)} to compare on {_are(most)} too few.",
         f"Run at least {MIN_SEEDS}, better {SIGN_FLIP_SEEDS}: of n seeds the smallest p of the sign-flip test is "
         f"2/2^n, which is below {ALPHA} from {SIGN_FLIP_SEEDS} on.",
         *_plan([row for row in methods if _pairs(row) > 1], margin, len(methods)),
@@ -123,48 +138,115 @@ def _plan(rows: Sequence[MethodRow], margin: float, methods: int) -> list[str]:
     best = max(rows, key=_gain, default=None)
     if best is None or max(_gain(best), margin) <= 0:
         return []
-    values, effect = _difference(best).values, max(_gain(best), margin)
-    needed = max(MIN_SEEDS, seeds_needed(values, effect, alpha=ALPHA / methods))
-    more = max(1, needed - len(values))
+    more = _more_seeds(_difference(best), max(_gain(best), margin), methods)
+    return [f"The best of the others is {_listed([best])}; with {more} would probably show."]
+
+
+def _more_seeds(difference: PairedDifference, effect: float, methods: int) -> str:
+    """Say how many more seeds are needed for what difference."""
+    needed = max(MIN_SEEDS, seeds_needed(difference.values, effect, alpha=ALPHA / methods))
+    more = max(1, needed - difference.n)
     count = f"about {more} more seed{'s' * (more > 1)}" if more <= _MANY_SEEDS else f"over {_MANY_SEEDS} more seeds"
-    return [
-        f"The best of the others is {_listed([best])}; with {count} a difference of {number(effect)} would probably "
-        "show."
-    ]
+    return f"{count} a difference of {number(effect)}"
 
 
 # Baselines -----------------------------------------------------------------------------------------------------------
 
 
 def _judge_baseline(verdict: Verdict, tuned: Sequence[MethodRow], baseline: MethodRow, margin: float) -> Verdict:
-    """Put the best baseline first, unless a fine-tuned model is ahead of it by ``margin``; then say by how much."""
-    best = max(tuned, key=_gain)
-    lead = baseline.versus(best)
+    """Put the best baseline first, unless a fine-tuned model is shown to be ahead of it."""
+    reference, best = tuned[0], max(tuned, key=_gain)
+    lead = best.versus(baseline)
     if lead is None:
         return verdict
-    if lead.mean.value <= -margin:
-        used = next((row for row in tuned if row.label == verdict.use), best)
-        return replace(verdict, sentences=(*verdict.sentences, *_behind(used, baseline)))
-    by = "" if lead.mean.value > 0 else f" by {number(margin)}"
-    figures = f"{baseline.label} against the best of them, {title(best)}: {interval(lead)}{_time(baseline)}."
     if lead.n < MIN_SEEDS:
-        first = f"So far no fine-tuned model is ahead of {title(baseline)}{by}."
-        return Verdict("too few seeds", None, (first, figures, *verdict.sentences))
-    first, second = f"Use {title(baseline)}: no fine-tuned model is ahead of it{by}.", verdict.sentences[0]
-    among = f"Of the fine-tuned models: {second[0].lower()}{second[1:]}"
-    return Verdict("baseline", baseline.label, (first, figures, among, *verdict.sentences[1:]))
-
-
-def _behind(used: MethodRow, baseline: MethodRow) -> list[str]:
-    difference = used.versus(baseline)
-    if difference is None:
-        return []
-    shown = difference.n >= MIN_SEEDS and difference.p_value <= ALPHA and difference.mean.value > 0
-    name = title(used).replace("plain", "Plain")
-    return [
-        f"{name} is {'' if shown else 'not shown to be '}ahead of the best baseline, "
-        f"{title(baseline)}: {interval(difference)}{_time(baseline)}."
+        return _too_few_against(verdict, best, baseline, margin)
+    ahead = _ahead_of(baseline, tuned, margin)
+    used = next((row for row in tuned if row.label == verdict.use), reference)
+    if used in ahead:
+        against = _against(used, baseline, f"the best baseline, {title(baseline)}", ahead, margin)
+        return replace(
+            verdict, sentences=(*verdict.sentences, f"{against}{_time(baseline)}.", *_cheap(used, baseline, margin))
+        )
+    if ahead:
+        use = reference if reference in ahead else _cheapest_of_best(ahead, baseline, margin)
+        sentences = [
+            f"Use {title(use)}: unlike {title(used)}, it is shown to be ahead of {title(baseline)}.",
+            f"{_against(use, baseline, baseline.label, ahead, margin)}.",
+            f"{_against(used, baseline, baseline.label, ahead, margin)}{_time(baseline)}.",
+            *_cheap(use, baseline, margin),
+            *_t_test_alone(lead.n),
+        ]
+        kind: Kind = "reference" if use is reference else "method"
+        return Verdict(kind, use.label, (*sentences, *_among(verdict)))
+    sentences = [
+        f"Use {title(baseline)}: no fine-tuned model is {_missing(lead, margin)} of it.",
+        f"{_against(best, baseline, baseline.label, ahead, margin)}{_time(baseline)}.",
     ]
+    if lead.mean.value > 0 and not _is_within(lead, margin):
+        sentences.append(f"With {_more_seeds(lead, max(lead.mean.value, margin), len(tuned))} would probably show.")
+    return Verdict("baseline", baseline.label, (*sentences, *_among(verdict)))
+
+
+def _ahead_of(baseline: MethodRow, tuned: Sequence[MethodRow], margin: float) -> list[MethodRow]:
+    """List the fine-tuned models that are shown to be ahead of a baseline.
+
+    Methods are corrected for their number. The reference is not: it was not chosen among them.
+    """
+    leads = {row.label: lead for row in tuned if (lead := row.versus(baseline)) is not None and lead.n >= MIN_SEEDS}
+    methods = [row.label for row in tuned[1:] if row.label in leads]
+    p_values = {label: lead.p_value for label, lead in leads.items()}
+    p_values |= dict(zip(methods, holm([p_values[label] for label in methods]), strict=True))
+    shown = [row for row in tuned if p_values.get(row.label, 1) <= ALPHA and leads[row.label].mean.value > 0]
+    return [row for row in shown if not _is_within(leads[row.label], margin)]
+
+
+def _too_few_against(verdict: Verdict, best: MethodRow, baseline: MethodRow, margin: float) -> Verdict:
+    """Recommend nothing, because there are too few seeds to compare with a baseline on."""
+    lead = _versus(best, baseline)
+    figures = f"{_against(best, baseline, baseline.label, (), margin)}{_time(baseline)}."
+    if lead.mean.value <= 0:
+        first = f"So far no fine-tuned model is ahead of {title(baseline)}."
+        return Verdict("too few seeds", None, (first, figures, *verdict.sentences))
+    if verdict.kind == "too few seeds":
+        return replace(verdict, sentences=(*verdict.sentences, figures))
+    first = f"No recommendation: {seeds(lead.n)} to compare with {title(baseline)} on {_are(lead.n)} too few."
+    return Verdict("too few seeds", None, (first, figures, *_among(verdict)))
+
+
+def _against(row: MethodRow, baseline: MethodRow, named: str, ahead: Sequence[MethodRow], margin: float) -> str:
+    """Say where a fine-tuned model stands against a baseline, which is ``named`` so."""
+    lead = _versus(row, baseline)
+    stands = f"{_missing(lead, margin)} of {named}"
+    if row in ahead:
+        stands = f"ahead of {named}{_by_little(lead, margin)}"
+    return f"{title(row).replace('plain', 'Plain')} is {'' if row in ahead else 'not '}{stands}: {interval(lead)}"
+
+
+def _cheap(used: MethodRow, baseline: MethodRow, margin: float) -> list[str]:
+    """Name a baseline that is nearly as good, for less time."""
+    if _versus(used, baseline).mean.value >= margin or _cost(baseline) >= _cost(used):
+        return []
+    return [f"Where the time of training counts for more than {number(margin)}, use {baseline.label}."]
+
+
+def _missing(lead: PairedDifference, margin: float) -> str:
+    """Say what a fine-tuned model is not."""
+    if lead.mean.value <= 0:
+        return "ahead"
+    return f"{number(margin)} ahead" if _is_within(lead, margin) else "shown to be ahead"
+
+
+def _by_little(difference: PairedDifference, margin: float) -> str:
+    return ", by little" if difference.mean.value < margin else ""
+
+
+def _among(verdict: Verdict) -> tuple[str, ...]:
+    """Return the sentences of a verdict on the fine-tuned models, as such."""
+    first, *others = verdict.sentences
+    if verdict.use is not None:
+        return f"Of the fine-tuned models it would be {first.removeprefix('Use ')}", *others
+    return f"Of the fine-tuned models: {first[0].lower()}{first[1:]}", *others
 
 
 # In words ------------------------------------------------------------------------------------------------------------
@@ -203,6 +285,10 @@ def seeds(count: int) -> str:
     return f"{count} seed{'s' * (count != 1)}"
 
 
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
 def _listed(rows: Sequence[MethodRow]) -> str:
     return ", ".join(f"{row.label} ({interval(_difference(row))})" for row in rows)
 
@@ -217,6 +303,12 @@ def _time(row: MethodRow) -> str:
 def _difference(row: MethodRow) -> PairedDifference:
     assert row.difference is not None
     return row.difference
+
+
+def _versus(row: MethodRow, other: MethodRow) -> PairedDifference:
+    found = row.versus(other)
+    assert found is not None
+    return found
 
 
 def _pairs(row: MethodRow) -> int:
@@ -238,5 +330,6 @@ def _is_shown(row: MethodRow) -> bool:
     return row.p_holm is not None and row.p_holm <= ALPHA
 
 
-def _is_within(row: MethodRow, margin: float) -> bool:
-    return -margin < _difference(row).mean.low and _difference(row).mean.high < margin
+def _is_within(difference: PairedDifference, margin: float) -> bool:
+    """Whether a whole interval is practically nothing."""
+    return -margin < difference.mean.low and difference.mean.high < margin
