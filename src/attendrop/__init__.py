@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # for type checkers and editors
     from attendrop.pruning.pruned_model import PrunedModel as PrunedModel
     from attendrop.pruning.pruned_model import load as load
     from attendrop.pruning.selection import prune as prune
-    from attendrop.studies.comparison import compare as compare
+    from attendrop.studies.compare import compare as compare
     from attendrop.training.own_loop import regularize as regularize
     from attendrop.training.regularization import Regularization as Regularization
     from attendrop.training.trainer import RegularizedTrainer as RegularizedTrainer
@@ -35,7 +35,7 @@ _MODULES = {
     "PrunedModel": "pruning.pruned_model",
     "Regularization": "training.regularization",
     "RegularizedTrainer": "training.trainer",
-    "compare": "studies.comparison",
+    "compare": "studies.compare",
     "export_onnx": "pruning.export",
     "export_torch": "pruning.export",
     "load": "pruning.pruned_model",

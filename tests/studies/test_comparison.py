@@ -13,7 +13,10 @@ from helpers import tiny
 
 import attendrop
 from attendrop import ADDrop, AttendropError
-from attendrop.studies.comparison import Comparison, Outcome, Steps, run_comparison
+from attendrop.studies.compare import run_comparison
+from attendrop.studies.comparison import Comparison
+from attendrop.studies.comparison_outcome import Outcome
+from attendrop.studies.comparison_steps import Steps
 from attendrop.studies.units import Result, Unit
 
 

@@ -118,7 +118,8 @@ def compare(
     from attendrop.cli.console import messages
     from attendrop.cli.interrupts import Interrupted
     from attendrop.cli.study_progress import StudyProgress
-    from attendrop.studies.comparison import Comparison, run_comparison
+    from attendrop.studies.compare import run_comparison
+    from attendrop.studies.comparison import Comparison
     from attendrop.studies.workers import LOCAL
 
     comparison = Comparison(**_comparison(given))

@@ -1,0 +1,51 @@
+"""Result of a comparison: the answer, the settings that were tried, and the model that is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from attendrop.studies.answer import Answer
+from attendrop.studies.setting_search import Setting, Trial, choose
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of a comparison.
+
+    Attributes:
+        answer: The table, and the answer in words.
+        trials: The settings that were tried, by method; empty without a search.
+        best: Folder of the chosen model; None if none was kept.
+    """
+
+    answer: Answer
+    trials: Mapping[str, Sequence[Trial]] = field(default_factory=dict)
+    best: Path | None = None
+
+    @property
+    def chosen(self) -> dict[str, Setting]:
+        """The chosen setting of each method; empty without a search."""
+        return {name: choose(each) for name, each in self.trials.items()}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the outcome as JSON values."""
+        return self.answer.as_dict() | {
+            "trials": {
+                name: [{"setting": trial.setting.described, "scores": trial.scores} for trial in each]
+                for name, each in self.trials.items()
+            },
+            "chosen": {name: setting.described for name, setting in self.chosen.items()},
+            "best": None if self.best is None else str(self.best),
+        }
+
+    def lines(self) -> list[str]:
+        """Return the answer in words, and the table."""
+        tried = [
+            f"{name}: {setting.described}, of {len(self.trials[name])} settings on selection rows."
+            for name, setting in self.chosen.items()
+        ]
+        kept = [] if self.best is None else ["", f"The model is in {self.best}: attendrop predict {self.best} ..."]
+        return [*self.answer.lines(), *(["", *tried] if tried else []), *kept]
