@@ -38,6 +38,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/python docs/make_methods.py --check
 	$(BIN)/python docs/make_families.py --check
+	$(BIN)/python docs/make_paper_tables.py --check
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
@@ -49,10 +50,12 @@ typecheck: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py
 
-# docs/methods.md, from the registry and the benchmark's results; docs/models.md, from the results of `make families`.
+# docs/methods.md, from the registry and the benchmark's results; docs/models.md, from the results of `make families`;
+# docs/paper_tables.md, from the papers' figures, the recipes and results/.
 docs: $(STAMP)
 	$(BIN)/python docs/make_methods.py
 	$(BIN)/python docs/make_families.py
+	$(BIN)/python docs/make_paper_tables.py
 
 # Runs a tiny model of every family of transformers, for docs/models.md; minutes.
 families: $(STAMP)

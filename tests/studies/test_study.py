@@ -80,12 +80,14 @@ def write(path: Path, found: dict[str, Any]) -> str:
 def test_a_file_is_a_grid(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     found = content(folder, baselines=["majority"], seeds=[3, 5])
-    found["data"] = ["cola", found["data"][0] | {"train_file": "train.csv", "shots": [5, 10]}]
+    own = {"task": "rte", "methods": [{"name": "mixout", "options": {"p": [0.5, 0.9]}}]}
+    found["data"] = ["cola", own, found["data"][0] | {"train_file": "train.csv", "shots": [5, 10]}]
     found["run"]["learning_rate"] = ["1e-3", 1e-4]
     found["methods"].append("finetune")
     study = read_study(write(tmp_path / "study.yaml", found))
     assert [setting.name for setting in study.settings] == [
         *("cola, learning_rate=0.001", "cola, learning_rate=0.0001"),
+        *("rte, learning_rate=0.001", "rte, learning_rate=0.0001"),
         *(f"pairs, learning_rate={rate}, shots={shots}" for rate in (0.001, 0.0001) for shots in (5, 10)),
     ]
     last = study.settings[-1].units
@@ -96,8 +98,13 @@ def test_a_file_is_a_grid(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
     ]
     assert last[0].config.train_file == str(folder / "train.csv")
     assert last[0].config.text_columns == ("sentence1", "sentence2")
-    assert len(study.units) == 6 * 8
-    assert [unit.config.seed for unit in study.units] == [3] * 24 + [5] * 24
+    assert [(unit.method, unit.options.get("p")) for unit in study.settings[2].units] == 2 * [
+        ("mixout", 0.5),
+        ("mixout", 0.9),
+        ("majority", None),
+    ]
+    assert len(study.units) == 6 * 8 + 2 * 6
+    assert [unit.config.seed for unit in study.units] == [3] * 30 + [5] * 30
 
 
 def test_paths_may_name_environment_variables(
@@ -113,14 +120,6 @@ def test_paths_may_name_environment_variables(
     assert_refused(["study", file, "--output-dir", str(tmp_path / "out")], tmp_path / "out", message, capsys)
 
 
-def test_the_recipes_of_the_repository_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ATTENDROP_DATA", str(tmp_path))
-    files = sorted((Path(__file__).parents[2] / "recipes").rglob("*.yaml"))
-    assert len(files) >= 3
-    for file in files:
-        assert read_study(str(file)).units
-
-
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"method": "finetune"}, "has an unknown key 'method'. Did you mean 'methods'?"),
     ({"run": {"epoch": 3}}, "has an unknown key 'epoch' in run. Did you mean 'epochs'?"),
@@ -131,6 +130,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"methods": [{"name": "r-drop", "options": {"alpa": 1}}]}, "alpa"),
     ({"methods": "finetun"}, "finetun"),
     ({"methods": []}, "has no methods."),
+    ({"data": [{"task": "cola", "methods": []}]}, "has no methods."),
     ({"baselines": "majorty"}, "Did you mean 'majority'?"),
 ]
 

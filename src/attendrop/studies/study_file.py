@@ -5,6 +5,7 @@ data:                       # tasks by name, or options of a run; a list is a gr
   - cola
   - {task: mrpc, max_train_samples: [256, 1000]}
   - {name: tickets, train_file: train.csv, eval_file: test.csv, text_columns: text, label_column: label, shots: 5}
+  - {task: rte, methods: [finetune, METHOD]}      # in place of the methods below
 models: [minilm]            # default: minilm
 methods:                    # names, or a name with options; a list is a grid
   - finetune
@@ -111,12 +112,12 @@ class _Reader:
         baselines = _listed(content.get("baselines") or [])
         for baseline in baselines:
             check_choice("baseline", baseline, BASELINES)
-        methods = [found for entry in _listed(content["methods"]) for found in self.methods(entry)]
         shared = {"model": self.models(content)} | self.options("run", content.get("run") or {})
         settings = []
         for entry in _listed(content["data"]):
             given = {"task": entry} if isinstance(entry, str) else dict(self.mapping("data", entry))
             name = given.pop("name", None)
+            methods = self.methods(given.pop("methods", content["methods"]))
             options = shared | self.options("data", given)
             name = name or options.get("task") or Path(options.get("train_file", "files")).stem
             for point, varied in _grid(options):
@@ -166,8 +167,14 @@ class _Reader:
         models = [self.option("model", name) for name in _listed(content.get("models") or "minilm")]
         return [str(Path(name).absolute()) if Path(name).is_dir() else name for name in models]
 
-    def methods(self, entry: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield names of methods with their options."""
+    def methods(self, entries: Any) -> list[tuple[str, dict[str, Any]]]:
+        """Return names of methods with their options."""
+        if not entries:
+            raise AttendropError(f"The study file '{self.path}' has no methods.")
+        return [found for entry in _listed(entries) for found in self.method(entry)]
+
+    def method(self, entry: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the name of a method with each point of the grid of its options."""
         given = {"name": entry} if isinstance(entry, str) else self.mapping("methods", entry)
         self.check_keys("methods", given, ("name", "options"))
         if "name" not in given:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -137,10 +138,11 @@ def read_option(method: type[Any], name: str, value: object) -> object:
         raise AttendropError(f"{name}={value!r} is not {_NUMBERS[kind]}.") from None
 
 
-def _kinds(method: type[Any], name: str) -> set[Any]:
+@cache
+def _kinds(method: type[Any], name: str) -> frozenset[Any]:
     """Return the types of an option from its annotation, or from its default if that cannot be evaluated."""
     try:
         hint = get_type_hints(method)[name]
     except NameError:  # a name imported under TYPE_CHECKING only
-        return {type(next(field.default for field in dataclasses.fields(method) if field.name == name))}
-    return set(get_args(hint)) if get_origin(hint) in (Union, UnionType) else {hint}
+        return frozenset({type(next(field.default for field in dataclasses.fields(method) if field.name == name))})
+    return frozenset(get_args(hint) if get_origin(hint) in (Union, UnionType) else [hint])

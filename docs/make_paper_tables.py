@@ -1,0 +1,186 @@
+"""Write docs/paper_tables.md: what the papers report, the recipe of each table and figure, and what was measured here.
+
+``make docs`` writes the page, ``--check`` only compares. ``--keep STUDY RECIPE`` copies the tables of a finished study
+into ``results/RECIPE``, from where the page takes them: ``--keep runs/small/ad_drop_table3 small/ad_drop_table3``.
+"""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from attendrop.studies.study_file import Study, read_study
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+RECIPES, RESULTS = ROOT / "recipes", ROOT / "results"
+PAGE, DATA = DOCS / "paper_tables.md", DOCS / "paper_tables.yaml"
+ANSWERS = ("answer.json", "answer.md", "answer.csv")
+# What is kept of each run, from its metrics.json.
+OF_RUN = ("task", "model", "method", "options", "seed", "metric", "score", "all_scores", "train_seconds", "steps")
+OF_RUN += ("training", "train_fit", "versions")
+
+_HEAD = """\
+# The papers' tables and figures
+
+Written by `make docs` from `docs/paper_tables.yaml`, the recipes and `results/`; `make lint` checks that it is up to
+date.
+
+For each table and figure of the papers: its recipe ([recipes/](../recipes/README.md)), what the paper reports, and what
+was measured here. **A twin is not a reproduction**: it has another model, minilm, few training rows and few steps, so
+that it runs on two cores. Its scores stand in tables of their own, and none of them can be compared with the paper's.
+
+The papers' figures are theirs; nothing of them was measured here. A cell "?" cannot be read in the text that they were
+taken from.
+
+| paper | item | recipe | measured here | twin |
+|---|---|---|---|---|
+"""
+
+
+def page() -> str:
+    """Return the current content of the page."""
+    os.environ.setdefault("ATTENDROP_DATA", ".")  # named by recipes; nothing is read from it
+    papers = yaml.load(DATA.read_text(encoding="utf-8"), yaml.BaseLoader)  # numbers as they are written
+    text = _HEAD
+    for paper in papers:
+        for found in paper["items"]:
+            full, twin = found["recipe"], f"small/{found['recipe']}"
+            state = "yes" if _answer(full) else f"not run: needs {found['needs']}"
+            text += f"| {paper['paper']} | {found['item']} | {_link(full)} | {state} | {_link(twin)}: "
+            text += f"{'run' if _answer(twin) else 'not run'} |\n"
+    for paper in papers:
+        text += f"\n## {paper['paper']}\n\n{paper['source']}.\n"
+        text += "".join(_item(found) for found in paper["items"])
+    return text
+
+
+def _item(found: dict[str, Any]) -> str:
+    about = found["about"][0].upper() + found["about"][1:]
+    rows = [[name, *values] for name, values in found["rows"].items()]
+    parts = [f"\n### {found['item']}\n\n{about}. In the paper:\n", _table(["", *found["columns"]], rows)]
+    if also := found.get("also_needs"):
+        parts.append(f"{also[0].upper()}{also[1:]}.\n")
+    parts.append(_measured(found, found["recipe"], f"Not run: needs {found['needs']}.", kind="Recipe"))
+    parts.append(_measured(found, f"small/{found['recipe']}", "Not run.", kind="Twin"))
+    return "\n".join(parts)
+
+
+def _measured(found: dict[str, Any], recipe: str, otherwise: str, *, kind: str) -> str:
+    """Describe a recipe, with the table of its results if there are any."""
+    study = read_study(str(RECIPES / f"{recipe}.yaml"))
+    text = f"{kind} {_link(recipe)}: {_size(study)}."
+    answers = _answer(recipe)
+    if answers is None:
+        return f"{text} {otherwise}\n"
+    table = _answers(answers["settings"], cost=found.get("cost", False))
+    failed = f"\n{len(answers['failed'])} runs failed.\n" if answers["failed"] else ""
+    return f"{text} {_machine(recipe)}\n\n{table}{failed}"
+
+
+def _answers(settings: dict[str, Any], *, cost: bool) -> str:
+    """Make a table of methods and settings: mean ± standard deviation, and the difference with its interval."""
+    labels = dict.fromkeys(row["label"] for answer in settings.values() for row in answer["methods"])
+    cells = {(row["label"], name): row for name, answer in settings.items() for row in answer["methods"]}
+    header = ["", *(f"{name}, {answer['metric'].replace('_', ' ')}" for name, answer in settings.items())]
+    rows = [
+        [label, *(_cell(cells[label, name], cost=cost) if (label, name) in cells else "" for name in settings)]
+        for label in labels
+    ]
+    return _table(header, rows)
+
+
+def _cell(row: dict[str, Any], *, cost: bool) -> str:
+    text = f"{row['mean']:.3f}" + ("" if row["std"] is None else f" ± {row['std']:.3f}")
+    text += "*" * row["selected_on_reported"]
+    if row["difference"] is not None:
+        low, high = row["difference_low"], row["difference_high"]
+        if low is not None and high is not None:
+            text += f" ({row['difference']:+.3f} [{low:+.3f}, {high:+.3f}])"
+    return f"{text}, ×{row['time_ratio']:.2f}" if cost and row["time_ratio"] is not None else text
+
+
+def _size(study: Study) -> str:
+    """Say in words how large a study is."""
+    configs = [unit.config for unit in study.units]
+    rows = sorted({config.max_train_samples for config in configs if config.max_train_samples})
+    shots = sorted({config.shots for config in configs if config.shots})
+    steps = sorted({config.max_steps for config in configs if config.max_steps})
+    seeds = len({config.seed for config in configs})
+    parts = [
+        f"{len(configs)} runs",
+        ", ".join(sorted({config.model for config in configs})),
+        f"{_numbers(rows)} training rows" if rows else "",
+        f"{_numbers(shots)} rows of each class" if shots else "",
+        f"{_numbers(steps)} steps" if steps else "",
+        f"{seeds} seeds" if seeds > 1 else "one seed",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _numbers(values: Sequence[int]) -> str:
+    return ", ".join(f"{value:,}" for value in values)
+
+
+def _machine(recipe: str) -> str:
+    facts = json.loads((RESULTS / recipe / "machine.json").read_text(encoding="utf-8"))
+    versions = ", ".join(f"{name} {facts[name]}" for name in ("attendrop", "torch", "transformers"))
+    return (
+        "Mean ± standard deviation over seeds; in parentheses the difference from the reference, seed by seed, with "
+        "its 95 % interval; * a model was chosen on the rows that it is scored on. "
+        f"{facts['processor']}; {versions}; {facts['date']}."
+    )
+
+
+def _answer(recipe: str) -> dict[str, Any] | None:
+    path = RESULTS / recipe / "answer.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def _link(recipe: str) -> str:
+    return f"[{recipe}](../recipes/{recipe}.yaml)"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def keep(study: Path, recipe: str) -> None:
+    """Copy the tables of a finished study into ``results``, with a line for each run, and the machine."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from report import machine
+
+    folder = RESULTS / recipe
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ANSWERS:
+        shutil.copy(study / name, folder / name)
+    lines = [json.dumps(record, ensure_ascii=False) for record in _runs(study)]
+    (folder / "runs.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "machine.json").write_text(json.dumps(machine(), indent=1) + "\n", encoding="utf-8")
+
+
+def _runs(study: Path) -> Iterator[dict[str, Any]]:
+    for path in sorted((study / "runs").glob("*/metrics.json")):
+        metrics = json.loads(path.read_text(encoding="utf-8"))
+        yield {name: metrics[name] for name in OF_RUN if name in metrics} | {"rows": metrics["data"]["rows"]}
+
+
+def main() -> None:
+    """Write the page, compare it, or keep the results of a study."""
+    if "--keep" in sys.argv:
+        study, recipe = sys.argv[sys.argv.index("--keep") + 1 :]
+        keep(Path(study), recipe)
+    if "--check" not in sys.argv:
+        PAGE.write_text(page(), encoding="utf-8")
+    elif PAGE.read_text(encoding="utf-8") != page():
+        sys.exit("docs/paper_tables.md is not up to date; run `make docs`.")
+
+
+if __name__ == "__main__":
+    main()
