@@ -64,9 +64,11 @@ def _item(found: dict[str, Any]) -> str:
     about = found["about"][0].upper() + found["about"][1:]
     rows = [[name, *values] for name, values in found["rows"].items()]
     parts = [f"\n### {found['item']}\n\n{about}. In the paper:\n", _table(["", *found["columns"]], rows)]
-    if also := found.get("also_needs"):
-        parts.append(f"{also[0].upper()}{also[1:]}.\n")
+    if note := found.get("note"):
+        parts.append(f"{note[0].upper()}{note[1:]}.\n")
     parts.append(_measured(found, found["recipe"], f"Not run: needs {found['needs']}.", kind="Recipe"))
+    if missing := found.get("missing"):
+        parts.append(f"Not in the recipe, not run: {missing}.\n")
     parts.append(_measured(found, f"small/{found['recipe']}", "Not run.", kind="Twin"))
     return "\n".join(parts)
 

@@ -19,20 +19,13 @@ WORDS = [
 
 
 def save_tiny_bert(folder: Path, **options: Any) -> Path:
-    """Save a random BERT of two layers and its tokenizer, as a pre-trained model without a head."""
+    """Save a random BERT, of two layers if not given, and its tokenizer, as a pre-trained model without a head."""
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     (folder / "vocab.txt").write_text("\n".join(vocabulary), encoding="utf-8")
     hf.BertTokenizer(vocab=str(folder / "vocab.txt"), model_max_length=32).save_pretrained(folder)
-    config = hf.BertConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=16,
-        max_position_embeddings=32,
-        **options,
-    )
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    config = hf.BertConfig(vocab_size=len(vocabulary), max_position_embeddings=32, **(sizes | options))
     torch.manual_seed(1)
     hf.BertModel(config).save_pretrained(folder)
     return folder
