@@ -1,7 +1,7 @@
 """Keep what a study or comparison found: ``python benchmarks/keep_results.py STUDY results/NAME``.
 
-Copies its answer, and writes ``runs.jsonl``: of each finished run the method, options, scores, steps, times and versions,
-without paths and predictions.
+Copies its answer, and writes ``runs.jsonl``: of each finished run the method, options, scores, steps, times and
+versions, without paths and predictions.
 """
 
 import argparse
