@@ -135,7 +135,7 @@ JOBS |= {
 # The jobs of the default tests, with a method of each kind; the others are slow.
 SAMPLE = (
     *("step bert", "train random", "resumed random", "train dropout", "resumed dropout"),
-    *("r-drop sum", "layerdrop", "layerdrop, activation checkpointing", "hiddencut"),
+    *("r-drop", "layerdrop", "layerdrop, activation checkpointing", "hiddencut"),
     *("mixout", "child-tuning driven", "concrete-dropout"),
 )
 PARTS = {"sample": SAMPLE, "rest": tuple(name for name in JOBS if name not in SAMPLE)}

@@ -106,7 +106,7 @@ def test_the_loss_is_that_of_both_copies_and_their_divergence(case: str) -> None
                 expected.append(both / 2)
     mean = torch.stack(expected).sum() / (3 if case == "labels" else len(expected))
     torch.manual_seed(7)
-    with regularize(model, RDrop(alpha=3.0)) as reg:
+    with regularize(model, RDrop(alpha=3.0, reduction="mean")) as reg:
         loss = reg.loss(batch)
         logs = reg.logs()
     torch.testing.assert_close(loss, plain + 1.5 * mean, rtol=1e-4, atol=1e-6)

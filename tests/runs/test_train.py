@@ -266,7 +266,8 @@ def test_preset_asks_each_method() -> None:
     alone, both = preset("paper", "stsb", "attendout"), preset("paper", "stsb", "ad-drop + attendout")
     assert (alone["max_length"], alone["epochs"], alone["options"]) == (256, 50, rewards)
     assert (both["max_length"], both["options"]) == (256, {"ad-drop": {"layers": "first"}, "attendout": rewards})
-    assert preset("paper", "stsb", "ad-drop+r-drop")["options"] == {"ad-drop": {"layers": "first"}}
+    assert preset("paper", "stsb", "ad-drop+mixout")["options"] == {"ad-drop": {"layers": "first"}}
+    assert preset("paper", None, "r-drop")["options"] == {"reduction": "mean"}
     with pytest.raises(AttendropError, match="no method 'ad-drip'"):
         preset("paper", "stsb", "ad-drip")
 
