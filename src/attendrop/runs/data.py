@@ -6,16 +6,21 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from datasets import Dataset, concatenate_datasets
 from transformers import PreTrainedTokenizerBase
 
+from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
+from attendrop.output_files import sha256
 from attendrop.runs.config import RunConfig
+from attendrop.runs.shared_results import shared
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.custom_files import load_files
 from attendrop.tasks.metrics import with_metric
-from attendrop.tasks.registry import load_task
+from attendrop.tasks.registry import load_task, task_files
 from attendrop.tasks.splits import few_shot, hold_out, subset
 from attendrop.tasks.token_columns import TokenColumn
 from attendrop.tasks.tokenization import encode
@@ -42,9 +47,37 @@ class Parts:
 
 
 def load_data(config: RunConfig) -> TaskData:
-    """Load the task, or custom files."""
-    data = _load_files(config) if config.task is None else load_task(config.task, data_dir=config.data_dir)
+    """Load the task, or custom files; runs in a process may share what they have loaded."""
+    files = data_files(config)
+
+    def key() -> list[Any]:
+        options = (config.text_columns, config.label_column, config.label_type, config.skip_bad_rows)
+        columns = [repr(column) for column in _token_columns(config.regularizer)]
+        return [config.task, config.data_dir, [[str(file), sha256(file)] for file in files], options, columns]
+
+    if files and all(file.is_file() for file in files):
+        data = shared(key, lambda: _load(config), _size, kind="data")
+    else:
+        data = _load(config)
     return data if config.metric is None else replace(data, task=with_metric(data.task, config.metric))
+
+
+def data_files(config: RunConfig) -> list[Path]:
+    """List the files of a run's data, which may be missing; data that are generated or the hub's have none."""
+    if config.task is None:
+        return [Path(name) for name in (config.train_file, config.eval_file) if name is not None]
+    try:
+        return task_files(config.task, config.data_dir)
+    except AttendropError:  # loading tells what is wrong
+        return []
+
+
+def _load(config: RunConfig) -> TaskData:
+    return _load_files(config) if config.task is None else load_task(config.task, data_dir=config.data_dir)
+
+
+def _size(data: TaskData) -> int:
+    return sum(split.data.nbytes for split in data.splits.values())
 
 
 def _load_files(config: RunConfig) -> TaskData:

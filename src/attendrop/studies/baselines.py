@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,11 @@ from attendrop.runs.config import RunConfig
 from attendrop.runs.data import fingerprint
 from attendrop.runs.frozen_features import frozen_features
 from attendrop.runs.model_loading import load_model_and_tokenizer
+from attendrop.runs.prediction_passes import compute_device
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
 from attendrop.runs.run_folder import METRICS, begin_baseline, check_data, read_metrics, results, run_folder
 from attendrop.runs.run_metrics import versions
+from attendrop.runs.shared_results import digest_of_model, shared
 from attendrop.studies.baseline_names import BASELINES, FROZEN, MAJORITY, TFIDF
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.base import Array
@@ -166,23 +169,44 @@ def _frozen(run: ResolvedRun) -> Fit:
     model, tokenizer = load_model_and_tokenizer(config.model, task)
     known: dict[tuple[str, ...], Array] = {}
 
-    def features(rows: Dataset) -> Array:
+    def new_features(rows: Dataset, *, share: bool) -> Array:
+        encoded = encode(rows, task, tokenizer, config.max_length)[:]
+        size, device = config.eval_batch_size, str(compute_device(config.device))
+
+        def compute() -> Array:
+            return frozen_features(model, tokenizer, task.head, encoded, size, config.device)
+
+        if not share:
+            return compute()
+        return shared(
+            lambda: [digest_of_model(model.base_model), encoded, size, device],
+            compute,
+            lambda vectors: vectors.nbytes,
+            kind="frozen features",
+        )
+
+    def features(rows: Dataset, *, share: bool = False) -> Array:
         texts = task.head.texts(rows)
-        new = {text: row for row, text in enumerate(texts) if text not in known}
-        if new:
-            encoded = encode(rows.select(new.values()), task, tokenizer, config.max_length)[:]
-            vectors = frozen_features(model, tokenizer, task.head, encoded, config.eval_batch_size, config.device)
-            known.update(zip(new, vectors, strict=True))
+        if not known.keys() >= set(texts):
+            first = {text: row for row, text in reversed(list(enumerate(texts)))}
+            known.update(zip(first, new_features(rows.select(first.values()), share=share), strict=True))
         return np.stack([known[text] for text in texts])
 
-    return lambda train: _linear(run, train, features)
+    # The rows that are only scored are the same for all seeds. What a fit takes is measured, so it shares nothing.
+    return lambda train: _linear(run, train, features, partial(features, share=True))
 
 
-def _linear(run: ResolvedRun, train: Dataset, features: Callable[[Dataset], Array]) -> Predict:
+def _linear(
+    run: ResolvedRun,
+    train: Dataset,
+    features: Callable[[Dataset], Array],
+    features_to_score: Callable[[Dataset], Array] | None = None,
+) -> Predict:
     """Fit the linear model of the head; where there is none, because all rows are of one class, it is constant."""
     balanced = run.config.class_weights is not None
     found = run.task.head.fit_linear(features(train), train["label"][:], balanced=balanced)
-    return _majority(run)(train) if found is None else lambda rows: found.outputs(features(rows))
+    to_score = features_to_score or features
+    return _majority(run)(train) if found is None else lambda rows: found.outputs(to_score(rows))
 
 
 _FITS: dict[str, Callable[[ResolvedRun], Fit]] = {MAJORITY: _majority, TFIDF: _tfidf, FROZEN: _frozen}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from attendrop.runs.run_folder import read_metrics
+from attendrop.runs.shared_results import forget_results, share_results
 from attendrop.studies.units import SECONDS_BETWEEN_CHECKPOINTS, Event, Job
 from attendrop.studies.worker_process import perform
 
@@ -28,13 +28,16 @@ class InProcess:
 
     def run(self, jobs: Iterator[Job], report: Callable[[Event], None]) -> None:
         """Run jobs, each when it is its turn; see :meth:`attendrop.studies.workers.Backend.run`."""
-        for job in jobs:
-            report(Event("started", job))
-            content = job.unit.as_dict() | {"folder": str(job.folder), "checkpoint_seconds": self.checkpoint_seconds}
+        share_results()
+        try:
+            for job in jobs:
+                self._run(job, report)
+        finally:
+            forget_results()
 
-            def send(message: dict[str, Any], job: Job = job) -> None:
-                report(Event(job=job, **message))
-
-            message = perform(json.loads(json.dumps(content)), send)
-            metrics = read_metrics(job.folder) if message["kind"] == "finished" else None
-            report(Event(job=job, metrics=metrics, **message))
+    def _run(self, job: Job, report: Callable[[Event], None]) -> None:
+        report(Event("started", job))
+        content = job.unit.as_dict() | {"folder": str(job.folder), "checkpoint_seconds": self.checkpoint_seconds}
+        message = perform(json.loads(json.dumps(content)), lambda message: report(Event(job=job, **message)))
+        metrics = read_metrics(job.folder) if message["kind"] == "finished" else None
+        report(Event(job=job, metrics=metrics, **message))

@@ -13,6 +13,7 @@ from attendrop.argument_checks import check_count
 from attendrop.errors import AttendropError
 from attendrop.output_files import write_text
 from attendrop.runs.run_folder import METRICS, read_metrics
+from attendrop.runs.shared_results import share_results
 from attendrop.studies.units import SECONDS_BETWEEN_CHECKPOINTS, Event, Job
 from attendrop.studies.worker_process import perform
 
@@ -97,6 +98,7 @@ def run_on_node(job: dict[str, Any]) -> dict[str, Any]:
     folder = Path(job["folder"])
     if not folder.parent.exists():  # the disk is not shared
         folder = Path(tempfile.gettempdir()) / "attendrop-study" / folder.name
+    share_results()
     message = perform(job | {"folder": str(folder)}, lambda report: None)
     if message["kind"] == "finished":
         files = {path.name: path for path in folder.iterdir() if path.suffix in (".json", ".yaml")}

@@ -123,16 +123,9 @@ def data_sha256(config: RunConfig) -> str:
     Files that are missing do not count: the run itself fails, with an error that tells more. Nor does data without
     files here, which is generated, or is the hub's.
     """
-    from attendrop.tasks.registry import task_files
+    from attendrop.runs.data import data_files
 
-    if config.task is None:
-        files = [Path(name) for name in (config.train_file, config.eval_file) if name is not None]
-    else:
-        try:
-            files = task_files(config.task, config.data_dir)
-        except AttendropError:
-            files = []
-    digests = [sha256(path) if path.is_file() else "" for path in files]
+    digests = [sha256(path) if path.is_file() else "" for path in data_files(config)]
     return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 
 

@@ -31,6 +31,9 @@ def main() -> None:
     threading.Thread(target=_receive, args=(jobs,), daemon=True).start()
     _forward_warnings(send)
     _silence_libraries()
+    from attendrop.runs.shared_results import share_results
+
+    share_results()
     while True:
         send(perform(jobs.get(), send))
 

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from typing import Any
+from uuid import uuid4
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
@@ -44,7 +45,11 @@ def encode(
     def tokenise(columns: dict[str, list[Any]]) -> dict[str, Any]:
         return encode_columns(columns, task, tokenizer, limit, token_columns)
 
-    return dataset.map(tokenise, batched=True, remove_columns=dataset.column_names, desc="tokenising")
+    # Rows in memory have no use for a fingerprint, for which the whole tokenizer would be hashed in seconds.
+    fingerprint = None if dataset.cache_files else uuid4().hex
+    return dataset.map(
+        tokenise, batched=True, remove_columns=dataset.column_names, desc="tokenising", new_fingerprint=fingerprint
+    )
 
 
 def length_limit(tokenizer: PreTrainedTokenizerBase, max_length: int, *, pair: bool) -> int:

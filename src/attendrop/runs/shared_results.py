@@ -1,0 +1,91 @@
+"""Results that the runs of one process share, such as the frozen encoder's features of the same evaluation rows.
+
+Nothing is shared until a process that runs many of them asks for it. A key holds everything that a result depends on,
+so that a run with shared results ends with the same scores, bit for bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+MOST_BYTES = 256 * 2**20
+Result = TypeVar("Result")
+
+
+class _Results:
+    """Results by key, with their sizes; the one that was used least recently goes first."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self.bytes = 0
+        self.found: OrderedDict[str, tuple[Any, int]] = OrderedDict()
+
+    def add(self, key: str, result: Any, size: int) -> None:
+        if size > self.most_bytes:
+            return
+        self.found[key] = result, size
+        self.bytes += size
+        while self.bytes > self.most_bytes:
+            self.bytes -= self.found.popitem(last=False)[1][1]
+
+
+_results: _Results | None = None
+
+
+def share_results(most_bytes: int = MOST_BYTES) -> None:
+    """Share results between the runs of this process from now on, and keep so many bytes of them at most."""
+    global _results
+    if _results is None:
+        _results = _Results(most_bytes)
+
+
+def forget_results() -> None:
+    """Forget all results, and share none any longer."""
+    global _results
+    _results = None
+
+
+def shared(
+    key: Callable[[], Any], compute: Callable[[], Result], size: Callable[[Result], int], *, kind: str
+) -> Result:
+    """Return a result that this process has computed before, or compute it.
+
+    Args:
+        key: Returns everything that the result depends on, as JSON values; called only where results are shared.
+        compute: Returns the result, which nobody may change afterwards.
+        size: Returns the size of a result in bytes.
+        kind: Name of the computation.
+    """
+    if _results is None:
+        return compute()
+    digest = digest_of([kind, key()])
+    if digest in _results.found:
+        _results.found.move_to_end(digest)
+        result: Result = _results.found[digest][0]
+        return result
+    result = compute()
+    _results.add(digest, result, size(result))
+    return result
+
+
+def digest_of(values: Any) -> str:
+    """Hash JSON values."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def digest_of_model(model: nn.Module, *, without: nn.Module | None = None) -> str:
+    """Hash the class, the configuration and the weights of a model, except those of one of its modules."""
+    left_out = set() if without is None else {id(tensor) for tensor in without.parameters()}
+    digest = hashlib.sha256(f"{type(model).__name__} {getattr(model, 'config', None)}".encode())
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if id(tensor) not in left_out:
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

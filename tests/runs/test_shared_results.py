@@ -1,0 +1,174 @@
+"""Results that runs of one process share: when, how many, and that they change no score."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import tiny, zoo
+
+from attendrop.runs import data, head_start
+from attendrop.runs.config import RunConfig
+from attendrop.runs.shared_results import digest_of_model, forget_results, share_results, shared
+from attendrop.runs.train import train
+from attendrop.studies import baselines
+from attendrop.studies.baselines import run_baseline
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*did not converge")
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    yield
+    forget_results()
+
+
+class Counted:
+    """A function that counts its calls."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        self.calls = 0
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        self.calls += 1
+        return self.function(*args, **options)
+
+
+def asked(key: Any, compute: Any, size: int = 1, kind: str = "sum") -> Any:
+    return shared(lambda: key, compute, lambda _: size, kind=kind)
+
+
+def test_nothing_is_shared_unless_a_process_asks_for_it() -> None:
+    compute = Counted(object)
+    assert asked(1, compute) is not asked(1, compute)
+    share_results()
+    share_results()  # once is enough
+    assert asked(1, compute) is asked(1, compute)
+    forget_results()
+    asked(1, compute)
+    assert compute.calls == 4
+
+
+def test_results_are_shared_by_key_and_kind() -> None:
+    share_results()
+    found = [asked(key, object, kind=kind) for key in (1, [1, "a"]) for kind in ("sum", "mean")]
+    assert len(set(map(id, found))) == 4
+    assert asked([1, "a"], object, kind="mean") is found[-1]
+
+
+def test_memory_is_bounded_and_what_was_not_used_for_longest_goes_first() -> None:
+    share_results(most_bytes=10)
+    first, second = asked("first", object, 4), asked("second", object, 4)
+    assert asked("first", object, 4) is first
+    asked("third", object, 4)
+    assert asked("first", object, 4) is first
+    assert asked("second", object, 4) is not second
+    large = asked("large", object, 11)
+    assert asked("large", object, 11) is not large
+
+
+def test_the_digest_of_a_model_is_that_of_weights_buffers_and_configuration() -> None:
+    model = zoo.build("bert")
+    before = digest_of_model(model)
+    assert digest_of_model(zoo.build("bert")) == before
+    assert digest_of_model(zoo.build("bert").to(torch.bfloat16)) != before
+    head_apart = digest_of_model(model, without=model.classifier)
+    with torch.no_grad():
+        model.classifier.bias[0] += 1
+    assert digest_of_model(model) != before
+    assert digest_of_model(model, without=model.classifier) == head_apart
+    model.config.hidden_act = "relu"
+    assert digest_of_model(model, without=model.classifier) != head_apart
+
+
+# Runs -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shared")
+    tiny.save_tiny_bert(folder / "model")
+    tiny.write_data(folder)
+    return folder
+
+
+def run_of(folder: Path, place: Path, name: str, **options: Any) -> dict[str, Any]:
+    """Run a method or a baseline; return what must not depend on what is shared."""
+    method = "finetune" if name in baselines.BASELINES else name
+    given: dict[str, Any] = {"method": method, "max_train_samples": 24, "max_steps": 3, "pooling": "mean"}
+    given |= {"head_start": "frozen"} | options
+    config: RunConfig = tiny.config(folder, str(place / f"{name}{len(list(place.iterdir()))}"), **given)
+    metrics = run_baseline(config, name) if name in baselines.BASELINES else train(config, keep_model=False)
+    losses = [epoch["train_loss"] for epoch in metrics.get("history", [])]
+    return {key: metrics.get(key) for key in ("all_scores", "train_fit", "head_start", "predicted")} | {
+        "losses": losses
+    }
+
+
+RUNS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {"seed": seed}) for seed in (0, 1) for name in ("finetune", "mixout", "frozen")),
+    ("frozen", {"selection_fraction": 0.25}),
+    ("frozen", {"max_length": 6}),
+    ("finetune", {"max_length": 6}),
+    ("finetune", {"class_weights": "balanced", "train_file": "uneven.csv"}),
+    ("finetune", {"train_file": "uneven.csv"}),
+    ("finetune", {"label_column": "label", "text_columns": ("sentence1",)}),
+    ("frozen", {"text_columns": ("sentence1",)}),
+    ("tfidf", {}),
+]
+
+
+def test_scores_are_the_same_bit_for_bit_and_the_test_rows_are_encoded_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny.write_csv(folder / "uneven.csv", ["no", "yes", "yes", "yes"] * 10)
+    runs = [
+        (name, options | ({"train_file": str(folder / "uneven.csv")} if "train_file" in options else {}))
+        for name, options in RUNS
+    ]
+    found = []
+    for share in (False, True):
+        counted = {name: Counted(getattr(module, name)) for module, name in COUNTED}
+        for module, name in COUNTED:
+            monkeypatch.setattr(module, name, counted[name])
+        if share:
+            share_results()
+        place = tmp_path / str(share)
+        place.mkdir()
+        found.append([run_of(folder, place, name, **options) for name, options in runs])
+        calls = {name: each.calls for name, each in counted.items()}
+        monkeypatch.undo()
+    assert found[0] == found[1]
+    assert calls == {"load_files": 3, "frozen_features": 5 + 3, "_features": 6}
+
+
+# Of 14 runs three load other data. Five runs of the frozen encoder encode their training rows; their test rows are of
+# three kinds. Of nine fine-tunings six start from other features or labels.
+COUNTED = [(data, "load_files"), (baselines, "frozen_features"), (head_start, "_features")]
+
+
+def test_changed_data_and_models_are_not_taken_for_the_old_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded = Counted(baselines.frozen_features)
+    monkeypatch.setattr(baselines, "frozen_features", encoded)
+    tiny.save_tiny_bert(tmp_path / "model")
+    tiny.write_data(tmp_path)
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    share_results()
+    scored = []
+    for change in (None, "data", "model"):
+        if change == "data":
+            tiny.write_csv(tmp_path / "dev.csv", ["yes", "no"] * 6, 52)
+        if change == "model":
+            tiny.save_tiny_bert(tmp_path / "model", initializer_range=0.5)
+        scored.append([run_of(tmp_path, runs, name) for name in ("frozen", "finetune")])
+    assert encoded.calls == 3 * 2
+    forget_results()
+    assert [run_of(tmp_path, runs, name) for name in ("frozen", "finetune")] == scored[-1]
+    assert scored[0] != scored[1] != scored[2]
