@@ -119,7 +119,7 @@ def read_option(method: type[Any], name: str, value: object) -> object:
     Raises:
         AttendropError: The value is not of that type.
     """
-    kinds = _kinds(method, name)
+    kinds = _kinds(method, name)  # type: ignore[arg-type] # mypy takes no type for hashable
     if NoneType in kinds and (value is None or str(value).lower() == "none"):
         return None
     kinds = kinds - {NoneType}
