@@ -1,0 +1,194 @@
+"""Finished runs of a study or a comparison, by setting, with the answer of each setting."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attendrop.errors import AttendropError
+from attendrop.runs.run_folder import METRICS, read_metrics
+from attendrop.studies.answer import Answer, answer
+from attendrop.studies.answer_file import read_answers
+from attendrop.studies.method_rows import method_label
+from attendrop.studies.study_report import OverallRow, overall_rows
+from attendrop.studies.units import RUNS
+
+ANSWER = "answer.json"
+REFERENCE = "finetune"
+# In what the runs of one setting may differ.
+_OF_RUN = ("method", "options", "seed", "output_dir")
+_SKIPPED_FOLDERS = (".", "checkpoint-")
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A finished run.
+
+    Attributes:
+        folder: Its folder, relative to that of all runs.
+        label: Its method with the options that are not the defaults.
+        metrics: Its ``metrics.json``.
+    """
+
+    folder: str
+    label: str
+    metrics: Mapping[str, Any]
+
+    @property
+    def seed(self) -> int:
+        """Its seed."""
+        return int(self.metrics["seed"])
+
+    @property
+    def history(self) -> Sequence[Mapping[str, Any]]:
+        """One entry for each epoch of the training of the reported model; empty for a baseline."""
+        found: Sequence[Mapping[str, Any]] = self.metrics.get("history") or ()
+        return found
+
+    @property
+    def selection_history(self) -> Sequence[Mapping[str, Any]]:
+        """The epochs of a training with rows held out: of the one before, if the model was trained again on all."""
+        before = self.metrics.get("selection")
+        found = before["history"] if before else self.history
+        return [entry for entry in found if entry["selection"]]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Runs that differ in method and seed only, and their answer.
+
+    Attributes:
+        name: Such as "mrpc, shots=5".
+        answer: The comparison of their methods.
+        runs: The runs of the answer that are in the folder; those of a kept ``answer.json`` may be elsewhere.
+    """
+
+    name: str
+    answer: Answer
+    runs: tuple[FinishedRun, ...]
+
+    @property
+    def by_label(self) -> dict[str, list[FinishedRun]]:
+        """The runs of each method by its label, in the order of the answer's rows, and of their seeds."""
+        found = {row.label: [run for run in self.runs if run.label == row.label] for row in self.answer.rows}
+        return {label: sorted(runs, key=lambda run: run.seed) for label, runs in found.items() if runs}
+
+
+@dataclass(frozen=True)
+class Results:
+    """Results of a study or a comparison.
+
+    Attributes:
+        folder: Its folder.
+        settings: The settings.
+        overall: Methods over all settings; empty for a single one.
+        notes: What the reader must know of how the results were found.
+    """
+
+    folder: Path
+    settings: tuple[Setting, ...]
+    overall: tuple[OverallRow, ...]
+    notes: tuple[str, ...]
+
+
+def read_results(folder: Path, reference: str = REFERENCE) -> Results:
+    """Read the results in a folder.
+
+    The answers are those in ``answer.json``. Where there is none, or it names no runs, the finished runs below the
+    folder are compared: those whose options are the same but for method and seed are a setting.
+
+    Args:
+        folder: Folder of a study or a comparison, or any folder of runs.
+        reference: Label of the method to compare with, where there is no ``answer.json``.
+
+    Raises:
+        AttendropError: There is no such folder, or no finished run and no answer in it.
+    """
+    if not folder.is_dir():
+        raise AttendropError(f"There is no folder '{folder}'; name that of a study or a comparison.")
+    answers = read_answers(folder / ANSWER)
+    # Not the models that a comparison keeps beside its runs.
+    inside = folder / RUNS if (folder / RUNS).is_dir() else folder
+    runs = list(_finished_runs(inside))
+    names = {name for found in (answers or {}).values() for row in found.rows for name in row.folders.values()}
+    if answers is not None and (names or not runs):
+        settings = [_recorded(name, found, runs) for name, found in answers.items()]
+        notes = _notes(runs, names)
+    else:
+        settings = _grouped(runs, reference)
+        notes = [f"Computed from the {len(runs)} finished runs in the folder, which has no answer that names them."]
+    if not settings:
+        raise AttendropError(f"'{folder}' holds no finished run; name the folder of a study or a comparison.")
+    overall = overall_rows({each.name: each.answer for each in settings}) if len(settings) > 1 else ()
+    return Results(folder, tuple(settings), overall, tuple(notes))
+
+
+def _finished_runs(folder: Path) -> Iterator[FinishedRun]:
+    """Yield the finished runs below a folder in the order of their paths; files of other programs are left out."""
+    for path, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith(_SKIPPED_FOLDERS))
+        if METRICS not in files:
+            continue
+        try:
+            metrics = read_metrics(Path(path))
+        except AttendropError:
+            continue
+        if metrics is not None:
+            yield FinishedRun(os.path.relpath(path, folder), method_label(metrics), metrics)
+
+
+def _recorded(name: str, found: Answer, runs: Sequence[FinishedRun]) -> Setting:
+    """Collect the runs that an answer names."""
+    wanted = {folder for row in found.rows for folder in row.folders.values()}
+    own = tuple(run for run in runs if Path(run.folder).name in wanted)
+    return Setting(name or (_data_name(own[0].metrics) if own else found.task), found, own)
+
+
+def _notes(runs: Sequence[FinishedRun], names: set[str]) -> list[str]:
+    present = {Path(run.folder).name for run in runs}
+    notes = []
+    if missing := len(names - present):
+        notes.append(f"{missing} of {len(names)} runs of the answer are not in the folder: figures lack their curves.")
+    if more := len(present - names):
+        notes.append(f"{more} other finished runs, such as those of a search, are no part of the answer.")
+    return notes
+
+
+def _grouped(runs: Sequence[FinishedRun], reference: str) -> list[Setting]:
+    """Compare runs with the same options but for method and seed."""
+    groups: dict[str, list[FinishedRun]] = {}
+    for run in runs:
+        groups.setdefault(_key(run.metrics), []).append(run)
+    options = {key: _options(group[0].metrics) for key, group in groups.items()}
+    settings = []
+    for key, group in groups.items():
+        metrics = [run.metrics for run in group]
+        if any(run.get("score") is not None for run in metrics):
+            name = _setting_name(metrics[0], options[key], list(options.values()))
+            settings.append(Setting(name, answer(metrics, reference), tuple(group)))
+    return settings
+
+
+def _key(metrics: Mapping[str, Any]) -> str:
+    return json.dumps([metrics["model"], metrics["metric"], metrics["task"], _options(metrics)], sort_keys=True)
+
+
+def _options(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in metrics["config"].items() if name not in _OF_RUN}
+
+
+def _setting_name(metrics: Mapping[str, Any], own: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> str:
+    """Name a setting by its data, and by the options in which the settings of the same data differ."""
+    data = ("task", "train_file")
+    same = [options for options in every if all(options.get(name) == own.get(name) for name in data)]
+    varied = [name for name in own if any(options.get(name) != own[name] for options in same)]
+    return ", ".join([_data_name(metrics), *(f"{name}={own[name]}" for name in varied)])
+
+
+def _data_name(metrics: Mapping[str, Any]) -> str:
+    config = metrics["config"]
+    return str(config.get("task") or Path(config.get("train_file") or metrics["task"]).stem)

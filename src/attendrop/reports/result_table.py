@@ -1,0 +1,236 @@
+"""Table in the layout of papers: methods as rows, tasks as columns, mean ± standard deviation, and the average."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+from attendrop.reports.finished_runs import Results
+from attendrop.studies.method_rows import MethodRow
+from attendrop.studies.statistics import ALPHA
+from attendrop.studies.verdict import number
+
+AHEAD, BEHIND, FLATTERED = "†", "‡", "*"
+_LATEX_MARKS = {AHEAD: r"\dagger", BEHIND: r"\ddagger", FLATTERED: r"\ast"}
+_LATEX = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+}
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|])")
+# Errors are shown as they are, all other scores times 100.
+_ERROR = "neg_"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Score of a method on a task.
+
+    Attributes:
+        mean: Mean over seeds.
+        std: Standard deviation over seeds; None for one seed, and for an average.
+        seeds: Number of seeds, if other methods of the column have more; None: all.
+        is_best: Whether no other mean of the column is higher, of those with all seeds.
+        marks: Signs for the difference from the reference, and for scores that flatter.
+    """
+
+    mean: float
+    std: float | None = None
+    seeds: int | None = None
+    is_best: bool = False
+    marks: str = ""
+
+    def value(self, scale: float) -> str:
+        """Format the mean, the standard deviation and the seeds if they are fewer, without marks."""
+        spread = "" if self.std is None else f" ± {_scaled(self.std, scale)}"
+        return _scaled(self.mean, scale) + spread + ("" if self.seeds is None else f" ({self.seeds})")
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """Scores of methods on tasks.
+
+    Attributes:
+        columns: Names of the settings, and "average" if there are several on one scale.
+        scales: Factor of each column, 100 or 1.
+        metrics: Metric of each column.
+        rows: Cells by column, by label of the method.
+        caption: What the scores and marks are.
+    """
+
+    columns: tuple[str, ...]
+    scales: tuple[float, ...]
+    metrics: tuple[str, ...]
+    rows: Mapping[str, tuple[Cell | None, ...]]
+    caption: str
+
+    def texts(self) -> Iterator[tuple[str, list[tuple[str, str, bool]]]]:
+        """Yield each row: its label, and the value, the marks and whether it is the best, of each cell."""
+        for label, cells in self.rows.items():
+            yield (
+                label,
+                [
+                    ("-", "", False) if cell is None else (cell.value(scale), cell.marks, cell.is_best)
+                    for cell, scale in zip(cells, self.scales, strict=True)
+                ],
+            )
+
+    def markdown(self) -> str:
+        """Return the table as Markdown."""
+        lines = [["method", *self.columns], ["---"] + ["---:"] * len(self.columns)]
+        lines[0] = [_in_markdown(text) for text in lines[0]]
+        for label, cells in self.texts():
+            shown = [(f"**{value}**" if best else value) + _in_markdown(marks) for value, marks, best in cells]
+            lines.append([_in_markdown(label), *shown])
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{_in_markdown(self.caption)}\n"
+
+    def latex(self) -> str:
+        """Return the table as LaTeX, for the package booktabs."""
+        body = [
+            " & ".join([_in_latex(label), *(_latex_cell(*cell) for cell in cells)]) + r" \\"
+            for label, cells in self.texts()
+        ]
+        return "\n".join(
+            [
+                r"\begin{table}",
+                r"\centering",
+                rf"\caption{{{_in_latex(self.caption)}}}",
+                rf"\begin{{tabular}}{{l{'r' * len(self.columns)}}}",
+                r"\toprule",
+                " & ".join(map(_in_latex, ("method", *self.columns))) + r" \\",
+                r"\midrule",
+                *body,
+                r"\bottomrule",
+                r"\end{tabular}",
+                r"\end{table}",
+                "",
+            ]
+        )
+
+    def csv(self) -> str:
+        """Return the table as CSV, in full precision: a line for each method and column."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["method", "setting", "metric", "mean", "std", "best", "marks"])
+        for label, cells in self.rows.items():
+            for column, metric, cell in zip(self.columns, self.metrics, cells, strict=True):
+                if cell is not None:
+                    std = "" if cell.std is None else cell.std
+                    writer.writerow([label, column, metric, cell.mean, std, int(cell.is_best), cell.marks])
+        return text.getvalue()
+
+
+def make_result_table(results: Results) -> ResultTable:
+    """Make the table of all settings.
+
+    The marks follow the p values of :func:`attendrop.studies.method_rows.method_rows`; with several settings those of
+    :func:`attendrop.studies.study_report.overall_rows`, which are corrected over all of them. A method has an average
+    if it has a score in every setting.
+    """
+    rows = {(each.name, row.label): row for each in results.settings for row in each.answer.rows}
+    overall = {(name, row.label): p for row in results.overall for name, p in row.p_values.items()}
+    p_values = overall or {at: row.p_holm for at, row in rows.items() if row.p_holm is not None}
+    names = [each.name for each in results.settings]
+    metrics = [each.answer.metric for each in results.settings]
+    most = {each.name: max((row.n for row in each.answer.rows), default=0) for each in results.settings}
+    cells = {
+        label: [_cell(rows.get((name, label)), p_values.get((name, label)), most[name]) for name in names]
+        for label in _labels(results)
+    }
+    averaged = len(names) > 1 and (len(set(metrics)) == 1 or not any(map(_is_error, metrics)))
+    if averaged:
+        names, metrics = [*names, "average"], [*metrics, metrics[0] if len(set(metrics)) == 1 else "average"]
+        for found in cells.values():
+            known = [cell for cell in found if cell is not None]
+            fewest = min((cell.seeds for cell in known if cell.seeds is not None), default=None)
+            found.append(Cell(fmean(cell.mean for cell in known), None, fewest) if len(known) == len(found) else None)
+    marked = _with_best(cells)
+    scales = tuple(1.0 if _is_error(metric) else 100.0 for metric in metrics)
+    return ResultTable(tuple(names), scales, tuple(metrics), marked, _caption(results, marked))
+
+
+def _labels(results: Results) -> list[str]:
+    """List the methods: the reference, the others, then the baselines, in the order of the first setting."""
+    rows = [row for each in results.settings for row in each.answer.rows]
+    rows.sort(key=lambda row: (not row.is_reference, row.is_baseline))
+    return list(dict.fromkeys(row.label for row in rows))
+
+
+def _cell(row: MethodRow | None, p: float | None, most: int) -> Cell | None:
+    if row is None or not row.scores:
+        return None
+    marks = ""
+    if p is not None and p <= ALPHA and row.difference is not None:
+        marks = AHEAD if row.difference.mean.value > 0 else BEHIND
+    marks += FLATTERED * row.selected_on_reported
+    return Cell(row.mean, row.std, row.n if row.n < most else None, marks=marks)
+
+
+def _with_best(cells: Mapping[str, Sequence[Cell | None]]) -> dict[str, tuple[Cell | None, ...]]:
+    """Mark the highest mean of each column."""
+    best = [
+        max((cell.mean for cell in column if cell is not None and cell.seeds is None), default=None)
+        for column in zip(*cells.values(), strict=True)
+    ]
+    return {
+        label: tuple(
+            None if cell is None else replace(cell, is_best=cell.seeds is None and cell.mean == highest)
+            for cell, highest in zip(found, best, strict=True)
+        )
+        for label, found in cells.items()
+    }
+
+
+def _caption(results: Results, cells: Mapping[str, Sequence[Cell | None]]) -> str:
+    answers = [each.answer for each in results.settings]
+    counts = sorted({max((row.n for row in found.rows), default=0) for found in answers})
+    seeds = " or ".join(map(str, counts)) + (" seed" if counts == [1] else " seeds")
+    few = any(cell.seeds is not None for row in cells.values() for cell in row if cell is not None)
+    metrics = ", ".join(dict.fromkeys(found.metric for found in answers))
+    models = ", ".join(dict.fromkeys(Path(found.model).name for found in answers))
+    scaled = "" if all(_is_error(found.metric) for found in answers) else " times 100"
+    marks = "".join(cell.marks for row in cells.values() for cell in row if cell is not None)
+    over = ", Holm's correction over all methods and tasks" if results.overall else " after Holm's correction"
+    parts = [
+        f"{metrics}{scaled} of {models}, mean ± standard deviation of {seeds}; the best in bold",
+        *(["In parentheses: the number of seeds, if fewer"] if few else []),
+        *([f"{AHEAD} ahead of the reference, p ≤ {ALPHA}{over}"] if AHEAD in marks else []),
+        *([f"{BEHIND} behind the reference, likewise"] if BEHIND in marks else []),
+        *([f"{FLATTERED} chosen on the rows of the score, which flatters it"] if FLATTERED in marks else []),
+    ]
+    return f"{'. '.join(parts)}."
+
+
+def _scaled(value: float, scale: float) -> str:
+    return number(value) if scale == 1 else f"{scale * value:.1f}"
+
+
+def _is_error(metric: str) -> bool:
+    return metric.startswith(_ERROR)
+
+
+def _in_markdown(text: str) -> str:
+    return _MARKDOWN.sub(r"\\\1", " ".join(text.split()))
+
+
+def _in_latex(text: str) -> str:
+    escaped = "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
+    for sign, command in _LATEX_MARKS.items():
+        escaped = escaped.replace(sign, f"${command}$") if sign != FLATTERED else escaped
+    return escaped.replace("±", r"$\pm$").replace("≤", r"$\leq$")
+
+
+def _latex_cell(value: str, marks: str, best: bool) -> str:
+    text = value.replace("-", "$-$") if value.startswith("-") and value != "-" else value
+    text = text.replace("±", r"$\pm$")
+    signs = "".join(_LATEX_MARKS[mark] for mark in marks)
+    return (rf"\textbf{{{text}}}" if best else text) + (f"$^{{{signs}}}$" if signs else "")

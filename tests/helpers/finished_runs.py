@@ -1,0 +1,87 @@
+"""Folders of finished runs with given scores and curves, as studies leave them, without any training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attendrop.output_files import write_json
+from attendrop.studies.baseline_names import BASELINES
+
+EPOCHS = 3
+
+
+def history(score: float, *, held_out: bool = True) -> list[dict[str, Any]]:
+    """Make the entries of epochs of four steps: losses that fall, a score that rises."""
+    return [
+        {
+            "epoch": epoch,
+            "step": 4 * epoch,
+            "train_loss": 1 / epoch,
+            "selection": {"accuracy": score * epoch / EPOCHS} if held_out else {},
+            "selection_loss": 1.2 / epoch if held_out else None,
+            "regularized": True,
+            "dropped": {},
+            "figures": {},
+        }
+        for epoch in range(1, EPOCHS + 1)
+    ]
+
+
+def write_run(
+    folder: Path,
+    method: str,
+    score: float | None,
+    *,
+    seed: int = 0,
+    options: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> Path:
+    """Write the ``metrics.json`` of a run below ``folder/runs``; ``more`` replaces its entries."""
+    baseline = method in BASELINES
+    options = dict(options or {})
+    given = {"task": "cola", "train_file": None, "max_train_samples": None, "learning_rate": None} | dict(config or {})
+    task = given["task"] or "files"
+    numbered = sum(1 for _ in (folder / "runs").glob("*")) if (folder / "runs").exists() else 0
+    place = folder / "runs" / f"{numbered}-seed{seed}"
+    place.mkdir(parents=True)
+    trained = {
+        "history": history(score or 0.0),
+        "dropout_steps": [],
+        "selection": None,
+        "training": {"max_steps": 12, "learning_rate": 1e-4},
+        "steps": 12,
+        "planned_steps": 12,
+        "train_fit": {"rows": 40, "loss": 0.25, "metric": "accuracy", "score": 1.0, "fitted": True},
+    }
+    metrics = {
+        "task": task,
+        "model": "minilm",
+        "method": method,
+        "options": {} if baseline else options,
+        "seed": seed,
+        "protocol": "honest",
+        "metric": "accuracy",
+        "selection_score": None,
+        "score": score,
+        "all_scores": {"dev": {"accuracy": score}},
+        **({} if baseline else trained),
+        "train_seconds": 0.5 if baseline else 20.0 if method == "finetune" else 35.0,
+        "data": {
+            "source": "task",
+            "selected_on": None,
+            "rows": {"train": given["max_train_samples"] or 40, "dev": 2000},
+        },
+        "config": given | {"method": "finetune" if baseline else method, "options": options, "seed": seed},
+        "output_dir": str(place),
+        "versions": {"attendrop": "0.1.0"},
+    }
+    write_json(place / "metrics.json", metrics | more)
+    return place
+
+
+def write_runs(folder: Path, method: str, scores: Sequence[float], **options: Any) -> list[Path]:
+    """Write a run for each score; their seeds are 0, 1 and so on."""
+    return [write_run(folder, method, score, seed=seed, **options) for seed, score in enumerate(scores)]

@@ -1,0 +1,86 @@
+"""The results of a folder: its answer, or one computed from its runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers.finished_runs import write_run, write_runs
+
+from attendrop.errors import AttendropError
+from attendrop.output_files import write_json, write_text
+from attendrop.reports.finished_runs import read_results
+from attendrop.studies.answer import answer
+
+PLAIN, AHEAD = (0.50, 0.52, 0.51, 0.53), (0.60, 0.63, 0.61, 0.62)
+
+
+def read(path: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads((path / "metrics.json").read_text())
+    return found
+
+
+def test_without_an_answer_runs_that_differ_in_method_and_seed_are_compared(tmp_path: Path) -> None:
+    write_runs(tmp_path, "finetune", PLAIN)
+    write_runs(tmp_path, "r-drop", AHEAD, options={"alpha": 0.5})
+    write_runs(tmp_path, "majority", PLAIN)
+    (setting,) = read_results(tmp_path).settings
+    assert setting.name == "cola"
+    assert setting.answer.use == "r-drop alpha=0.5"
+    assert {label: [run.seed for run in runs] for label, runs in setting.by_label.items()} == {
+        label: [0, 1, 2, 3] for label in ("finetune", "r-drop alpha=0.5", "majority")
+    }
+
+
+def test_settings_are_named_by_what_they_differ_in(tmp_path: Path) -> None:
+    for count in (16, 32):
+        write_runs(tmp_path, "finetune", PLAIN, config={"max_train_samples": count})
+        write_runs(tmp_path, "r-drop", AHEAD, config={"max_train_samples": count})
+    write_runs(tmp_path, "finetune", PLAIN, config={"task": None, "train_file": "/data/words.csv"})
+    results = read_results(tmp_path)
+    assert [each.name for each in results.settings] == [
+        "cola, max_train_samples=16",
+        "cola, max_train_samples=32",
+        "words",
+    ]
+    assert [row.label for row in results.overall] == ["r-drop"]
+
+
+def test_the_answer_of_the_folder_is_taken_as_it_is(tmp_path: Path) -> None:
+    own = write_runs(tmp_path, "finetune", PLAIN) + write_runs(tmp_path, "r-drop", AHEAD)
+    write_run(tmp_path, "r-drop", 0.1, seed=1000)
+    found = answer([read(path) for path in own]).as_dict() | {"sentences": ["Own words."]}
+    write_json(tmp_path / "answer.json", found)
+    results = read_results(tmp_path)
+    (setting,) = results.settings
+    assert setting.answer.verdict.sentences == ("Own words.",)
+    assert len(setting.runs) == 8
+    assert results.notes == ("1 other finished runs, such as those of a search, are no part of the answer.",)
+
+
+def test_a_kept_answer_needs_no_runs(tmp_path: Path) -> None:
+    own = write_runs(tmp_path / "study", "finetune", PLAIN) + write_runs(tmp_path / "study", "r-drop", AHEAD)
+    write_json(tmp_path / "answer.json", {"settings": {"mine": answer([read(path) for path in own]).as_dict()}})
+    (tmp_path / "study").rename(tmp_path.parent / f"{tmp_path.name}-elsewhere")
+    results = read_results(tmp_path)
+    assert (results.settings[0].name, results.settings[0].runs) == ("mine", ())
+    assert results.notes == ("8 of 8 runs of the answer are not in the folder: figures lack their curves.",)
+
+
+def test_models_beside_the_runs_and_files_of_other_programs_are_left_out(tmp_path: Path) -> None:
+    write_runs(tmp_path, "finetune", PLAIN)
+    write_run(tmp_path / "best", "finetune", 0.9, seed=9)
+    (tmp_path / "runs" / "other").mkdir()
+    write_text(tmp_path / "runs" / "other" / "metrics.json", "{}")
+    (setting,) = read_results(tmp_path).settings
+    assert [run.seed for run in setting.runs] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("make", [True, False])
+def test_a_folder_without_runs_is_refused(tmp_path: Path, make: bool) -> None:
+    folder = tmp_path / "study"
+    if make:
+        folder.mkdir()
+    with pytest.raises(AttendropError, match="no finished run" if make else "There is no folder"):
+        read_results(folder)

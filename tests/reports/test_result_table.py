@@ -1,0 +1,82 @@
+"""The table of methods and tasks, as papers print it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+from helpers.finished_runs import write_runs
+
+from attendrop.reports.finished_runs import read_results
+from attendrop.reports.result_table import ResultTable, make_result_table
+
+PLAIN, AHEAD, BEHIND = (0.50, 0.52, 0.51, 0.53), (0.60, 0.63, 0.61, 0.62), (0.40, 0.42, 0.41, 0.44)
+
+
+def table(folder: Path, *settings: dict[str, tuple[float, ...]], **more: object) -> ResultTable:
+    for number, methods in enumerate(settings):
+        for method, scores in methods.items():
+            write_runs(folder, method, scores, config={"task": f"task_{number}"}, **more)
+    return make_result_table(read_results(folder))
+
+
+def test_methods_are_rows_and_tasks_are_columns_with_an_average(tmp_path: Path) -> None:
+    found = table(tmp_path, {"finetune": PLAIN, "r-drop": AHEAD}, {"finetune": PLAIN, "r-drop": BEHIND, "tfidf": PLAIN})
+    lines = found.markdown().splitlines()
+    assert lines[0] == r"| method | task\_0 | task\_1 | average |"
+    assert lines[2] == "| finetune | 51.5 ± 1.3 | **51.5 ± 1.3** | 51.5 |"
+    assert lines[3] == "| r-drop | **61.5 ± 1.3**† | 41.8 ± 1.7‡ | **51.6** |"
+    assert lines[4] == "| tfidf | - | **51.5 ± 1.3** | - |"
+    assert "accuracy times 100 of minilm, mean ± standard deviation of 4 seeds" in lines[-1]
+    assert "† ahead of the reference, p ≤ 0.05, Holm's correction over all methods and tasks" in lines[-1].replace(
+        "\\", ""
+    )
+
+
+def test_means_of_fewer_seeds_are_told_and_are_not_the_best(tmp_path: Path) -> None:
+    found = table(tmp_path, {"finetune": PLAIN, "r-drop": AHEAD[:1]})
+    assert "| finetune | **51.5 ± 1.3** |" in found.markdown()
+    assert "| r-drop | 60.0 (1) |" in found.markdown()
+
+
+def test_scores_chosen_on_the_reported_rows_are_marked(tmp_path: Path) -> None:
+    data = {"selected_on": "dev", "rows": {"train": 40, "dev": 2000}}
+    found = table(tmp_path, {"finetune": PLAIN}, data=data)
+    assert r"**51.5 ± 1.3**\*" in found.markdown()
+    assert "flatters" in found.caption
+
+
+def test_errors_are_not_percentages_and_are_not_averaged_with_scores(tmp_path: Path) -> None:
+    write_runs(tmp_path, "finetune", (-1.5, -1.25), config={"task": "prices"}, metric="neg_mse")
+    write_runs(tmp_path, "finetune", PLAIN, config={"task": "cola"})
+    found = make_result_table(read_results(tmp_path))
+    assert found.columns == ("prices", "cola")
+    assert "| finetune | **-1.375 ± 0.177** | **51.5 ± 1.3** |" in found.markdown()
+
+
+def test_latex_uses_booktabs_and_escapes(tmp_path: Path) -> None:
+    found = table(tmp_path, {"finetune": PLAIN, "r-drop": AHEAD}).latex()
+    for part in (r"\toprule", r"\midrule", r"\bottomrule", r"method & task\_0 \\", r"\begin{tabular}{lr}"):
+        assert part in found
+    assert r"r-drop & \textbf{61.5 $\pm$ 1.3}$^{\dagger}$ \\" in found
+    hostile = ResultTable(("a&b", "$x^2$"), (100, 100), ("m", "m"), {r"\input{x}_%#~<": (None, None)}, "c")
+    assert r"method & a\&b & \$x\textasciicircum{}2\$ \\" in hostile.latex()
+    assert r"\textbackslash{}input\{x\}\_\%\#\textasciitilde{}\textless{} & - & - \\" in hostile.latex()
+
+
+def test_markdown_escapes_names() -> None:
+    hostile = ResultTable(("a|b",), (100,), ("m",), {"<script>\n*x*": (None,)}, "c")
+    assert "| method | a\\|b |" in hostile.markdown()
+    assert "| \\<script\\> \\*x\\* | - |" in hostile.markdown()
+
+
+def test_csv_has_full_precision(tmp_path: Path) -> None:
+    found = table(tmp_path, {"finetune": (1 / 3, 1 / 3), "r-drop": AHEAD})
+    rows = list(csv.DictReader(io.StringIO(found.csv())))
+    assert [(row["method"], row["setting"], row["metric"]) for row in rows] == [
+        ("finetune", "task_0", "accuracy"),
+        ("r-drop", "task_0", "accuracy"),
+    ]
+    assert float(rows[0]["mean"]) == pytest.approx(1 / 3, abs=1e-15)
