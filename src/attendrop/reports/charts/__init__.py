@@ -1,0 +1,1 @@
+"""Figures of finished runs, one file per kind."""

@@ -1,0 +1,110 @@
+"""Curves over epochs: training loss, validation score, and both losses."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attendrop.reports.charts.chart import Chart, Mark, add_legend, label_axes, new_figure, styled
+from attendrop.reports.charts.methods_shown import ShownMethod, methods_shown
+from attendrop.reports.finished_runs import FinishedRun, Setting
+from attendrop.studies.verdict import number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Values by epoch, of each seed.
+Curves = list[dict[int, float]]
+_BAND = "Lines: mean over seeds; bands: from the lowest to the highest seed."
+# Of more epochs, only the line is drawn; and of so many points of a line at most, the values are told.
+_MOST_MARKERS, _MOST_MARKS = 12, 25
+_HELD_OUT = "no run has scores on held-out rows; train with --selection-fraction 0.1"
+
+
+def learning_curves(setting: Setting) -> Chart | str:
+    """Draw the training loss over epochs of each method."""
+    found = _collected(setting, lambda run: run.history, lambda entry: entry["train_loss"])
+    if not found:
+        return "no run has a training loss of each epoch"
+    caption = "Training loss over epochs, with what the method adds to it or drops. "
+    return _chart("learning_curves", "Learning curves", setting, {"training loss": found}, caption)
+
+
+def convergence(setting: Setting) -> Chart | str:
+    """Draw the score on held-out rows over epochs of each method."""
+    metric = setting.answer.metric
+    found = _collected(setting, lambda run: run.selection_history, lambda entry: entry["selection"].get(metric))
+    if not found:
+        return _HELD_OUT
+    caption = "Score after each epoch on the rows on which the epoch is chosen, not on those of the final score. "
+    return _chart("convergence", "Convergence", setting, {metric: found}, caption)
+
+
+def losses(setting: Setting) -> Chart | str:
+    """Draw training and validation loss over epochs of each method."""
+    training = _collected(setting, lambda run: run.selection_history, lambda entry: entry["train_loss"])
+    validation = _collected(setting, lambda run: run.selection_history, lambda entry: entry.get("selection_loss"))
+    if not validation:
+        return f"{_HELD_OUT} (runs of older versions kept no validation loss)"
+    caption = "A training loss that falls while the validation loss rises is overfitting. "
+    panels = {
+        "training loss": {label: training[label] for label in validation if label in training},
+        "validation loss": validation,
+    }
+    return _chart("losses", "Training and validation loss", setting, panels, caption)
+
+
+def _collected(
+    setting: Setting,
+    history: Callable[[FinishedRun], Sequence[Mapping[str, Any]]],
+    value: Callable[[Mapping[str, Any]], float | None],
+) -> dict[str, Curves]:
+    """Collect the finite values of each epoch of all runs, by label."""
+    found: dict[str, Curves] = {}
+    for label, runs in setting.by_label.items():
+        for run in runs:
+            values = {int(entry["epoch"]): value(entry) for entry in history(run)}
+            curve = {epoch: float(each) for epoch, each in values.items() if each is not None and math.isfinite(each)}
+            if curve:
+                found.setdefault(label, []).append(curve)
+    return found
+
+
+def _chart(kind: str, title: str, setting: Setting, panels: Mapping[str, Mapping[str, Curves]], caption: str) -> Chart:
+    """Draw panels of curves by their name."""
+    methods, left_out = methods_shown(setting, {label for panel in panels.values() for label in panel})
+    marks: list[Mark] = []
+    rows: list[list[str]] = []
+    with styled():
+        from matplotlib.ticker import MaxNLocator
+
+        figure, axes = new_figure(2.9 if len(panels) == 1 else 2.3, [method.label for method in methods], len(panels))
+        entries = {}
+        for panel, (name, curves) in zip(axes, panels.items(), strict=True):
+            label_axes(panel, "epoch" if panel is axes[-1] else "", name)
+            for method in methods:
+                if method.label in curves:
+                    entries[method.label] = _draw(panel, name, method, curves[method.label], marks, rows)
+        axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+        add_legend(figure, entries)
+    header = ("method", "epoch", "value of", "mean", "lowest", "highest", "seeds")
+    return Chart(kind, setting.name, title, caption + _BAND + left_out, figure, header, rows, marks)
+
+
+def _draw(panel: Axes, name: str, method: ShownMethod, curves: Curves, marks: list[Mark], rows: list[list[str]]) -> Any:
+    epochs = sorted({epoch for curve in curves for epoch in curve})
+    values = [[curve[epoch] for curve in curves if epoch in curve] for epoch in epochs]
+    means = [statistics.fmean(each) for each in values]
+    line_style = method.line if len(epochs) <= _MOST_MARKERS else {"color": method.color}
+    (line,) = panel.plot(epochs, means, **line_style)
+    ends = [min(each) for each in values], [max(each) for each in values]
+    panel.fill_between(epochs, *ends, color=method.color, alpha=0.12, linewidth=0)
+    apart = -(-len(epochs) // _MOST_MARKS)
+    for epoch, mean, low, high, each in zip(epochs, means, *ends, values, strict=True):
+        spread = f" ({number(low)} to {number(high)})" if len(each) > 1 else ""
+        if (epoch - epochs[-1]) % apart == 0:
+            marks.append(Mark(panel, epoch, mean, f"{method.label}, epoch {epoch}: {name} {number(mean)}{spread}"))
+            rows.append([method.label, str(epoch), name, *map(number, (mean, low, high)), str(len(each))])
+    return line

@@ -1,0 +1,176 @@
+"""Scores over a grid of two numeric options of a method, such as p and q."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from attendrop.methods.core.registry import flat_options
+from attendrop.reports.charts.chart import (
+    MARKERS,
+    MUTED,
+    SERIES,
+    Chart,
+    Mark,
+    add_legend,
+    label_axes,
+    new_figure,
+    styled,
+)
+from attendrop.reports.finished_runs import Setting
+from attendrop.studies.method_rows import MethodRow
+from attendrop.studies.verdict import number
+
+_NONE = "no method was run on a grid of two numeric options"
+# Within a column of the grid, points are spread over this share of the distance to the next.
+_SPREAD = 0.6
+# Cells that are darker than this share of the largest difference have white text.
+_DARK = 0.6
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """Scores of a method on a grid.
+
+    Attributes:
+        method: Name of the method, with other options that are the same in the whole grid and vary elsewhere.
+        first, second: Names of the two options.
+        cells: Rows of the answer by the values of both.
+    """
+
+    method: str
+    first: str
+    second: str
+    cells: Mapping[tuple[float, float], MethodRow]
+
+
+def heat_maps(setting: Setting) -> list[Chart] | str:
+    """Draw the difference from the reference at each point of each grid."""
+    grids = [grid for each in _by_method(setting) for grid in each]
+    if not grids:
+        return _NONE
+    reference = next((row for row in setting.answer.rows if row.is_reference), None)
+    if reference is None:
+        return "no run of the reference has a score"
+    return [_heat_map(setting, grid, reference, index) for index, grid in enumerate(grids)]
+
+
+def grid_spread(setting: Setting) -> list[Chart] | str:
+    """Draw the scores at all points of a grid, with and without what else varies."""
+    found = [grids for grids in _by_method(setting) if len(grids) > 1]
+    return [_spread(setting, grids, index) for index, grids in enumerate(found)] or f"{_NONE}, with and without another"
+
+
+def _by_method(setting: Setting) -> Iterator[list[_Grid]]:
+    """Yield the grids of each method, one for each combination of its other options."""
+    rows = sorted((row for row in setting.answer.rows if not row.is_baseline), key=lambda row: row.method)
+    for method, group in groupby(rows, key=lambda row: row.method):
+        options = {row.label: flat_options(row.options) for row in group}
+        of_method = [row for row in setting.answer.rows if row.label in options]
+        values = {name: {_key(found[name]) for found in options.values() if name in found} for name in _names(options)}
+        numeric = [name for name in values if len(values[name]) > 1 and _is_numeric(name, options)]
+        if len(numeric) < 2:
+            continue
+        first, second = numeric[:2]
+        others = [name for name in values if len(values[name]) > 1 and name not in (first, second)]
+        grids: dict[str, dict[tuple[float, float], MethodRow]] = {}
+        for row in of_method:
+            found = options[row.label]
+            name = " ".join([method, *(f"{other}={found.get(other)}" for other in others)])
+            grids.setdefault(name, {})[float(found[first]), float(found[second])] = row
+        complete = [_Grid(name, first, second, cells) for name, cells in grids.items() if _has_two_sides(cells)]
+        if complete:
+            yield complete
+
+
+def _names(options: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for found in options.values() for name in found))
+
+
+def _is_numeric(name: str, options: Mapping[str, Mapping[str, Any]]) -> bool:
+    values = [found.get(name) for found in options.values()]
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+
+
+def _key(value: Any) -> str:
+    return repr(value)
+
+
+def _has_two_sides(cells: Mapping[tuple[float, float], MethodRow]) -> bool:
+    return all(len({point[side] for point in cells}) > 1 for side in (0, 1))
+
+
+def _heat_map(setting: Setting, grid: _Grid, reference: MethodRow, index: int) -> Chart:
+    firsts, seconds = (sorted({point[side] for point in grid.cells}) for side in (0, 1))
+    gains = {point: row.mean - reference.mean for point, row in grid.cells.items()}
+    largest = max(map(abs, gains.values())) or 1.0
+    marks, rows = [], []
+    with styled():
+        from matplotlib import colormaps
+        from matplotlib.patches import Rectangle
+
+        figure, (axes,) = new_figure(min(4.6, 0.9 + 0.42 * len(firsts)))
+        colors = colormaps["RdBu_r"]
+        for (first, second), row in grid.cells.items():
+            gain, x, y = gains[first, second], seconds.index(second), firsts.index(first)
+            share = gain / largest
+            axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colors(0.5 + share / 2), linewidth=0))
+            if len(seconds) <= 10:
+                color = "white" if abs(share) > _DARK else "black"
+                axes.text(x, y, f"{100 * share:+.0f}", ha="center", va="center", color=color)
+            text = f"{grid.first}={first:g}, {grid.second}={second:g}"
+            marks.append(Mark(axes, x, y, f"{text}: {_signed(gain)}, {number(row.mean)} of {row.n} seeds"))
+            rows.append([f"{first:g}", f"{second:g}", number(row.mean), _signed(gain), str(row.n)])
+        axes.set(xlim=(-0.5, len(seconds) - 0.5), ylim=(len(firsts) - 0.5, -0.5))
+        axes.set_xticks(range(len(seconds)), [f"{value:g}" for value in seconds])
+        axes.set_yticks(range(len(firsts)), [f"{value:g}" for value in firsts])
+        label_axes(axes, grid.second, grid.first)
+        axes.grid(visible=False)
+    caption = (
+        f"Difference from {reference.label} in {setting.answer.metric}, as a share of the largest, "
+        f"{number(largest)}, in percent. Red: above; blue: below."
+    )
+    header = (grid.first, grid.second, setting.answer.metric, "difference", "seeds")
+    title = f"Score over {grid.first} and {grid.second}, {grid.method}"
+    return Chart(_kind("heat_map", index), setting.name, title, caption, figure, header, rows, marks)
+
+
+def _spread(setting: Setting, grids: Sequence[_Grid], index: int) -> Chart:
+    reference = next((row for row in setting.answer.rows if row.is_reference), None)
+    first, second = grids[0].first, grids[0].second
+    columns = sorted({point[0] for grid in grids for point in grid.cells})
+    places = sorted({point[1] for grid in grids for point in grid.cells})
+    marks, rows = [], []
+    with styled():
+        figure, (axes,) = new_figure(2.9, [*(grid.method for grid in grids), ""])
+        entries: dict[str, Any] = {}
+        for grid, color, marker in zip(grids, SERIES * len(grids), MARKERS * len(grids), strict=False):
+            xs, ys = [], []
+            for (one, other), row in sorted(grid.cells.items()):
+                x = columns.index(one) + _SPREAD * (places.index(other) / (len(places) - 1) - 0.5)
+                xs.append(x)
+                ys.append(row.mean)
+                marks.append(
+                    Mark(axes, x, row.mean, f"{grid.method}, {first}={one:g}, {second}={other:g}: {number(row.mean)}")
+                )
+                rows.append([grid.method, f"{one:g}", f"{other:g}", number(row.mean), str(row.n)])
+            (entries[grid.method],) = axes.plot(xs, ys, linestyle="", marker=marker, color=color, alpha=0.85)
+        if reference is not None:
+            entries[reference.label] = axes.axhline(reference.mean, color=MUTED, linestyle=":", linewidth=1)
+        axes.set_xticks(range(len(columns)), [f"{value:g}" for value in columns])
+        label_axes(axes, f"{first}; within each, {second} from {places[0]:g} to {places[-1]:g}", setting.answer.metric)
+        add_legend(figure, entries)
+    caption = f"Each point is the mean over seeds of one pair of {first} and {second}."
+    header = ("method", first, second, setting.answer.metric, "seeds")
+    title = f"Scores over all {first} and {second}"
+    return Chart(_kind("grid", index), setting.name, title, caption, figure, header, rows, marks)
+
+
+def _kind(name: str, index: int) -> str:
+    return name + (f"_{index + 1}" if index else "")
+
+
+def _signed(value: float) -> str:
+    return f"{'+' if value > 0 else ''}{number(value)}"

@@ -1,0 +1,236 @@
+"""Figures: what they show, and that they are made only of runs that have their data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from helpers.finished_runs import history, write_run, write_runs
+
+from attendrop.methods.core.registry import build_method
+from attendrop.reports import html_page
+from attendrop.reports.charts import chart as drawing
+from attendrop.reports.charts.chart import Chart, Mark, new_figure, styled
+from attendrop.reports.charts.every_chart import make_charts
+from attendrop.reports.finished_runs import read_results
+
+PLAIN, AHEAD = (0.50, 0.52, 0.51, 0.53), (0.60, 0.63, 0.61, 0.62)
+PNG = b"\x89PNG\r\n"
+
+
+def made(folder: Path) -> dict[str, Chart]:
+    return {chart.kind: chart for chart in make_charts(read_results(folder))[0]}
+
+
+def reasons(folder: Path) -> dict[str, str]:
+    return {each.title: each.reason for each in make_charts(read_results(folder))[1]}
+
+
+def texts(chart: Chart) -> list[str]:
+    return [mark.text for mark in chart.marks]
+
+
+def values(chart: Chart, *columns: str) -> list[Sequence[str]]:
+    return [[row[list(chart.header).index(column)] for column in columns] for row in chart.rows]
+
+
+# What they show ------------------------------------------------------------------------------------------------------
+
+
+def test_curves_are_means_over_seeds_with_their_range(tmp_path: Path) -> None:
+    write_runs(tmp_path, "finetune", (0.3, 0.6))
+    found = made(tmp_path)
+    assert values(found["learning_curves"], "epoch", "mean") == [["1", "1.000"], ["2", "0.500"], ["3", "0.333"]]
+    assert values(found["convergence"], "mean", "lowest", "highest", "seeds")[-1] == ["0.450", "0.300", "0.600", "2"]
+    assert texts(found["convergence"])[-1] == "finetune, epoch 3: accuracy 0.450 (0.300 to 0.600)"
+    losses = values(found["losses"], "value of", "epoch", "mean")
+    assert ["training loss", "2", "0.500"] in losses
+    assert ["validation loss", "2", "0.600"] in losses
+
+
+def test_held_out_curves_are_those_before_the_training_on_all_rows(tmp_path: Path) -> None:
+    before = {"rows": 4, "history": history(0.9)}
+    write_run(tmp_path, "finetune", 0.5, history=history(0.5, held_out=False), selection=before)
+    assert values(made(tmp_path)["convergence"], "mean")[-1] == ["0.900"]
+
+
+def test_many_methods_are_the_reference_and_the_best(tmp_path: Path) -> None:
+    write_runs(tmp_path, "finetune", PLAIN[:2])
+    for number in range(1, 10):
+        write_runs(tmp_path, "r-drop", [number / 20, number / 20], options={"alpha": number / 100})
+    chart = made(tmp_path)["learning_curves"]
+    shown = {row[0] for row in chart.rows}
+    assert len(shown) == 8
+    assert {"finetune", "r-drop alpha=0.09"} <= shown
+    assert "r-drop alpha=0.01" not in shown
+    assert "Of 10 methods, the 8 with the best scores are shown." in chart.caption
+
+
+def test_gain_stands_over_cost_and_far_baselines_do_not_flatten_it(tmp_path: Path) -> None:
+    for method, scores in (("finetune", PLAIN), ("r-drop", AHEAD), ("majority", (0.01, 0.01, 0.01, 0.01))):
+        write_runs(tmp_path, method, scores)
+    chart = made(tmp_path)["cost_gain"]
+    marks = {mark.text.partition(":")[0]: mark for mark in chart.marks}
+    assert (marks["r-drop"].x, marks["r-drop"].y) == pytest.approx((1.75, 0.10))
+    assert marks["r-drop"].text.startswith("r-drop: +0.100 [+")
+    assert (marks["finetune"].x, marks["finetune"].y) == (1, 0)
+    assert marks["majority"].y > -0.2  # at the lower edge
+    assert "-0.505" in marks["majority"].text
+    assert "An open marker at the lower edge is further below." in chart.caption
+
+
+def test_drop_probabilities_of_periods_come_with_the_band_of_noise(tmp_path: Path) -> None:
+    steps = [
+        {"step": 10 * period, "drop_probability": {"encoder.0": 0.1, "encoder.1": 0.1 + 0.05 * period}}
+        for period in (1, 2)
+    ]
+    write_run(tmp_path, "finetune", 0.5)
+    write_run(tmp_path, "attendout", 0.5, dropout_steps=steps, noise_band=[[0.1, 0.1], [0.08, 0.13]])
+    chart = made(tmp_path)["drop_probability"]
+    assert "encoder.1, step 20: 0.200" in texts(chart)
+    assert "grey band" in chart.caption
+
+
+def test_drop_probabilities_of_epochs(tmp_path: Path) -> None:
+    epochs = [
+        entry | {"figures": {"concrete_dropout/probability/encoder.0": 0.1 * entry["epoch"]}} for entry in history(0.5)
+    ]
+    write_run(tmp_path, "concrete-dropout", 0.5, history=epochs)
+    assert texts(made(tmp_path)["drop_probability"]) == [
+        "encoder.0, step 4: 0.100",
+        "encoder.0, step 8: 0.200",
+        "encoder.0, step 12: 0.300",
+    ]
+
+
+@pytest.fixture
+def grid(tmp_path: Path) -> Path:
+    """AD-DROP with p and q on a grid, with and without cross-tuning."""
+    write_runs(tmp_path, "finetune", (0.5, 0.5))
+    for p in (0.1, 0.9):
+        for q in (0.3, 0.7):
+            for cross_tuning, gain in ((True, 0.1), (False, -0.1)):
+                options = build_method("ad-drop", {"p": p, "q": q, "cross_tuning": cross_tuning}).options()
+                write_runs(tmp_path, "ad-drop", [0.5 + gain * p * q] * 2, options=options)
+    return tmp_path
+
+
+def test_a_heat_map_has_the_differences_from_the_reference(grid: Path) -> None:
+    found = made(grid)
+    maps = {kind: chart for kind, chart in found.items() if kind.startswith("heat_map")}
+    assert len(maps) == 2
+    chart = next(each for each in maps.values() if each.title.endswith("cross_tuning=True"))
+    assert chart.header[:4] == ("p", "q", "accuracy", "difference")
+    assert sorted(values(chart, "p", "q", "difference"))[-1] == ["0.9", "0.7", "+0.063"]
+    assert "p=0.9, q=0.7: +0.063, 0.563 of 2 seeds" in texts(chart)
+
+
+def test_all_pairs_stand_beside_those_without_the_other_option(grid: Path) -> None:
+    chart = made(grid)["grid"]
+    assert len(chart.marks) == 8
+    assert "ad-drop cross_tuning=False, p=0.1, q=0.3: 0.497" in texts(chart)
+
+
+def test_score_over_data_size_joins_settings_that_differ_in_rows_only(tmp_path: Path) -> None:
+    for size in (64, 16):
+        for method, scores in (("finetune", PLAIN), ("r-drop", AHEAD)):
+            write_runs(tmp_path, method, scores, config={"max_train_samples": size})
+    write_runs(tmp_path, "finetune", PLAIN, config={"task": "mrpc"})
+    chart = made(tmp_path)["data_size"]
+    assert values(chart, "method", "training rows", "accuracy") == [
+        ["finetune", "16", "0.515"],
+        ["finetune", "64", "0.515"],
+        ["r-drop", "16", "0.615"],
+        ["r-drop", "64", "0.615"],
+    ]
+
+
+# What they need ------------------------------------------------------------------------------------------------------
+
+
+def test_figures_are_made_only_where_runs_have_their_data(tmp_path: Path) -> None:
+    write_run(tmp_path, "finetune", 0.5, history=history(0.5, held_out=False))
+    assert list(made(tmp_path)) == ["learning_curves"]
+    assert reasons(tmp_path) == {
+        "Score over data size": "no two settings differ only in the number of training rows",
+        "Cost against gain": "no method has two seeds in common with the reference",
+        "Convergence": "no run has scores on held-out rows; train with --selection-fraction 0.1",
+        "Training and validation loss": "no run has scores on held-out rows; train with --selection-fraction 0.1 "
+        "(runs of older versions kept no validation loss)",
+        "Drop probability of each layer": "no method here learns a probability for each layer",
+        "Scores over a grid, with and without an option": "no method was run on a grid of two numeric options, with "
+        "and without another",
+        "Heat map of a grid": "no method was run on a grid of two numeric options",
+    }
+
+
+def test_runs_of_older_versions_have_curves_without_steps_and_losses(tmp_path: Path) -> None:
+    old: list[dict[str, Any]] = history(0.5)
+    for entry in old:
+        del entry["step"], entry["selection_loss"]
+    write_run(tmp_path, "finetune", 0.5, history=old)
+    assert list(made(tmp_path)) == ["learning_curves", "convergence"]
+
+
+def test_values_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
+    diverged = history(0.5)
+    diverged[1] |= {"train_loss": float("nan"), "selection_loss": float("inf")}
+    write_run(tmp_path, "finetune", 0.5, history=diverged)
+    assert values(made(tmp_path)["learning_curves"], "epoch") == [["1"], ["3"]]
+
+
+# Files and pages -----------------------------------------------------------------------------------------------------
+
+
+def hostile_chart() -> Chart:
+    name = "<script>alert(1)</script>\x00\ud800 $\\frac{$ _&"
+    with styled():
+        figure, (axes,) = new_figure(2.0, [name])
+        (line,) = axes.plot([0, 1], [0, 1], color=drawing.SERIES[0])
+        drawing.label_axes(axes, "", name)
+        drawing.add_legend(figure, {name: line})
+    return Chart("kind", "", name, name, figure, (name,), [[name]], [Mark(axes, 0, 0, name), Mark(axes, 1, 1, name)])
+
+
+def test_a_chart_is_a_png_and_an_svg_file() -> None:
+    chart = hostile_chart()
+    assert chart.png().startswith(PNG)
+    root = ElementTree.fromstring(chart.svg())
+    assert root.tag.endswith("svg")
+    assert chart.svg() == hostile_chart().svg()
+
+
+def test_an_svg_in_a_page_has_its_ids_the_colours_of_the_page_and_no_markup_of_names() -> None:
+    text = hostile_chart().inline_svg("figure-7")
+    assert "<script>" not in text
+    root = ElementTree.fromstring(text)
+    ids = [each.attrib["id"] for each in root.iter() if "id" in each.attrib]
+    assert ids
+    assert all(each.startswith("figure-7-") for each in ids)
+    assert len(set(ids)) == len(ids)
+    targets = set(re.findall(r"#(figure-7-[\w-]+)", text))
+    assert targets == set(ids)
+    assert "var(--series-1)" in text
+    assert "var(--text)" in text
+    assert drawing.SERIES[0] not in text
+    assert root.attrib["role"] == "img"
+
+
+def test_marks_are_where_the_points_are() -> None:
+    root = ElementTree.fromstring(hostile_chart().inline_svg("a"))
+    first, second = (each for each in root.iter("circle") if each.attrib["class"] == "mark")
+    line = next(each for each in root.iter("path") if "var(--series-1)" in each.attrib.get("style", ""))
+    ends = [float(number) for number in re.findall(r"-?[\d.]+", line.attrib["d"])]
+    for mark, (x, y) in ((first, ends[:2]), (second, ends[2:4])):
+        assert (float(mark.attrib["cx"]), float(mark.attrib["cy"])) == pytest.approx((x, y), abs=0.1)
+    assert first.find("title") is not None
+
+
+def test_the_colours_are_those_of_the_style_sheet() -> None:
+    light = html_page._source("page.css").split("@media")[0]
+    for color, variable in drawing._VARIABLES.items():
+        assert f"{variable}: {color};" in light
