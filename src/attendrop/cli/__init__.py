@@ -20,6 +20,7 @@ _COMMANDS = (  # in the order of the help
     "compare",
     "train",
     "study",
+    "report",
     "evaluate",
     "predict",
     "runs",

@@ -87,7 +87,7 @@ def render_page(
         The HTML.
     """
     content = {name: _source(name) for name in scripts}
-    return str(
+    page = str(
         render(
             "base.html",
             title=title,
@@ -99,6 +99,8 @@ def render_page(
             data={name: script_json(value) for name, value in (data or {}).items()},
         )
     )
+    # Half of a character, as JSON may hold, has no encoding.
+    return page.encode("utf-8", "replace").decode()
 
 
 def script_json(value: Any) -> Markup:

@@ -1,0 +1,153 @@
+"""Report of a study or a comparison: tables, figures and a page, in a folder of their own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attendrop.errors import AttendropError
+from attendrop.output_files import sha256, write_bytes, write_json
+from attendrop.reports.charts.chart import Chart
+from attendrop.reports.charts.every_chart import LeftOut, make_charts
+from attendrop.reports.finished_runs import REFERENCE, Results, read_results
+from attendrop.reports.report_page import report_page
+from attendrop.reports.result_table import make_result_table
+
+FOLDER = "report"
+PAGE = "report.html"
+# Lists the files of a report; written last.
+CONTENTS = "report.json"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written.
+
+    Attributes:
+        folder: Folder of the files.
+        results: What it reports.
+        files: Names of the files, the page first.
+        left_out: Which figures were not made, and why: a line for each.
+    """
+
+    folder: Path
+    results: Results
+    files: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        return {
+            "folder": str(self.folder),
+            "page": str(self.folder / PAGE),
+            "files": list(self.files),
+            "not_made": list(self.left_out),
+            "answers": {each.name: list(each.answer.verdict.sentences) for each in self.results.settings},
+            "notes": list(self.results.notes),
+        }
+
+
+def write_report(
+    folder: str | Path,
+    output: str | Path | None = None,
+    *,
+    reference: str = REFERENCE,
+    overwrite: bool = False,
+) -> Report:
+    """Write the tables, the figures and the page of a study or a comparison.
+
+    Files of an earlier report in the same folder are replaced.
+
+    Args:
+        folder: Folder of the study or the comparison.
+        output: Folder of the report. None: ``report`` in the former.
+        reference: See :func:`attendrop.reports.finished_runs.read_results`.
+        overwrite: Replace also files with these names that no report wrote, or that were changed since.
+
+    Raises:
+        AttendropError: There is nothing to report, the output is a file or holds files that would be replaced, or
+            matplotlib is not installed.
+    """
+    folder = Path(folder)
+    output = folder / FOLDER if output is None else Path(output)
+    if output.exists() and not output.is_dir():
+        raise AttendropError(f"The output '{output}' is a file; name a folder.")
+    results = read_results(folder, reference)
+    charts, missing = make_charts(results)
+    left_out = tuple(_in_lines(missing, len(results.settings)))
+    table = make_result_table(results)
+    texts = {
+        PAGE: report_page(results, table, charts, left_out),
+        "table.md": table.markdown(),
+        "table.tex": table.latex(),
+        "table.csv": table.csv(),
+    }
+    contents = {name: text.encode("utf-8", "replace") for name, text in texts.items()}
+    for name, chart in _named(charts).items():
+        contents |= {f"{name}.png": chart.png(), f"{name}.svg": chart.svg()}
+    _write(output, contents, overwrite=overwrite)
+    return Report(output, results, tuple(contents), left_out)
+
+
+def _named(charts: Sequence[Chart]) -> dict[str, Chart]:
+    """Name the files of figures by what they show, and by their setting if there are several."""
+    settings = list(dict.fromkeys(chart.setting for chart in charts if chart.setting))
+    names: dict[str, Chart] = {}
+    for chart in charts:
+        name = chart.kind if len(settings) < 2 or not chart.setting else f"{chart.kind}-{_slug(chart.setting)}"
+        if name in names:  # settings whose names differ in punctuation only
+            name += f"-{settings.index(chart.setting) + 1}"
+        names[name] = chart
+    return names
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_").lower()
+
+
+def _in_lines(left_out: Iterable[LeftOut], settings: int) -> list[str]:
+    """Say in a line each which figures were not made."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for each in left_out:
+        found.setdefault((each.title, each.reason), []).append(each.setting)
+    lines = []
+    for (title, reason), names in found.items():
+        of_some = names != [""] and len(names) < settings
+        where = f" ({'; '.join(names)})" if of_some else ""
+        lines.append(f"{title}{where}: {reason}.")
+    return lines
+
+
+def _write(output: Path, contents: Mapping[str, bytes], *, overwrite: bool) -> None:
+    """Write files, and delete those of an earlier report that this one does not have."""
+    earlier = _earlier(output)
+    names = [name for name in {**earlier, **contents} if (output / name).exists()]
+    foreign = [name for name in names if sha256(output / name) != earlier.get(name)]
+    if foreign and not overwrite:
+        raise AttendropError(
+            f"'{output}' holds files that no report wrote, or that were changed since: {', '.join(sorted(foreign))}. "
+            "--overwrite replaces them, or name another --output-dir."
+        )
+    output.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        write_bytes(output / name, content)
+    for name in earlier.keys() - contents.keys():
+        if name not in foreign:
+            (output / name).unlink(missing_ok=True)
+    write_json(output / CONTENTS, {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()})
+
+
+def _earlier(output: Path) -> dict[str, str]:
+    """Read the files of an earlier report with their hashes; none if there is none."""
+    try:
+        found = json.loads((output / CONTENTS).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {name: digest for name, digest in found.items() if Path(name).name == name and isinstance(digest, str)}

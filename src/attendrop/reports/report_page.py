@@ -1,0 +1,116 @@
+"""The page of a study or a comparison: its answer, its methods, its figures, and each run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import attendrop
+from attendrop.reports.charts.chart import Chart
+from attendrop.reports.finished_runs import Results
+from attendrop.reports.html_page import Section, render, render_page
+from attendrop.reports.page_tables import methods_table, runs_table
+from attendrop.reports.result_table import ResultTable
+from attendrop.reports.run_details import RunDetails, common_options, run_details
+from attendrop.studies.statistics import ALPHA
+from attendrop.studies.verdict import interval
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+LARGEST = 6_000_000  # bytes
+_STYLES, _SCRIPTS = ("report.css",), ("tables.js", "figures.js", "details.js")
+
+
+class PageFigure(NamedTuple):
+    """A chart in the page."""
+
+    chart: Chart
+    identifier: str
+    svg: Markup
+
+
+def report_page(
+    results: Results,
+    table: ResultTable,
+    charts: Sequence[Chart],
+    left_out: Sequence[str],
+    extra: Sequence[Section] = (),
+) -> str:
+    """Make the page; if it would be larger than 6 MB, with the details of fewer runs.
+
+    Args:
+        results: The results.
+        table: The table of all settings; shown if there are several.
+        charts: The figures.
+        left_out: Which figures were not made, and why.
+        extra: Further sections, before that of the runs.
+    """
+    details = run_details(results)
+    methods = render("sortable_table.html", identifier="methods-table", table=methods_table(results))
+    first = [
+        Section("answer", "Answer", _answer(results)),
+        Section("methods", "Methods", methods),
+        *([Section("table", "Table", render("result_table.html", table=table))] if len(results.settings) > 1 else []),
+        Section("figures", "Figures", _figures(charts, left_out)),
+        *extra,
+    ]
+    kept = len(details)
+    while True:
+        runs = [Section("runs", "Runs", _runs(results, details, kept))] if details else []
+        page = render_page(
+            f"Report of {results.folder.resolve().name}",
+            [*first, *runs],
+            summary=_summary(results),
+            styles=_STYLES,
+            scripts=_SCRIPTS,
+        )
+        if len(page.encode()) <= LARGEST or not kept:
+            return page
+        kept //= 2
+
+
+def _summary(results: Results) -> str:
+    models = ", ".join(dict.fromkeys(Path(each.answer.model).name for each in results.settings))
+    names = "; ".join(each.name for each in results.settings[:3])
+    more = len(results.settings) - 3
+    names += f"; and {more} more settings" if more > 0 else ""
+    count = sum(row.n for each in results.settings for row in each.answer.rows)
+    metrics = ", ".join(dict.fromkeys(each.answer.metric for each in results.settings))
+    return f"{metrics} of {models} on {names}; {count} runs; attendrop {attendrop.__version__}."
+
+
+def _answer(results: Results) -> Markup:
+    overall = []
+    for row in results.overall:
+        if len(row.p_values) < 2:
+            continue
+        told = sum(p <= ALPHA for p in row.p_values.values())
+        mean = "-" if row.mean is None else interval(row.mean)
+        overall.append((row.label, mean, f"{told} of {len(row.p_values)}"))
+    return render("answer.html", settings=results.settings, overall=overall, notes=results.notes)
+
+
+def _figures(charts: Sequence[Chart], left_out: Sequence[str]) -> Markup:
+    from markupsafe import Markup
+
+    figures = []
+    for count, chart in enumerate(charts, 1):
+        identifier = f"figure-{count}"
+        figures.append(PageFigure(chart, identifier, Markup(chart.inline_svg(identifier))))
+    groups = [(name, list(group)) for name, group in groupby(figures, key=lambda figure: figure.chart.setting)]
+    return render("figures.html", groups=groups, left_out=left_out)
+
+
+def _runs(results: Results, details: Sequence[RunDetails], kept: int) -> Markup:
+    shown = details[:kept]
+    groups = [(title, list(group)) for title, group in groupby(shown, key=lambda run: run.group)]
+    return render(
+        "runs.html",
+        table=runs_table(results, details, {run.identifier for run in shown}),
+        groups=groups,
+        common=common_options(results),
+        hidden=len(details) - kept,
+    )

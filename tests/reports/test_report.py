@@ -1,0 +1,183 @@
+"""`attendrop report`: its files, its page, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.command_line import Captured, assert_refused
+from helpers.finished_runs import history, write_run, write_runs
+
+from attendrop import cli
+from attendrop.reports import report_page
+from attendrop.reports.report import write_report
+
+PLAIN, AHEAD = (0.50, 0.52, 0.51, 0.53), (0.60, 0.63, 0.61, 0.62)
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&`${1}\u2028|$\\frac{"
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    folder = tmp_path / "study"
+    write_runs(folder, "finetune", PLAIN)
+    write_runs(folder, "r-drop", AHEAD)
+    return folder
+
+
+def text(page: str) -> str:
+    """The words of a page, without markup."""
+    return " ".join(re.sub(r"<[^>]*>", " ", re.sub(r"(?s)<(script|style).*?</\1>", "", page)).split())
+
+
+def test_tables_figures_and_a_page_are_made(study: Path, capsys: Captured) -> None:
+    assert cli.main(["report", str(study)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("Use r-drop: it is ahead of plain fine-tuning.")
+    assert "Not made: Heat map of a grid: no method was run on a grid of two numeric options." in out
+    names = {path.name for path in (study / "report").iterdir()}
+    figures = {
+        f"{kind}.{end}" for kind in ("cost_gain", "learning_curves", "convergence", "losses") for end in ("png", "svg")
+    }
+    assert names == figures | {"report.html", "report.json", "table.md", "table.tex", "table.csv"}
+    page = text((study / "report" / "report.html").read_text())
+    assert "Use r-drop: it is ahead of plain fine-tuning." in page
+    assert "r-drop 4 0.615 ± 0.013 +0.100" in page
+    assert "Options that all runs have in common" in page
+
+
+def test_the_result_can_be_read_by_programs(study: Path, tmp_path: Path, capsys: Captured) -> None:
+    assert cli.main(["report", str(study), "--output-dir", str(tmp_path / "out"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["page"] == str(tmp_path / "out" / "report.html")
+    assert sorted(found["files"]) == sorted(
+        path.name for path in (tmp_path / "out").iterdir() if path.name != "report.json"
+    )
+    assert found["answers"]["cola"][0] == "Use r-drop: it is ahead of plain fine-tuning."
+
+
+def test_each_run_tells_its_options_and_curves(study: Path) -> None:
+    write_run(study, "mixout", 0.4, options={"p": 0.7}, config={"learning_rate": 0.01}, history=history(0.4))
+    write_report(study)
+    page = text((study / "report" / "report.html").read_text())
+    assert "cola, learning_rate=0.01" in page
+    assert "training loss: 1.000 to 0.333 in 3 epochs" in page
+    assert "accuracy on held-out rows: 0.133 to 0.400 in 3 epochs" in page
+
+
+def test_settings_have_files_of_their_own(tmp_path: Path) -> None:
+    for count in (16, 32):
+        write_runs(tmp_path, "finetune", PLAIN, config={"max_train_samples": count})
+    files = write_report(tmp_path).files
+    assert {"learning_curves-cola_max_train_samples_16.svg", "learning_curves-cola_max_train_samples_32.svg"} <= set(
+        files
+    )
+    assert "data_size.svg" in files
+
+
+def test_a_report_replaces_the_one_before_and_nothing_else(study: Path, tmp_path: Path, capsys: Captured) -> None:
+    out = tmp_path / "out"
+    write_report(study, out)
+    (out / "notes.txt").write_text("mine")
+    for run in (study / "runs").iterdir():  # without held-out rows there are fewer figures
+        metrics = json.loads((run / "metrics.json").read_text())
+        metrics["history"] = history(0.5, held_out=False)
+        (run / "metrics.json").write_text(json.dumps(metrics))
+    write_report(study, out)
+    assert not (out / "losses.png").exists()
+    assert (out / "notes.txt").read_text() == "mine"
+    (out / "table.tex").write_text("edited")
+    assert cli.main(["report", str(study), "--output-dir", str(out)]) == 2
+    assert "changed since: table.tex" in capsys.readouterr().err
+    assert (out / "table.tex").read_text() == "edited"
+    assert cli.main(["report", str(study), "--output-dir", str(out), "--overwrite", "--quiet"]) == 0
+    assert r"\toprule" in (out / "table.tex").read_text()
+
+
+def test_files_that_no_report_wrote_are_not_replaced(study: Path, capsys: Captured) -> None:
+    (study / "report").mkdir()
+    (study / "report" / "table.csv").write_text("mine")
+    assert cli.main(["report", str(study)]) == 2
+    assert "no report wrote" in capsys.readouterr().err
+    assert [path.name for path in (study / "report").iterdir()] == ["table.csv"]
+
+
+def test_mistakes_are_one_sentence(study: Path, tmp_path: Path, capsys: Captured) -> None:
+    out = tmp_path / "out"
+    missing = ["report", str(tmp_path / "nothing"), "--output-dir", str(out)]
+    assert_refused(missing, out, "There is no folder", capsys)
+    (tmp_path / "empty").mkdir()
+    assert_refused(["report", str(tmp_path / "empty"), "--output-dir", str(out)], out, "no finished run", capsys)
+    (tmp_path / "file").write_text("")
+    assert cli.main(["report", str(study), "--output-dir", str(tmp_path / "file")]) == 2
+    assert "is a file; name a folder." in capsys.readouterr().err
+
+
+def test_the_same_runs_make_the_same_files(study: Path, tmp_path: Path) -> None:
+    first, second = write_report(study, tmp_path / "a"), write_report(study, tmp_path / "b")
+    for name in first.files:
+        assert (first.folder / name).read_bytes() == (second.folder / name).read_bytes(), name
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """Runs whose names, options and texts are all markup."""
+    folder = tmp_path / "hostile"
+    for method in ("finetune", HOSTILE):
+        for seed, score in enumerate(PLAIN):
+            write_run(
+                folder,
+                method,
+                score,
+                seed=seed,
+                options={HOSTILE: HOSTILE},
+                config={"task": HOSTILE, HOSTILE: HOSTILE},
+                model=HOSTILE,
+                metric=HOSTILE,
+                all_scores={HOSTILE: {HOSTILE: 0.5}},
+                history=[entry | {"selection": {HOSTILE: 0.5}} for entry in history(0.5)],
+                dropout_steps=[{"step": step, "drop_probability": {HOSTILE: 0.1}} for step in (1, 2)],
+                train_fit={"rows": 1, "loss": 0.1, "metric": HOSTILE, "score": 0.5, "fitted": True},
+            )
+    return folder
+
+
+def test_markup_in_data_is_shown_and_not_obeyed(hostile: Path) -> None:
+    write_report(hostile, reference=f"finetune {HOSTILE}={HOSTILE}")
+    page = (hostile / "report" / "report.html").read_text()
+    assert "&lt;script&gt;alert(1)" in page
+    assert not re.findall(r"<script>alert|<img|onerror=alert\(2\)>", page)
+    assert page.count("<script>") == 3  # those of the page
+    assert "<script>" not in (hostile / "report" / "losses.svg").read_text()
+    assert r"\textless{}script\textgreater{}" in (hostile / "report" / "table.tex").read_text()
+
+
+def test_a_page_of_many_runs_is_kept_small(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_report(study)
+    size = (study / "report" / "report.html").stat().st_size
+    monkeypatch.setattr(report_page, "LARGEST", size - 1)
+    write_report(study)
+    page = (study / "report" / "report.html").read_text()
+    assert len(page.encode()) < size
+    assert "Options and curves of 4 further runs are left out" in page
+    assert page.count('id="run-') == 4
+    assert 'href="#run-5"' not in page
+
+
+def test_further_sections_stand_before_the_runs(study: Path, tmp_path: Path) -> None:
+    from attendrop.reports.finished_runs import read_results
+    from attendrop.reports.html_page import Section, render
+    from attendrop.reports.result_table import make_result_table
+
+    results = read_results(study)
+    own: Any = Section("own", "My section", render("runs.html", **empty_runs()))
+    page = report_page.report_page(results, make_result_table(results), [], [], extra=[own])
+    assert page.index('id="figures"') < page.index('id="own"') < page.index('id="runs"')
+
+
+def empty_runs() -> dict[str, Any]:
+    from attendrop.reports.page_tables import SortableTable
+
+    return {"table": SortableTable([], [], ""), "groups": [], "common": [], "hidden": 0}
