@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,15 @@ def test_a_kept_answer_needs_no_runs(tmp_path: Path) -> None:
     (tmp_path / "study").rename(tmp_path.parent / f"{tmp_path.name}-elsewhere")
     results = read_results(tmp_path)
     assert (results.settings[0].name, results.settings[0].runs) == ("mine", ())
-    assert results.notes == ("8 of 8 runs of the answer are not in the folder: figures lack their curves.",)
+    assert results.notes == ("The folder has the answer, but not its runs: there are no curves.",)
+
+
+def test_missing_runs_are_told(tmp_path: Path) -> None:
+    own = write_runs(tmp_path, "finetune", PLAIN)
+    write_json(tmp_path / "answer.json", answer([read(path) for path in own]).as_dict())
+    shutil.rmtree(own[0])
+    notes = read_results(tmp_path).notes
+    assert notes == ("1 of 4 runs of the answer are not in the folder: figures lack their curves.",)
 
 
 def test_models_beside_the_runs_and_files_of_other_programs_are_left_out(tmp_path: Path) -> None:

@@ -67,6 +67,16 @@ def test_each_run_tells_its_options_and_curves(study: Path) -> None:
     assert "accuracy on held-out rows: 0.133 to 0.400 in 3 epochs" in page
 
 
+def test_a_study_without_the_reference_has_scores_and_curves(tmp_path: Path) -> None:
+    write_runs(tmp_path, "r-drop", AHEAD)
+    files = write_report(tmp_path).files
+    assert "learning_curves.png" in files
+    assert "cost_gain.png" not in files
+    page = text((tmp_path / "report" / "report.html").read_text())
+    assert "difference from the reference, which has no score here" in page
+    assert "r-drop 4 0.615 ± 0.013 - - - -" in page
+
+
 def test_settings_have_files_of_their_own(tmp_path: Path) -> None:
     for count in (16, 32):
         write_runs(tmp_path, "finetune", PLAIN, config={"max_train_samples": count})

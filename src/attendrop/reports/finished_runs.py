@@ -106,7 +106,7 @@ def read_results(folder: Path, reference: str = REFERENCE) -> Results:
         reference: Label of the method to compare with, where there is no ``answer.json``.
 
     Raises:
-        AttendropError: There is no such folder, or no finished run and no answer in it.
+        AttendropError: There is no such folder, or no finished run with a score and no answer in it.
     """
     if not folder.is_dir():
         raise AttendropError(f"There is no folder '{folder}'; name that of a study or a comparison.")
@@ -122,7 +122,10 @@ def read_results(folder: Path, reference: str = REFERENCE) -> Results:
         settings = _grouped(runs, reference)
         notes = [f"Computed from the {len(runs)} finished runs in the folder, which has no answer that names them."]
     if not settings:
-        raise AttendropError(f"'{folder}' holds no finished run; name the folder of a study or a comparison.")
+        raise AttendropError(
+            f"'{folder}' holds no finished run with a score on evaluation rows; name the folder of a study or a "
+            "comparison."
+        )
     overall = overall_rows({each.name: each.answer for each in settings}) if len(settings) > 1 else ()
     return Results(folder, tuple(settings), overall, tuple(notes))
 
@@ -149,6 +152,8 @@ def _recorded(name: str, found: Answer, runs: Sequence[FinishedRun]) -> Setting:
 
 
 def _notes(runs: Sequence[FinishedRun], names: set[str]) -> list[str]:
+    if not runs:
+        return ["The folder has the answer, but not its runs: there are no curves."]
     present = {Path(run.folder).name for run in runs}
     notes = []
     if missing := len(names - present):

@@ -49,7 +49,8 @@ def methods_table(results: Results) -> SortableTable:
         for row in each.answer.rows:
             label, *found = map(TableCell, cells(row), _sort_values(row))
             rows.append([label, *of_setting, *found])
-    reference = next((row.label for each in results.settings for row in each.answer.rows if row.is_reference), "")
+    references = (row.label for each in results.settings for row in each.answer.rows if row.is_reference)
+    reference = next(references, "the reference, which has no score here")
     caption = (
         f"Mean ± standard deviation over seeds; difference from {reference}, seed by seed, with its 95 % interval; "
         "p value after Holm's correction; share of seeds in which it is ahead; time of training, relative."
