@@ -1,13 +1,15 @@
 """Keep what a study or comparison found: ``python benchmarks/keep_results.py STUDY results/NAME``.
 
 Copies its answer, and writes ``runs.jsonl``: of each finished run the method, options, scores, steps, times and
-versions, without paths and predictions.
+versions, without paths and predictions. ``machine.json`` says what machine this is: call it where the runs were.
 """
 
 import argparse
 import json
 import shutil
 from pathlib import Path
+
+from report import machine
 
 ANSWERS = ("answer.md", "answer.csv", "answer.json")
 KEPT = (
@@ -30,6 +32,7 @@ def main() -> None:
     rows.sort(key=lambda row: json.dumps([row["run"], row["seed"], row["method"], row["options"]], sort_keys=True))
     lines = (json.dumps(row) + "\n" for row in rows)
     (given.to / "runs.jsonl").write_text("".join(lines), encoding="utf-8")
+    (given.to / "machine.json").write_text(json.dumps(machine(), indent=1) + "\n", encoding="utf-8")
 
 
 def kept(file: Path) -> dict[str, object]:

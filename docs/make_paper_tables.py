@@ -1,14 +1,13 @@
 """Write docs/paper_tables.md: what the papers report, the recipe of each table and figure, and what was measured here.
 
-``make docs`` writes the page, ``--check`` only compares. ``--keep STUDY RECIPE`` copies the tables of a finished study
-into ``results/RECIPE``, from where the page takes them: ``--keep runs/small/ad_drop_table3 small/ad_drop_table3``.
+``make docs`` writes the page, ``--check`` only compares. What was measured is in ``results/RECIPE``, where
+``benchmarks/keep_results.py`` puts it.
 """
 
 import json
 import os
-import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,6 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 RECIPES, RESULTS = ROOT / "recipes", ROOT / "results"
 PAGE, DATA = DOCS / "paper_tables.md", DOCS / "paper_tables.yaml"
-ANSWERS = ("answer.json", "answer.md", "answer.csv")
-# What is kept of each run, from its metrics.json.
-OF_RUN = ("task", "model", "method", "options", "seed", "metric", "score", "all_scores", "train_seconds", "steps")
-OF_RUN += ("training", "train_fit", "versions")
 
 _HEAD = """\
 # The papers' tables and figures
@@ -153,31 +148,8 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def keep(study: Path, recipe: str) -> None:
-    """Copy the tables of a finished study into ``results``, with a line for each run, and the machine."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    from report import machine
-
-    folder = RESULTS / recipe
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ANSWERS:
-        shutil.copy(study / name, folder / name)
-    lines = [json.dumps(record, ensure_ascii=False) for record in _runs(study)]
-    (folder / "runs.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    (folder / "machine.json").write_text(json.dumps(machine(), indent=1) + "\n", encoding="utf-8")
-
-
-def _runs(study: Path) -> Iterator[dict[str, Any]]:
-    for path in sorted((study / "runs").glob("*/metrics.json")):
-        metrics = json.loads(path.read_text(encoding="utf-8"))
-        yield {name: metrics[name] for name in OF_RUN if name in metrics} | {"rows": metrics["data"]["rows"]}
-
-
 def main() -> None:
-    """Write the page, compare it, or keep the results of a study."""
-    if "--keep" in sys.argv:
-        study, recipe = sys.argv[sys.argv.index("--keep") + 1 :]
-        keep(Path(study), recipe)
+    """Write the page, or compare it."""
     if "--check" not in sys.argv:
         PAGE.write_text(page(), encoding="utf-8")
     elif PAGE.read_text(encoding="utf-8") != page():
