@@ -324,7 +324,7 @@ def test_the_fit_keeps_to_the_layers_of_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "arguments", "message"),
     [
-        ({"method": "ad-drop"}, [], "trained with ad-drop, which learns no dropout patterns"),
+        ({"method": "ad-drop"}, ["--fit", "1"], "trained with ad-drop, which learns no dropout patterns"),
         ({"dropout_steps": []}, [], "took no dropout step; train for longer"),
         ({}, ["--fit", "0"], "fit=0 must be at least 1"),
         ({}, ["--fit", "20"], "20 piece(s) have 21 knots"),

@@ -25,6 +25,7 @@ _COMMANDS = (  # in the order of the help
     "predict",
     "runs",
     "patterns",
+    "attend",
     "prune",
     "export",
     "methods",

@@ -1,8 +1,9 @@
-"""Reader of JSON files with the options of a method."""
+"""Options of a method: ``--set``, and JSON files."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,3 +34,20 @@ def read_options(file: str, method: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise AttendropError(f"The options file '{file}' must hold an object such as {{\"p\": 0.3}}.")
     return {name.replace("-", "_"): value for name, value in found.items()}
+
+
+def read_settings(pairs: Sequence[str]) -> dict[str, str]:
+    """Read the values of ``--set``, ``NAME=VALUE``.
+
+    Raises:
+        AttendropError: One is not of this form, or a name is given twice.
+    """
+    settings: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = (part.strip() for part in pair.partition("="))
+        if not (name and equals and value):
+            raise AttendropError(f"--set {pair!r} is not of the form NAME=VALUE; write, for example, p=0.3.")
+        if name in settings:
+            raise AttendropError(f"--set gives {name} twice; give it once.")
+        settings[name] = value
+    return settings

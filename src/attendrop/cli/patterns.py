@@ -2,33 +2,80 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import logging
+from typing import Annotated, Any
 
 import typer
 
-from attendrop.cli.app import (
-    Json,
-    Overwrite,
-    app,
-    show,
-)
+from attendrop.cli.app import Columns, DataDir, Device, Json, Overwrite, Quiet, app, show, split_columns
+from attendrop.cli.console import messages
+from attendrop.errors import AttendropError
+
+logger = logging.getLogger(__name__)
 
 
 @app.command()
 def patterns(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run of method attendout.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    rows: Annotated[int, typer.Option(help="Number of rows to look at.")] = 128,
+    file: Annotated[
+        str | None, typer.Option(help="A file of texts to look at.", show_default="the run's training rows")
+    ] = None,
+    text_columns: Columns = None,
+    table: Annotated[
+        str | None,
+        typer.Option("--csv", help="The table; its figure stands beside it, PNG.", show_default="RUN/drops.csv"),
+    ] = None,
+    probe: Annotated[
+        bool,
+        typer.Option("--probe", help="Instead: loss and score without positions of high, low or random attribution."),
+    ] = False,
+    rates: Annotated[str, typer.Option(help="Of --probe: fractions to drop.")] = "0.1,0.3,0.5,0.7,0.9",
     fit: Annotated[
-        int | None, typer.Option(help="Least number of linear pieces of a schedule to fit.", show_default="none")
+        int | None,
+        typer.Option(help="Of attendout: least number of linear pieces of a schedule to fit.", show_default="none"),
     ] = None,
-    output: Annotated[str | None, typer.Option(help="The picture, PNG.", show_default="RUN/patterns.png")] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(help="Of attendout: picture of what it learnt, PNG.", show_default="RUN/patterns.png"),
+    ] = None,
     options: Annotated[
-        str | None, typer.Option(help="Where to write the fit, JSON.", show_default="RUN/scheduler.json")
+        str | None,
+        typer.Option(help="Of attendout: where to write the fit, JSON.", show_default="RUN/scheduler.json"),
     ] = None,
+    data_dir: DataDir = None,
+    device: Device = "auto",
     overwrite: Overwrite = False,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Plot the dropout patterns learnt by AttendOut, and fit a schedule for the method scheduler."""
-    from attendrop.cli.patterns_output import show_patterns
+    """Show what a run's method drops in attention, and what AttendOut learnt; or probe the model by dropping."""
+    from attendrop.cli.drops_output import show_drops
+    from attendrop.cli.patterns_output import learns_patterns, show_patterns
+    from attendrop.cli.probe_output import parse_rates, show_probe
+    from attendrop.cli.progress import row_progress
+    from attendrop.reports.run_drops import RowSource, keeps_model
 
-    found, shown = show_patterns(run, fit, output, options, overwrite=overwrite)
-    show(found, shown, as_json=as_json)
+    source = RowSource(rows, file, split_columns(text_columns), data_dir, str(device))
+    found: dict[str, Any] = {}
+    texts: list[str] = []
+    with (
+        messages(quiet=quiet) as console,
+        row_progress(console, quiet=quiet, what="passes" if probe else "steps") as on_step,
+    ):
+        if probe:
+            found, text = show_probe(run, parse_rates(rates), source, table, overwrite=overwrite, on_pass=on_step)
+            texts.append(text)
+        elif not learns_patterns(run) and (fit, output, options) == (None, None, None):
+            found, text = show_drops(run, source, table, overwrite=overwrite, on_batch=on_step)
+            texts.append(text)
+        else:
+            found, text = show_patterns(run, fit, output, options, overwrite=overwrite)
+            texts.append(text)
+            if keeps_model(run):
+                try:
+                    found["drops"], text = show_drops(run, source, table, overwrite=overwrite, on_batch=on_step)
+                    texts.append(text)
+                except AttendropError as error:  # what was learnt is shown nevertheless
+                    logger.warning("What the run drops is not shown: %s", error)
+    show(found, "\n\n".join(texts), quiet=quiet, as_json=as_json)

@@ -11,14 +11,21 @@ from typing import Any
 import numpy as np
 
 from attendrop.errors import AttendropError
+from attendrop.methods.attend_out.method import AttendOut
 from attendrop.methods.attend_out.report import learnt
 from attendrop.output_files import check_output
 from attendrop.reports import learned_patterns as patterns
 from attendrop.reports.learned_patterns import Fit, Patterns
 from attendrop.runs.config import RunConfig
-from attendrop.runs.run_folder import add_files, hold_run_folders, own_files, was_added
+from attendrop.runs.run_folder import add_files, hold_run_folders, own_files, read_metrics, was_added
 
 _ROWS = 12
+
+
+def learns_patterns(run: str) -> bool:
+    """Tell whether the run in a folder is one of a method that learns dropout patterns."""
+    metrics = read_metrics(Path(run))
+    return metrics is not None and AttendOut.name in metrics["method"].split("+")
 
 
 def show_patterns(
@@ -46,8 +53,8 @@ def show_patterns(
         )
     found = patterns.read(Path(run))
     fitted = None if pieces is None else patterns.close_fit(found, pieces)
-    picture = _writable(run, output or f"{run}/patterns.png", overwrite=overwrite)
-    schedule = _writable(run, options or f"{run}/scheduler.json", overwrite=overwrite or fitted is None)
+    picture = writable(run, output or f"{run}/patterns.png", overwrite=overwrite)
+    schedule = writable(run, options or f"{run}/scheduler.json", overwrite=overwrite or fitted is None)
     with hold_run_folders([picture]):
         patterns.plot(found, picture, fitted)
         add_files(Path(run), [picture])
@@ -73,7 +80,8 @@ def show_patterns(
     return values, "\n".join(text)
 
 
-def _writable(run: str, file: str, *, overwrite: bool) -> Path:
+def writable(run: str, file: str, *, overwrite: bool) -> Path:
+    """Check that a file can be written: it is new, or an earlier output in the run's folder, or is to be replaced."""
     path, folder = Path(file), Path(run)
     if path.is_dir() or not path.parent.is_dir():
         raise AttendropError(f"'{file}' cannot be written; name a file in a folder that exists.")

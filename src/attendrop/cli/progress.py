@@ -81,8 +81,10 @@ _SECONDS_BETWEEN_LINES = 30.0
 
 
 @contextmanager
-def row_progress(console: Console, *, quiet: bool) -> Iterator[Callable[[int, int | None], None] | None]:
-    """Show the number of processed rows: a bar if stderr is a terminal, otherwise an occasional line.
+def row_progress(
+    console: Console, *, quiet: bool, what: str = "rows"
+) -> Iterator[Callable[[int, int | None], None] | None]:
+    """Show the number of processed rows, or of other things: a bar on a terminal, otherwise an occasional line.
 
     Yields a function of the number of rows done and of all rows (None if unknown); None if ``quiet``.
     """
@@ -90,9 +92,9 @@ def row_progress(console: Console, *, quiet: bool) -> Iterator[Callable[[int, in
         yield None
         return
     if console.is_terminal:
-        columns = (TextColumn("rows"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console, transient=True) as bar:
-            task = bar.add_task("rows", total=None)
+            task = bar.add_task(what, total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
         return
     last = time.monotonic()
@@ -101,6 +103,6 @@ def row_progress(console: Console, *, quiet: bool) -> Iterator[Callable[[int, in
         nonlocal last
         if time.monotonic() - last >= _SECONDS_BETWEEN_LINES:
             last = time.monotonic()
-            console.print(f"{done:,} rows done" + ("" if total is None else f" of {total:,}"))
+            console.print(f"{done:,} {what} done" + ("" if total is None else f" of {total:,}"))
 
     yield line

@@ -11,7 +11,7 @@ import typer
 from attendrop.cli.app import Columns, DataDir, Device, Json, LabelColumn, Quiet, app, show, split_columns
 from attendrop.cli.console import messages
 from attendrop.cli.interrupts import Interrupted
-from attendrop.cli.option_files import read_options
+from attendrop.cli.option_files import read_options, read_settings
 from attendrop.cli.run_options import (
     BatchSize,
     Bf16,
@@ -183,7 +183,7 @@ def _read_run(given: Mapping[str, Any]) -> tuple[RunConfig, list[int]]:
     if "options_" in given:
         of_method |= read_options(given["options_"], method)
     seeds = _seeds(line.get("seed", file.get("seed", [0])))
-    options |= {"options": of_method | _settings(given.get("set_", [])), "seed": seeds[0]}
+    options |= {"options": of_method | read_settings(given.get("set_", [])), "seed": seeds[0]}
     options.setdefault("output_dir", default_output_dir(options.get("task"), options.get("train_file"), method, seeds))
     return RunConfig(**options), seeds
 
@@ -193,15 +193,3 @@ def _seeds(given: str | list[int]) -> list[int]:
         return [int(seed) for seed in given.split(",")] if isinstance(given, str) else given
     except ValueError:
         raise AttendropError(f"seed must be a whole number, or several such as 0,1,2, not {given!r}.") from None
-
-
-def _settings(pairs: list[str]) -> dict[str, str]:
-    settings: dict[str, str] = {}
-    for pair in pairs:
-        name, equals, value = (part.strip() for part in pair.partition("="))
-        if not (name and equals and value):
-            raise AttendropError(f"--set {pair!r} is not of the form NAME=VALUE; write, for example, p=0.3.")
-        if name in settings:
-            raise AttendropError(f"--set gives {name} twice; give it once.")
-        settings[name] = value
-    return settings

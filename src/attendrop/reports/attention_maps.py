@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.argument_checks import check_choice
 from attendrop.attention.adapter import ModelAdapter
@@ -24,6 +24,7 @@ from attendrop.attribution.gradient import gradient_attribution
 from attendrop.attribution.integrated_gradients import integrated_gradient_attribution
 from attendrop.batches import Batch, to_device
 from attendrop.methods.core.base import Method
+from attendrop.reports.assumed_targets import assumed_targets
 from attendrop.reports.drop_decisions import DropMoment, LayerDrops, Learnt, WatchedPlan, record_drops
 from attendrop.reports.token_types import TokenTypes
 from attendrop.tasks.heads.base import Head
@@ -101,6 +102,12 @@ class TextMaps:
     prediction: Mapping[str, Any]
     layers: Mapping[str, LayerMaps] = field(default_factory=dict)
 
+    @property
+    def predicted(self) -> str:
+        """The prediction in words, such as "label yes, probability 0.93"."""
+        values = {key: f"{value:.3g}" if isinstance(value, float) else value for key, value in self.prediction.items()}
+        return ", ".join(f"{key} {value}" for key, value in values.items())
+
 
 def text_maps(
     model: PreTrainedModel,
@@ -112,8 +119,8 @@ def text_maps(
     """Compute the maps of one text.
 
     The model's own dropout is off. What is attributed is the score of the model's prediction, see
-    :func:`attendrop.attribution.targets.fix_target`. A text without a label gets the prediction as its label; in
-    regression the prediction plus one, so that attributions have the sign of the effect on the predicted number.
+    :func:`attendrop.attribution.targets.fix_target`; for a text without a label, :func:`assumed_targets` tells what is
+    taken as its label.
 
     Args:
         model: The model.
@@ -130,8 +137,7 @@ def text_maps(
         with torch.no_grad():
             outputs = head.predict(model, {name: value for name, value in batch.items() if name != "labels"})
         if "labels" not in batch:
-            assumed = [label + 1 if isinstance(label, float) else label for label in head.decode(outputs)]
-            (target,) = head.targets(assumed, BatchEncoding({name: [value] for name, value in row.items()}), tokenizer)
+            (target,) = assumed_targets(head, outputs, {name: [value] for name, value in row.items()}, tokenizer)
             batch = _batch(model, tokenizer, head, {**row, "labels": target})
         layers, weights, attributions, possible = _attention(model, batch, settings)
     drops = {} if settings.drops is None else _drops(model, tokenizer, batch, settings.drops)
@@ -209,7 +215,7 @@ def compact(maps: TextMaps) -> dict[str, Any]:
     """
     return {
         "tokens": list(maps.tokens),
-        "prediction": {name: str(value) for name, value in maps.prediction.items()},
+        "prediction": maps.predicted,
         "layers": [{"key": key, **_compact(layer)} for key, layer in maps.layers.items()],
     }
 

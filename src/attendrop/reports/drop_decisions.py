@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -23,6 +25,7 @@ from attendrop.batches import Batch
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.compose import Compose
 from attendrop.methods.core.context import TrainingContext, tokens_of
+from attendrop.runs.run_folder import read_metrics
 from attendrop.training.labelled_data import labelled_data
 from attendrop.training.regularization import Regularization, loss_and_outputs
 
@@ -58,6 +61,12 @@ class Learnt:
 
     metrics: Mapping[str, Any] = field(default_factory=dict)
     tensors: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+
+    @classmethod
+    def of_run(cls, folder: Path) -> Learnt:
+        """Read what the finished run in a folder learnt."""
+        files = [file for file in sorted(folder.glob("*.safetensors")) if not file.name.startswith("model")]
+        return cls(read_metrics(folder) or {}, {file.stem: load_file(file) for file in files})
 
 
 @dataclass(frozen=True)
@@ -186,8 +195,9 @@ def record_drops(
 class WatchedPlan(CombinedPlan):
     """Plan that does what another does, and records what is dropped.
 
-    Dropped is a position whose score the plan drops, whose weight it makes less than half as large, or whose head it
-    sets to zero; in a layer with constant attention, and in one that is skipped, all are.
+    Dropped is a position whose score the plan drops, whose weight it multiplies by less than half of the largest factor
+    in the layer, or whose head it sets to zero; and all positions of a layer with constant attention, or that is
+    skipped.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -220,7 +230,9 @@ class WatchedPlan(CombinedPlan):
         def watched_weights(before: Tensor) -> Tensor:
             assert weights is not None
             after = weights(before)
-            note(after < before / 2)
+            kept = before > 0
+            factor = after.detach() / torch.where(kept, before, 1).detach()
+            note(kept & ((factor < factor.max() / 2) | (after == 0)))
             return after
 
         def watched_output(before: Tensor) -> Tensor:

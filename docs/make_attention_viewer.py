@@ -1,0 +1,45 @@
+"""Make the picture of the attention viewer in docs/attention_viewer.md: train on rows of CoLA, and photograph the page.
+
+Needs `pip install attendrop[browser]`, a Chromium, and the GLUE files that ATTENDROP_DATA names. A few minutes.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+from attendrop.cli import main
+
+PICTURE = Path(__file__).with_name("attention_viewer.png")
+TRAIN = ["--task", "cola", "--max-train-samples", "1000", "--max-steps", "240", "--method", "ad-drop"]
+TRAIN += ["--set", "cross_tuning=false", "--seed", "0", "--device", "cpu"]
+TEXT = "The books that the boy reads is on the table."
+# Down to the third layer, right to the fourth head, and to the row of "is".
+KEYS = ["ArrowDown"] * 2 + ["ArrowRight"] * 3 + ["Shift+ArrowDown"] * 7 + ["Shift+ArrowRight"] * 2
+
+
+def make(folder: Path) -> None:
+    """Train, make the page and write the picture."""
+    for command in (["train", *TRAIN, "--output-dir", f"{folder}/run"], ["attend", f"{folder}/run", TEXT]):
+        if main(command):
+            sys.exit(f"`attendrop {command[0]}` failed.")
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1100, "height": 900})
+        page.goto((folder / "run" / "attention.html").resolve().as_uri())
+        page.click("text=Attribution")
+        page.focus("canvas.map >> nth=1")
+        for key in KEYS:
+            page.keyboard.press(key)
+        page.locator("#maps").screenshot(path=PICTURE)
+        browser.close()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as temporary:
+        make(Path(temporary))

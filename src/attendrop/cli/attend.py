@@ -1,0 +1,96 @@
+"""`attendrop attend`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from attendrop.cli.app import Device, Json, Overwrite, Quiet, app, show
+from attendrop.cli.console import messages
+from attendrop.cli.option_files import read_settings
+from attendrop.errors import AttendropError
+from attendrop.output_files import check_output, write_text
+from attendrop.runs.config import DEFAULT_METHOD
+from attendrop.runs.run_folder import add_files, hold_run_folders, own_files, read_run, was_added
+
+_FILE = "attention.html"
+
+
+@app.command()
+def attend(
+    model: Annotated[str, typer.Argument(help="Folder of a finished run or of a model, hub id, or minilm.")],
+    texts: Annotated[list[str], typer.Argument(metavar="TEXT", help="One or more texts.")],
+    text_pair: Annotated[
+        list[str] | None, typer.Option(help="Second text of each, for a model of pairs; once for each text.")
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(help="Cross out what this method drops.", show_default=f"that of the run, or {DEFAULT_METHOD}"),
+    ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Option of the method.")] = None,
+    attribution: Annotated[str, typer.Option(help="gradient or integrated_gradient.")] = "gradient",
+    layers: Annotated[str, typer.Option(help="Layers to show: all, first, or numbers such as 0,5.")] = "all",
+    max_length: Annotated[int | None, typer.Option(help="In tokens.", show_default="that of the run, or 128")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of what is dropped at random.")] = 0,
+    output: Annotated[str | None, typer.Option(help="The page, HTML.", show_default=f"RUN/{_FILE}, or {_FILE}")] = None,
+    overwrite: Overwrite = False,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Show attention, attribution and what a method drops for texts of your own, as one HTML page."""
+    from attendrop.methods.core.registry import build_method
+    from attendrop.reports.attention_stages import load_stages
+    from attendrop.reports.attention_viewer import attention_page, show_texts
+
+    settings = read_settings(set_ or [])
+    chosen = build_method(method or DEFAULT_METHOD, settings) if method is not None or settings else None
+    folder = Path(model)
+    is_run = folder.is_dir() and read_run(folder) is not None
+    file = Path(output or (folder / _FILE if is_run else _FILE))
+    if not file.parent.is_dir():
+        raise AttendropError(f"'{file}' cannot be written; name a file in a folder that exists.")
+    inputs = own_files(folder) if folder.is_dir() else []
+    check_output(file, inputs, overwrite=overwrite or (is_run and was_added(folder, file)))
+    with messages(quiet=quiet):
+        stages = load_stages(model, chosen, build_method(DEFAULT_METHOD), seed=seed, device=str(device))
+        shown = show_texts(
+            stages, texts, text_pair or [], attribution=attribution, layers=layers, max_length=max_length
+        )
+        page = attention_page(folder.name, stages, shown, attribution)
+    with hold_run_folders([file]):
+        write_text(file, page)
+        if is_run:
+            add_files(folder, [file])
+    found: dict[str, Any] = {
+        "model": model,
+        "output": str(file),
+        "bytes": len(page.encode()),
+        "method": None if stages.method is None else stages.method.name,
+        "texts": [
+            {
+                "text": each.text,
+                "tokens": len(each.stages[0].tokens),
+                "predictions": {
+                    stage.name: dict(maps.prediction) for stage, maps in zip(stages.stages, each.stages, strict=True)
+                },
+                "predicted": [maps.predicted for maps in each.stages],
+            }
+            for each in shown
+        ],
+    }
+    show(found, _summary(found), quiet=quiet, as_json=as_json)
+
+
+def _summary(found: dict[str, Any]) -> str:
+    lines = []
+    for text in found["texts"]:
+        lines.append(f"{text['text']} ({text['tokens']} tokens)")
+        lines += [f"  {stage}: {answer}" for stage, answer in zip(text["predictions"], text["predicted"], strict=True)]
+    lines.append(
+        "No method drops anything." if found["method"] is None else f"Crossed out: what {found['method']} drops."
+    )
+    lines.append(f"Wrote {found['output']}, {found['bytes'] / 1e6:.1f} MB; open it in a browser.")
+    return "\n".join(lines)

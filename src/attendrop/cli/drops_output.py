@@ -1,0 +1,141 @@
+"""`attendrop patterns`: what a run's method drops, as tables, CSV and a figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from attendrop.cli.console import aligned_rows
+from attendrop.cli.patterns_output import writable
+from attendrop.methods.core.registry import build_method
+from attendrop.output_files import write_text
+from attendrop.reports.drop_figure import plot_drops
+from attendrop.reports.drop_patterns import ALL, Share
+from attendrop.reports.run_drops import RecordedDrops, RowSource, record_run_drops
+from attendrop.runs.run_folder import add_files, hold_run_folders, read_metrics
+
+_HEADINGS = {
+    "distance": "By distance between the two positions, in tokens",
+    "to": "By type of the token attended to",
+    "from": "By type of the token that attends",
+}
+
+
+def show_drops(
+    run: str,
+    source: RowSource,
+    table: str | None,
+    *,
+    overwrite: bool = False,
+    on_batch: Callable[[int, int], None] | None = None,
+) -> tuple[dict[str, Any], str]:
+    """Record what the method of a run drops, and write the table and the figure.
+
+    Args:
+        run: Folder of a run.
+        source: Rows to repeat the method on.
+        table: The CSV file; the figure stands beside it, as PNG. None: ``drops.csv`` in the folder of the run.
+        overwrite: Replace existing files. Earlier outputs of this function in the run's folder are always replaced.
+        on_batch: See :func:`record_run_drops`.
+
+    Returns:
+        What was found, as plain values and as text. Without a dropped position no file is written.
+
+    Raises:
+        AttendropError: As :func:`record_run_drops` says; or a file cannot be written.
+    """
+    file = writable(run, table or f"{run}/drops.csv", overwrite=overwrite)
+    picture = writable(run, str(file.with_suffix(".png")), overwrite=overwrite)
+    found = record_run_drops(run, source, on_batch)
+    nothing = _nothing_dropped(run, found)
+    if nothing is not None:
+        return {"run": run, "drops_in_attention": False, "because": nothing}, nothing
+    patterns = found.patterns
+    assert found.method is not None
+    title = f"{found.method.name} on {found.rows} {_rows(found)}: {found.run}"
+    with hold_run_folders([file]):
+        write_text(file, patterns.csv())
+        plot_drops(patterns, title, picture)
+        add_files(Path(run), [file, picture])
+    values = {
+        "run": run,
+        "drops_in_attention": True,
+        "method": found.method.name,
+        "rows": found.rows,
+        "steps": patterns.batches,
+        "dropped": _plain(patterns.share("layer", ALL)),
+        "by_layer": {layer: _plain(patterns.share("layer", ALL, layer)) for layer in patterns.layers},
+        **{
+            f"by_{grouping}": {group: _plain(patterns.share(grouping, group)) for group in patterns.groups(grouping)}
+            for grouping in ("head", "distance", "to", "from")
+        },
+        "table": str(file),
+        "picture": str(picture),
+    }
+    return values, "\n".join([*_text(found), f"Wrote {file} and {picture}."])
+
+
+def _nothing_dropped(run: str, found: RecordedDrops) -> str | None:
+    """Say why there is nothing to show; None if there is."""
+    if found.patterns.any:
+        return None
+    if found.method is None:
+        metrics = read_metrics(Path(run)) or {}
+        method = build_method(metrics["config"]["method"], metrics["config"]["options"])
+        acts_on = sorted({place for part in method.parts for place in part.info.acts_on})
+        what = f"it acts on {', '.join(acts_on)}" if acts_on else "it regularises nothing"
+        return f"{method.name} drops nothing in attention: {what}."
+    units = sorted({part.info.units for part in found.method.parts})
+    return (
+        f"{found.method.name} dropped no position of attention in {found.patterns.batches} steps that were repeated on "
+        f"{found.rows} {_rows(found)}; what it drops are {', '.join(units)}."
+    )
+
+
+def _text(found: RecordedDrops) -> list[str]:
+    patterns = found.patterns
+    assert found.method is not None
+    overall = patterns.share("layer", ALL)
+    lines = [
+        f"{found.method.name} on {found.rows} {_rows(found)}: {found.run}",
+        f"{patterns.batches} repeated steps drop {_percent(overall)} of the positions of attention.",
+        *([] if found.acted else ["The run was too short for it: the method was active in none of its epochs."]),
+        "",
+        "By layer:",
+        *_table([(layer, patterns.share("layer", ALL, layer)) for layer in patterns.layers]),
+        "",
+    ]
+    for grouping, heading in _HEADINGS.items():
+        groups = patterns.groups(grouping)
+        if groups:
+            lines += [f"{heading}:", *_table([(group, patterns.share(grouping, group)) for group in groups]), ""]
+    return lines
+
+
+def _rows(found: RecordedDrops) -> str:
+    return found.source if found.source == "training rows" else f"rows of {found.source}"
+
+
+def _table(shares: list[tuple[str, Share | None]]) -> list[str]:
+    rows = [["", "positions", "dropped", "95 % interval"]]
+    for name, share in shares:
+        if share is not None:
+            rows.append([name, str(share.positions), f"{share.share:.1%}", _interval(share)])
+    return aligned_rows(rows)
+
+
+def _percent(share: Share | None) -> str:
+    return "–" if share is None else f"{share.share:.1%} ({_interval(share)})"
+
+
+def _interval(share: Share) -> str:
+    return "unknown" if math.isnan(share.low) else f"{share.low:.1%} to {share.high:.1%}"
+
+
+def _plain(share: Share | None) -> dict[str, float | int | None] | None:
+    if share is None:
+        return None
+    low, high = (None if math.isnan(end) else end for end in (share.low, share.high))
+    return {"positions": share.positions, "share": share.share, "low": low, "high": high}

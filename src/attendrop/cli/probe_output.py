@@ -1,0 +1,106 @@
+"""`attendrop patterns --probe`: what a model loses without positions of high, low or random attribution."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from attendrop.cli.console import aligned_rows
+from attendrop.cli.patterns_output import writable
+from attendrop.errors import AttendropError
+from attendrop.output_files import write_text
+from attendrop.reports.attribution_probe import DIRECTIONS, ProbeResult
+from attendrop.reports.run_drops import RowSource
+from attendrop.reports.run_probe import RunProbe, plot_probe, probe_run
+from attendrop.runs.run_folder import add_files, hold_run_folders
+
+# The rate that the tables show, or the one next to it; the paper's prior experiment uses it.
+_SHOWN = 0.3
+
+
+def parse_rates(text: str) -> list[float]:
+    """Parse ``"0.1,0.3"``; raise AttendropError if it is no list of numbers."""
+    try:
+        return sorted({float(part) for part in text.split(",")})
+    except ValueError:
+        raise AttendropError(f"--rates {text!r} is not a list of numbers, such as 0.1,0.3,0.5.") from None
+
+
+def show_probe(
+    run: str,
+    rates: Sequence[float],
+    source: RowSource,
+    table: str | None,
+    *,
+    overwrite: bool,
+    on_pass: Callable[[int, int], None] | None = None,
+) -> tuple[dict[str, Any], str]:
+    """Probe the model of a run, and write the table and the figure.
+
+    Args:
+        run: Folder of a run.
+        rates: Fractions of each row of attention to drop.
+        source: How many rows of the run, and where; no file.
+        table: The CSV file; the figure stands beside it, as PNG. None: ``probe.csv`` in the folder of the run.
+        overwrite: Replace existing files.
+        on_pass: Called before each pass with the number of passes done, and of all.
+
+    Returns:
+        What was found, as plain values and as text.
+
+    Raises:
+        AttendropError: The model cannot be probed, or a file cannot be written.
+    """
+    if source.file is not None:
+        raise AttendropError("--probe looks at the labelled rows of the run; omit --file.")
+    file = writable(run, table or f"{run}/probe.csv", overwrite=overwrite)
+    picture = writable(run, str(file.with_suffix(".png")), overwrite=overwrite)
+    found = probe_run(run, source, rates, on_pass)
+    with hold_run_folders([file]):
+        write_text(file, found.probe.csv(found.scores, found.metric))
+        plot_probe(found, picture)
+        add_files(Path(run), [file, picture])
+    values = {
+        "run": run,
+        "rows": found.probe.rows,
+        "set": found.rows,
+        "metric": found.metric,
+        "score": found.score,
+        "loss": found.probe.loss,
+        "rows_with_signal": dict(found.probe.rows_with_signal),
+        "results": [_plain(result, score) for result, score in zip(found.probe.results, found.scores, strict=True)],
+        "table": str(file),
+        "picture": str(picture),
+    }
+    return values, "\n".join([*_text(found, rates), f"Wrote {file} and {picture}."])
+
+
+def _plain(result: ProbeResult, score: float) -> dict[str, Any]:
+    ends = {name: None if math.isnan(end) else end for name, end in (("low", result.low), ("high", result.high))}
+    about = {"layer": result.layer, "rate": result.rate, "direction": result.direction, "score": score}
+    return about | {"loss": result.loss, "change": result.change, **ends}
+
+
+def _text(found: RunProbe, rates: Sequence[float]) -> list[str]:
+    shown = min(rates, key=lambda rate: abs(rate - _SHOWN))
+    scores = dict(zip(found.probe.by_place, found.scores, strict=True))
+    losses, after = [["layer", "with signal", *DIRECTIONS]], [["layer", *DIRECTIONS]]
+    for layer in dict.fromkeys(each.layer for each in found.probe.results):
+        results = [found.probe.find(layer, shown, direction) for direction in DIRECTIONS]
+        changes = [f"{one.change:+.3f} [{one.low:+.3f}, {one.high:+.3f}]" for one in results]
+        losses.append([layer, f"{found.probe.rows_with_signal.get(layer, 0):.0%}", *changes])
+        after.append([layer, *(f"{scores[layer, shown, direction]:.3f}" for direction in DIRECTIONS)])
+    return [
+        f"Probe of {found.run}, on {found.probe.rows} rows of {found.rows}",
+        f"Nothing dropped: loss {found.probe.loss:.4f}, {found.metric} {found.score:.3f}.",
+        "",
+        f"Change of the mean loss, with its 95 % interval, where one layer drops {shown:.0%} of each row of attention:",
+        *aligned_rows(losses),
+        "Rows of attention without signal, whose attributions are all equal, drop none of high or low attribution.",
+        "",
+        f"{found.metric.capitalize().replace('_', ' ')}:",
+        *aligned_rows(after),
+        "",
+    ]

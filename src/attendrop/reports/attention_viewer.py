@@ -1,0 +1,160 @@
+"""The attention viewer: a page, or a part of one, that shows the attention maps of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from attendrop.errors import AttendropError
+from attendrop.methods.core.base import Method
+from attendrop.methods.core.registry import build_method, flat_options
+from attendrop.reports.attention_maps import MapSettings, TextMaps, compact, text_maps
+from attendrop.reports.attention_stages import Stages
+from attendrop.reports.html_page import Section, render, render_page
+from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, length_limit
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+# What a page needs beside the parts that all pages have.
+STYLES, SCRIPTS = ("attention_viewer.css",), ("attention_viewer.js",)
+MOST_BYTES = 6_000_000
+
+
+@dataclass(frozen=True)
+class ShownText:
+    """One input with its maps.
+
+    Attributes:
+        text: The text; of a pair both.
+        stages: Its maps in each model.
+    """
+
+    text: str
+    stages: tuple[TextMaps, ...]
+
+
+def show_texts(
+    stages: Stages,
+    texts: Sequence[str],
+    pairs: Sequence[str] = (),
+    *,
+    attribution: str = "gradient",
+    layers: str | int | Sequence[int] = "all",
+    max_length: int | None = None,
+) -> list[ShownText]:
+    """Compute the maps of texts.
+
+    Args:
+        stages: The models.
+        texts: One or more texts.
+        pairs: The second text of each, for a model of pairs.
+        attribution: See :class:`attendrop.reports.attention_maps.MapSettings`.
+        layers: As there.
+        max_length: Maximum length in tokens; None: that of the run, or 128.
+
+    Raises:
+        AttendropError: There is no text, or an empty one; there is not one second text for each; the model is not
+            supported, or the method cannot act on it.
+    """
+    columns = _columns(stages, texts, pairs)
+    wanted = max_length or stages.max_length or DEFAULT_MAX_LENGTH
+    limit = length_limit(stages.tokenizer, wanted, pair=bool(pairs))
+    encoded = dict(stages.head.tokenize(columns, stages.tokenizer, limit))
+    found = []
+    for number, text in enumerate(texts):
+        row = {name: values[number] for name, values in encoded.items()}
+        shown = tuple(
+            text_maps(stage.model, stages.tokenizer, stages.head, row, MapSettings(attribution, layers, stage.drops))
+            for stage in stages.stages
+        )
+        found.append(ShownText(" ‖ ".join([text, *([pairs[number]] if pairs else [])]), shown))
+    return found
+
+
+def _columns(stages: Stages, texts: Sequence[str], pairs: Sequence[str]) -> dict[str, list[Any]]:
+    if not texts:
+        raise AttendropError("No text is given; give one or more.")
+    if pairs and len(pairs) != len(texts):
+        raise AttendropError(
+            f"{len(texts)} text(s) and {len(pairs)} second text(s) are given; give one --text-pair for each text."
+        )
+    if stages.num_texts is not None and stages.num_texts != 1 + bool(pairs):
+        what = {1: "single texts; omit --text-pair", 2: "pairs of texts; give one --text-pair for each text"}
+        raise AttendropError(f"The model was trained on {what[stages.num_texts]}.")
+    for text in (*texts, *pairs):
+        problem = stages.head.text_problem(text)
+        if problem is not None:
+            raise AttendropError(f"A text cannot be shown: {problem}.")
+    return {"text": list(texts)} | ({"text_pair": list(pairs)} if pairs else {})
+
+
+def viewer_data(stages: Stages, texts: Sequence[ShownText]) -> dict[str, Any]:
+    """Make the JSON values that the viewer's script reads."""
+    return {
+        "stages": [{"name": stage.name} for stage in stages.stages],
+        "texts": [{"stages": [compact(maps) for maps in shown.stages]} for shown in texts],
+    }
+
+
+def viewer(stages: Stages, texts: Sequence[ShownText], source: str) -> Markup:
+    """Make the HTML of a viewer, for a page with ``STYLES`` and ``SCRIPTS``.
+
+    Args:
+        stages: The models.
+        texts: The texts.
+        source: Name of the page's data, from :func:`viewer_data`.
+    """
+    return render(
+        "attention_viewer.html",
+        source=source,
+        texts=[shown.text for shown in texts],
+        layers=list(texts[0].stages[0].layers),
+        stages=stages.stages,
+        method=None if stages.method is None else stages.method.name,
+    )
+
+
+def attention_page(name: str, stages: Stages, texts: Sequence[ShownText], attribution: str = "gradient") -> str:
+    """Make a self-contained page with a viewer.
+
+    Args:
+        name: Name of the model, for the title.
+        stages: The models.
+        texts: The texts.
+        attribution: How attribution was computed, for the explanation.
+
+    Raises:
+        AttendropError: The page would be larger than 6 MB; or jinja2 is not installed.
+    """
+    described = None if stages.method is None else method_in_words(stages.method)
+    about = render(
+        "attention_about.html",
+        method=described,
+        attribution=attribution,
+        both=len(stages.stages) > 1,
+        number=not stages.head.num_classes,
+    )
+    page = render_page(
+        f"Attention of {name}",
+        [Section("maps", "Maps", viewer(stages, texts, "attention")), Section("about", "What is shown", about)],
+        styles=STYLES,
+        scripts=SCRIPTS,
+        data={"attention": viewer_data(stages, texts)},
+    )
+    size = len(page.encode())
+    if size > MOST_BYTES:
+        raise AttendropError(
+            f"The page would have {size / 1e6:.1f} MB, more than {MOST_BYTES / 1e6:g}; give fewer or shorter texts, "
+            "fewer layers (--layers 0,5), or a lower --max-length."
+        )
+    return page
+
+
+def method_in_words(method: Method) -> str:
+    """Write a method with the options that are not its default, such as ``NAME with p=0.5``."""
+    usual = flat_options(build_method(method.name).options())
+    own = {name: value for name, value in flat_options(method.options()).items() if value != usual[name]}
+    options = ", ".join(f"{name}={value}" for name, value in own.items())
+    return f"{method.name} with {options or 'its default options'}"

@@ -1,0 +1,177 @@
+"""Patterns of what a method drops: by layer, head, distance between positions, and type of the tokens."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from attendrop.batches import Batch
+from attendrop.reports.drop_decisions import LayerDrops, PassDrops
+from attendrop.reports.token_types import TOKEN_TYPES, TokenTypes
+
+# Lower ends of the groups of distances, in tokens.
+_DISTANCES = (0, 1, 2, 3, 5, 9, 17, 33)
+ALL = "all"
+Numbers = NDArray[np.float64]
+
+
+def distance_names() -> tuple[str, ...]:
+    """Return the names of the groups of distances: ``0``, the token itself, ``1``, ``2``, ``3-4`` ... ``33+``."""
+    ranges = [str(low) if high == low + 1 else f"{low}-{high - 1}" for low, high in pairwise(_DISTANCES)]
+    return (*ranges, f"{_DISTANCES[-1]}+")
+
+
+@dataclass(frozen=True)
+class Share:
+    """Share of positions that are dropped.
+
+    Attributes:
+        positions: Number of positions.
+        share: Dropped ones among them.
+        low, high: Ends of its 95 % interval, from the differences between batches; NaN for a single one.
+    """
+
+    positions: int
+    share: float
+    low: float
+    high: float
+
+
+@dataclass
+class DropPatterns:
+    """Counts of positions and of dropped ones, for each batch.
+
+    Groupings: ``"layer"`` (all positions), ``"head"``, ``"distance"`` (of self-attention), ``"from"`` and ``"to"``, the
+    types of the token that attends and of the one that is attended to.
+
+    Attributes:
+        layers: Keys of the layers, in the order of execution.
+        counts: By grouping, layer and group, the positions and the dropped ones of each batch.
+    """
+
+    layers: list[str] = field(default_factory=list)
+    counts: dict[tuple[str, str, str], list[tuple[int, int]]] = field(default_factory=dict)
+    batches: int = 0
+
+    def add(self, passes: Iterable[PassDrops], types: TokenTypes) -> None:
+        """Count a batch: the passes of one training step.
+
+        Batches are the units of the intervals: some methods decide once for all rows of a step.
+        """
+        found: dict[tuple[str, str, str], tuple[int, int]] = {}
+        for drops in passes:
+            kinds = _token_types(drops.batch, types)
+            encodes = any(layer.layer.kind == "encoder" for layer in drops.layers.values())
+            for key, layer in drops.layers.items():
+                # The tokens that the decoder of an encoder-decoder model reads are others.
+                own = None if encodes and layer.layer.kind == "decoder" else kinds
+                if key not in self.layers:
+                    self.layers.append(key)
+                for (grouping, group), (positions, dropped) in _grouped(layer, own).items():
+                    before = found.get((grouping, key, group), (0, 0))
+                    found[grouping, key, group] = before[0] + positions, before[1] + dropped
+        for entry in found.keys() - self.counts.keys():
+            self.counts[entry] = [(0, 0)] * self.batches
+        for entry, each in self.counts.items():
+            each.append(found.get(entry, (0, 0)))
+        self.batches += 1
+
+    @property
+    def any(self) -> bool:
+        """Whether a position was dropped."""
+        return any(dropped for each in self.counts.values() for _, dropped in each)
+
+    def groups(self, grouping: str) -> list[str]:
+        """Return the groups of a grouping that have positions, in their order."""
+        known = {group for kind, _, group in self.counts if kind == grouping}
+        if grouping == "head":
+            return sorted(known, key=int)
+        order = {"distance": distance_names(), "layer": (ALL,)}.get(grouping, TOKEN_TYPES)
+        return [group for group in order if group in known]
+
+    def share(self, grouping: str, group: str, layer: str | None = None) -> Share | None:
+        """Return the share that is dropped in a group, in one layer or in all; None if it has no positions."""
+        found = [
+            each
+            for (kind, key, name), each in self.counts.items()
+            if (kind, name) == (grouping, group) and layer in (None, key)
+        ]
+        if not found:
+            return None
+        positions, dropped = np.array(found, dtype=np.float64).sum(0).T
+        return None if positions.sum() == 0 else _share(positions, dropped)
+
+    def csv(self) -> str:
+        """Write all shares as CSV: ``grouping, layer, group, positions, dropped_share, low, high``."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(("grouping", "layer", "group", "positions", "dropped_share", "low", "high"))
+        for grouping in ("layer", "head", "distance", "from", "to"):
+            for layer in (None, *self.layers):
+                for group in self.groups(grouping):
+                    share = self.share(grouping, group, layer)
+                    if share is not None:
+                        numbers = ("" if math.isnan(x) else f"{x:.6f}" for x in (share.share, share.low, share.high))
+                        writer.writerow((grouping, layer or ALL, group, share.positions, *numbers))
+        return text.getvalue()
+
+
+def _share(positions: Numbers, dropped: Numbers) -> Share:
+    """Estimate a ratio of sums over batches, with the interval of Student's t for the linearised ratio."""
+    from scipy.stats import t
+
+    total, count = positions.sum(), len(positions)
+    ratio = float(dropped.sum() / total)
+    if count < 2:
+        return Share(int(total), ratio, math.nan, math.nan)
+    squares = ((dropped - ratio * positions) ** 2).sum()
+    width = float(t.ppf(0.975, count - 1) * math.sqrt(count / (count - 1) * squares) / total)
+    return Share(int(total), ratio, max(0.0, ratio - width), min(1.0, ratio + width))
+
+
+def _token_types(batch: Batch, types: TokenTypes) -> Tensor | None:
+    """Find the type of each token of a batch, ``(rows, tokens)``, as its number in ``TOKEN_TYPES``."""
+    ids = batch.get("input_ids")
+    if ids is None:
+        return None
+    rows = ids.reshape(-1, ids.shape[-1])
+    numbers = [[TOKEN_TYPES.index(kind) for kind in types.of(row)] for row in rows.tolist()]
+    return torch.tensor(numbers, device=ids.device)
+
+
+def _grouped(drops: LayerDrops, kinds: Tensor | None) -> dict[tuple[str, str], tuple[int, int]]:
+    """Count positions and dropped ones of a layer by grouping and group."""
+    heads = drops.dropped.shape[1]
+    # By batch, query and key: dropped in how many heads.
+    dropped, possible = drops.dropped.sum(1), drops.possible[:, 0]
+    found = {("layer", ALL): (int(possible.sum()) * heads, int(dropped.sum()))}
+    for head, count in enumerate(drops.dropped.sum((0, 2, 3)).tolist()):
+        found["head", str(head)] = int(possible.sum()), count
+
+    def group(grouping: str, names: Sequence[str], numbers: Tensor) -> None:
+        of = numbers.expand(possible.shape)[possible]
+        positions = torch.bincount(of, minlength=len(names)).tolist()
+        counts = torch.bincount(of, weights=dropped[possible].double(), minlength=len(names)).tolist()
+        for name, number, count in zip(names, positions, counts, strict=True):
+            if number:
+                found[grouping, name] = number * heads, int(count)
+
+    queries, keys = possible.shape[1:]
+    if drops.layer.kind != "cross" and queries == keys:
+        places = torch.arange(queries, device=possible.device)
+        steps = torch.tensor(_DISTANCES[1:], device=possible.device)
+        group("distance", distance_names(), torch.bucketize((places[:, None] - places).abs(), steps, right=True)[None])
+    if kinds is not None and kinds.shape == (len(possible), keys):
+        group("to", TOKEN_TYPES, kinds[:, None, :])
+        if drops.layer.kind != "cross":
+            group("from", TOKEN_TYPES, kinds[:, :, None])
+    return found

@@ -1,0 +1,176 @@
+"""`attendrop attend`: the page of one's own texts."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers as hf
+from helpers import tiny
+
+from attendrop import cli
+
+Captured = pytest.CaptureFixture[str]
+PAIR = ("the cat sees not the red bird", "a dog hears the bird")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of two layers and data, and runs that trained it."""
+    folder = tmp_path_factory.mktemp("attend")
+    tiny.save_tiny_bert(folder / "model")
+    tiny.write_data(folder)
+    for name, method in (("ad-drop", "ad-drop"), ("plain", "finetune"), ("learnt", "attendout")):
+        train(folder, name, method)
+    return folder
+
+
+def train(folder: Path, name: str, method: str) -> None:
+    more = ["--set", "learner=policy_gradient", "--set", "dropout_step=2"] if method == "attendout" else []
+    arguments = ["train", "--train-file", f"{folder}/train.csv", "--eval-file", f"{folder}/dev.csv", "--quiet"]
+    arguments += ["--text-columns", "sentence1,sentence2", "--label-column", "label", "--model", f"{folder}/model"]
+    arguments += ["--output-dir", f"{folder}/{name}", "--epochs", "2", "--batch-size", "8", "--learning-rate", "0.02"]
+    assert cli.main([*arguments, "--device", "cpu", "--method", method, *more]) == 0
+
+
+def attend(captured: Captured, *arguments: str) -> dict[str, Any]:
+    captured.readouterr()
+    assert cli.main(["attend", *arguments, "--device", "cpu", "--json"]) == 0
+    found: dict[str, Any] = json.loads(captured.readouterr().out)
+    return found
+
+
+def data_of(file: Path) -> dict[str, Any]:
+    page = file.read_text(encoding="utf-8")
+    text = re.search(r'<script type="application/json" id="attention">(.*?)</script>', page, re.DOTALL)
+    assert text is not None
+    found: dict[str, Any] = json.loads(text.group(1))
+    return found
+
+
+def test_a_run_is_shown_before_and_after_training(folder: Path, capsys: Captured) -> None:
+    found = attend(capsys, f"{folder}/ad-drop", PAIR[0], "--text-pair", PAIR[1])
+    file = folder / "ad-drop" / "attention.html"
+    assert found["output"] == str(file)
+    assert found["bytes"] == file.stat().st_size < 200_000
+    assert found["method"] == "ad-drop"
+    assert list(found["texts"][0]["predictions"]) == ["Before training", "After training"]
+    data = data_of(file)
+    assert [stage["name"] for stage in data["stages"]] == ["Before training", "After training"]
+    before, after = data["texts"][0]["stages"]
+    assert before["tokens"] == after["tokens"] == ["[CLS]", *PAIR[0].split(), "[SEP]", *PAIR[1].split(), "[SEP]"]
+    assert [layer["key"] for layer in after["layers"]] == ["encoder.0", "encoder.1"]
+    for first, last in zip(before["layers"], after["layers"], strict=True):
+        assert first["attention"] != last["attention"]
+        assert {"attribution", "dropped"} <= first.keys()
+    # The page may be made again without being asked, as it is no file of the run; and the run is not damaged by it.
+    attend(capsys, f"{folder}/ad-drop", PAIR[0], "--text-pair", PAIR[1])
+    assert cli.main(["evaluate", f"{folder}/ad-drop", "--device", "cpu", "--quiet"]) == 0
+
+
+def test_before_training_is_the_model_with_the_head_that_the_run_began_with(folder: Path, capsys: Captured) -> None:
+    found = attend(capsys, f"{folder}/plain", PAIR[0], "--text-pair", PAIR[1])
+    hf.set_seed(0)
+    model = hf.AutoModelForSequenceClassification.from_pretrained(folder / "model", num_labels=2)
+    tokenizer = hf.AutoTokenizer.from_pretrained(folder / "model")
+    logits = model(**tokenizer(*PAIR, return_tensors="pt")).logits[0]
+    begun = found["texts"][0]["predictions"]["Before training"]
+    assert begun == {
+        "label": ("no", "yes")[int(logits.argmax())],
+        "probability": pytest.approx(logits.softmax(0).max().item(), abs=1e-5),
+    }
+    # A run without drops shows those of the default method.
+    assert found["method"] == "ad-drop"
+
+
+def test_a_learnt_generator_is_used_after_training(folder: Path, capsys: Captured) -> None:
+    found = attend(capsys, f"{folder}/learnt", PAIR[0], "--text-pair", PAIR[1])
+    assert found["method"] == "attendout"
+    before, after = data_of(folder / "learnt" / "attention.html")["texts"][0]["stages"]
+    assert before["layers"][0]["dropped"] != after["layers"][0]["dropped"]
+
+
+def test_options_choose_what_is_shown(folder: Path, capsys: Captured, tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    shown = (f"{folder}/model", "the cat", "the dog sees", "--output", str(file), "--overwrite")
+    found = attend(capsys, *shown, "--method", "vanilla", "--set", "p=0.9", "--layers", "1", "--max-length", "4")
+    assert (found["method"], [text["tokens"] for text in found["texts"]]) == ("vanilla", [4, 4])
+    (stage,) = data_of(file)["texts"][1]["stages"]
+    assert [layer["key"] for layer in stage["layers"]] == ["encoder.1"]
+    assert "vanilla with p=0.9 drops" in file.read_text()
+    assert "its head is random" in file.read_text()
+    high = attend(capsys, *shown, "--set", "q=1.0", "--attribution", "integrated_gradient")
+    assert high["method"] == "ad-drop"
+    assert "integrated gradient" in file.read_text()
+    nothing = attend(capsys, *shown, "--method", "mixout")
+    assert nothing["method"] is None
+    assert "Cross out" not in file.read_text()
+    assert "dropped" not in data_of(file)["texts"][0]["stages"][0]["layers"][0]
+
+
+def test_texts_are_escaped(folder: Path, capsys: Captured, tmp_path: Path) -> None:
+    hostile = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+    attend(capsys, f"{folder}/model", hostile, "--output", str(tmp_path / "page.html"))
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "alert(1)</script>" not in page
+    assert "<img" not in page
+
+
+def test_a_base_model_that_is_gone_leaves_the_trained_one(folder: Path, capsys: Captured, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (folder / "plain" / "attention.html").unlink(missing_ok=True)
+    run.mkdir()
+    for file in (folder / "plain").iterdir():
+        if file.is_file():
+            (run / file.name).write_bytes(file.read_bytes())
+    options = json.loads((run / "run.json").read_text())
+    options["config"]["model"] = str(tmp_path / "gone")
+    (run / "run.json").write_text(json.dumps(options))
+    assert cli.main(["attend", str(run), PAIR[0], "--text-pair", PAIR[1], "--device", "cpu"]) == 0
+    out, err = capsys.readouterr()
+    assert "The model before training is not shown" in err
+    assert "After training: label" in out
+    assert "Before" not in out
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "message"),
+    [
+        ("ad-drop", [PAIR[0]], "was trained on pairs of texts; give one --text-pair for each text"),
+        ("model", [PAIR[0], "x", "--text-pair", "y"], "2 text(s) and 1 second text(s)"),
+        ("model", [""], "A text cannot be shown"),
+        ("model", ["the cat", "--attribution", "saliency"], "saliency"),
+        ("model", ["the cat", "--layers", "7"], "the model has no layer 7"),
+        ("model", ["the cat", "--method", "nothing"], "There is no method 'nothing'"),
+        ("model", ["the cat", "--set", "p=3"], "p=3"),
+        ("model", ["the cat", "--output", "/nowhere/page.html"], "'/nowhere/page.html' cannot be written"),
+        ("model", ["the cat", "--output", "{folder}/train.csv"], "exists; --overwrite replaces it"),
+        ("model", ["the cat", "--output", "{folder}/model/config.json", "--overwrite"], "which is read; name another"),
+        ("missing", ["the cat"], "missing"),
+        ("unfinished", ["the cat"], "is not finished"),
+        ("without", [PAIR[0], "--text-pair", PAIR[1]], "kept no model, only its scores"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    folder: Path, capsys: Captured, model: str, arguments: list[str], message: str
+) -> None:
+    for name, kept in (("unfinished", ["run.json"]), ("without", ["run.json", "metrics.json"])):
+        (folder / name).mkdir(exist_ok=True)
+        for file in kept:
+            (folder / name / file).write_bytes((folder / "plain" / file).read_bytes())
+    capsys.readouterr()
+    given = [argument.format(folder=folder) for argument in arguments]
+    assert cli.main(["attend", f"{folder}/{model}", *given, "--device", "cpu", "--quiet"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert message in err
+
+
+def test_a_page_that_is_too_large_is_refused(folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attendrop.reports.attention_viewer.MOST_BYTES", 10_000)
+    assert cli.main(["attend", f"{folder}/model", "the cat", "--output", f"{folder}/large.html", "--quiet"]) == 2
+    assert "fewer layers (--layers 0,5), or a lower --max-length" in capsys.readouterr().err
+    assert not (folder / "large.html").exists()

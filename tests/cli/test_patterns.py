@@ -1,0 +1,175 @@
+"""`attendrop patterns`: what the methods of runs drop, and the probe. What AttendOut learnt is in tests/reports."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import tiny
+
+from attendrop import cli
+from attendrop.runs.train import train
+
+Captured = pytest.CaptureFixture[str]
+RUNS: dict[str, dict[str, Any]] = {
+    "ad-drop": {"options": {"p": 0.4, "q": 0.9}},
+    "finetune": {},
+    "alpha-dropout": {},
+    "ad-drop+mixout": {"options": {"ad-drop.cross_tuning": False}},
+    "attendout": {"options": {"learner": "policy_gradient", "dropout_step": 2}},
+    "concrete-dropout": {"options": {"p": 0.4}, "epochs": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of several methods."""
+    folder = tmp_path_factory.mktemp("patterns")
+    tiny.save_tiny_bert(folder / "model")
+    tiny.write_data(folder)
+    for method, options in RUNS.items():
+        train(tiny.config(folder, method, method=method, **options))
+    return folder
+
+
+def patterns(captured: Captured, *arguments: str) -> dict[str, Any]:
+    captured.readouterr()
+    assert cli.main(["patterns", *arguments, "--device", "cpu", "--json"]) == 0
+    found: dict[str, Any] = json.loads(captured.readouterr().out)
+    return found
+
+
+def test_what_a_run_drops_is_shown_by_layer_distance_and_type(folder: Path, capsys: Captured) -> None:
+    found = patterns(capsys, f"{folder}/ad-drop", "--rows", "32")
+    assert (found["method"], found["rows"], found["steps"]) == ("ad-drop", 32, 4)
+    # p = 0.4 and q = 0.9 drop at most 0.36 of a row, and nothing of rows without signal.
+    assert 0.1 < found["dropped"]["share"] < 0.4
+    assert found["dropped"]["low"] < found["dropped"]["share"] < found["dropped"]["high"]
+    assert list(found["by_layer"]) == ["encoder.0", "encoder.1"]
+    assert set(found["by_to"]) == set(found["by_from"]) == {"special", "word"}
+    assert list(found["by_distance"])[:4] == ["0", "1", "2", "3-4"]
+    assert set(found["by_head"]) == {"0", "1"}
+    rows = list(csv.DictReader(Path(found["table"]).read_text().splitlines()))
+    overall = next(row for row in rows if (row["grouping"], row["layer"]) == ("layer", "all"))
+    assert float(overall["dropped_share"]) == pytest.approx(found["dropped"]["share"], abs=1e-6)
+    assert Path(found["picture"]).stat().st_size > 10_000
+    assert cli.main(["patterns", f"{folder}/ad-drop", "--rows", "32", "--device", "cpu", "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
+    assert cli.main(["patterns", f"{folder}/ad-drop", "--rows", "32", "--device", "cpu"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "ad-drop on 32 training rows: model on files, seed 0"
+    assert f"4 repeated steps drop {found['dropped']['share']:.1%}" in lines[1]
+    assert {"By layer:", "By type of the token attended to:"} <= set(lines)
+
+
+def test_rows_of_a_file_need_no_labels(folder: Path, capsys: Captured, tmp_path: Path) -> None:
+    (tmp_path / "texts.csv").write_text("a,b\nthe cat,the dog\nthe red bird,a cat sees\n")
+    found = patterns(
+        capsys, f"{folder}/ad-drop", "--file", f"{tmp_path}/texts.csv", "--text-columns", "a,b",
+        "--csv", f"{tmp_path}/own.csv",
+    )  # fmt: skip
+    assert (found["rows"], found["steps"], found["dropped"]["low"]) == (2, 1, None)
+    assert (found["table"], found["picture"]) == (f"{tmp_path}/own.csv", f"{tmp_path}/own.png")
+
+
+@pytest.mark.parametrize(
+    ("method", "because"),
+    [
+        ("finetune", "finetune drops nothing in attention: it regularises nothing."),
+        ("alpha-dropout", "alpha-dropout dropped no position of attention in 2 steps that were repeated on 16"),
+    ],
+)
+def test_a_method_that_drops_nothing_in_attention_is_said_to(
+    folder: Path, capsys: Captured, method: str, because: str
+) -> None:
+    before = sorted(path.name for path in (folder / method).iterdir())
+    found = patterns(capsys, f"{folder}/{method}", "--rows", "16")
+    assert found["drops_in_attention"] is False
+    assert found["because"].startswith(because)
+    assert sorted(path.name for path in (folder / method).iterdir()) == before
+
+
+def test_of_a_composition_the_methods_that_act_in_attention_are_shown(folder: Path, capsys: Captured) -> None:
+    assert patterns(capsys, f"{folder}/ad-drop+mixout", "--rows", "16")["method"] == "ad-drop"
+
+
+def test_learnt_probabilities_are_used_and_short_runs_are_told(folder: Path, capsys: Captured) -> None:
+    found = patterns(capsys, f"{folder}/concrete-dropout", "--rows", "40")
+    learnt = tiny.read_metrics(folder / "concrete-dropout")["concrete_dropout"]
+    for layer, share in found["by_layer"].items():
+        assert share["low"] - 0.05 < learnt[layer] < share["high"] + 0.05
+    train(tiny.config(folder, "short", method="ad-drop", epochs=1, max_steps=None))
+    assert cli.main(["patterns", f"{folder}/short", "--rows", "8", "--device", "cpu"]) == 0
+    assert "the method was active in none of its epochs" in capsys.readouterr().out
+
+
+def test_what_attendout_learnt_is_shown_with_what_it_drops(folder: Path, capsys: Captured) -> None:
+    found = patterns(capsys, f"{folder}/attendout", "--rows", "16")
+    assert len(found["drop_probability"]) == 2
+    assert found["picture"] == f"{folder}/attendout/patterns.png"
+    last = [found["drop_probability"][layer][-1] for layer in ("encoder.0", "encoder.1")]
+    drops = found["drops"]
+    assert [share["share"] for share in drops["by_layer"].values()] == pytest.approx(last, abs=0.1)
+    assert drops["picture"] == f"{folder}/attendout/drops.png"
+    generator = folder / "attendout" / "generator.safetensors"
+    kept = generator.read_bytes()
+    generator.unlink()
+    try:
+        assert cli.main(["patterns", f"{folder}/attendout", "--rows", "16", "--device", "cpu"]) == 0
+    finally:
+        generator.write_bytes(kept)
+    out, err = capsys.readouterr()
+    assert out.startswith("AttendOut: ")
+    assert "What the run drops is not shown: The run kept no generator.safetensors" in err
+
+
+def test_the_probe_compares_high_low_and_random_attributions(folder: Path, capsys: Captured) -> None:
+    found = patterns(capsys, f"{folder}/finetune", "--probe", "--rows", "10", "--rates", "0.3,0.6")
+    assert (found["rows"], found["set"], found["metric"]) == (10, "dev", "accuracy")
+    places = [(each["layer"], each["rate"], each["direction"]) for each in found["results"]]
+    directions = ("high", "low", "random")
+    assert places == [(f"encoder.{i}", rate, way) for i in range(2) for rate in (0.3, 0.6) for way in directions]
+    for each in found["results"]:
+        assert each["change"] == pytest.approx(each["loss"] - found["loss"])
+        assert 0 <= each["score"] <= 1
+    rows = list(csv.DictReader(Path(found["table"]).read_text().splitlines()))
+    assert [float(row["loss"]) for row in rows] == pytest.approx([each["loss"] for each in found["results"]], abs=1e-6)
+    assert Path(found["picture"]).stat().st_size > 10_000
+    assert (
+        cli.main(["patterns", f"{folder}/finetune", "--probe", "--rows", "10", "--rates", "0.9", "--device", "cpu"])
+        == 0
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Probe of model on files, seed 0, on 10 rows of dev"
+    assert any("drops 90% of each row" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("run", "arguments", "message"),
+    [
+        ("ad-drop", ["--rows", "0"], "rows must be at least 1"),
+        ("ad-drop", ["--fit", "1"], "learns no dropout patterns"),
+        ("ad-drop", ["--probe", "--rates", "x"], "is not a list of numbers"),
+        ("ad-drop", ["--probe", "--rates", "1.0"], "must be above 0 and below 1"),
+        ("ad-drop", ["--probe", "--file", "x.csv"], "omit --file"),
+        ("ad-drop", ["--csv", "/nowhere/x.csv"], "cannot be written"),
+        ("ad-drop", ["--file", "/nowhere/x.csv"], "/nowhere/x.csv"),
+        ("model", [], "holds no finished run"),
+        ("without", [], "kept no model, with which what it drops could be recorded"),
+        ("without", ["--probe"], "kept no model to probe"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    folder: Path, capsys: Captured, run: str, arguments: list[str], message: str
+) -> None:
+    (folder / "without").mkdir(exist_ok=True)
+    for file in ("run.json", "metrics.json"):
+        (folder / "without" / file).write_bytes((folder / "ad-drop" / file).read_bytes())
+    capsys.readouterr()
+    assert cli.main(["patterns", f"{folder}/{run}", *arguments, "--device", "cpu", "--quiet"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert message in err

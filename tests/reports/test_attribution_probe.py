@@ -1,0 +1,123 @@
+"""The probe drops what it says, in one layer at a time, and compares with the model as it is."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import zoo
+from torch.nn import functional
+
+from attendrop.attention.adapter import ModelAdapter
+from attendrop.attention.plan import ConstantAttention
+from attendrop.attribution.gradient import gradient_attribution
+from attendrop.errors import AttendropError
+from attendrop.reports.attribution_probe import DIRECTIONS, Probe, probe
+
+
+def batches(name: str) -> list[Any]:
+    return [zoo.batch_of(name, (8, 5, 3)), zoo.batch_of(name, (6, 4), seed=5)]
+
+
+def masked_loss(name: str, direction: str, rate: float) -> float:
+    """Mean loss with a region of the first layer dropped by an eager model and an additive mask, written out."""
+    losses: list[torch.Tensor] = []
+    for batch in batches(name):
+        adapter = ModelAdapter(model := zoo.build(name).eval())
+        adapter.attach()
+        attribution = gradient_attribution(adapter, batch, adapter.trace(batch), "gold_label")["encoder.0"]
+        adapter.detach()
+        drop = torch.zeros_like(attribution, dtype=torch.bool)
+        for row, length in enumerate(batch["attention_mask"].sum(-1).tolist()):
+            for head in range(attribution.shape[1]):
+                for query in range(length):
+                    order = attribution[row, head, query, :length].argsort()
+                    number = math.floor(rate * length + 1e-6)
+                    kept = math.floor((1 - rate) * length + 1e-6)
+                    drop[row, head, query, order[:number] if direction == "low" else order[max(kept, 1) :]] = True
+        eager = zoo.build(name, "eager").eval()
+        eager.load_state_dict(model.state_dict())
+        own = eager.bert.encoder.layer[0].attention.self
+
+        def masked(*args: Any, forward: Any = own.forward, drop: Any = drop, **kwargs: Any) -> Any:
+            mask = kwargs.pop("attention_mask", None)
+            mask = args[1] if mask is None else mask
+            mask = mask.expand(drop.shape).masked_fill(drop, torch.finfo(torch.float32).min)
+            return forward(args[0], attention_mask=mask, **kwargs)
+
+        own.forward = masked
+        logits = eager(**{key: value for key, value in batch.items() if key != "labels"}).logits
+        losses.append(functional.cross_entropy(logits, batch["labels"], reduction="none"))
+    return float(torch.cat(losses).mean())
+
+
+@pytest.mark.parametrize("direction", ["high", "low"])
+def test_high_and_low_attributions_are_dropped_in_one_layer(direction: str) -> None:
+    found = probe(zoo.build("bert"), batches("bert"), rates=[0.4])
+    assert found.find("encoder.0", 0.4, direction).loss == pytest.approx(masked_loss("bert", direction, 0.4), abs=1e-5)
+
+
+def found_on(name: str, **options: Any) -> Probe:
+    return probe(zoo.build(name, dropout=0.3), batches(name), **options)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2-class", "bert-tokens", "distilbert-mean"])
+def test_every_layer_rate_and_direction_is_compared_with_the_plain_model(name: str) -> None:
+    found = found_on(name, rates=[0.3, 0.9])
+    kind = "decoder" if name == "gpt2-class" else "encoder"
+    entries = [(result.layer, result.rate, result.direction) for result in found.results]
+    assert entries == [(f"{kind}.{i}", rate, way) for i in range(2) for rate in (0.3, 0.9) for way in DIRECTIONS]
+    model = zoo.build(name).eval()
+    logits = [model(**batch).logits.detach().numpy() for batch in batches(name)]
+    for mine, theirs in zip(found.logits, logits, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+    for result in found.results:
+        assert result.change == pytest.approx(result.loss - found.loss)
+        assert result.low <= result.change <= result.high
+    assert any(abs(result.change) > 1e-4 for result in found.results)
+
+
+def test_nothing_else_is_changed_and_random_positions_have_a_seed() -> None:
+    model = zoo.build("bert", dropout=0.3)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    first, again, other = (probe(model, batches("bert"), rates=[0.5], seed=seed) for seed in (0, 0, 1))
+    assert first.find("encoder.0", 0.5, "random").loss == again.find("encoder.0", 0.5, "random").loss
+    assert first.find("encoder.0", 0.5, "random").loss != other.find("encoder.0", 0.5, "random").loss
+    assert first.find("encoder.0", 0.5, "high").loss == other.find("encoder.0", 0.5, "high").loss
+    zoo.assert_same(before, model.state_dict())
+    assert model.training
+
+
+def test_rows_without_signal_are_told() -> None:
+    found = found_on("bert", rates=[0.3])
+    assert found.rows_with_signal["encoder.0"] == 1.0
+    assert found.rows_with_signal["encoder.1"] == pytest.approx(5 / 26)  # of the last layer the first token is read
+    adapter = ModelAdapter(zoo.build("bert").eval())
+    adapter.attach()
+    adapter.trace(batches("bert")[0])
+    constant = adapter.forward(batches("bert")[0], ConstantAttention(["encoder.1"])).loss.item()
+    adapter.detach()
+    assert found.find("encoder.1", 0.3, "high").loss != pytest.approx(constant)
+
+
+def test_csv_and_progress() -> None:
+    seen: list[tuple[int, int]] = []
+    found = found_on("bert", rates=[0.3], on_pass=lambda done, of: seen.append((done, of)))
+    assert seen == [(i, 14) for i in range(14)]
+    rows = list(csv.DictReader(io.StringIO(found.csv([0.5] * 6, "accuracy"))))
+    assert [row["direction"] for row in rows[:3]] == list(DIRECTIONS)
+    assert float(rows[0]["loss_change"]) == pytest.approx(found.results[0].change, abs=1e-6)
+    assert {row["accuracy"] for row in rows} == {"0.500000"}
+
+
+@pytest.mark.parametrize("rates", [[0.0], [0.3, 1.0], []])
+def test_rates_are_checked(rates: list[float]) -> None:
+    with pytest.raises(AttendropError, match="must be above 0 and below 1"):
+        found_on("bert", rates=rates)
+    with pytest.raises(AttendropError, match="no rows"):
+        probe(zoo.build("bert"), [])
