@@ -22,6 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*did not
 
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
+    forget_results()  # what runs in this process before may share results
     yield
     forget_results()
 
