@@ -46,6 +46,7 @@ def test_curves_are_means_over_seeds_with_their_range(tmp_path: Path) -> None:
     found = made(tmp_path)
     assert values(found["learning_curves"], "epoch", "mean") == [["1", "1.000"], ["2", "0.500"], ["3", "0.333"]]
     assert values(found["convergence"], "mean", "lowest", "highest", "seeds")[-1] == ["0.450", "0.300", "0.600", "2"]
+    assert "bands" in found["convergence"].caption
     assert texts(found["convergence"])[-1] == "finetune, epoch 3: accuracy 0.450 (0.300 to 0.600)"
     losses = values(found["losses"], "value of", "epoch", "mean")
     assert ["training loss", "2", "0.500"] in losses
@@ -68,6 +69,7 @@ def test_many_methods_are_the_reference_and_the_best(tmp_path: Path) -> None:
     assert {"finetune", "r-drop alpha=0.09"} <= shown
     assert "r-drop alpha=0.01" not in shown
     assert "Of 10 methods, the 8 with the best scores are shown." in chart.caption
+    assert "bands" not in chart.caption  # of so many, they would cover each other
 
 
 def test_gain_stands_over_cost_and_far_baselines_do_not_flatten_it(tmp_path: Path) -> None:
@@ -141,6 +143,7 @@ def test_score_over_data_size_joins_settings_that_differ_in_rows_only(tmp_path: 
             write_runs(tmp_path, method, scores, config={"max_train_samples": size})
     write_runs(tmp_path, "finetune", PLAIN, config={"task": "mrpc"})
     chart = made(tmp_path)["data_size"]
+    assert chart.figure.axes[0].get_ylim() == pytest.approx((0.50 - 0.026, 0.63 + 0.026))
     assert values(chart, "method", "training rows", "accuracy") == [
         ["finetune", "16", "0.515"],
         ["finetune", "64", "0.515"],

@@ -10,6 +10,7 @@ from typing import Any
 from attendrop.reports.charts.chart import Chart, Mark, add_legend, label_axes, new_figure, styled
 from attendrop.reports.charts.methods_shown import methods_shown
 from attendrop.reports.finished_runs import Results, Setting
+from attendrop.studies.method_rows import MethodRow
 from attendrop.studies.statistics import mean_interval
 from attendrop.studies.verdict import number
 
@@ -62,13 +63,21 @@ def _chart(settings: Sequence[Setting], index: int) -> Chart:
                 interval = "" if row.n == 1 else f" [{low}, {high}]"
                 marks.append(Mark(axes, size, row.mean, f"{method.label}, {size} rows: {number(row.mean)}{interval}"))
                 table.append([method.label, str(size), number(row.mean), low, high, str(row.n)])
+        axes.set_ylim(*_limits([row for each in settings for row in each.answer.rows if row.label in entries]))
         axes.set_xscale("log")
         axes.set_xticks(sizes, [str(size) for size in sizes])
         axes.xaxis.set_minor_formatter(lambda value, _: "")
         label_axes(axes, "training rows", metric)
         add_legend(figure, entries)
-    caption = f"Mean over seeds; bars: 95 % intervals of the mean.{left_out}"
+    caption = f"Mean over seeds; bars: 95 % intervals of the mean, which may leave the frame.{left_out}"
     header = ("method", "training rows", metric, "low", "high", "seeds")
     title = "Score over data size"
     kind = "data_size" + (f"_{index + 1}" if index else "")
     return Chart(kind, "", title, caption, figure, header, table, marks)
+
+
+def _limits(rows: Sequence[MethodRow]) -> tuple[float, float]:
+    """Choose the range of scores: those of all seeds. Intervals of two seeds would leave nothing else to see."""
+    scores = [score for row in rows for score in row.scores.values()]
+    space = 0.2 * (max(scores) - min(scores)) or 0.01
+    return min(scores) - space, max(scores) + space

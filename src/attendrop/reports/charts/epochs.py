@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 # Values by epoch, of each seed.
 Curves = list[dict[int, float]]
-_BAND = "Lines: mean over seeds; bands: from the lowest to the highest seed."
-# Of more epochs, only the line is drawn; and of so many points of a line at most, the values are told.
+_LINES, _BANDS = "Lines: mean over seeds", "; bands: from the lowest to the highest seed"
+# Bands of more methods cover each other.
+_MOST_BANDS = 4
+# Of more epochs, only the line is drawn; and of so many points of a line at most, the pointer tells the values.
 _MOST_MARKERS, _MOST_MARKS = 12, 25
 _HELD_OUT = "no run has scores on held-out rows; train with --selection-fraction 0.1"
 
@@ -77,6 +79,7 @@ def _chart(kind: str, title: str, setting: Setting, panels: Mapping[str, Mapping
     methods, left_out = methods_shown(setting, {label for panel in panels.values() for label in panel})
     marks: list[Mark] = []
     rows: list[list[str]] = []
+    banded = len(methods) <= _MOST_BANDS
     with styled():
         from matplotlib.ticker import MaxNLocator
 
@@ -86,25 +89,45 @@ def _chart(kind: str, title: str, setting: Setting, panels: Mapping[str, Mapping
             label_axes(panel, "epoch" if panel is axes[-1] else "", name)
             for method in methods:
                 if method.label in curves:
-                    entries[method.label] = _draw(panel, name, method, curves[method.label], marks, rows)
+                    drawn = _draw(panel, name, method, curves[method.label], marks, rows, band=banded)
+                    entries[method.label] = drawn
         axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
         add_legend(figure, entries)
     header = ("method", "epoch", "value of", "mean", "lowest", "highest", "seeds")
-    return Chart(kind, setting.name, title, caption + _BAND + left_out, figure, header, rows, marks)
+    return Chart(
+        kind,
+        setting.name,
+        title,
+        f"{caption}{_LINES}{_BANDS if banded else ''}.{left_out}",
+        figure,
+        header,
+        rows,
+        marks,
+    )
 
 
-def _draw(panel: Axes, name: str, method: ShownMethod, curves: Curves, marks: list[Mark], rows: list[list[str]]) -> Any:
+def _draw(
+    panel: Axes,
+    name: str,
+    method: ShownMethod,
+    curves: Curves,
+    marks: list[Mark],
+    rows: list[list[str]],
+    *,
+    band: bool,
+) -> Any:
     epochs = sorted({epoch for curve in curves for epoch in curve})
     values = [[curve[epoch] for curve in curves if epoch in curve] for epoch in epochs]
     means = [statistics.fmean(each) for each in values]
     line_style = method.line if len(epochs) <= _MOST_MARKERS else {"color": method.color}
     (line,) = panel.plot(epochs, means, **line_style)
     ends = [min(each) for each in values], [max(each) for each in values]
-    panel.fill_between(epochs, *ends, color=method.color, alpha=0.12, linewidth=0)
+    if band:
+        panel.fill_between(epochs, *ends, color=method.color, alpha=0.12, linewidth=0)
     apart = -(-len(epochs) // _MOST_MARKS)
     for epoch, mean, low, high, each in zip(epochs, means, *ends, values, strict=True):
         spread = f" ({number(low)} to {number(high)})" if len(each) > 1 else ""
         if (epoch - epochs[-1]) % apart == 0:
             marks.append(Mark(panel, epoch, mean, f"{method.label}, epoch {epoch}: {name} {number(mean)}{spread}"))
-            rows.append([method.label, str(epoch), name, *map(number, (mean, low, high)), str(len(each))])
+        rows.append([method.label, str(epoch), name, *map(number, (mean, low, high)), str(len(each))])
     return line
