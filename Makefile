@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow test-all test-lowest coverage lint format typecheck bench docs families study study-attendout trajectories clean
+.PHONY: demo test test-slow test-all test-lowest coverage lint format typecheck bench bench-study docs families study study-attendout trajectories clean
 
 demo: $(STAMP)
 	$(BIN)/attendrop demo
@@ -68,6 +68,10 @@ study: $(STAMP)
 # Updates the pinned losses of ten steps of every method, after an intended change of behaviour.
 trajectories: $(STAMP)
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python tests/helpers/trajectories.py
+
+# A study of 24 small runs, beside the same runs as commands, on a quiet machine; minutes.
+bench-study: $(STAMP)
+	$(BIN)/python benchmarks/study_throughput.py
 
 # What AttendOut learns from real rewards, for docs/attendout.md: two hours on a core; resumes when started again.
 study-attendout: $(STAMP)
