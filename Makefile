@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+STAMP_RAY := $(VENV)/.installed-ray
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test test-slow test-all test-lowest coverage lint format typecheck bench bench-study docs families study study-attendout trajectories clean
@@ -14,12 +15,12 @@ demo: $(STAMP)
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-# Real data, the real model and every family of transformers; ten minutes. Needs ATTENDROP_DATA.
-test-slow: $(STAMP)
+# Real data, the real model, every family of transformers and Ray clusters; ten minutes. Needs ATTENDROP_DATA.
+test-slow: $(STAMP_RAY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow -n 2 --dist worksteal
 
 # Everything that `make test` and `make test-slow` run.
-test-all: $(STAMP)
+test-all: $(STAMP_RAY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m '' -n 2 --dist worksteal
 
 # With the lowest versions that pyproject.toml allows, in a separate environment; PyTorch brings gigabytes of CUDA.
@@ -86,4 +87,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0
 	$(PIP) -e '.[dev]'
+	touch $@
+
+# Ray is large, and no other target needs it.
+$(STAMP_RAY): $(STAMP)
+	$(PIP) -e '.[ray]'
 	touch $@

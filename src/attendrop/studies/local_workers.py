@@ -177,14 +177,18 @@ class _Worker:
         self.process = None
 
 
+def threads_of_worker(threads: int) -> dict[str, str]:
+    """Make the variables that give a process a number of threads, or as many as ``OMP_NUM_THREADS`` says here."""
+    return dict.fromkeys(_THREADS, os.environ.get(_THREADS[0], str(threads)))
+
+
 def environment_of_worker(threads: int) -> dict[str, str]:
     """Make the environment of a process: this one's, with a number of threads, and its import path.
 
     A number of threads that the user has set in ``OMP_NUM_THREADS`` is kept, and holds for all libraries: PyTorch reads
     ``MKL_NUM_THREADS``, too, and that goes first.
     """
-    wanted = os.environ.get(_THREADS[0], str(threads))
-    found = dict.fromkeys(_THREADS, wanted) | os.environ
+    found = threads_of_worker(threads) | os.environ
     return found | {"PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
 
 

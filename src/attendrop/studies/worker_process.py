@@ -29,7 +29,7 @@ def main() -> None:
     send = _sender()
     jobs: SimpleQueue[dict[str, Any]] = SimpleQueue()
     threading.Thread(target=_receive, args=(jobs,), daemon=True).start()
-    _forward_warnings(send)
+    forward_warnings(send)
     _silence_libraries()
     from attendrop.runs.shared_results import share_results
 
@@ -91,7 +91,9 @@ def _receive(jobs: SimpleQueue[dict[str, Any]]) -> None:
     os._exit(0)
 
 
-def _forward_warnings(send: Send) -> None:
+def forward_warnings(send: Send) -> None:
+    """Send messages about all warnings of this process, from now on."""
+
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             send({"kind": "warning", "text": record.getMessage()})
