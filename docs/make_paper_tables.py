@@ -56,16 +56,22 @@ def page() -> str:
 
 
 def _item(found: dict[str, Any]) -> str:
-    about = found["about"][0].upper() + found["about"][1:]
     rows = [[name, *values] for name, values in found["rows"].items()]
-    parts = [f"\n### {found['item']}\n\n{about}. In the paper:\n", _table(["", *found["columns"]], rows)]
+    parts = [
+        f"\n### {found['item']}\n\n{_sentence(found['about'])} In the paper:\n",
+        _table(["", *found["columns"]], rows),
+    ]
     if note := found.get("note"):
-        parts.append(f"{note[0].upper()}{note[1:]}.\n")
+        parts.append(f"{_sentence(note)}\n")
     parts.append(_measured(found, found["recipe"], f"Not run: needs {found['needs']}.", kind="Recipe"))
     if missing := found.get("missing"):
         parts.append(f"Not in the recipe, not run: {missing}.\n")
     parts.append(_measured(found, f"small/{found['recipe']}", "Not run.", kind="Twin"))
     return "\n".join(parts)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _measured(found: dict[str, Any], recipe: str, otherwise: str, *, kind: str) -> str:
