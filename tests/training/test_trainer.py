@@ -26,6 +26,7 @@ from attendrop.training.checkpoints import is_complete, last_checkpoint
 from attendrop.training.sampler import EpochSampler
 
 CROSS = ADDrop(p=0.5, q=0.5)
+LATE = ADDrop(p=0.5, q=0.5, cross_tuning=False, start_epoch=1)
 
 
 class Rows(list[dict[str, Any]]):
@@ -443,6 +444,7 @@ class Stream(IterableDataset[dict[str, Any]]):
         (CROSS, {"max_steps": 3, "train_dataset": Stream()}, ["has no length", "never took effect"]),
         (CROSS, {"max_steps": 3, "train_dataset": Stream(2)}, ["has no length"]),
         (CROSS, {"max_steps": 5}, []),
+        (LATE, {"num_train_epochs": 1}, ["ad-drop would regularise none of the 1 epoch", "never took effect"]),
         (ALWAYS, {"num_train_epochs": 1}, []),
         (Compose(CROSS, RDrop()), {"max_steps": 2}, ["ad-drop would regularise none", "ad-drop never took effect"]),
     ],

@@ -119,6 +119,7 @@ def test_defaults_are_those_of_the_specification() -> None:
         "layers": "all",
         "direction": "high",
         "cross_tuning": True,
+        "start_epoch": 0,
         "scope": "joint",
         "rule": "gauss_legendre",
         "steps": 8,
@@ -153,6 +154,9 @@ def test_layers_of_the_paper(task: str, layers: str) -> None:
         (ADDrop(), 1, []),
         (ADDrop(), 0, []),
         (ADDrop(cross_tuning=False), 3, [0, 1, 2]),
+        (ADDrop(cross_tuning=False, start_epoch=2), 4, [2, 3]),
+        (ADDrop(start_epoch=2), 6, [3, 5]),
+        (ADDrop(start_epoch=4), 4, []),
         (FineTune(), 4, None),
     ],
 )
