@@ -329,8 +329,8 @@ def test_bad_parquet_values(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"text_columns": []}, "0 text columns are given; give one or two."),
-        ({"text_columns": ["a", "b", "c"]}, "3 text columns are given; give one or two."),
+        ({"text_columns": []}, "0 text columns are given; give 1 or 2."),
+        ({"train_file": "three.csv", "text_columns": ["a", "b", "c"]}, "3 text columns are given; give 1 or 2."),
         ({"text_columns": ["text", "text"]}, "the column 'text' is given twice"),
         ({"text_columns": ["label"]}, "the column 'label' is given twice"),
         ({"label_type": "numbr"}, "there is no label type 'numbr'; did you mean 'number'?"),
@@ -351,6 +351,7 @@ def test_bad_request(folder: Path, options: dict[str, object], message: str) -> 
     write("new.csv", "text,label\na,yess\n")
     write("far.csv", "text,label\na,maybe\n")
     write("int.csv", "text,label\na,1\n")
+    write("three.csv", "a,b,c,label\nx,y,z,yes\n")
     with pytest.raises(AttendropError) as caught:
         load_files(**{"train_file": "good.csv", "text_columns": ["text"], "label_column": "label"} | options)
     assert message in str(caught.value)

@@ -99,12 +99,17 @@ def _of_model(name: str, method: Method, seed: int, device: str) -> Stages:
         note = ""
     else:
         set_seed(seed)
-        loaded = load_for(name, files_task(("text",), head_of_model(load_config(name))))
+        loaded = load_for(name, _task_of_model(name))
         model, tokenizer = loaded.model, loaded.tokenizer
         note = _NEW_HEAD if loaded.new else ""
     drops = _drops(method, DropMoment(seed, 0, _STEPS), 2, first=True)
     stage = Stage(Path(name).name, note, _placed(model, device), drops)
     return Stages((stage,), tokenizer, head_of_model(model.config), None, None, None if drops is None else drops.method)
+
+
+def _task_of_model(name: str) -> Task:
+    head = head_of_model(load_config(name))
+    return files_task(head.inputs[: head.least_inputs], head)
 
 
 _NEW_HEAD = (

@@ -60,7 +60,7 @@ def show_texts(
     """
     columns = _columns(stages, texts, pairs)
     wanted = max_length or stages.max_length or DEFAULT_MAX_LENGTH
-    limit = length_limit(stages.tokenizer, wanted, pair=bool(pairs))
+    limit = length_limit(stages.tokenizer, wanted, pair=stages.head.joins_pairs(columns))
     encoded = dict(stages.head.tokenize(columns, stages.tokenizer, limit))
     found = []
     for number, text in enumerate(texts):
@@ -87,7 +87,13 @@ def _columns(stages: Stages, texts: Sequence[str], pairs: Sequence[str]) -> dict
         problem = stages.head.text_problem(text)
         if problem is not None:
             raise AttendropError(f"A text cannot be shown: {problem}.")
-    return {"text": list(texts)} | ({"text_pair": list(pairs)} if pairs else {})
+    given = [texts, *([pairs] if pairs else [])]
+    if not stages.head.least_inputs <= len(given) <= len(stages.head.inputs):
+        raise AttendropError(f"The model reads {len(stages.head.inputs)} texts at a time; it cannot be shown.")
+    return {
+        name: [stages.head.read_text(text) for text in column]
+        for name, column in zip(stages.head.inputs, given, strict=False)
+    }
 
 
 def viewer_data(stages: Stages, texts: Sequence[ShownText]) -> dict[str, Any]:

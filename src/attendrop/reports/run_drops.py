@@ -174,7 +174,7 @@ def _file_columns(
     chunk = next(chunks, None)
     if chunk is None:
         raise AttendropError(f"{source.file} has no valid row.")
-    limit = length_limit(tokenizer, config.max_length, pair="text_pair" in chunk.columns)
+    limit = length_limit(tokenizer, config.max_length, pair=head.joins_pairs(chunk.columns))
     encoded = encode_columns(dict(chunk.columns), files_task(texts, head), tokenizer, limit)
     outputs = predict_outputs(model, tokenizer, head, encoded, config.eval_batch_size, source.device)
     return {**encoded, "labels": assumed_targets(head, outputs, encoded, tokenizer)}

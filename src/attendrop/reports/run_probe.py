@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from datasets import Dataset
 
 from attendrop.batches import to_device
 from attendrop.errors import AttendropError
@@ -71,14 +72,15 @@ def probe_run(
     run.model.to(compute_device(source.device))  # type: ignore[arg-type]
     batches = [to_device(batch, run.model.device) for batch in run.batches(part, _BATCH_SIZE)]
     found = probe(run.model, batches, rates=rates, seed=run.config.seed, on_pass=on_pass)
-    labels = run.task.head.concatenate([part["labels"][:]])
     title = f"{Path(run.metrics['model']).name} on {run.metrics['task']}, seed {run.metrics['seed']}"
-    scores = [_score(run, each.logits, labels) for each in found.results]
-    return RunProbe(title, name, run.task.metric, _score(run, found.logits, labels), tuple(scores), found)
+    scores = [_score(run, each.logits, part) for each in found.results]
+    return RunProbe(title, name, run.task.metric, _score(run, found.logits, part), tuple(scores), found)
 
 
-def _score(run: FinishedRun, logits: list[Any], labels: Any) -> float:
-    return compute_scores(run.task, run.task.head.concatenate(logits), labels)[run.task.metric]
+def _score(run: FinishedRun, logits: list[Any], rows: Dataset) -> float:
+    head = run.task.head
+    outputs = head.row_outputs(head.concatenate(logits), rows.to_dict(), run.tokenizer)
+    return compute_scores(run.task, outputs, head.references(rows))[run.task.metric]
 
 
 def plot_probe(found: RunProbe, path: Path) -> None:

@@ -135,7 +135,7 @@ def _conflicts(texts: Sequence[_Text], rows: Dataset, head: Head) -> dict[str, A
     conflicting = {text: given for text, given in labels_of.items() if any(label != given[0] for label in given)}
     found: dict[str, Any] = {"texts": len(conflicting), "rows": sum(map(len, conflicting.values())), "example": None}
     for text, labels in list(conflicting.items())[:1]:
-        names = list(dict.fromkeys(head.shown_label(label) for label in sorted(labels)))
+        names = list(dict.fromkeys(head.shown_label(label) for label in sorted(labels, key=str)))
         shown = " | ".join(text)
         shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
         found["example"] = f"{shown!r}: {', '.join(map(repr, names))}"

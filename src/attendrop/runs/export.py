@@ -158,7 +158,8 @@ def _onnx_logits(run: FinishedRun, name: str, model: Callable[[Mapping[str, Any]
     rows = run.sets[name]
     order = np.argsort(rows["length"], kind="stable")
     logits = [model(_with_types(batch)) for batch in run.batches(rows.select(order), run.config.eval_batch_size)]
-    return np.asarray(np.concatenate(logits)[np.argsort(order)])
+    head = run.task.head
+    return head.row_outputs(head.concatenate(logits)[np.argsort(order)], rows.to_dict(), run.tokenizer)
 
 
 def _with_types(batch: Mapping[str, Any]) -> dict[str, Any]:

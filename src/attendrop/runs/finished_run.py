@@ -62,16 +62,16 @@ class FinishedRun(ResolvedRun):
         return [dict(collate(listed[i : i + size])) for i in range(0, len(listed), size)]
 
     def labels(self, name: str) -> Array:
-        """Return the labels of a set, in the format of the model's ``labels``."""
-        return self.task.head.concatenate([self.sets[name]["labels"][:]])
+        """Return the references of a set."""
+        return self.task.head.references(self.sets[name])
 
-    def predictions(self, name: str, logits: Array) -> Predictions:
-        """Make predictions for one of the sets from logits, scored by the task's metric."""
+    def predictions(self, name: str, outputs: Array) -> Predictions:
+        """Make predictions for one of the sets from outputs, scored by the task's metric."""
         decisive = replace(self.task, other_metrics=())
         return Predictions(
             self.labels(name),
-            logits,
-            lambda labels, logits: compute_scores(decisive, logits, labels)[decisive.metric],
+            outputs,
+            lambda labels, outputs: compute_scores(decisive, outputs, labels)[decisive.metric],
             self.task.head.num_classes,
             self.task.head.metrics[self.task.metric].span,
         )

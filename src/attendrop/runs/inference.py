@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
@@ -53,14 +54,14 @@ def evaluate(run_dir: str, source: Source, on_progress: OnProgress | None = None
 def _evaluate(run_dir: str, source: Source, on_progress: OnProgress | None) -> dict[str, Any]:
     run = _load_run(run_dir)
     rows = _open_rows(run, source, "dev")
-    outputs, targets = [], []
+    outputs, references = [], []
     for chunk in rows.chunks:
         encoded = run.encode(chunk.columns, rows.task, source)
         if "labels" not in encoded:
             raise AttendropError(f"The split '{rows.split}' of {rows.task.name} has no labels to score; use predict.")
         outputs.append(run.outputs(encoded, rows, source, on_progress))
-        targets.append(encoded["labels"])
-    every, labels = run.head.concatenate(outputs), run.head.concatenate(targets)
+        references.append(run.head.references(encoded))
+    every, labels = np.concatenate(outputs), np.concatenate(references)
     scores = compute_scores(rows.task, every, labels)
     rows.write_skipped(source)
     predicted = run.head.predicted_counts(every)
@@ -152,7 +153,7 @@ class _Run:
 
     def encode(self, columns: dict[str, list[Any]], task: Task, source: Source) -> dict[str, list[Any]]:
         wanted = source.max_length or self.options.get("max_length") or DEFAULT_MAX_LENGTH
-        limit = length_limit(self.tokenizer, wanted, pair="text_pair" in columns)
+        limit = length_limit(self.tokenizer, wanted, pair=self.head.joins_pairs(columns))
         return encode_columns(columns, task, self.tokenizer, limit)
 
     def outputs(
@@ -273,13 +274,16 @@ def _file_rows(run: _Run, source: Source, file: str, split: str) -> _Rows:
 
 
 def _check_texts(run: _Run, columns: tuple[str, ...]) -> None:
-    """Refuse single texts for a model of pairs, and the reverse, because predictions would be meaningless."""
+    """Refuse another number of texts than in training, because predictions would be meaningless."""
     trained_on = run.trained_on()
     if trained_on and len(columns) != len(trained_on):
-        count = {1: "one text", 2: "pairs of texts"}
+        given, wanted = (
+            f"{ {1: 'one text', 2: 'pairs of texts'}.get(len(names), f'{len(names)} texts') } ({', '.join(names)})"
+            for names in (columns, trained_on)
+        )
         raise AttendropError(
-            f"The model in '{run.folder}' was trained on {count[len(trained_on)]} ({', '.join(trained_on)}), not on "
-            f"{count[len(columns)]} ({', '.join(columns)}); name {len(trained_on)} text column(s)."
+            f"The model in '{run.folder}' was trained on {wanted}, not on {given}; name {len(trained_on)} text "
+            "column(s)."
         )
 
 

@@ -133,7 +133,7 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
             dtype="float32",
             **keywords,
         )
-        tokenizer = AutoTokenizer.from_pretrained(place, **keywords)
+        tokenizer = AutoTokenizer.from_pretrained(place, **keywords, **head.tokenizer_options)
     _report_loading(name, model, found, keeps_head=task is None)
     _set_padding(name, model, tokenizer)
     return Loaded(model, tokenizer, frozenset([*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])]))

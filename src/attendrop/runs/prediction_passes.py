@@ -37,14 +37,14 @@ def predict_outputs(
         model: The model, which is moved to the device.
         tokenizer: The tokenizer of the model.
         head: Head of the model.
-        encoded: The columns that the model reads, and ``"length"``, as
+        encoded: The columns of the rows, as
             :func:`attendrop.tasks.tokenization.encode` returns them.
         batch_size: Rows in a batch.
         device: ``"auto"`` or ``"cpu"``.
         on_batch: Called after each batch with the number of its rows.
 
     Returns:
-        One output per row, in the order of the rows, such as logits ``(rows, classes)``.
+        One output per row of the data, in their order, such as logits ``(rows, classes)``.
     """
     model.to(compute_device(device)).eval()  # type: ignore[arg-type]
     found, order = [], []
@@ -54,7 +54,8 @@ def predict_outputs(
             order.append(rows)
             if on_batch is not None:
                 on_batch(len(rows))
-    return head.mask_outputs(head.concatenate(found)[np.argsort(np.concatenate(order))], encoded)
+    raw = head.concatenate(found)[np.argsort(np.concatenate(order))]
+    return head.row_outputs(raw, encoded, tokenizer)
 
 
 def sorted_batches(

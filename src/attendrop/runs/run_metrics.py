@@ -19,7 +19,9 @@ from attendrop.runs.data import Parts
 from attendrop.runs.resolved_run import ResolvedRun
 from attendrop.runs.small_data_recipe import decided
 from attendrop.tasks.base import Task, TaskData
+from attendrop.tasks.heads.base import Array
 from attendrop.tasks.metrics import compute_scores, constant_scores
+from attendrop.training.model_call import replaced_attribute
 from attendrop.training.trainer import RegularizedTrainer
 
 # The fit is measured on at most so many training rows.
@@ -54,12 +56,21 @@ def score_report(trainer: RegularizedTrainer, task: Task, encoded: Parts) -> dic
 
 
 def _score(trainer: RegularizedTrainer, task: Task, train: Dataset, rows: Dataset) -> SetScores:
-    found = trainer.predict(rows)
-    logits, labels = np.asarray(found.predictions), np.asarray(found.label_ids)
-    constant = constant_scores(task, task.head.concatenate([train["labels"][:]]), labels)
+    outputs, _ = _outputs(trainer, task, rows)
+    references = task.head.references(rows)
+    constant = constant_scores(task, task.head.references(train), references)
     baseline = None if constant is None else {"answer": constant[0], "scores": constant[1]}
-    predicted = task.head.predicted_counts(logits)
-    return SetScores(compute_scores(task, logits, labels), baseline, predicted, len(labels))
+    predicted = task.head.predicted_counts(outputs)
+    return SetScores(compute_scores(task, outputs, references), baseline, predicted, len(references))
+
+
+def _outputs(trainer: RegularizedTrainer, task: Task, rows: Dataset) -> tuple[Array, float]:
+    """Compute the outputs of the trained model for encoded rows, and its mean loss."""
+    with replaced_attribute(trainer, "compute_metrics", None):
+        found = trainer.predict(rows)
+    tokenizer: Any = trainer.processing_class
+    outputs = task.head.row_outputs(np.asarray(found.predictions), rows, tokenizer)
+    return outputs, float((found.metrics or {})["test_loss"])
 
 
 def selection_report(run: ResolvedRun, trainer: RegularizedTrainer, encoded: Parts, seconds: float) -> dict[str, Any]:
@@ -108,12 +119,9 @@ def training_fit(trainer: RegularizedTrainer, task: Task, rows: Dataset) -> dict
         ``Head.fitted_at``.
     """
     sample = rows.select(range(0, len(rows), math.ceil(len(rows) / _MOST_FIT_ROWS)))
-    found = trainer.predict(sample)
+    outputs, loss = _outputs(trainer, task, sample)
     metric, least = task.head.fitted_at or (task.metric, -math.inf)
-    score = task.head.metrics[metric].score(
-        task.head.concatenate([np.asarray(found.label_ids)]), task.head.checked(np.asarray(found.predictions))
-    )
-    loss = float((found.metrics or {})["test_loss"])
+    score = task.head.metrics[metric].score(task.head.references(sample), task.head.checked(outputs))
     return {"rows": len(sample), "loss": loss, "metric": metric, "score": score, "fitted": score >= least}
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from datasets import Dataset
 from safetensors.torch import save_file
 from transformers import (
     EarlyStoppingCallback,
@@ -324,7 +325,8 @@ def _trainer(
         eval_dataset=encoded.selection,
         data_collator=run.task.head.collator(tokenizer),
         processing_class=tokenizer,
-        compute_metrics=lambda found: _scores(config, run.task, found),
+        compute_metrics=lambda found: _scores(config, run.task, found, encoded.selection or {}, tokenizer),
+        compute_reward_metrics=lambda found: _scores(config, run.task, found, {"labels": found.label_ids}, tokenizer),
         compute_loss_func=run_loss(config, run.task, encoded.train["labels"][:]),
         preprocess_logits_for_metrics=run.task.head.trainer_outputs,
         callbacks=[*own, *callbacks],
@@ -334,9 +336,16 @@ def _trainer(
     return trainer
 
 
-def _scores(config: RunConfig, task: Task, found: EvalPrediction) -> dict[str, float]:
+def _scores(
+    config: RunConfig,
+    task: Task,
+    found: EvalPrediction,
+    encoded: Mapping[str, Any] | Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+) -> dict[str, float]:
     refuse_diverged(config, found.predictions)
-    return compute_scores(task, np.asarray(found.predictions), np.asarray(found.label_ids))
+    outputs = task.head.row_outputs(np.asarray(found.predictions), encoded, tokenizer)
+    return compute_scores(task, outputs, task.head.references(encoded))
 
 
 def _final_report(trainer: RegularizedTrainer, encoded: Parts) -> dict[str, Any]:

@@ -70,6 +70,7 @@ def run_baseline(config: RunConfig, name: str) -> dict[str, Any]:
         if (finished := read_metrics(place)) is not None:
             return finished
         run = resolve_run(config)
+        _check_defined(name, run.task)
         rows = fingerprint(run.parts)
         check_data(place, rows)
         begin_baseline(place, config, rows, name)
@@ -78,6 +79,12 @@ def run_baseline(config: RunConfig, name: str) -> dict[str, Any]:
         with results(place) as files:
             write_json(files / METRICS, metrics)
     return metrics
+
+
+def _check_defined(name: str, task: Task) -> None:
+    if name not in task.head.baselines:
+        defined = f"choose from {', '.join(task.head.baselines)}" if task.head.baselines else "leave it out"
+        raise AttendropError(f"Baseline {name!r} is not defined for {task.kind} tasks such as {task.name}; {defined}.")
 
 
 def _metrics(run: ResolvedRun, name: str) -> dict[str, Any]:
@@ -125,7 +132,11 @@ def _joined(first: Dataset, second: Dataset) -> Dataset:
 
 
 def _scores(task: Task, outputs: Array, rows: Dataset) -> dict[str, float]:
-    return compute_scores(task, outputs, np.asarray(rows["label"][:]))
+    return compute_scores(task, outputs, _references(task, rows))
+
+
+def _references(task: Task, rows: Dataset) -> Array:
+    return task.head.label_array(rows["label"][:])
 
 
 # What a baseline is --------------------------------------------------------------------------------------------------
@@ -133,12 +144,11 @@ def _scores(task: Task, outputs: Array, rows: Dataset) -> dict[str, float]:
 
 def _majority(run: ResolvedRun) -> Fit:
     def fit(train: Dataset) -> Predict:
-        labels = np.asarray(train["label"][:])
+        references = _references(run.task, train)
 
         def predict(rows: Dataset) -> Array:
-            found = run.task.head.constant_answer(labels, np.zeros(len(rows)))
-            if found is None:
-                raise AttendropError(f"There is no constant answer to {run.task.name}; leave out the baseline.")
+            found = run.task.head.constant_answer(references, _references(run.task, rows))
+            assert found is not None  # the head has this baseline
             return found[1]
 
         return predict
@@ -148,7 +158,7 @@ def _majority(run: ResolvedRun) -> Fit:
 
 def _tfidf(run: ResolvedRun) -> Fit:
     def fit(train: Dataset) -> Predict:
-        columns = [name for name in ("text", "text_pair") if name in train.column_names]
+        columns = run.task.head.inputs_in(train.column_names)
         counters = [
             (name, TfidfVectorizer(sublinear_tf=True, **options).fit(train[name][:]))
             for name in columns

@@ -111,7 +111,9 @@ def run_comparison(
     """
     folder = Path(comparison.output_dir)
     check_study_folder(folder)
-    announce_splits(resolve_run(comparison.config))  # bad data are to be refused once, and not by each run
+    run = resolve_run(comparison.config)  # bad data are to be refused once, and not by each run
+    announce_splits(run)
+    comparison = comparison.of_baselines(run.task.head.baselines)
     with open_runner(folder, workers=workers, backend=backend) as runner:
         steps = Steps(comparison, runner, on_event, on_plan)
         trials = steps.search()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from attendrop.methods.core.registry import build_method, flat_options, get_meth
 from attendrop.runs.config import RunConfig
 from attendrop.studies.baseline_names import BASELINES
 
+logger = logging.getLogger(__name__)
 REFERENCE = "finetune"
 DEFAULT_TEST_FRACTION = 0.25
 
@@ -72,6 +74,13 @@ class Comparison:
         config = self.config
         if config.train_file is not None and config.eval_file is None and not config.test_fraction:
             object.__setattr__(self, "config", dataclasses.replace(config, test_fraction=DEFAULT_TEST_FRACTION))
+
+    def of_baselines(self, defined: Collection[str]) -> Comparison:
+        """Return the comparison without the baselines that are not defined for its kind of task."""
+        undefined = [name for name in self.baselines if name not in defined]
+        if undefined:
+            logger.info("Not defined for this kind of task, and left out: baseline %s.", ", ".join(undefined))
+        return dataclasses.replace(self, baselines=[name for name in self.baselines if name in defined])
 
 
 def changed_options(method: Method) -> dict[str, Any]:

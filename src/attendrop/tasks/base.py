@@ -16,8 +16,8 @@ class Task:
 
     Attributes:
         name: Such as "rte"; the task of custom files is called "files".
-        kind: Kind of the head, "classification" or "regression".
-        text_columns: One or two column names of the source files.
+        kind: Kind of the head, such as "classification".
+        text_columns: Column names of the source files, as many as the head has inputs.
         label_names: The classes, in the order of their ids; empty if there are none.
         metric: The score by which models are selected, a key of what :func:`compute_scores` returns.
         description: One line.
@@ -50,7 +50,7 @@ class TaskData:
     Attributes:
         task: The task.
         splits: By name: "train", "dev", "test", and others that the task has ("dev_mismatched", "ood"). Columns:
-            "text", "text_pair" (tasks of two texts), "label" (class id or float; absent if the split has no labels),
+            ``head.inputs`` ("text", "text_pair" ...), "label" (class id, float ...; absent if the split has no labels),
             "index" (id of the row in a file of predictions), and in custom training data the further columns that
             :func:`load_files` was asked for.
         source: Description of where the data came from.

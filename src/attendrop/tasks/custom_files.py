@@ -1,6 +1,6 @@
 """Loading of custom files as a task: text columns, type of the labels, checks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from attendrop.errors import AttendropError
 from attendrop.tasks.bad_rows import BadRows
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.heads.base import Head
-from attendrop.tasks.heads.registry import find_head, head_class
+from attendrop.tasks.heads.registry import candidate_heads, find_head
 from attendrop.tasks.table_files import Table, read_chunks, read_table
 from attendrop.tasks.token_columns import TokenColumn, numbers_problem, read_numbers
 
@@ -36,7 +36,7 @@ def load_files(
         train_file: File of the split "train".
         eval_file: File of the split "dev".
         predict_file: File of the split "test"; its labels are not read.
-        text_columns: One or two column names.
+        text_columns: As many column names as the head has inputs: of classification and regression, one or two.
         label_column: Required for ``train_file`` and ``eval_file``.
         label_type: "class", "number" or "auto". With "auto", labels are numbers if at least one has a decimal fraction
             or an exponent, otherwise whole numbers and text are classes. The labels of all files count. Spaces around
@@ -57,13 +57,15 @@ def load_files(
             the line and the column.
     """
     text_columns = tuple(text_columns)
-    _check_request(text_columns, label_column, token_columns)
-    reader = head or head_class(label_type)
+    _check_names(text_columns, label_column, token_columns)
     paths = {"train": train_file, "dev": eval_file, "test": predict_file}
     bad = BadRows(skip=skip_bad_rows)
     tables = {split: read_table(path, bad) for split, path in paths.items() if path is not None}
     if not tables:
         raise AttendropError("no file is given; give at least one for training, evaluation or prediction.")
+    kinds = (type(head),) if head is not None else candidate_heads(label_type, _first_texts(tables, text_columns))
+    reader = head or kinds[0]
+    _check_count(text_columns, reader)
     tables = {split: _with_texts(table, text_columns, reader, bad) for split, table in tables.items()}
     labelled = [split for split in tables if split != "test" and reader.needs_labels]
     if labelled and label_column is None:
@@ -73,9 +75,10 @@ def load_files(
     for split in labelled:
         tables[split] = _not_empty(tables[split].checked(str(label_column), reader.value_problem, bad))
     if head is None:
-        head = find_head({split: tables[split] for split in labelled}, str(label_column), label_type)
+        found = {split: tables[split] for split in labelled}
+        head = find_head(kinds, found, str(label_column), asked=label_type != "auto")
     for split in labelled:
-        tables[split] = _not_empty(tables[split].checked(str(label_column), head.label_problem, bad))
+        tables[split] = _not_empty(_with_labels(tables[split], text_columns, str(label_column), head, bad))
     for column in token_columns if "train" in tables else ():
         tables["train"] = _not_empty(tables["train"].checked(column.name, numbers_problem(column), bad))
     splits = {
@@ -118,7 +121,7 @@ def stream_file(
 
     Args:
         file: As in :func:`read_chunks`.
-        text_columns: One or two column names.
+        text_columns: As for :func:`load_files`.
         head: Head of the model.
         label_column: Column of the labels; by default, labels are not read.
         size: Number of rows in a chunk.
@@ -132,12 +135,13 @@ def stream_file(
         AttendropError: As :func:`load_files` says.
     """
     text_columns = tuple(text_columns)
-    _check_request(text_columns, label_column, ())
+    _check_names(text_columns, label_column, ())
+    _check_count(text_columns, head)
     for table in read_chunks(file, size, bad, format=format):
         table = _with_texts(table, text_columns, head, bad)
         if label_column is not None:
             table = table.checked(label_column, head.value_problem, bad)
-            table = table.checked(label_column, head.label_problem, bad)
+            table = _with_labels(table, text_columns, label_column, head, bad)
         if table.rows:
             yield Chunk(_columns(table, text_columns, label_column, head), table)
 
@@ -146,23 +150,43 @@ def files_task(text_columns: Sequence[str], head: Head) -> Task:
     """Make the task of custom files.
 
     Args:
-        text_columns: One or two column names.
+        text_columns: As for :func:`load_files`.
         head: The head, with its classes.
     """
     metric, *others = head.default_metrics
     return Task("files", head.kind, tuple(text_columns), head.label_names, metric, "own files", tuple(others))
 
 
-def _check_request(
-    text_columns: tuple[str, ...], label_column: str | None, token_columns: Sequence[TokenColumn]
-) -> None:
-    if len(text_columns) not in (1, 2):
-        raise AttendropError(f"{len(text_columns)} text columns are given; give one or two.")
+def _check_names(text_columns: tuple[str, ...], label_column: str | None, token_columns: Sequence[TokenColumn]) -> None:
     labels = [label_column] if label_column is not None else []
     named = [*text_columns, *labels, *(column.name for column in token_columns)]
     repeated = [name for name in named if named.count(name) > 1]
     if repeated:
         raise AttendropError(f"the column {repeated[0]!r} is given twice; text, label and token columns must differ.")
+
+
+def _check_count(text_columns: tuple[str, ...], reader: Head | type[Head]) -> None:
+    least, most = reader.least_inputs, len(reader.inputs)
+    if not least <= len(text_columns) <= most:
+        wanted = str(least) if least == most else f"{least} {'or' if most == least + 1 else 'to'} {most}"
+        raise AttendropError(f"{len(text_columns)} text columns are given; give {wanted}.")
+
+
+def _first_texts(tables: Mapping[str, Table], text_columns: Sequence[str]) -> list[Any]:
+    """Return the texts of the first row of the first file."""
+    table = next(iter(tables.values()))
+    return [table.column(name)[0] for name in text_columns]
+
+
+def _with_labels(table: Table, text_columns: tuple[str, ...], label_column: str, head: Head, bad: BadRows) -> Table:
+    """Keep the rows whose labels the head can read, and which fit their texts."""
+
+    def problem(row: list[Any]) -> str | None:
+        *texts, label = row
+        return head.row_problem([head.read_text(text) for text in texts], label)
+
+    table = table.checked(label_column, head.label_problem, bad)
+    return table.checked_rows((*text_columns, label_column), problem, bad)
 
 
 def _with_texts(table: Table, text_columns: tuple[str, ...], reader: Head | type[Head], bad: BadRows) -> Table:
@@ -179,7 +203,10 @@ def _not_empty(table: Table) -> Table:
 
 def _columns(table: Table, text_columns: tuple[str, ...], label_column: str | None, head: Head) -> dict[str, list[Any]]:
     """Make the columns of a data set from a table of valid rows."""
-    columns = {key: table.column(name) for key, name in zip(("text", "text_pair"), text_columns, strict=False)}
+    columns = {
+        key: [head.read_text(value) for value in table.column(name)]
+        for key, name in zip(head.inputs, text_columns, strict=False)
+    }
     columns["index"] = table.index
     if label_column is not None:
         columns["label"] = head.read_labels(table.column(label_column))

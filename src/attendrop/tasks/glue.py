@@ -1,19 +1,18 @@
 """The nine GLUE tasks (Wang et al., 2019), from the official files or from the hub."""
 
 import math
-import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import datasets
 from datasets import Dataset
 
 from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task, TaskData
+from attendrop.tasks.sources import check_splits, find_folder, load_from_hub
 from attendrop.tasks.table_files import decode
 
 HUB_NAME = "nyu-mll/glue"
@@ -82,7 +81,7 @@ class GlueSource:
         labels: Format of the labels in files and submissions.
         hub_columns: The text columns on the hub.
         header: The columns of train and dev files that have no header line.
-        files: File names by split.
+        file_names: File names by split.
     """
 
     task: Task
@@ -91,7 +90,31 @@ class GlueSource:
     labels: _Classes | _Range
     hub_columns: tuple[str, ...]
     header: tuple[str, ...] = ()
-    files: dict[str, str] = field(default_factory=lambda: _FILES)
+    file_names: dict[str, str] = field(default_factory=lambda: _FILES)
+
+    def load(self, data_dir: str | Path | None, splits: Sequence[str]) -> TaskData:
+        """Load splits, from the places listed in :func:`attendrop.tasks.registry.load_task`."""
+        check_splits(self.task, splits, self.file_names)
+        folder = self._folder(data_dir)
+        wanted = self._with_mismatched(splits)
+        if folder is None:
+            return TaskData(self.task, {s: _from_hub(self, s) for s in wanted}, f"Hugging Face hub {HUB_NAME}")
+        wanted = [s for s in wanted if s in splits or (folder / self.file_names[s]).is_file()]
+        return TaskData(self.task, {s: _from_file(self, folder, s) for s in wanted}, f"local folder {folder}")
+
+    def files(self, data_dir: str | Path | None) -> list[Path]:
+        """Return the local files; none if the task is loaded from the hub."""
+        folder = self._folder(data_dir)
+        return [] if folder is None else [folder / name for name in self.file_names.values()]
+
+    def _folder(self, data_dir: str | Path | None) -> Path | None:
+        files = self.file_names.values()
+        return find_folder(data_dir, (self.folder, self.task.name), within="glue", files=files)
+
+    def _with_mismatched(self, splits: Sequence[str]) -> list[str]:
+        """Add MNLI's mismatched sets to the matched ones."""
+        extra = [f"{split}_mismatched" for split in splits if f"{split}_mismatched" in self.file_names]
+        return list(dict.fromkeys([*splits, *extra]))
 
 
 _YES_NO = _Classes(("0", "1"))
@@ -130,7 +153,7 @@ _SOURCES = (
     ),
     GlueSource(
         _task("mnli", _PAIR, _NLI, _ACCURACY, "does the premise entail, contradict or leave open?"),
-        "MNLI", "gold_label", _Classes(_NLI), ("premise", "hypothesis"), files=_MNLI_FILES,
+        "MNLI", "gold_label", _Classes(_NLI), ("premise", "hypothesis"), file_names=_MNLI_FILES,
     ),
     GlueSource(
         _task("qnli", ("question", "sentence"), _ENTAILMENT, _ACCURACY, "does the sentence answer the question?"),
@@ -148,55 +171,7 @@ _SOURCES = (
 GLUE: dict[str, GlueSource] = {source.task.name: source for source in _SOURCES}
 
 
-def load_glue(source: GlueSource, data_dir: str | Path | None, splits: Sequence[str]) -> TaskData:
-    """Load splits of a GLUE task, from the places listed in :func:`attendrop.tasks.registry.load_task`."""
-    for split in splits:
-        if split not in source.files:
-            hint = did_you_mean(split, source.files) or f"; it has {', '.join(source.files)}."
-            raise AttendropError(f"{source.task.name} has no split {split!r}{hint}")
-    folder = _find_folder(source, data_dir)
-    if folder is None:
-        wanted = _with_mismatched(source, splits)
-        return TaskData(source.task, {s: _from_hub(source, s) for s in wanted}, f"Hugging Face hub {HUB_NAME}")
-    wanted = [s for s in _with_mismatched(source, splits) if s in splits or (folder / source.files[s]).is_file()]
-    return TaskData(source.task, {s: _from_file(source, folder, s) for s in wanted}, f"local folder {folder}")
-
-
-def glue_files(source: GlueSource, data_dir: str | Path | None) -> list[Path]:
-    """Return the local files of a GLUE task; none if it is loaded from the hub."""
-    folder = _find_folder(source, data_dir)
-    return [] if folder is None else [folder / name for name in source.files.values()]
-
-
-def _with_mismatched(source: GlueSource, splits: Sequence[str]) -> list[str]:
-    """Add MNLI's mismatched sets to the matched ones."""
-    extra = [f"{split}_mismatched" for split in splits if f"{split}_mismatched" in source.files]
-    return list(dict.fromkeys([*splits, *extra]))
-
-
 # Local files ----------------------------------------------------------------------------------------------------------
-
-
-def _find_folder(source: GlueSource, data_dir: str | Path | None) -> Path | None:
-    """Find the task's folder in ``data_dir``, otherwise in ``$ATTENDROP_DATA``; None means the hub."""
-    root = data_dir or os.environ.get("ATTENDROP_DATA")
-    if not root:
-        return None
-    root = Path(root)
-    if data_dir and not root.is_dir():
-        raise AttendropError(f"the data folder {str(root)!r} does not exist; name a folder of GLUE files.")
-    children = [child for parent in (root / "glue", root) if parent.is_dir() for child in sorted(parent.iterdir())]
-    for folder in (*children, root):
-        if folder.is_dir() and folder.name.lower().replace("-", "") == source.task.name:
-            return folder
-    if not data_dir:
-        return None
-    if any((root / file).is_file() for file in source.files.values()):
-        return root
-    raise AttendropError(
-        f"the data folder {str(root)!r} holds neither 'glue/{source.folder}' nor '{source.folder}', "
-        f"nor a file such as {source.files['train']!r}; name a folder that has one."
-    )
 
 
 def _from_file(source: GlueSource, folder: Path, split: str) -> Dataset:
@@ -205,7 +180,7 @@ def _from_file(source: GlueSource, folder: Path, split: str) -> Dataset:
     Rows with a wrong number of fields, an empty text or an empty label are skipped with a warning if they are at most
     one in a thousand. More of them is an error, as is one in a test file, because a submission needs every row.
     """
-    path, task = folder / source.files[split], source.task
+    path, task = folder / source.file_names[split], source.task
     if not path.is_file():
         raise AttendropError(f"the folder {str(folder)!r} has no file {path.name!r}, which {task.name} {split} needs.")
     lines = [line.removesuffix("\r") for line in decode(path).rstrip("\r\n").split("\n")]
@@ -274,14 +249,7 @@ _MNLI_HUB_SPLITS = {"dev": "validation_matched", "dev_mismatched": "validation_m
 def _from_hub(source: GlueSource, split: str) -> Dataset:
     task = source.task
     hub_split = (_MNLI_HUB_SPLITS if task.name == "mnli" else _HUB_SPLITS).get(split, split)
-    try:
-        raw = datasets.load_dataset(HUB_NAME, task.name, split=hub_split)
-    except Exception as error:  # the hub's client and its HTTP library raise many classes
-        reason = str(error).strip().partition("\n")[0]
-        raise AttendropError(
-            f"{task.name} is not in a local folder, and loading {HUB_NAME} from the hub failed "
-            f"({type(error).__name__}: {reason}); name a folder of GLUE files with --data-dir or ATTENDROP_DATA."
-        ) from error
+    raw = load_from_hub(task, HUB_NAME, task.name, split=hub_split)
     columns = {key: list(raw[name]) for key, name in zip(("text", "text_pair"), source.hub_columns, strict=False)}
     if not split.startswith("test"):
         columns["label"] = list(raw["label"])

@@ -16,13 +16,13 @@ sentences of a pair are always in the same split.
 import random
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import TypeVar
 
 from datasets import Dataset
 
-from attendrop.argument_checks import did_you_mean
-from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task, TaskData
+from attendrop.tasks.sources import check_splits
 
 GRAMMAR = Task(
     name="grammar",
@@ -146,10 +146,7 @@ def load_grammar(splits: Sequence[str], seed: int = 0) -> TaskData:
     Raises:
         AttendropError: A split is unknown.
     """
-    for split in splits:
-        if split not in _PAIRS:
-            hint = did_you_mean(split, _PAIRS) or f"; it has {', '.join(_PAIRS)}."
-            raise AttendropError(f"grammar has no split {split!r}{hint}")
+    check_splits(GRAMMAR, splits, _PAIRS)
     wanted = dict.fromkeys([*splits, *(["ood"] if "dev" in splits else [])])
     generated = _generate(seed)
     columns = {
@@ -162,3 +159,17 @@ def load_grammar(splits: Sequence[str], seed: int = 0) -> TaskData:
     }
     loaded = {split: Dataset.from_dict(rows) for split, rows in columns.items()}
     return TaskData(GRAMMAR, loaded, f"generated (seed {seed})")
+
+
+class GrammarSource:
+    """The generated data as the source of a task."""
+
+    task = GRAMMAR
+
+    def load(self, data_dir: str | Path | None, splits: Sequence[str]) -> TaskData:
+        """Generate splits; ``data_dir`` has no effect."""
+        return load_grammar(splits)
+
+    def files(self, data_dir: str | Path | None) -> list[Path]:
+        """Return no files."""
+        return []

@@ -39,8 +39,8 @@ def compute_scores(task: Task, outputs: Array, labels: Array) -> dict[str, float
 
     Args:
         task: The task.
-        outputs: Outputs of the model, one row per example, such as logits ``(rows, classes)``.
-        labels: In the format of the model's ``labels``.
+        outputs: Outputs of the model, one entry per row, such as logits ``(rows, classes)``.
+        labels: References, as :meth:`Head.references` returns them.
 
     Raises:
         AttendropError: There are no rows, or an output is NaN or infinite because the model diverged.
@@ -56,8 +56,8 @@ def constant_scores(task: Task, train_labels: Array, labels: Array) -> tuple[str
 
     Args:
         task: The task.
-        train_labels: Labels of the training data, in the format of the model's ``labels``.
-        labels: Labels to score, in the same format.
+        train_labels: References of the training data, as :meth:`Head.references` returns them.
+        labels: References to score.
 
     Returns:
         The class or number, and its scores; None if the kind of task has no constant prediction.

@@ -1,4 +1,4 @@
-"""Tasks: GLUE, custom files and a generated demonstration set, from raw rows to scores and predictions.
+"""Tasks: named ones and custom files, from raw rows to scores and predictions.
 
 Load a task with :func:`load_task` or :func:`load_files`, sample or split it with :func:`few_shot`, :func:`subset` and
 :func:`hold_out`, tokenize it with :func:`encode`, score outputs with :func:`compute_scores`, and write them with
@@ -12,10 +12,11 @@ from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.custom_files import load_files
-from attendrop.tasks.glue import GLUE, glue_files, load_glue
-from attendrop.tasks.grammar import GRAMMAR, load_grammar
+from attendrop.tasks.glue import GLUE
+from attendrop.tasks.grammar import GrammarSource
 from attendrop.tasks.metrics import compute_scores, constant_scores, with_metric
 from attendrop.tasks.prediction_files import PredictionWriter, output_format, write_predictions
+from attendrop.tasks.sources import TaskSource
 from attendrop.tasks.splits import few_shot, hold_out, subset
 from attendrop.tasks.token_columns import TokenColumn
 from attendrop.tasks.tokenization import encode
@@ -40,12 +41,13 @@ __all__ = [
     "with_metric",
     "write_predictions",
 ]
-_TASKS: dict[str, Task] = {name: source.task for name, source in GLUE.items()} | {GRAMMAR.name: GRAMMAR}
+_EVERY_SOURCE: tuple[TaskSource, ...] = (*GLUE.values(), GrammarSource())
+_SOURCES: dict[str, TaskSource] = {source.task.name: source for source in _EVERY_SOURCE}
 
 
 def task_names() -> list[str]:
     """Return the names of the tasks of :func:`load_task`."""
-    return list(_TASKS)
+    return list(_SOURCES)
 
 
 def get_task(name: str) -> Task:
@@ -54,15 +56,19 @@ def get_task(name: str) -> Task:
     Raises:
         AttendropError: There is no such task.
     """
-    if name not in _TASKS:
-        hint = did_you_mean(name, _TASKS) or f"; the tasks are {', '.join(_TASKS)}."
+    return _source(name).task
+
+
+def _source(name: str) -> TaskSource:
+    if name not in _SOURCES:
+        hint = did_you_mean(name, _SOURCES) or f"; the tasks are {', '.join(_SOURCES)}."
         raise AttendropError(f"there is no task {name!r}{hint}")
-    return _TASKS[name]
+    return _SOURCES[name]
 
 
 def task_files(name: str, data_dir: str | Path | None = None) -> list[Path]:
     """Return the local files that :func:`load_task` would read; raise the same errors."""
-    return glue_files(GLUE[name], data_dir) if get_task(name).name in GLUE else []
+    return _source(name).files(data_dir)
 
 
 def load_task(name: str, *, data_dir: str | Path | None = None, splits: Sequence[str] = ("train", "dev")) -> TaskData:
@@ -80,5 +86,4 @@ def load_task(name: str, *, data_dir: str | Path | None = None, splits: Sequence
         AttendropError: The task or a split is unknown, a folder or file is missing, a file is broken, or the hub cannot
             be reached.
     """
-    task = get_task(name)
-    return load_grammar(splits) if task is GRAMMAR else load_glue(GLUE[name], data_dir, splits)
+    return _source(name).load(data_dir, splits)

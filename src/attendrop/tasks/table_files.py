@@ -52,8 +52,17 @@ class Table:
         return [row[position] for row in self.rows]
 
     def checked(self, column: str, problem_of: Callable[[Any], str | None], bad: BadRows) -> "Table":
-        """Return the table without the rows where ``problem_of`` finds a problem; report these to ``bad``."""
-        problems = [problem_of(value) for value in self.column(column)]
+        """Return the table without rows where ``problem_of`` finds a problem in a column; report these to ``bad``."""
+        return self._without([problem_of(value) for value in self.column(column)], bad, column)
+
+    def checked_rows(
+        self, columns: Sequence[str], problem_of: Callable[[list[Any]], str | None], bad: BadRows
+    ) -> "Table":
+        """Return the table without rows where ``problem_of`` finds that values of several columns do not fit."""
+        values = zip(*(self.column(column) for column in columns), strict=True)
+        return self._without([problem_of(list(row)) for row in values], bad, None)
+
+    def _without(self, problems: Sequence[str | None], bad: BadRows, column: str | None) -> "Table":
         for row, problem in enumerate(problems):
             if problem is not None:
                 content = dict(zip(self.columns, self.rows[row], strict=True))

@@ -1,7 +1,7 @@
 """Columns with numbers for each token: reading, checks against the tokens, truncation with the texts."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,7 +96,7 @@ def _shown(value: Any) -> str:
 
 def align(
     columns: Sequence[TokenColumn],
-    rows: dict[str, list[Any]],
+    rows: Mapping[str, list[Any]],
     whole: BatchEncoding,
     cut: BatchEncoding,
     tokenizer: PreTrainedTokenizerBase,

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task
-from attendrop.tasks.token_columns import TokenColumn, align
+from attendrop.tasks.token_columns import TokenColumn
 
 # Default of runs, and of models that were not made by a run.
 DEFAULT_MAX_LENGTH = 128
@@ -40,7 +40,7 @@ def encode(
         AttendropError: ``max_length`` leaves no room for the texts, or a row of a token column does not have one entry
             for each token before truncation.
     """
-    limit = length_limit(tokenizer, max_length, pair="text_pair" in dataset.column_names)
+    limit = length_limit(tokenizer, max_length, pair=task.head.joins_pairs(dataset.column_names))
 
     def tokenise(columns: dict[str, list[Any]]) -> dict[str, Any]:
         return encode_columns(columns, task, tokenizer, limit, token_columns)
@@ -88,7 +88,7 @@ def encode_columns(
     cut = task.head.tokenize(columns, tokenizer, max_length)
     encoded: dict[str, Any] = dict(cut)
     if token_columns:
-        encoded |= align(token_columns, columns, task.head.tokenize(columns, tokenizer, None), cut, tokenizer)
+        encoded |= task.head.align(token_columns, columns, cut, tokenizer)
     encoded["length"] = task.head.lengths(encoded)
     if "label" in columns:
         encoded["labels"] = task.head.targets(columns["label"], cut, tokenizer)

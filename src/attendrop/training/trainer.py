@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,8 @@ class RegularizedTrainer(Trainer):
         regularizer: A method, such as ``ADDrop(p=0.3, q=0.3)``. None is plain fine-tuning.
         reward_dataset: Labelled rows, not trained on, that a method may score models on while it trains.
             By default the method sets a fraction of ``train_dataset`` aside, or takes ``eval_dataset``, as it says.
+        compute_reward_metrics: Metrics of batches of these rows, for methods that reward them; by default
+            ``compute_metrics``.
         **kwargs: As for ``transformers.Trainer``.
 
     Attributes:
@@ -69,11 +72,17 @@ class RegularizedTrainer(Trainer):
     """
 
     def __init__(
-        self, *args: Any, regularizer: Method | None = None, reward_dataset: Any = None, **kwargs: Any
+        self,
+        *args: Any,
+        regularizer: Method | None = None,
+        reward_dataset: Any = None,
+        compute_reward_metrics: Callable[[EvalPrediction], dict[str, float]] | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.regularizer = regularizer or FineTune()
         self.reward_dataset = reward_dataset
+        self.compute_reward_metrics = compute_reward_metrics or self.compute_metrics
         self._regularization: Regularization | None = None
         self._trainer_loss: TrainerLoss | None = None
         self.method_state: MethodState | None = None
@@ -230,7 +239,7 @@ class RegularizedTrainer(Trainer):
             scaler=self.accelerator.scaler,
             reward_data=self._labelled(self.reward_dataset) if self.regularizer.rewarded_on() is not None else None,
             train_data=self._labelled(self.train_dataset),
-            metric=self._metric if self.compute_metrics is not None and self.args.metric_for_best_model else None,
+            metric=self._metric if self.compute_reward_metrics and self.args.metric_for_best_model else None,
             **tokens_of(self.processing_class),
         )
 
@@ -261,8 +270,8 @@ class RegularizedTrainer(Trainer):
 
     def _metric(self, logits: Any, labels: Any) -> float:
         """Compute the metric that selects the best model, with a sign such that more is better."""
-        assert self.compute_metrics is not None
-        found = self.compute_metrics(EvalPrediction(predictions=logits, label_ids=labels))
+        assert self.compute_reward_metrics is not None
+        found = self.compute_reward_metrics(EvalPrediction(predictions=logits, label_ids=labels))
         value = float(found[str(self.args.metric_for_best_model).removeprefix("eval_")])
         return value if self.args.greater_is_better in (None, True) else -value
 

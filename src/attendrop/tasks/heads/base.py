@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -13,6 +13,7 @@ from datasets import Dataset
 from attendrop.errors import AttendropError
 from attendrop.tasks.label_column import text_problem, value_problem
 from attendrop.tasks.table_files import Table
+from attendrop.tasks.token_columns import TokenColumn, align
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -40,16 +41,19 @@ class Metric:
 
 @dataclass(frozen=True)
 class Head(ABC):
-    """A kind of task, with its classes. To add one, write a subclass and add it to ``heads/registry.py``.
+    """A kind of task, with its classes. To add one, write a subclass and add it to ``heads/builtin.py``.
 
-    *Labels* are the values of the column ``"label"`` of a data set, *targets* the ``labels`` passed to the model, and
-    *outputs* an array with one row per example, as returned by :meth:`predict`. Rows are columns by name, as in
-    :class:`attendrop.tasks.base.TaskData`.
+    *Labels* are the values of the column ``"label"`` of a data set, *targets* the ``labels`` passed to the model.
+    *Raw outputs* are what passes of the model return, collected over batches, and *outputs* an array with one entry per
+    row of the data, which :meth:`row_outputs` makes of them. Metrics compare outputs with *references*, one entry per
+    row. Rows are columns by name, as in :class:`attendrop.tasks.base.TaskData`.
 
     Attributes:
         label_names: The classes, in the order of their ids; empty if there are none.
         kind: Name of the kind of task, ``Task.kind``.
         label_type: Value of ``--label-type`` for labels of this kind.
+        inputs: Columns of a data set that the head can read, in the order of ``--text-columns``.
+        least_inputs: Number of those that it needs.
         needs_labels: Whether rows for training and scoring need a label.
         auto_class: Class of transformers that loads models of this kind.
         problem_type: ``problem_type`` of the model's configuration, which selects the loss.
@@ -61,12 +65,16 @@ class Head(ABC):
         has_probabilities: Whether predictions can come with the probabilities of all classes.
         has_class_weights: Whether the loss supports class weights.
         has_pooling: Whether models read one vector for the whole input, for which there is a choice.
+        baselines: Baselines without fine-tuning that are defined for this kind of task.
+        tokenizer_options: Arguments with which tokenizers of this kind of model are loaded.
     """
 
     label_names: tuple[str, ...] = ()
 
     kind: ClassVar[str]
     label_type: ClassVar[str]
+    inputs: ClassVar[tuple[str, ...]] = ("text", "text_pair")
+    least_inputs: ClassVar[int] = 1
     needs_labels: ClassVar[bool] = True
     auto_class: ClassVar[str]
     problem_type: ClassVar[Any] = None
@@ -78,6 +86,8 @@ class Head(ABC):
     has_probabilities: ClassVar[bool] = False
     has_class_weights: ClassVar[bool] = False
     has_pooling: ClassVar[bool] = False
+    baselines: ClassVar[tuple[str, ...]] = ()
+    tokenizer_options: ClassVar[Mapping[str, Any]] = {}
 
     # In words -------------------------------------------------------------------------------------------------------
 
@@ -99,9 +109,9 @@ class Head(ABC):
     # The model ------------------------------------------------------------------------------------------------------
 
     @classmethod
-    @abstractmethod
     def recognizes(cls, config: PreTrainedConfig) -> bool:
-        """Tell whether a saved model has this head. Heads are tried in the order of the registry."""
+        """Tell whether a saved model has this head: by its class. Heads are tried in the order of the registry."""
+        return cls._class_name(config) in (config.architectures or ())
 
     @classmethod
     @abstractmethod
@@ -125,11 +135,23 @@ class Head(ABC):
         return getattr(transformers, self.auto_class)
 
     def configure(self, config: PreTrainedConfig) -> None:
-        """Set the size, the names and the loss of the head in a model's configuration."""
+        """Set the class, the size, the names and the loss of the head in a model's configuration."""
+        config.architectures = [name] if (name := self._class_name(config)) else None
         config.num_labels = len(self.output_names)
         config.problem_type = self.problem_type
         config.id2label = dict(enumerate(self.output_names))
         config.label2id = {name: number for number, name in enumerate(self.output_names)}
+
+    @classmethod
+    def _class_name(cls, config: PreTrainedConfig) -> str | None:
+        """Return the name of the class of transformers for a configuration; None if its family has none."""
+        import transformers
+
+        mapping = getattr(transformers, cls.auto_class)._model_mapping
+        if type(config) not in mapping:
+            return None
+        found = mapping[type(config)]
+        return str((found[0] if isinstance(found, tuple) else found).__name__)
 
     def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
         """Return Python code that loads and calls the model, for its card.
@@ -165,10 +187,33 @@ logits = model(**inputs).logits"""
 
     # Labels and texts of custom files -------------------------------------------------------------------------------
 
+    @classmethod
+    def may_read(cls, texts: Sequence[Any]) -> bool:
+        """Tell whether texts, those of the first row of a file, may be of this kind, if nobody said what labels are."""
+        return False
+
+    @classmethod
+    def suits(cls, tables: Mapping[str, Table], column: str) -> bool:
+        """Tell whether labels of files, of which nobody said what they are, are of this kind.
+
+        Args:
+            tables: As for :meth:`from_labels`, with texts that the head :meth:`may_read`.
+            column: As for :meth:`from_labels`.
+
+        Raises:
+            AttendropError: It is unclear.
+        """
+        return True
+
     @staticmethod
     def text_problem(value: Any) -> str | None:
         """Describe what is wrong with a text of a file, or return None."""
         return text_problem(value)
+
+    @staticmethod
+    def read_text(value: Any) -> Any:
+        """Convert a text of a file that has no :meth:`text_problem` to the value of a data set."""
+        return value
 
     @staticmethod
     def value_problem(value: Any) -> str | None:
@@ -177,12 +222,13 @@ logits = model(**inputs).logits"""
 
     @classmethod
     @abstractmethod
-    def from_labels(cls, tables: Mapping[str, Table], column: str) -> Self:
+    def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
         """Make the head for the labels in files.
 
         Args:
             tables: By split: "train", "dev" or both.
             column: Column of the labels; none has a :meth:`value_problem`.
+            asked: Whether the user said what the labels are.
 
         Raises:
             AttendropError: No model can be trained on these labels.
@@ -192,15 +238,29 @@ logits = model(**inputs).logits"""
     def label_problem(self, value: Any) -> str | None:
         """Describe what is wrong with a label that has no :meth:`value_problem`, or return None."""
 
+    def row_problem(self, texts: Sequence[Any], label: Any) -> str | None:
+        """Describe in what the texts and the label of a row, each without a problem, do not fit, or return None."""
+        return None
+
     @abstractmethod
     def read_labels(self, values: Sequence[Any]) -> list[Any]:
         """Convert values of a file that have no :meth:`label_problem` to labels."""
 
     # Encoding -------------------------------------------------------------------------------------------------------
 
+    @classmethod
+    def inputs_in(cls, columns: Collection[str]) -> list[str]:
+        """List the columns that the head reads, of those that rows have."""
+        return [name for name in cls.inputs if name in columns]
+
+    @classmethod
+    def joins_pairs(cls, columns: Collection[str]) -> bool:
+        """Tell whether rows with these columns are tokenized as pairs of texts."""
+        return len(cls.inputs_in(columns)) > 1
+
     def tokenize(self, columns: Columns, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> BatchEncoding:
         """Tokenize the texts of rows, without padding; with ``max_length=None``, without truncation."""
-        texts = [columns[name] for name in ("text", "text_pair") if name in columns]
+        texts = [columns[name] for name in self.inputs_in(columns)]
         limits: dict[str, Any] = (
             {"verbose": False} if max_length is None else {"truncation": True, "max_length": max_length}
         )
@@ -215,6 +275,26 @@ logits = model(**inputs).logits"""
         """Return all token ids of each row."""
         return encoded["input_ids"]  # type: ignore[no-any-return]
 
+    def align(
+        self,
+        token_columns: Sequence[TokenColumn],
+        columns: Columns,
+        encoded: BatchEncoding,
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> dict[str, list[Any]]:
+        """Make columns with an entry for each token of the encoded rows, from those of the rows.
+
+        Args:
+            token_columns: The columns.
+            columns: Rows, with these columns and "place".
+            encoded: The same rows, tokenized and truncated.
+            tokenizer: The tokenizer.
+
+        Raises:
+            AttendropError: A row has more or fewer entries than its whole input has tokens.
+        """
+        return align(token_columns, columns, self.tokenize(columns, tokenizer, None), encoded, tokenizer)
+
     @abstractmethod
     def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase) -> list[Any]:
         """Make the ``labels`` of the model, without padding."""
@@ -228,21 +308,36 @@ logits = model(**inputs).logits"""
     # Outputs --------------------------------------------------------------------------------------------------------
 
     def predict(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Array:
-        """Compute the outputs of a model for a batch; called without gradients."""
+        """Compute the raw outputs of a model for a batch; called without gradients."""
         logits: Array = model(**batch).logits.float().cpu().numpy()
         return logits
 
     def trainer_outputs(self, logits: Any, labels: Any) -> Any:
-        """Select the outputs that the trainer keeps for scoring: its ``preprocess_logits_for_metrics``."""
+        """Select the raw outputs that the trainer keeps for scoring: its ``preprocess_logits_for_metrics``."""
         return logits[0] if isinstance(logits, tuple) else logits  # some models return more than logits
 
     def concatenate(self, parts: Sequence[Any]) -> Array:
-        """Concatenate the outputs, or targets, of several batches."""
+        """Concatenate the raw outputs of several batches."""
         return np.concatenate([np.asarray(part) for part in parts])
 
-    def mask_outputs(self, outputs: Array, encoded: Mapping[str, Any]) -> Array:
-        """Mark outputs that are not predictions, such as those for special tokens."""
-        return outputs
+    def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Array:
+        """Convert raw outputs to outputs, one entry per row of the data, that can be decoded and scored.
+
+        Args:
+            raw: Raw outputs of all encoded rows, in their order.
+            encoded: All columns that :meth:`tokenize` made, and "labels"; in training, of the batches on which a
+                method is rewarded, only "labels".
+            tokenizer: The tokenizer.
+        """
+        return raw
+
+    def references(self, encoded: Mapping[str, Any]) -> Array:
+        """Return what outputs are scored against, one entry per row of the data; as for :meth:`row_outputs`."""
+        return self.label_array(encoded["labels"][:])
+
+    def label_array(self, labels: Sequence[Any]) -> Array:
+        """Convert labels of rows to references."""
+        return np.asarray(labels)
 
     def checked(self, outputs: Array) -> Array:
         """Convert outputs to float64.
@@ -274,8 +369,8 @@ logits = model(**inputs).logits"""
     def metrics(self) -> Mapping[str, Metric]:
         """Metrics by name; the names are those of scikit-learn's scorers where it has them."""
 
-    def constant_answer(self, train_targets: Array, targets: Array) -> tuple[str | float, Array] | None:
-        """Return the best constant prediction, and outputs that make it for all ``targets``; or None."""
+    def constant_answer(self, train: Array, references: Array) -> tuple[str | float, Array] | None:
+        """Return the best constant prediction, given the references of training, and outputs that make it; or None."""
         return None
 
     def predicted_counts(self, outputs: Array) -> dict[str, int]:
@@ -297,8 +392,7 @@ logits = model(**inputs).logits"""
 
     def texts(self, rows: Dataset) -> list[tuple[str, ...]]:
         """Return the texts of each row, for comparison and display."""
-        columns = [rows[name][:] for name in ("text", "text_pair") if name in rows.column_names]
-        return list(zip(*columns, strict=True))
+        return list(zip(*(rows[name][:] for name in self.inputs_in(rows.column_names)), strict=True))
 
     def shown_label(self, label: Any) -> Any:
         """Return a label for display."""

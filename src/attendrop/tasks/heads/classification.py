@@ -128,7 +128,7 @@ class Classification(SequenceHead):
         Args:
             tables: As for :meth:`Head.from_labels`.
             column: As for :meth:`Head.from_labels`.
-            asked: Whether the user said that the labels are classes.
+            asked: As for :meth:`Head.from_labels`.
 
         Raises:
             AttendropError: The training data have a single class; or, unless ``asked``, labels are probably not
@@ -187,10 +187,10 @@ class Classification(SequenceHead):
         """Metrics of classification; binary ones if there are two classes."""
         return _METRICS | _BINARY_METRICS if len(self.label_names) == 2 else _METRICS
 
-    def constant_answer(self, train_targets: Array, targets: Array) -> tuple[str, Array]:
+    def constant_answer(self, train: Array, references: Array) -> tuple[str, Array]:
         """Return the most common class in training."""
-        most = int(np.bincount(train_targets).argmax())
-        return self.label_names[most], np.tile(np.eye(len(self.label_names))[most], (len(targets), 1))
+        most = int(np.bincount(train).argmax())
+        return self.label_names[most], np.tile(np.eye(len(self.label_names))[most], (len(references), 1))
 
     def predicted_counts(self, outputs: Array) -> dict[str, int]:
         """Count the predictions of each class."""

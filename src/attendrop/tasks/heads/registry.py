@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
 from attendrop.tasks.heads import builtin
 from attendrop.tasks.heads.base import Head
-from attendrop.tasks.heads.classification import Classification
-from attendrop.tasks.heads.regression import Regression
-from attendrop.tasks.label_column import are_numbers
 from attendrop.tasks.table_files import Table
 
 if TYPE_CHECKING:
@@ -35,8 +32,12 @@ def head_of_model(config: PreTrainedConfig) -> Head:
     return next(head for head in HEADS if head.recognizes(config)).from_config(config)
 
 
-def head_class(label_type: str) -> type[Head]:
-    """Return the kind of head that reads labels of a type; the candidates of "auto" read alike.
+def candidate_heads(label_type: str, texts: Sequence[Any]) -> tuple[type[Head], ...]:
+    """Return the kinds of heads that labels of a type may be for; those of "auto" check texts and labels alike.
+
+    Args:
+        label_type: One of ``LABEL_TYPES``.
+        texts: Texts of a row, by which "auto" chooses.
 
     Raises:
         AttendropError: The label type is unknown.
@@ -44,25 +45,21 @@ def head_class(label_type: str) -> type[Head]:
     if label_type not in LABEL_TYPES:
         hint = did_you_mean(label_type, LABEL_TYPES) or f"; it is one of {', '.join(LABEL_TYPES)}."
         raise AttendropError(f"there is no label type {label_type!r}{hint}")
-    return next((head for head in HEADS if head.label_type == label_type), Classification)
+    asked = tuple(head for head in HEADS if head.label_type == label_type)
+    return asked or tuple(head for head in HEADS if head.may_read(texts))
 
 
-def find_head(tables: Mapping[str, Table], column: str, label_type: str) -> Head:
+def find_head(kinds: Sequence[type[Head]], tables: Mapping[str, Table], column: str, *, asked: bool) -> Head:
     """Make the head for the labels in files.
 
-    With "auto", labels are numbers to predict if one has a decimal fraction or an exponent, otherwise classes.
-
     Args:
+        kinds: From :func:`candidate_heads`. Of several, the first that the labels suit is taken.
         tables: By split: "train", "dev" or both.
         column: Column of the labels.
-        label_type: One of ``LABEL_TYPES``.
+        asked: Whether the user named the label type.
 
     Raises:
-        AttendropError: As :meth:`Head.from_labels` says; and, with "auto", numbers are mixed with text, or it is
-            unclear whether labels are classes.
+        AttendropError: As :meth:`Head.from_labels` and :meth:`Head.suits` say.
     """
-    if label_type != "auto":
-        return head_class(label_type).from_labels(tables, column)
-    if are_numbers(tables, column):
-        return Regression.from_labels(tables, column)
-    return Classification.from_labels(tables, column, asked=False)
+    kind = next(kind for kind in kinds if asked or kind.suits(tables, column))
+    return kind.from_labels(tables, column, asked=asked)

@@ -15,7 +15,7 @@ from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 from attendrop.tasks.heads.base import Array, Metric
 from attendrop.tasks.heads.linear_fit import LinearFit, fit_ridge_regression
 from attendrop.tasks.heads.sequence import SequenceHead
-from attendrop.tasks.label_column import number_problem, written
+from attendrop.tasks.label_column import are_numbers, number_problem, written
 from attendrop.tasks.table_files import Table
 
 if TYPE_CHECKING:
@@ -78,7 +78,12 @@ class Regression(SequenceHead):
         return cls()
 
     @classmethod
-    def from_labels(cls, tables: Mapping[str, Table], column: str) -> Self:
+    def suits(cls, tables: Mapping[str, Table], column: str) -> bool:
+        """Accept numbers of which one has a decimal fraction or an exponent."""
+        return are_numbers(tables, column)
+
+    @classmethod
+    def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
         """Make the head; any numbers will do."""
         return cls()
 
@@ -106,10 +111,10 @@ class Regression(SequenceHead):
         """Return the column ``score``."""
         return [{"score": number} for number in self.decode(outputs)]
 
-    def constant_answer(self, train_targets: Array, targets: Array) -> tuple[float, Array]:
+    def constant_answer(self, train: Array, references: Array) -> tuple[float, Array]:
         """Return the mean of the training rows."""
-        mean = float(np.mean(train_targets))
-        return mean, np.full(len(targets), mean)
+        mean = float(np.mean(train))
+        return mean, np.full(len(references), mean)
 
     def describe_labels(self, rows: Dataset) -> dict[str, Any]:
         """Compute the range and the mean."""

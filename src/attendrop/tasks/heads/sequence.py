@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from attendrop.tasks.heads.base import Head
@@ -16,6 +17,12 @@ class SequenceHead(Head):
     auto_class = "AutoModelForSequenceClassification"
     pipeline_tag = "text-classification"
     has_pooling = True
+    baselines = ("majority", "tfidf", "frozen")
+
+    @classmethod
+    def may_read(cls, texts: Sequence[Any]) -> bool:
+        """Accept anything but lists; what is no text is refused later."""
+        return not any(isinstance(text, list) for text in texts)
 
     def model_class(self, config: PreTrainedConfig) -> Any:
         """Return the class of transformers; for the mean, where that has no such option, one of this library."""
