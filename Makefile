@@ -62,9 +62,11 @@ docs: $(STAMP)
 families: $(STAMP)
 	$(BIN)/python docs/make_families.py --run
 
-# The comparison of docs/small_data.md: an hour and a half on a core; resumes when started again.
+# The study of docs/does-it-help.md: hours on a core; resumes when started again. Needs ATTENDROP_DATA.
 study: $(STAMP)
-	$(BIN)/python benchmarks/small_data.py
+	for recipe in recipes/does_it_help/*.yaml; do \
+		$(BIN)/attendrop study $$recipe --output-dir runs/does_it_help/$$(basename $$recipe .yaml) || exit; \
+	done
 
 # Updates the pinned losses of ten steps of every method, after an intended change of behaviour.
 trajectories: $(STAMP)
