@@ -14,7 +14,7 @@ TRAIN_ROWS, OTHER_ROWS = 60, 12
 def write_stand_ins(folder: Path) -> Path:
     """Write the files below ``folder``, laid out like ``$ATTENDROP_DATA``."""
     for source in GLUE.values():
-        for split, name in source.files.items():
+        for split, name in source.file_names.items():
             if not split.startswith("test"):
                 path = folder / "glue" / source.folder / name
                 path.parent.mkdir(parents=True, exist_ok=True)
