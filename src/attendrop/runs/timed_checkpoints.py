@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 
-from attendrop.training.trainer import RegularizedTrainer
+from attendrop.runs.run_trainer import RunTrainer
 
 _BEST = "best_weights.safetensors"
 
@@ -35,7 +35,7 @@ class SaveBySeconds(TrainerCallback):
         self.last = time.monotonic()
 
 
-class BestInMemoryTrainer(RegularizedTrainer):
+class BestInMemoryTrainer(RunTrainer):
     """Trainer that holds the weights of the best epoch in memory, since no checkpoint may have them.
 
     When training ends, the model has these weights. Each checkpoint has them beside the latest ones.

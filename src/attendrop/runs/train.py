@@ -65,6 +65,7 @@ from attendrop.runs.run_folder import (
     run_folder,
 )
 from attendrop.runs.run_metrics import run_metrics, score_report, selection_report, selection_scores, training_fit
+from attendrop.runs.run_trainer import RunTrainer
 from attendrop.runs.small_data_recipe import decided
 from attendrop.runs.timed_checkpoints import BestInMemoryTrainer, SaveBySeconds
 from attendrop.runs.training_args import on_cpu, run_arguments
@@ -316,7 +317,7 @@ def _trainer(
     if checkpoint_seconds is not None:
         own.append(SaveBySeconds(checkpoint_seconds))
     in_memory = checkpoint_seconds is not None and run.chooses_epoch
-    trainer = (BestInMemoryTrainer if in_memory else RegularizedTrainer)(
+    trainer = (BestInMemoryTrainer if in_memory else RunTrainer)(
         loaded.model,
         arguments,
         regularizer=run.method,

@@ -70,6 +70,8 @@ def row_lengths(dataset: Any, original: Any, column: str) -> list[int]:
         if column in (getattr(source, "column_names", None) or ()) and len(source) == len(dataset):
             return [int(length) for length in source[column]]
     try:
+        if "input_ids" in (getattr(dataset, "column_names", None) or ()):
+            return [len(ids) for ids in dataset[:]["input_ids"]]
         return [len(dataset[i]["input_ids"]) for i in range(len(dataset))]
     except (KeyError, TypeError):
         raise AttendropError(
