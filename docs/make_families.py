@@ -83,8 +83,8 @@ def run(names: list[str]) -> None:
     """
     sys.path.insert(0, str(DOCS.parent / "tests"))
     import transformers
-    from families import families
-    from family_check import row
+    from helpers.families import families
+    from helpers.family_check import row
 
     known = {row["family"]: row for row in json.loads(DATA.read_text(encoding="utf-8"))["rows"]} if names else {}
     wrong = []

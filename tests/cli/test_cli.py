@@ -188,7 +188,7 @@ def test_doctor_knows_what_is_supported(folder: Path, capsys: Captured) -> None:
     assert [layer["index"] for layer in json.loads(capsys.readouterr().out)["sites"]] == [0, 1]
 
 
-@pytest.mark.parametrize("family", ["deberta-v2", "xlnet", "mpnet"])
+@pytest.mark.parametrize("family", ["megatron-bert", "xlnet", "longformer"])
 def test_doctor_says_what_is_not_supported(tmp_path: Path, capsys: Captured, family: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
     assert cli.main(["doctor", str(tmp_path)]) == 2
@@ -357,7 +357,7 @@ def unsupported(folder: Path, tmp_path: Path) -> list[str]:
     import transformers as hf
 
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    hf.MPNetModel(hf.MPNetConfig(vocab_size=30, **sizes)).save_pretrained(tmp_path)
+    hf.MegatronBertModel(hf.MegatronBertConfig(vocab_size=30, **sizes)).save_pretrained(tmp_path)
     hf.AutoTokenizer.from_pretrained(folder / "model").save_pretrained(tmp_path)
     return train_arguments(folder, "refused", "--model", str(tmp_path))
 
@@ -378,7 +378,7 @@ SITUATIONS: list[tuple[Callable[[Path, Path], list[str]], str]] = [
     (lambda f, t: ["train", "--train-file", f"{f}/train.csv", "--text-columns", "a"], "No label-column is given"),
     (without_label_column, "no label column is given"),
     (pickled, "holds pickled weights only (pytorch_model.bin)"),
-    (unsupported, "MPNetForSequenceClassification is not supported"),
+    (unsupported, "MegatronBertForSequenceClassification is not supported"),
     (lambda f, t: train_arguments(f, "run"), "holds a run already; --resume continues it, --overwrite replaces it."),
     (lambda f, t: train_arguments(f, "run", "--resume", "--seed", "1"), "began with seed=0, not 1"),
     (lambda f, t: train_arguments(f, "run", "--resume", "--set", "p=0.4"), "began with p=0.3, not 0.4"),

@@ -5,11 +5,16 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
+import numpy
 import torch
 from torch import Tensor
+
+from helpers.oracle_attention import forward_of
 
 
 def candidates(attribution: Tensor, valid: Tensor, p: float, direction: str = "high") -> Tensor:
@@ -60,13 +65,14 @@ def dropped_attention(scores: Tensor, valid: Tensor, drop: Tensor) -> Tensor:
 
 
 class EagerAttention:
-    """Replacement of the function ``eager_attention_forward`` of a model's file.
+    """Replacement of the function ``eager_attention_forward`` of a model's file, or of modules without it.
 
-    It records the weights of every call, and drops given positions.
+    It records the weights of every call, and drops given positions, or uses given weights.
     """
 
-    def __init__(self, drops: list[Tensor] | None = None) -> None:
+    def __init__(self, drops: list[Tensor] | None = None, given: list[Tensor] | None = None) -> None:
         self.drops = drops
+        self.given = given
         self.weights: list[Tensor] = []
         self.valid: list[Tensor] = []
 
@@ -85,20 +91,22 @@ class EagerAttention:
         kept = (valid & ~drop) | whole
         weights = torch.softmax(scores.masked_fill(~kept, -math.inf), dim=-1)
         weights = torch.where(whole, valid / valid.sum(-1, keepdim=True).clamp(min=1), weights).to(value.dtype)
+        weights = weights if self.given is None else self.given[len(self.weights)]
         self.weights.append(weights)
         self.valid.append(valid)
         return (weights @ value).transpose(1, 2).contiguous(), weights
 
     @contextmanager
     def in_place_of_stock(self, model: Any) -> Iterator[EagerAttention]:
-        """Replace the function in the model's file within the block."""
+        """Replace the function in the model's file, or the forward functions of modules, within the block."""
         file = sys.modules[type(model.base_model).__module__]
-        stock = file.eager_attention_forward
-        file.eager_attention_forward = self
-        try:
+        modules = {module: plain for module in model.modules() if (plain := forward_of(module)) is not None}
+        with ExitStack() as stack:
+            if not modules:
+                stack.enter_context(patch.object(file, "eager_attention_forward", self))
+            for module, plain in modules.items():
+                stack.enter_context(patch.object(module, "forward", partial(plain, self, module)))
             yield self
-        finally:
-            file.eager_attention_forward = stock
 
 
 @contextmanager
@@ -140,16 +148,30 @@ def target(task: str, logits: Tensor, labels: Tensor, *, gold: bool = False) -> 
     return total
 
 
+def integrated(model: Any, batch: dict[str, Tensor], task: str, weights: list[Tensor], chosen: Tensor) -> list[Tensor]:
+    """Integrate the gradients of all layers together from no attention to ``weights``, at 8 Gauss-Legendre nodes."""
+    total = [torch.zeros_like(each) for each in weights]
+    for node, share in zip(*numpy.polynomial.legendre.leggauss(8), strict=True):
+        leaves = [(each * (node + 1) / 2).requires_grad_() for each in weights]
+        with EagerAttention(given=leaves).in_place_of_stock(model):
+            score = target(task, model(**batch).logits, chosen, gold=True)
+        for place, gradient in zip(total, torch.autograd.grad(score, leaves), strict=True):
+            place += gradient * share / 2
+    return [each * gradient for each, gradient in zip(weights, total, strict=True)]
+
+
 def ad_drop(model: Any, batch: dict[str, Tensor], task: str, p: float, **options: Any) -> tuple[Tensor, list[Tensor]]:
     """Compute one step of AD-DROP with q = 1 on an eager model: the loss, and the masks of its layers in their order.
 
-    Options: ``direction``, ``gold``, and ``attribution`` (``"gradient"`` or ``"attention"``).
+    Options: ``direction``, ``gold``, and ``attribution`` (``"gradient"``, ``"attention"`` or ``"integrated_gradient"``,
+    in classification, with 8 points).
     """
     direction, gold = options.get("direction", "high"), options.get("gold", False)
+    attribution = options.get("attribution", "gradient")
     with EagerAttention().in_place_of_stock(model) as first:
         outputs = model(**batch)
         score = target(task, outputs.logits, batch["labels"], gold=gold)
-        if options.get("attribution", "gradient") == "gradient":
+        if attribution == "gradient":
             # One backward pass for each layer, as the paper's own code.
             found = [
                 torch.autograd.grad(score, weights, retain_graph=True, allow_unused=True)[0]
@@ -157,6 +179,8 @@ def ad_drop(model: Any, batch: dict[str, Tensor], task: str, p: float, **options
             ]
         else:
             found = first.weights
+    if attribution == "integrated_gradient":
+        found = integrated(model, batch, task, [weights.detach() for weights in found], outputs.logits.argmax(-1))
     found = [torch.zeros_like(w) if b is None else b.detach() for b, w in zip(found, first.weights, strict=True)]
     drops = [candidates(b, valid, p, direction) for b, valid in zip(found, first.valid, strict=True)]
     with EagerAttention(drops).in_place_of_stock(model):

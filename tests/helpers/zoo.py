@@ -122,6 +122,19 @@ _DECODER = {"decoder": 2}
 _BOTH = {"encoder": 2, "decoder": 2, "cross": 2}
 
 
+# Beside its sizes, what the configuration of microsoft/deberta-v3-base says.
+DEBERTA_V3 = {
+    "relative_attention": True,
+    "position_buckets": 4,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": "p2c|c2p",
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+    "max_relative_positions": -1,
+}
+
+
 @dataclass(frozen=True)
 class Entry:
     """Row of the table: how to make a model, and its expected attention layers."""
@@ -131,6 +144,7 @@ class Entry:
     attention_layers: Mapping[str, int]
     task: str = "class"  # "class", "tokens" (one label a token), "seq2seq", "lm", "image", "choice"
     dropouts: tuple[str, ...] = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+    implementations: tuple[str, ...] = ("sdpa", "eager")
 
 
 _DROPOUTS = {
@@ -192,10 +206,19 @@ ZOO: dict[str, Entry] = {
     "opt-class": Entry("OPTForSequenceClassification", _OPT, _DECODER, "class", _DROPOUTS["bart"]),
     "llama": Entry("LlamaForCausalLM", _LLAMA, _DECODER, "lm", _DROPOUTS["llama"]),
     "llama-class": Entry("LlamaForSequenceClassification", _LLAMA, _DECODER, "class", _DROPOUTS["llama"]),
+    "deberta-v3": Entry("DebertaV2ForSequenceClassification", _BERT | DEBERTA_V3, _ENCODER, implementations=("eager",)),
+    "deberta": Entry(
+        "DebertaForSequenceClassification",
+        _BERT | {"relative_attention": True, "pos_att_type": "c2p|p2c"},
+        _ENCODER,
+        implementations=("eager",),
+    ),
+    "mpnet": Entry("MPNetForSequenceClassification", _BERT, _ENCODER, implementations=("eager",)),
 }
+# Each model with each implementation of attention that it has.
+BUILDS = [(name, implementation) for name, entry in ZOO.items() for implementation in entry.implementations]
 REFUSED = {
-    "deberta-v2": ("DebertaV2ForSequenceClassification", _BERT),
-    "mpnet": ("MPNetForSequenceClassification", _BERT),
+    "megatron-bert": ("MegatronBertForSequenceClassification", _BERT),
     "xlnet": (
         "XLNetForSequenceClassification",
         {"vocab_size": VOCAB, "d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 16, "pad_token_id": PAD},
@@ -218,12 +241,15 @@ TEXT = [name for name in ZOO if name != "vit"]
 
 
 def build(
-    name: str, attention: str = "sdpa", *, dropout: float = 0.0, dtype: torch.dtype = torch.float32, **options: Any
+    name: str, attention: str | None = None, *, dropout: float = 0.0, dtype: torch.dtype = torch.float32, **options: Any
 ) -> Any:
-    """Make a model, in training mode. The weights are large, so that attention is far from uniform."""
+    """Make a model, in training mode. The weights are large, so that attention is far from uniform.
+
+    Its attention is SDPA if not given, or what it has.
+    """
     entry = ZOO[name]
     chosen = {**entry.options, **dict.fromkeys(entry.dropouts, dropout), **options}
-    return from_class(entry.model, chosen, attention).to(dtype).train()
+    return from_class(entry.model, chosen, attention or entry.implementations[0]).to(dtype).train()
 
 
 def from_class(class_name: str, options: Mapping[str, Any], attention: str | None = None) -> Any:

@@ -34,9 +34,11 @@ def step(model: Any, method: ADDrop, batches: list[zoo.Batch], seed: int = 0) ->
 # --- Against the naive implementation
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+NAIVE = ("bert", "bert-tokens", "modernbert", "albert", "gpt2", "llama-class", "bart", "t5", "deberta-v3", "mpnet")
+
+
 @pytest.mark.parametrize("options", [{}, {"gold": True}, {"direction": "low"}, {"attribution": "attention"}], ids=str)
-@pytest.mark.parametrize("name", ["bert", "bert-tokens", "modernbert", "albert", "gpt2", "llama-class", "bart", "t5"])
+@pytest.mark.parametrize(("name", "backend"), [build for build in zoo.BUILDS if build[0] in NAIVE])
 def test_with_q_1_losses_and_gradients_equal_the_naive_implementation(
     name: str, options: dict[str, Any], backend: str
 ) -> None:
@@ -293,7 +295,7 @@ def test_every_dtype_gives_finite_gradients(method: ADDrop, dtype: torch.dtype) 
     assert all(torch.isfinite(value).all() for value in gradients.values())
 
 
-@pytest.mark.parametrize("name", ["bert", "bart", "llama", "t5", "modernbert"])
+@pytest.mark.parametrize("name", ["bert", "bart", "llama", "t5", "modernbert", "deberta-v3"])
 @pytest.mark.parametrize(
     "method", [METHODS[0], METHODS[2], METHODS[3], METHODS[5]], ids=lambda m: m.attribution + m.units
 )

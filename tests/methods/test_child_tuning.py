@@ -195,7 +195,7 @@ def test_what_is_missing_is_said() -> None:
 
 
 def test_a_model_without_the_attention_interface_will_do() -> None:
-    model = zoo.from_class(*zoo.REFUSED["mpnet"])
+    model = zoo.from_class(*zoo.REFUSED["megatron-bert"])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with regularize(model, ChildTuning(), optimizer=optimizer) as reg:
         reg.loss(zoo.batch_of("bert")).backward()

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from attendrop import AttendropError, Compose, FineTune, Method, RDrop, regularize
 
-# Each model with each method on one of the backends; on the other, slow.
+# Each model with each method on one of its backends; on the other, slow.
 CELLS = [
     pytest.param(name, row, backend, marks=() if (i + j + k) % 2 == 0 else pytest.mark.slow)
     for i, name in enumerate(zoo.ZOO)
     for j, row in enumerate(TABLE | TERMS)
-    for k, backend in enumerate(("sdpa", "eager"))
+    for k, backend in enumerate(zoo.ZOO[name].implementations)
 ]
 
 

@@ -80,7 +80,7 @@ def test_a_dropped_block_is_not_computed_and_gets_no_gradient() -> None:
     assert all(p.grad is not None for p in model.bert.encoder.layer[0].parameters())
 
 
-@pytest.mark.parametrize("name", ["bert", "t5", "bart"])
+@pytest.mark.parametrize("name", ["bert", "t5", "bart", "deberta-v3"])
 def test_activation_checkpointing(name: str) -> None:
     found = []
     for checkpointing in (False, True):

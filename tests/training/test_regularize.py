@@ -113,7 +113,7 @@ def test_plain_fine_tuning_leaves_the_model_untouched() -> None:
 
 
 def test_plain_fine_tuning_takes_any_model() -> None:
-    model = zoo.from_class(*zoo.REFUSED["mpnet"])
+    model = zoo.from_class(*zoo.REFUSED["megatron-bert"])
     with regularize(model, FineTune()) as reg:
         assert torch.isfinite(reg.loss(zoo.batch_of("bert")))
 
@@ -256,11 +256,15 @@ def test_what_acts_without_being_counted_is_not_called_idle(caplog: pytest.LogCa
     assert "never took effect" not in caplog.text
 
 
-@pytest.mark.parametrize("method", [METHOD, LayerDrop(p=0.5)], ids=lambda method: method.name)
-def test_a_compiled_model_is_regularised_as_the_model_is(method: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [("bert", METHOD), ("bert", LayerDrop(p=0.5)), ("deberta-v3", METHOD), ("mpnet", METHOD)],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_a_compiled_model_is_regularised_as_the_model_is(name: str, method: Any) -> None:
     found = []
     for compiled in (False, True):
-        model, batch = zoo.build("bert"), zoo.batch_of("bert")
+        model, batch = zoo.build(name), zoo.batch_of(name)
         run = torch.compile(model, backend="eager") if compiled else model
         with regularize(run, method) as reg:
             reg.step()

@@ -90,8 +90,8 @@ def test_the_model_is_restored_after_training_and_after_an_error(tmp_path: Path)
 
 
 def test_an_unsupported_model_is_refused_before_training(tmp_path: Path) -> None:
-    model = zoo.from_class(*zoo.REFUSED["mpnet"])
-    with pytest.raises(AttendropError, match="MPNetForSequenceClassification is not supported"):
+    model = zoo.from_class(*zoo.REFUSED["megatron-bert"])
+    with pytest.raises(AttendropError, match="MegatronBertForSequenceClassification is not supported"):
         trainer_of(tmp_path, model=model).train()
     trainer_of(tmp_path, None, model=model, max_steps=1).train()
 

@@ -27,7 +27,9 @@ from attendrop.attention.interface import (
 from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.model_outputs import named_outputs
+from attendrop.attention.own_softmax import SoftmaxHooks, computes_softmax
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
+from attendrop.attention.running_plan import RunningPlan
 from attendrop.attention.trace_cache import trace_cache
 from attendrop.attention.tracing import Trace, trace
 from attendrop.errors import AttendropError
@@ -55,7 +57,10 @@ class ModelAdapter:
         self._configs = attention_configs(model, self._cache.attention)
         check_implementations(model, self._cache.attention, self._configs)
         self._trace: Trace | None = None
-        self._hooks = BlockHooks(model)
+        softmax = any(map(computes_softmax, self._cache.attention))
+        self._running = RunningPlan(model, takes_keyword=not softmax)
+        self._softmax_hooks = SoftmaxHooks(self._running)
+        self._hooks = BlockHooks(model, self._running)
         self._attached = False
 
     def attach(self) -> None:
@@ -64,6 +69,7 @@ class ModelAdapter:
             return
         if any(other.model is self.model for other in _ATTACHED):
             raise AttendropError(f"{type(self.model).__name__} is already regularised; leave the other block first.")
+        self._softmax_hooks.open(self._cache.attention)
         _ATTACHED.add(self)
         self._route()
         self._attached = True
@@ -71,6 +77,8 @@ class ModelAdapter:
     def detach(self) -> None:
         """Restore the model exactly. Idempotent."""
         self._hooks.close()
+        self._softmax_hooks.close()
+        self._running.close()
         if not self._attached:
             return
         _ATTACHED.discard(self)
@@ -112,6 +120,8 @@ class ModelAdapter:
         cache = trace_cache(self.model)
         if cache is not self._cache:
             self._cache, self._configs = cache, attention_configs(self.model, cache.attention)
+            if self._attached:
+                self._softmax_hooks.open(cache.attention)
         self._follow_switches()
         refuse_reentrant_checkpointing(cache.checkpointing)
         columns = frozenset(name for name, value in batch.items() if value is not None)

@@ -11,23 +11,24 @@ from torch import Tensor, nn
 
 from attendrop.attention.blocks import ModelStructure, hidden_states
 from attendrop.attention.edits import BlockEdit
-from attendrop.attention.module_hooks import ModuleHooks
+from attendrop.attention.module_hooks import ModuleHooks, refuse_wrapped
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
+from attendrop.attention.running_plan import RunningPlan
 from attendrop.errors import AttendropError
 
 
 class BlockHooks:
     """Hooks for plans that act beyond attention, registered when the first such plan is bound.
 
-    Blocks receive the plan as a keyword, as attention does. Embedding and head do not, so the plan of the model's call
-    is remembered while the model runs; under activation checkpointing neither runs again.
+    Blocks receive the plan as a keyword, as attention does, if the model hands keywords on. Embedding and head do not,
+    and take that of the call in progress; under activation checkpointing neither runs again.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, running: RunningPlan) -> None:
         self.model = model
+        self._running = running
         self._hooks = ModuleHooks()
         self._structure: ModelStructure | None = None
-        self._plan: Plan | None = None
         self._edits: list[tuple[BlockEdit, torch.Size]] = []
 
     def open(self, structure: ModelStructure) -> None:
@@ -35,21 +36,17 @@ class BlockHooks:
         if structure is self._structure:
             return
         self.close()
-        if any("forward" in module.__dict__ for module in structure.blocks):
-            raise AttendropError(f"The layers of {type(self.model).__name__} are wrapped already; unwrap them first.")
+        refuse_wrapped(self.model, structure.blocks)
         self._structure = structure
-
-        def enter(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-            self._plan = kwargs.get(PLAN_KEYWORD)
-
-        def leave(module: nn.Module, args: Any, output: Any) -> None:
-            self._plan = None
+        self._running.open()
 
         def embedded(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-            return output if self._plan is None else self._plan.embed(output)
+            plan = self._running.plan
+            return output if plan is None else plan.embed(output)
 
         def features(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            return args if self._plan is None else (self._plan.features(args[0]), *args[1:])
+            plan = self._running.plan
+            return args if plan is None else (plan.features(args[0]), *args[1:])
 
         def activations(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
             edit, shape = self._edits[-1] if self._edits else (BlockEdit(), torch.Size())
@@ -59,8 +56,6 @@ class BlockHooks:
             edit, shape = self._edits[-1] if self._edits else (BlockEdit(), torch.Size())
             return output if edit.feed_forward is None else _by_token(edit.feed_forward, output, shape)
 
-        self._hooks.before(self.model, enter, with_kwargs=True)
-        self._hooks.after(self.model, leave, always_call=True)
         if structure.embedding is not None:
             self._hooks.after(structure.embedding, embedded)
         if structure.head is not None:
@@ -81,7 +76,7 @@ class BlockHooks:
         original = module.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            plan: Plan | None = kwargs.get(PLAN_KEYWORD)
+            plan: Plan | None = kwargs.get(PLAN_KEYWORD, self._running.plan)
             block = None if plan is None else plan.locate_block(module)
             edit = None if plan is None or block is None else plan.block(block)
             if plan is None or block is None or edit is None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.integrations.sdpa_attention import repeat_kv
 
-from attendrop.attention.valid_keys import any_last, valid_keys_and_bias
+from attendrop.attention.valid_keys import after_drop, any_last, hidden_keys, valid_keys_and_bias
 from attendrop.errors import AttendropError
 
 # Keywords that change the scores in a way that is not implemented here; a value other than None is refused.
@@ -170,7 +170,7 @@ class AttentionComputation:
         query, valid, bias = self._masked(drop)
         mask = valid
         if bias is not None:
-            mask = bias if valid is None else bias.masked_fill(self._hidden(valid), -torch.inf)
+            mask = bias if valid is None else bias.masked_fill(hidden_keys(valid, self.valid), -torch.inf)
         return functional.scaled_dot_product_attention(
             query, self.key, self.value, attn_mask=mask, dropout_p=self.dropout, scale=self.scale
         )
@@ -186,7 +186,7 @@ class AttentionComputation:
         if valid is not None:
             # Adding takes a CPU less time than filling in, and none in the backward pass.
             zero = torch.zeros((), dtype=scores.dtype, device=scores.device)
-            scores += torch.where(self._hidden(valid), -torch.inf, zero)
+            scores += torch.where(hidden_keys(valid, self.valid), -torch.inf, zero)
         half = scores.dtype in (torch.float16, torch.bfloat16)
         weights = functional.softmax(scores, dim=-1, dtype=torch.float32 if half else None)
         return functional.dropout(weights.to(self.value.dtype), self.dropout)
@@ -198,10 +198,6 @@ class AttentionComputation:
         # Half precision counts exactly to 256 only.
         weights = self.valid / self.valid.sum(-1, keepdim=True).clamp(min=1)
         return weights.to(self.value.dtype)
-
-    def _hidden(self, valid: Tensor) -> Tensor:
-        """Find the scores to set to minus infinity: none in a row without any valid key, which would become NaN."""
-        return ~valid if self.valid is None else ~valid & any_last(self.valid)
 
     def _without_keys(self, valid: Tensor) -> Tensor:
         """Find the rows without any key; large finite negatives are keys: softmax of equal scores is uniform."""
@@ -217,14 +213,9 @@ class AttentionComputation:
         """
         if drop is None:
             return self.query, self.valid, self.bias
-        valid = self.valid
-        kept = ~drop if valid is None else valid & ~drop
-        constant = ~any_last(kept) if valid is None else ~any_last(kept) & any_last(valid)
-        query = self.query.masked_fill(constant, 0)
-        bias = None if self.bias is None else self.bias.expand(self.shape).masked_fill(constant, 0)
-        if valid is None:
-            return query, kept | constant, bias
-        return query, torch.where(constant, valid, kept), bias
+        kept, whole = after_drop(self.valid, drop)
+        bias = None if self.bias is None else self.bias.expand(self.shape).masked_fill(whole, 0)
+        return self.query.masked_fill(whole, 0), kept, bias
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionComputation
+from attendrop.attention.own_softmax import computes_softmax
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.errors import AttendropError
 
@@ -44,12 +45,16 @@ _UNCHANGED_MASK = "attendrop_packed"
 
 
 def find_attention_modules(model: nn.Module) -> dict[nn.Module, str]:
-    """Map the modules whose forward looks its attention function up in the interface to their names.
+    """Map the modules whose attention plans can reach to their names.
+
+    These look their attention function up in the interface, or are known to compute softmax themselves.
 
     Raises:
         AttendropError: There is none.
     """
-    found = {module: name for name, module in model.named_modules() if _uses_interface(module)}
+    found = {
+        module: name for name, module in model.named_modules() if _uses_interface(module) or computes_softmax(module)
+    }
     if not found:
         raise AttendropError(
             f"{type(model).__name__} is not supported: it does not route its attention through transformers' "

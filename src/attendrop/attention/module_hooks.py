@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 from torch import nn
+
+from attendrop.errors import AttendropError
 
 _MARK = "_attendrop"
 _HOOKS = {
@@ -57,6 +59,12 @@ class ModuleHooks:
         # Both copy and pickle ask an object for its state.
         module.__dict__["__getstate__"] = partial(_stock_state, module)
         self._modules.append(module)
+
+
+def refuse_wrapped(model: nn.Module, modules: Iterable[nn.Module]) -> None:
+    """Raise AttendropError if the forward function of one of a model's modules was replaced."""
+    if any("forward" in vars(module) for module in modules):
+        raise AttendropError(f"The layers of {type(model).__name__} are wrapped already; unwrap them first.")
 
 
 def _marked(function: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
@@ -12,8 +12,7 @@ from transformers.pytorch_utils import Conv1D
 from attendrop.errors import AttendropError
 
 
-@dataclass(frozen=True)
-class ProjectionNames:
+class ProjectionNames(NamedTuple):
     """Attributes of an attention module that projects to queries, keys and values separately."""
 
     query: str
@@ -27,6 +26,7 @@ _SEPARATE = (
     BERT_NAMES,
     DISTILBERT_NAMES,
     ProjectionNames("q_proj", "k_proj", "v_proj"),
+    ProjectionNames("query_proj", "key_proj", "value_proj"),
     ProjectionNames("q", "k", "v"),
 )
 # Attributes of an attention module that projects to queries, keys and values at once.
@@ -47,6 +47,14 @@ def input_dim(projection: nn.Module) -> int:
     The weight of a ``Conv1D`` (GPT-2) is the transpose of a linear layer's.
     """
     return 0 if isinstance(projection, Conv1D) else 1
+
+
+def separate_projections(attention: nn.Module) -> ProjectionNames | None:
+    """Return the names of an attention module's separate projections to queries, keys and values; None without."""
+    for names in _SEPARATE:
+        if all(isinstance(getattr(attention, name, None), nn.Module) for name in names):
+            return names
+    return None
 
 
 def query_key_parameters(attention: nn.Module) -> list[tuple[nn.Parameter, tuple[slice, ...]]]:

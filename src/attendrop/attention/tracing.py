@@ -10,10 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attendrop.attention.blocks import ModelStructure, StructureTracer, block_of
+from attendrop.attention.call import AttentionCall
+from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.errors import AttendropError
@@ -77,12 +79,20 @@ class _CallRecorder(Plan):
 
     def locate(self, module: nn.Module) -> AttentionLayer:
         self.called.append(module)
-        self.tracer.attended(module)
         return AttentionLayer("", "", 0)
 
     def wants(self, layer: AttentionLayer) -> bool:
         """Ask for every call to be described, so that unsupported keywords are found."""
         return True
+
+    def edit(self, call: AttentionCall) -> AttentionEdit:
+        """Record the call when its attention is computed: its projections have run by then."""
+
+        def attended(output: Tensor) -> Tensor:
+            self.tracer.attended(self.called[-1])
+            return output
+
+        return AttentionEdit(output=attended)
 
 
 class _BypassDetector(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -31,10 +31,34 @@ def valid_keys_and_bias(
         return valid, position_bias
     if mask.dtype == torch.bool:
         return mask, position_bias
-    return _visible(mask.detach()), mask if position_bias is None else mask + position_bias
+    return visible_keys(mask.detach()), mask if position_bias is None else mask + position_bias
 
 
-def _visible(mask: Tensor) -> Tensor:
+def after_drop(valid: Tensor | None, drop: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the keys that rows attend to after positions are dropped.
+
+    Args:
+        valid: The valid keys; None: all.
+        drop: The positions to drop.
+
+    Returns:
+        The keys, and the rows that are dropped whole, ``(..., query, 1)``: these attend to all their valid keys,
+        equally. A row without any valid key stays as it was.
+    """
+    if valid is None:
+        whole = ~any_last(~drop)
+        return ~drop | whole, whole
+    kept = valid & ~drop
+    whole = ~any_last(kept) & any_last(valid)
+    return torch.where(whole, valid, kept), whole
+
+
+def hidden_keys(kept: Tensor, valid: Tensor | None) -> Tensor:
+    """Find the scores to set to minus infinity: none in a row without any valid key, which would become NaN."""
+    return ~kept if valid is None else ~kept & any_last(valid)
+
+
+def visible_keys(mask: Tensor) -> Tensor:
     """Find the keys that an additive mask, alone or with a bias, leaves visible to softmax.
 
     That depends on how far an entry is below the largest of its row, not on the number that a model writes there. In a

@@ -327,7 +327,7 @@ def test_what_cannot_be_built_is_refused(name: str, options: dict[str, str], mes
 def test_a_composition_needs_attention_if_a_part_does() -> None:
     assert Compose(ADDrop(), RDrop()).uses_attention
     assert not Compose(RDrop(), Mixout()).uses_attention
-    model = zoo.from_class(*zoo.REFUSED["mpnet"])
+    model = zoo.from_class(*zoo.REFUSED["megatron-bert"])
     with regularize(model, Compose(RDrop(), Mixout(p=0.5))) as reg:
         reg.loss(zoo.batch_of("bert")).backward()
     assert isinstance(model, nn.Module)

@@ -1,0 +1,203 @@
+"""Attention modules that compute softmax themselves, instead of calling transformers' attention interface.
+
+Their own forward runs, under a watch on three of its operations, in which edits act: softmax of the scores, dropout of
+the weights, and the product of the weights with the values.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from attendrop.attention.call import AttentionCall
+from attendrop.attention.edits import AttentionEdit
+from attendrop.attention.module_hooks import ModuleHooks, refuse_wrapped
+from attendrop.attention.plan import Plan
+from attendrop.attention.projections import separate_projections
+from attendrop.attention.running_plan import RunningPlan
+from attendrop.attention.valid_keys import after_drop, hidden_keys, visible_keys
+from attendrop.errors import AttendropError
+
+# The modules, and how each reads its argument ``attention_mask``: True where a key is valid.
+_VALID_KEYS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transformers.models.deberta.modeling_deberta.DisentangledSelfAttention": Tensor.bool,
+    "transformers.models.deberta_v2.modeling_deberta_v2.DisentangledSelfAttention": Tensor.bool,
+    "transformers.models.mpnet.modeling_mpnet.MPNetSelfAttention": visible_keys,
+}
+_SOFTMAX = {functional.softmax, torch.softmax, Tensor.softmax}
+_DROPOUT = {functional.dropout, torch.dropout}
+_PRODUCT = {torch.bmm, torch.matmul, Tensor.bmm, Tensor.matmul, Tensor.__matmul__}
+
+
+def computes_softmax(module: nn.Module) -> bool:
+    """Return whether a module is an attention module that is known to compute softmax itself."""
+    return _class_name(module) in _VALID_KEYS
+
+
+class SoftmaxHooks:
+    """Hooks through which the plan in progress reaches attention modules that compute softmax themselves.
+
+    Args:
+        running: The plan in progress.
+    """
+
+    def __init__(self, running: RunningPlan) -> None:
+        self._running = running
+        self._hooks = ModuleHooks()
+
+    def open(self, modules: Iterable[nn.Module]) -> None:
+        """Hook the modules among ``modules`` that compute softmax themselves, in place of others hooked before."""
+        self.close()
+        hooked = [module for module in modules if computes_softmax(module)]
+        refuse_wrapped(self._running.model, hooked)
+        for module in hooked:
+            self._running.open()
+            self._wrap(module)
+
+    def close(self) -> None:
+        """Remove the hooks. Idempotent."""
+        self._hooks.close()
+
+    def _wrap(self, module: nn.Module) -> None:
+        stock = module.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            plan = self._running.of_layer()
+            return stock(*args, **kwargs) if plan is None else _follow(plan, module, stock, args, kwargs)
+
+        self._hooks.replace_forward(module, forward)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _follow(plan: Plan, module: Any, stock: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Run an attention module as the plan says."""
+    layer = plan.locate(module)
+    if layer is None or not plan.wants(layer):
+        return stock(*args, **kwargs)
+    given = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
+    states, mask = given["hidden_states"], given.get("attention_mask")
+    shape = (states.shape[0], module.num_attention_heads, states.shape[1], states.shape[1])
+    valid = None if mask is None else _VALID_KEYS[_class_name(module)](mask)
+    call = AttentionCall(layer, shape, valid, states.device)
+    watch = _SoftmaxWatch(call, plan.edit(call) or AttentionEdit())
+    with watch.changed_inputs(module, states), watch:
+        output = stock(*args, **kwargs)
+    watch.check_complete(module)
+    return output
+
+
+class _SoftmaxWatch(TorchFunctionMode):
+    """Watch on one call of an attention module, which applies an edit; an empty edit changes nothing, bit for bit.
+
+    Args:
+        call: The call.
+        edit: What to change.
+    """
+
+    def __init__(self, call: AttentionCall, edit: AttentionEdit) -> None:
+        super().__init__()
+        self.call = call
+        self.edit = edit
+        self._expected = [(_PRODUCT, self._product), (_DROPOUT, self._dropout), (_SOFTMAX, self._softmax)]
+        self._weights: Tensor | None = None
+        self._unread: dict[str, Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not self._expected or func not in self._expected[-1][0] or not self._on_weights(*args):
+            return func(*args, **kwargs)
+        _, step = self._expected.pop()
+        self._weights = step(partial(func, **kwargs), *args)
+        return self._weights
+
+    @contextmanager
+    def changed_inputs(self, module: Any, states: Tensor) -> Iterator[None]:
+        """Let the module read queries, keys and values as the edit changes them."""
+        if self.edit.inputs is None:
+            yield
+            return
+        names = separate_projections(module)
+        if names is None:
+            raise AttendropError(
+                f"{type(module).__name__} makes queries, keys and values in one projection, so they cannot be changed "
+                "one by one; let the method act elsewhere, if it can."
+            )
+        heads = self.call.shape[1]
+        made = [getattr(module, name)(states).unflatten(-1, (heads, -1)).transpose(1, 2) for name in names]
+        self._unread = {
+            name: changed.transpose(1, 2).flatten(2)
+            for name, changed in zip(names, self.edit.inputs(*made), strict=True)
+        }
+        # Attributes of the instance hide the projections until they are called.
+        vars(module).update({name: partial(self._read, module, name) for name in names})
+        try:
+            yield
+        finally:
+            for name in self._unread:
+                del vars(module)[name]
+
+    def check_complete(self, module: nn.Module) -> None:
+        """Raise AttendropError if the module did not do what is watched for."""
+        if self._expected or self._unread:
+            raise AttendropError(
+                f"{type(module).__name__} is not supported as transformers {transformers.__version__} has it: softmax "
+                f"of scores {self.call.shape}, dropout and the product with the values do not follow one another, so "
+                "nothing could be dropped there. docs/models.md names the version that was tried."
+            )
+
+    def _read(self, module: nn.Module, name: str, states: Tensor) -> Tensor:
+        del vars(module)[name]
+        return self._unread.pop(name)
+
+    def _on_weights(self, tensor: Any = None, *_: Any) -> bool:
+        """Tell whether a function is called on the scores, or on the weights that the last step made."""
+        if not isinstance(tensor, Tensor):
+            return False
+        if self._weights is None:
+            return tensor.shape == self.call.shape
+        return tensor.data_ptr() == self._weights.data_ptr() and tensor.numel() == self._weights.numel()
+
+    def _softmax(self, function: Callable[..., Tensor], scores: Tensor, *args: Any) -> Tensor:
+        if self.edit.replace is not None:
+            return self.edit.replace.to(scores.dtype)
+        return function(self._dropped(scores), *args)
+
+    def _dropped(self, scores: Tensor) -> Tensor:
+        drop = self.edit.drop
+        if self.edit.constant:
+            drop = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=scores.device)
+        if drop is None:
+            return scores
+        kept, whole = after_drop(self.call.valid, drop)
+        hidden = hidden_keys(kept, self.call.valid)
+        return scores.masked_fill(whole, 0).masked_fill(hidden, -torch.inf)
+
+    def _dropout(self, function: Callable[..., Tensor], weights: Tensor, *args: Any) -> Tensor:
+        if self.edit.replace is not None:
+            return weights
+        if self.edit.dropout is None:
+            weights = function(weights, *args)
+        else:
+            weights = functional.dropout(weights, self.edit.dropout)
+        return weights if self.edit.weights is None else self.edit.weights(weights)
+
+    def _product(self, function: Callable[..., Tensor], weights: Tensor, value: Tensor) -> Tensor:
+        output = function(weights, value)
+        if self.edit.output is None:
+            return output
+        batch, heads, queries, _ = self.call.shape
+        changed = self.edit.output(output.view(batch, heads, queries, -1).transpose(1, 2).contiguous())
+        return changed.transpose(1, 2).contiguous().view(output.shape)
+
+
+def _class_name(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"

@@ -1,0 +1,270 @@
+"""Models whose attention modules compute softmax themselves: DeBERTa and MPNet."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from helpers import oracles, zoo
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from attendrop import ADDrop, AttendropError, FineTune, LayerDrop, UniDrop, Vanilla, regularize
+from attendrop.attention.adapter import ModelAdapter
+from attendrop.attention.call import AttentionCall
+from attendrop.attention.edits import AttentionEdit
+from attendrop.attention.plan import Plan
+from attendrop.reports.drop_decisions import DropMoment, record_drops
+
+METHOD = ADDrop(p=0.4, q=1.0, cross_tuning=False)
+NAMES = ("deberta-v3", "mpnet")
+_V2 = zoo.ZOO["deberta-v3"].options
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deberta-v3": ("DebertaV2ForSequenceClassification", {**_V2}),
+    "deberta-v2 with a convolution": (
+        "DebertaV2ForSequenceClassification",
+        {**_V2, "share_att_key": False, "conv_kernel_size": 3, "position_biased_input": True, "type_vocab_size": 2},
+    ),
+    "deberta-v2 without buckets": (
+        "DebertaV2ForSequenceClassification",
+        {**_V2, "position_buckets": -1, "max_relative_positions": 5, "pos_att_type": "c2p"},
+    ),
+    "deberta-v2 without positions": (
+        "DebertaV2ForSequenceClassification",
+        {**_V2, "relative_attention": False, "pos_att_type": None, "share_att_key": False},
+    ),
+    "deberta": (
+        "DebertaForSequenceClassification",
+        {**_V2, "pos_att_type": "c2p|p2c", "max_relative_positions": 6},
+    ),
+    "mpnet": ("MPNetForSequenceClassification", {**zoo.ZOO["mpnet"].options}),
+}
+every_variant = pytest.mark.parametrize("variant", VARIANTS)
+
+
+def made(variant: str, dropout: float = 0.0, dtype: torch.dtype = torch.float64) -> Any:
+    class_name, options = VARIANTS[variant]
+    dropouts = dict.fromkeys(zoo.ZOO["deberta-v3"].dropouts, dropout)
+    return zoo.from_class(class_name, options | dropouts, "eager").to(dtype).train()
+
+
+class Edit(Plan):
+    """The same edit at each attention layer."""
+
+    acts_on = frozenset({"attention"})
+
+    def __init__(self, edit: AttentionEdit | None) -> None:
+        super().__init__()
+        self.answer = edit
+
+    def edit(self, call: AttentionCall) -> AttentionEdit | None:
+        return self.answer
+
+
+def forward(model: Any, batch: zoo.Batch, edit: AttentionEdit | None) -> Any:
+    adapter = ModelAdapter(model)
+    adapter.attach()
+    adapter.trace(batch)
+    try:
+        return adapter.forward(batch, Edit(edit))
+    finally:
+        adapter.detach()
+
+
+def loss_and_gradients(model: Any, batch: zoo.Batch, method: Any) -> zoo.Batch:
+    with regularize(model, method, seed=3) as reg:
+        loss = reg.loss(batch)
+        loss.backward()
+    return zoo.gradients(model) | {"loss": loss.detach()}
+
+
+# --- Against the oracle
+
+
+@pytest.mark.parametrize("attribution", ["gradient", "attention", "integrated_gradient"])
+@every_variant
+def test_ad_drop_equals_the_naive_implementation(variant: str, attribution: str) -> None:
+    oracle, batch = made(variant), zoo.batch_of("bert")
+    expected, drops = oracles.ad_drop(oracle, batch, "class", 0.4, attribution=attribution)
+    expected.backward()
+    assert sum(int(drop.sum()) for drop in drops) > 10
+    found = loss_and_gradients(made(variant), batch, ADDrop(p=0.4, q=1.0, attribution=attribution, cross_tuning=False))
+    zoo.assert_same(found, zoo.gradients(oracle) | {"loss": expected.detach()}, 1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("method", [ADDrop(attribution="random", cross_tuning=False), Vanilla(p=0.5)], ids=str)
+def test_what_is_sampled_is_dropped_as_the_oracle_drops_it(name: str, method: Any) -> None:
+    oracle, batch = made(name), zoo.batch_of(name)
+    (recorded,) = record_drops(oracle, method, batch, DropMoment(seed=3))
+    drops = [layer.dropped for layer in recorded.layers.values()]
+    assert all(drop.any() for drop in drops)
+    with oracles.EagerAttention(drops).in_place_of_stock(oracle):
+        expected = oracle(**batch).loss
+    expected.backward()
+    found = loss_and_gradients(made(name), batch, method)
+    zoo.assert_same(found, zoo.gradients(oracle) | {"loss": expected.detach()}, 1e-5)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("edit", [{"constant": True}, {"drop": torch.ones(1, 1, 1, 1, dtype=torch.bool)}], ids=str)
+@every_variant
+def test_rows_dropped_whole_attend_to_valid_keys_equally(
+    variant: str, edit: dict[str, Any], dtype: torch.dtype
+) -> None:
+    seen: list[Tensor] = []
+
+    def look(weights: Tensor) -> Tensor:
+        seen.append(weights)
+        return weights
+
+    batch = zoo.batch_of("bert", (8, 5, 3))
+    model = made(variant, dtype=dtype)
+    forward(model, batch, AttentionEdit(**edit, weights=look)).loss.backward()
+    for weights in seen:
+        for row, length in zip(weights, (8, 5, 3), strict=True):
+            expected = (torch.arange(8) < length).double() / length
+            real = row[:, :length].double()
+            torch.testing.assert_close(real, expected.expand_as(real), rtol=0, atol=1e-3)
+            assert (real[..., length:] == 0).all()
+    assert all(gradient.isfinite().all() for gradient in zoo.gradients(model).values())
+
+
+@every_variant
+def test_nothing_depends_on_padding(variant: str) -> None:
+    found = []
+    for extra in (0, 5):
+        batch = zoo.batch_of("bert", (8, 5, 3), extra=extra)
+        found.append(loss_and_gradients(made(variant), batch, METHOD))
+    zoo.assert_same(*found, 1e-8)
+
+
+# --- What is left as it was
+
+
+@pytest.mark.parametrize("edit", [None, AttentionEdit()], ids=["no edit", "an empty edit"])
+@every_variant
+def test_without_a_change_outputs_and_dropout_are_those_of_stock_bit_for_bit(
+    variant: str, edit: AttentionEdit | None
+) -> None:
+    model, batch = made(variant, dropout=0.3, dtype=torch.float32), zoo.batch_of("bert")
+    found = []
+    for run in (lambda: model(**batch), lambda: forward(model, batch, edit)):
+        torch.manual_seed(1)
+        found.append(run().logits)
+    assert torch.equal(*found)
+
+
+@every_variant
+def test_plain_fine_tuning_within_the_block_is_stock_bit_for_bit(variant: str) -> None:
+    batch, found = zoo.batch_of("bert"), []
+    for method in (None, FineTune()):
+        model = made(variant, dropout=0.3, dtype=torch.float32)
+        torch.manual_seed(1)
+        if method is None:
+            model(**batch).loss.backward()
+            found.append(zoo.gradients(model))
+        else:
+            found.append(loss_and_gradients(model, batch, method))
+            del found[-1]["loss"]
+    zoo.assert_same(*found)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_model_is_restored(name: str, fails: bool) -> None:
+    model, batch = zoo.build(name), zoo.batch_of(name)
+    before = [set(vars(module)) for module in model.modules()]
+    try:
+        with regularize(model, UniDrop()) as reg:
+            reg.loss(batch)
+            if fails:
+                reg.loss({**batch, "labels": batch["labels"] + zoo.VOCAB})
+    except IndexError:
+        assert fails
+    assert [set(vars(module)) for module in model.modules()] == before
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+    assert model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_made_within_the_block_is_a_stock_model(name: str, copied: Any) -> None:
+    model, batch = zoo.build(name), zoo.batch_of(name)
+    expected = model(**batch).logits
+    with regularize(model, METHOD) as reg:
+        reg.loss(batch)
+        other = copied(model)
+        assert torch.equal(other(**batch).logits, expected)
+        with regularize(other, METHOD, seed=1) as own:
+            assert own.loss(batch).isfinite()
+
+
+def test_attention_weights_that_the_model_returns_are_those_that_it_used() -> None:
+    model, batch = made("deberta-v3"), zoo.batch_of("bert")
+    weights = torch.full((3, 2, 8, 8), 0.125, dtype=torch.float64)
+    found = forward(model, {**batch, "output_attentions": True}, AttentionEdit(replace=weights))
+    assert all(torch.equal(each, weights) for each in found.attentions)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float64])
+def test_a_mask_says_the_same_in_every_dtype(dtype: torch.dtype) -> None:
+    batch = zoo.batch_of("bert")
+    found = [
+        loss_and_gradients(made("deberta-v3"), {**batch, "attention_mask": mask}, METHOD)
+        for mask in (batch["attention_mask"], batch["attention_mask"].to(dtype))
+    ]
+    zoo.assert_same(*found, 1e-9)
+
+
+# --- What is refused
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_module_that_computes_in_another_way_is_refused(name: str) -> None:
+    model, batch = zoo.build(name), zoo.batch_of(name)
+    attention = ModelAdapter(model)._cache.attention
+    for module in attention:
+        module.dropout = torch.nn.Identity()
+    with pytest.raises(
+        AttendropError, match=r"Attention is not supported as transformers .* has it: softmax of scores"
+    ):
+        ModelAdapter(model).trace(batch)
+
+
+def test_talking_heads_are_refused() -> None:
+    class_name, options = VARIANTS["deberta"]
+    model = zoo.from_class(class_name, options | {"talking_head": True})
+    with pytest.raises(AttendropError, match="do not follow one another"):
+        ModelAdapter(model).trace(zoo.batch_of("bert"))
+
+
+def test_wrapped_attention_is_refused() -> None:
+    model = zoo.build("mpnet")
+    attention = model.mpnet.encoder.layer[0].attention.attn
+    attention.forward = attention.forward
+    with pytest.raises(AttendropError, match="wrapped already"), regularize(model, METHOD):
+        pass
+
+
+def test_one_projection_to_queries_keys_and_values_is_refused_where_these_are_changed() -> None:
+    batch = zoo.batch_of("bert")
+    with pytest.raises(AttendropError, match="in one projection"), regularize(made("deberta"), UniDrop()) as reg:
+        reg.loss(batch)
+    with regularize(made("deberta"), UniDrop(features="1,2,4")) as reg:
+        assert reg.loss(batch).isfinite()
+
+
+@pytest.mark.parametrize("method", [METHOD, LayerDrop(p=0.5)], ids=lambda method: method.name)
+def test_layers_that_something_else_runs_again_are_refused(method: Any) -> None:
+    model, batch = zoo.build("deberta-v3"), zoo.batch_of("deberta-v3")
+    for layer in model.deberta.encoder.layer:
+        intermediate = layer.attention
+        stock = intermediate.forward
+        intermediate.forward = lambda *a, s=stock, **k: checkpoint(s, *a, use_reentrant=False, **k)
+    with regularize(model, method) as reg, pytest.raises(AttendropError, match="run again in the backward pass"):
+        reg.loss(batch).backward()
