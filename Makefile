@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-STAMP_RAY := $(VENV)/.installed-ray
+STAMP_SLOW := $(VENV)/.installed-for-slow-tests
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test test-slow test-all test-lowest coverage lint format typecheck bench bench-study docs families study study-attendout trajectories clean
@@ -15,12 +15,13 @@ demo: $(STAMP)
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-# Real data, the real model, every family of transformers and Ray clusters; ten minutes. Needs ATTENDROP_DATA.
-test-slow: $(STAMP_RAY)
+# Real data, the real model, every family of transformers, Ray clusters and pages in a browser; half an hour. Needs
+# ATTENDROP_DATA and a Chromium; without, the tests that do are skipped.
+test-slow: $(STAMP_SLOW)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow -n 2 --dist worksteal
 
 # Everything that `make test` and `make test-slow` run.
-test-all: $(STAMP_RAY)
+test-all: $(STAMP_SLOW)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m '' -n 2 --dist worksteal
 
 # With the lowest versions that pyproject.toml allows, in a separate environment; PyTorch brings gigabytes of CUDA.
@@ -91,7 +92,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PIP) -e '.[dev]'
 	touch $@
 
-# Ray is large, and no other target needs it.
-$(STAMP_RAY): $(STAMP)
-	$(PIP) -e '.[ray]'
+# Ray and playwright are large, and no other target needs them.
+$(STAMP_SLOW): $(STAMP)
+	$(PIP) -e '.[browser,ray]'
 	touch $@

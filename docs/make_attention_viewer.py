@@ -5,12 +5,11 @@ Needs `pip install attendrop[browser]`, a Chromium, and the GLUE files that ATTE
 
 from __future__ import annotations
 
-import shutil
 import sys
 import tempfile
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from chromium import chromium
 
 from attendrop.cli import main
 
@@ -27,9 +26,7 @@ def make(folder: Path) -> None:
     for command in (["train", *TRAIN, "--output-dir", f"{folder}/run"], ["attend", f"{folder}/run", TEXT]):
         if main(command):
             sys.exit(f"`attendrop {command[0]}` failed.")
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    with chromium() as browser:
         page = browser.new_page(viewport={"width": 1100, "height": 900})
         page.goto((folder / "run" / "attention.html").resolve().as_uri())
         page.click("text=Attribution")
@@ -37,7 +34,6 @@ def make(folder: Path) -> None:
         for key in KEYS:
             page.keyboard.press(key)
         page.locator("#maps").screenshot(path=PICTURE)
-        browser.close()
 
 
 if __name__ == "__main__":

@@ -6,10 +6,9 @@ Needs `pip install attendrop[browser]` and a Chromium. `--width`, `--height` and
 from __future__ import annotations
 
 import argparse
-import shutil
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from chromium import chromium
 
 
 def main() -> None:
@@ -21,18 +20,11 @@ def main() -> None:
     parser.add_argument("--height", type=int, default=1300)
     parser.add_argument("--dark", action="store_true")
     given = parser.parse_args()
-    program = next(
-        (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
-    )
-    if program is None:
-        parser.error("there is no Chromium; install one")
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+    with chromium() as browser:
         window = {"width": given.width, "height": given.height}
         page = browser.new_page(viewport=window, color_scheme="dark" if given.dark else "light")
         page.goto(given.page.resolve().as_uri())
         page.screenshot(path=given.picture)
-        browser.close()
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def attend(captured: Captured, *arguments: str) -> dict[str, Any]:
 
 def data_of(file: Path) -> dict[str, Any]:
     page = file.read_text(encoding="utf-8")
-    text = re.search(r'<script type="application/json" id="attention">(.*?)</script>', page, re.DOTALL)
+    text = re.search(r'<script type="application/json" id="maps-data">(.*?)</script>', page, re.DOTALL)
     assert text is not None
     found: dict[str, Any] = json.loads(text.group(1))
     return found

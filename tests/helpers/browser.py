@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 # Chromium's own sandbox needs rights that containers do not give.
 _OPTIONS = ["--no-sandbox", "--force-color-profile=srgb"]
 
@@ -37,12 +38,12 @@ class OpenPage:
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """Start the Chromium that is installed; skip the test without it, or without playwright."""
+    """Start the Chromium that is installed, or playwright's own; skip the test without one, or without playwright."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install attendrop[browser]")
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if program is None:
-        pytest.skip("needs Chromium")
     with playwright.sync_playwright() as driver:
+        program = next(filter(None, map(shutil.which, PROGRAMS)), driver.chromium.executable_path)
+        if not Path(program).exists():
+            pytest.skip("needs a Chromium: apt install chromium, or playwright install chromium")
         browser = driver.chromium.launch(executable_path=program, args=_OPTIONS)
         try:
             yield browser

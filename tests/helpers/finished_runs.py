@@ -1,4 +1,4 @@
-"""Folders of finished runs with given scores and curves, as studies leave them, without any training."""
+"""Folders of finished runs with given scores and curves, as studies leave them, and a kept model beside them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.output_files import write_json
+from attendrop.runs.train import train
 from attendrop.studies.baseline_names import BASELINES
+from helpers import tiny
 
 EPOCHS = 3
 
@@ -85,3 +87,26 @@ def write_run(
 def write_runs(folder: Path, method: str, scores: Sequence[float], **options: Any) -> list[Path]:
     """Write a run for each score; their seeds are 0, 1 and so on."""
     return [write_run(folder, method, score, seed=seed, **options) for seed, score in enumerate(scores)]
+
+
+def write_comparison(folder: Path, *, test_fraction: float = 0.0, **options: Any) -> Path:
+    """Make a comparison of runs with given scores, and no curves, and train the tiny model that it keeps.
+
+    Args:
+        folder: Where the model and the data are made, too.
+        test_fraction: Fraction of the training rows on which the runs are scored, in place of the file ``dev.csv``.
+        options: Options of the kept model's run.
+
+    Returns:
+        Its folder.
+    """
+    tiny.save_tiny_bert(folder / "model")
+    if not (folder / "dev.csv").exists():
+        tiny.write_data(folder)
+    files = {"task": None, "train_file": str(folder / "train.csv"), "test_fraction": test_fraction}
+    for method in ("finetune", "r-drop"):
+        write_runs(folder / "answer", method, (0.5,), config=files, history=[])
+    chosen = {"selection_fraction": 0.0, "method": "ad-drop", "options": {"cross_tuning": False}}
+    chosen |= {"eval_file": None} if test_fraction else {}
+    train(tiny.config(folder, "answer/best", **(chosen | options)))
+    return folder / "answer"

@@ -17,6 +17,7 @@ from attendrop.reports.attention_stages import Stage, Stages
 from attendrop.reports.attention_viewer import ShownText, attention_page
 from attendrop.tasks.heads.classification import Classification
 
+pytestmark = pytest.mark.slow
 HOSTILE = "<script>document.title='taken'</script><img src=http://example.org/x.png>"
 
 

@@ -12,6 +12,8 @@ from markupsafe import Markup
 
 from attendrop.reports.html_page import Section, render_page
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
@@ -22,7 +24,8 @@ def browser() -> Iterator[Any]:
 @pytest.mark.parametrize("dark", [False, True])
 def test_a_hostile_page_is_harmless(browser: Any, tmp_path: Path, dark: bool) -> None:
     hostile = "<script>document.title='taken'</script><img src='http://example.org/x.png'>"
-    page = render_page(hostile, [Section("one", hostile, Markup("<p>{}</p>").format(hostile))], data={"d": hostile})
+    section = Section("one", hostile, Markup("<p>{}</p>").format(hostile), data={"d": hostile})
+    page = render_page(hostile, [section])
     (tmp_path / "page.html").write_text(page, encoding="utf-8")
     with open_page(browser, tmp_path / "page.html", dark=dark) as opened:
         assert opened.page.title() == hostile

@@ -42,7 +42,7 @@ class Elements(HTMLParser):
 def test_values_are_escaped_wherever_they_stand() -> None:
     section = Section("first", HOSTILE, Markup("<p>{}</p>").format(HOSTILE))
     page = render_page(
-        HOSTILE, [section, Section("second", "Second", Markup(""))], summary=HOSTILE, data={"d": HOSTILE}
+        HOSTILE, [section, Section("second", "Second", Markup(""), data={"d": HOSTILE})], summary=HOSTILE
     )
     elements = Elements(page)
     assert not [tag for tag, _ in elements.found if tag == "img"]
@@ -76,7 +76,8 @@ def test_only_the_scripts_of_the_page_may_run(monkeypatch: pytest.MonkeyPatch) -
     source = html_page._source
     script = Markup("let one = 1 < 2 && '\"';\n")
     monkeypatch.setattr(html_page, "_source", lambda name: script if name == "own.js" else source(name))
-    page = render_page("Page", [], scripts=["own.js"])
+    sections = [Section(name, "Heading", Markup(""), scripts=("own.js",)) for name in ("first", "second")]
+    page = render_page("Page", sections, scripts=["own.js"])
     assert Elements(page).scripts == [(None, str(script))]
     expected = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert re.findall(r"'sha256-([^']*)'", page) == [expected]

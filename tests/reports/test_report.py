@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.command_line import Captured, assert_refused
@@ -167,7 +166,7 @@ def test_markup_in_data_is_shown_and_not_obeyed(hostile: Path) -> None:
 def test_a_page_of_many_runs_is_kept_small(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_report(study)
     size = (study / "report" / "report.html").stat().st_size
-    monkeypatch.setattr(report_page, "LARGEST", size - 1)
+    monkeypatch.setattr(report_page, "MOST_BYTES", size - 1)
     write_report(study)
     page = (study / "report" / "report.html").read_text()
     assert len(page.encode()) < size
@@ -176,18 +175,29 @@ def test_a_page_of_many_runs_is_kept_small(study: Path, monkeypatch: pytest.Monk
     assert 'href="#run-5"' not in page
 
 
-def test_further_sections_stand_before_the_runs(study: Path, tmp_path: Path) -> None:
-    from attendrop.reports.finished_runs import read_results
-    from attendrop.reports.html_page import Section, render
-    from attendrop.reports.result_table import make_result_table
+def test_runs_without_evaluation_rows_have_curves_and_no_table(tmp_path: Path, capsys: Captured) -> None:
+    for seed in (0, 1):
+        write_run(
+            tmp_path, "finetune", None, seed=seed, selection_score=0.7, all_scores={"selection": {"accuracy": 0.7}}
+        )
+        write_run(tmp_path, "r-drop", None, seed=seed, selection_score=0.8, all_scores={"selection": {"accuracy": 0.8}})
+    assert cli.main(["report", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("No recommendation: no run of the reference has a score.")
+    assert "cola: no run has a score on evaluation rows" in out
+    assert "Not made: Tables: no run has a score on evaluation rows." in out
+    files = {path.name for path in (tmp_path / "report").iterdir()}
+    assert {"convergence.png", "learning_curves.png"} <= files
+    assert not files & {"table.md", "table.tex", "table.csv", "cost_gain.png"}
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "of minilm on cola; 4 runs" in page
+    assert 'id="methods"' not in page
+    assert "r-drop 1 - 0.800 12 35" in text(page)
 
-    results = read_results(study)
-    own: Any = Section("own", "My section", render("runs.html", **empty_runs()))
-    page = report_page.report_page(results, make_result_table(results), [], [], extra=[own])
-    assert page.index('id="figures"') < page.index('id="own"') < page.index('id="runs"')
 
-
-def empty_runs() -> dict[str, Any]:
-    from attendrop.reports.page_tables import SortableTable
-
-    return {"table": SortableTable([], [], ""), "groups": [], "common": [], "hidden": 0}
+def test_a_method_without_a_score_is_drawn_beside_the_others(study: Path) -> None:
+    write_run(study, "mixout", None, seed=0)
+    write_report(study)
+    page = text((study / "report" / "report.html").read_text())
+    assert "mixout, epoch 3: accuracy 0.000" in page or "mixout 3 accuracy 0.000" in page
+    assert "Without a result: mixout with seed 0 (no score)." in page

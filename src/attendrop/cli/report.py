@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from attendrop.cli.app import Json, Overwrite, Quiet, app, show
+from attendrop.cli.app import Device, Json, Overwrite, Quiet, app, show
+from attendrop.errors import AttendropError
 
 
 @app.command()
@@ -14,14 +15,32 @@ def report(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder of a study or a comparison.")],
     output_dir: Annotated[str | None, typer.Option(help="Folder of the files.", show_default="DIR/report")] = None,
     reference: Annotated[str, typer.Option(help="Method to compare with, where DIR has no answer.json.")] = "finetune",
+    text: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Text whose attention is shown with the model in DIR/best; several times for several.",
+            show_default="three evaluation rows",
+        ),
+    ] = None,
+    text_pair: Annotated[
+        list[str] | None, typer.Option(help="Second text of each, for a model of pairs; once for each text.")
+    ] = None,
+    no_viewer: Annotated[bool, typer.Option("--no-viewer", help="Show no attention, and load no model.")] = False,
+    device: Device = "auto",
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Make tables, figures and an HTML page of finished runs."""
+    """Make tables, figures and an HTML page of finished runs, with the attention of the model that was kept."""
+    if no_viewer and (text or text_pair):
+        raise AttendropError("--no-viewer shows no texts; omit it, or --text.")
+    from attendrop.cli.console import messages
+    from attendrop.reports.attention_section import ViewerOptions
     from attendrop.reports.report import PAGE, write_report
 
-    found = write_report(folder, output_dir, reference=reference, overwrite=overwrite)
+    viewer = None if no_viewer else ViewerOptions(tuple(text or ()), tuple(text_pair or ()), str(device))
+    with messages(quiet=quiet):
+        found = write_report(folder, output_dir, reference=reference, overwrite=overwrite, viewer=viewer)
     lines = []
     for setting in found.results.settings:
         name = f"{setting.name}: " if len(found.results.settings) > 1 else ""
@@ -29,8 +48,9 @@ def report(
     lines += ["", *found.results.notes]
     lines += [f"Not made: {line}" for line in found.left_out]
     pictures = [name for name in found.files if name.endswith((".png", ".svg"))]
+    tables = [str(found.folder / name) for name in found.files if name.startswith("table.")]
     lines += [
-        f"Tables: {', '.join(str(found.folder / f'table.{kind}') for kind in ('md', 'tex', 'csv'))}",
+        *([f"Tables: {', '.join(tables)}"] if tables else []),
         f"Figures: {len(pictures) // 2} in {found.folder}, as PNG and SVG",
         f"Page: {found.folder / PAGE}",
     ]

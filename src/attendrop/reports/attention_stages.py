@@ -19,7 +19,7 @@ from attendrop.runs.config import RunConfig
 from attendrop.runs.finished_run import check_finished
 from attendrop.runs.model_loading import load_config, load_for, load_model_and_tokenizer
 from attendrop.runs.prediction_passes import compute_device
-from attendrop.runs.run_folder import read_metrics, read_run
+from attendrop.runs.run_folder import keeps_model, read_metrics, read_run
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.heads.base import Head
@@ -59,6 +59,7 @@ class Stages:
         num_texts: Number of texts of an input; None: unknown.
         max_length: Maximum length in tokens that the run had; None: unknown.
         method: The method whose drops are shown; None: no method drops anything in attention.
+        of_run: Whether the run was trained with this method.
     """
 
     stages: tuple[Stage, ...]
@@ -67,6 +68,7 @@ class Stages:
     num_texts: int | None
     max_length: int | None
     method: Method | None
+    of_run: bool = False
 
 
 def load_stages(name: str, method: Method | None, default: Method, *, seed: int = 0, device: str = "auto") -> Stages:
@@ -123,7 +125,7 @@ def _of_run(
 ) -> Stages:
     config = RunConfig(**run["config"], output_dir=str(folder)).filled(**(run.get("decided") or {}))
     metrics = read_metrics(folder) or {}
-    if not (folder / "config.json").is_file():
+    if not keeps_model(folder):
         raise AttendropError(
             f"The run in '{folder}' kept no model, only its scores; train one with `attendrop train --config "
             f"{folder}/run.yaml`."
@@ -144,7 +146,13 @@ def _of_run(
     before = _before(config, task, first, device, fitted_head=bool(metrics.get("head_start")))
     stages = (after,) if before is None else (before, after)
     return Stages(
-        stages, tokenizer, head, len(task.text_columns), config.max_length, None if last is None else last.method
+        stages,
+        tokenizer,
+        head,
+        len(task.text_columns),
+        config.max_length,
+        None if last is None else last.method,
+        of_run=method is None and own is not None,
     )
 
 

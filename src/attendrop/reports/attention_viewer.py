@@ -1,9 +1,9 @@
-"""The attention viewer: a page, or a part of one, that shows the attention maps of texts."""
+"""The attention viewer: a page, or a section of one, that shows the attention maps of texts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from attendrop.errors import AttendropError
@@ -11,15 +11,13 @@ from attendrop.methods.core.base import Method
 from attendrop.methods.core.registry import build_method, flat_options
 from attendrop.reports.attention_maps import MapSettings, TextMaps, compact, text_maps
 from attendrop.reports.attention_stages import Stages
-from attendrop.reports.html_page import Section, render, render_page
+from attendrop.reports.html_page import MOST_BYTES, Section, render, render_page
 from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, length_limit
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-# What a page needs beside the parts that all pages have.
-STYLES, SCRIPTS = ("attention_viewer.css",), ("attention_viewer.js",)
-MOST_BYTES = 6_000_000
+_STYLES, _SCRIPTS = ("attention_viewer.css",), ("attention_viewer.js",)
 
 
 @dataclass(frozen=True)
@@ -29,10 +27,17 @@ class ShownText:
     Attributes:
         text: The text; of a pair both.
         stages: Its maps in each model.
+        label: Its label in the data; None: unknown.
     """
 
     text: str
     stages: tuple[TextMaps, ...]
+    label: str | None = None
+
+    def with_layers(self, keys: Sequence[str]) -> ShownText:
+        """Return the text with the maps of some layers."""
+        stages = tuple(replace(maps, layers={key: maps.layers[key] for key in keys}) for maps in self.stages)
+        return replace(self, stages=stages)
 
 
 def show_texts(
@@ -96,29 +101,44 @@ def _columns(stages: Stages, texts: Sequence[str], pairs: Sequence[str]) -> dict
     }
 
 
-def viewer_data(stages: Stages, texts: Sequence[ShownText]) -> dict[str, Any]:
-    """Make the JSON values that the viewer's script reads."""
-    return {
-        "stages": [{"name": stage.name} for stage in stages.stages],
-        "texts": [{"stages": [compact(maps) for maps in shown.stages]} for shown in texts],
-    }
-
-
-def viewer(stages: Stages, texts: Sequence[ShownText], source: str) -> Markup:
-    """Make the HTML of a viewer, for a page with ``STYLES`` and ``SCRIPTS``.
+def viewer_section(identifier: str, heading: str, stages: Stages, texts: Sequence[ShownText]) -> Section:
+    """Make a section of a page with a viewer.
 
     Args:
+        identifier: See :class:`attendrop.reports.html_page.Section`.
+        heading: As there.
         stages: The models.
         texts: The texts.
-        source: Name of the page's data, from :func:`viewer_data`.
     """
-    return render(
+    source = f"{identifier}-data"
+    content = render(
         "attention_viewer.html",
         source=source,
-        texts=[shown.text for shown in texts],
+        texts=texts,
         layers=list(texts[0].stages[0].layers),
         stages=stages.stages,
         method=None if stages.method is None else stages.method.name,
+    )
+    data = {
+        "stages": [{"name": stage.name} for stage in stages.stages],
+        "texts": [{"stages": [compact(maps) for maps in shown.stages]} for shown in texts],
+    }
+    return Section(identifier, heading, content, _STYLES, _SCRIPTS, {source: data})
+
+
+def explanation(stages: Stages, attribution: str = "gradient") -> Markup:
+    """Explain what a viewer shows.
+
+    Args:
+        stages: The models.
+        attribution: How attribution was computed.
+    """
+    return render(
+        "attention_about.html",
+        method=None if stages.method is None else method_in_words(stages.method),
+        attribution=attribution,
+        both=len(stages.stages) > 1,
+        number=not stages.head.num_classes,
     )
 
 
@@ -134,20 +154,9 @@ def attention_page(name: str, stages: Stages, texts: Sequence[ShownText], attrib
     Raises:
         AttendropError: The page would be larger than 6 MB; or jinja2 is not installed.
     """
-    described = None if stages.method is None else method_in_words(stages.method)
-    about = render(
-        "attention_about.html",
-        method=described,
-        attribution=attribution,
-        both=len(stages.stages) > 1,
-        number=not stages.head.num_classes,
-    )
+    maps = viewer_section("maps", "Maps", stages, texts)
     page = render_page(
-        f"Attention of {name}",
-        [Section("maps", "Maps", viewer(stages, texts, "attention")), Section("about", "What is shown", about)],
-        styles=STYLES,
-        scripts=SCRIPTS,
-        data={"attention": viewer_data(stages, texts)},
+        f"Attention of {name}", [maps, Section("about", "What is shown", explanation(stages, attribution))]
     )
     size = len(page.encode())
     if size > MOST_BYTES:

@@ -21,6 +21,10 @@ ANSWER = "answer.json"
 REFERENCE = "finetune"
 # In what the runs of one setting may differ.
 _OF_RUN = ("method", "options", "seed", "output_dir")
+_UNSCORED = (
+    "no run has a score on evaluation rows, so that methods cannot be compared; give these with --eval-file or "
+    "--test-fraction. Scores on held-out rows are those by which an epoch or a number of steps was chosen."
+)
 _SKIPPED_FOLDERS = (".", "checkpoint-")
 
 
@@ -73,8 +77,9 @@ class Setting:
 
     @property
     def by_label(self) -> dict[str, list[FinishedRun]]:
-        """The runs of each method by its label, in the order of the answer's rows, and of their seeds."""
-        found = {row.label: [run for run in self.runs if run.label == row.label] for row in self.answer.rows}
+        """The runs of each method by its label, in the order of their seeds; methods without a score come last."""
+        labels = dict.fromkeys([*(row.label for row in self.answer.rows), *(run.label for run in self.runs)])
+        found = {label: [run for run in self.runs if run.label == label] for label in labels}
         return {label: sorted(runs, key=lambda run: run.seed) for label, runs in found.items() if runs}
 
 
@@ -106,14 +111,12 @@ def read_results(folder: Path, reference: str = REFERENCE) -> Results:
         reference: Label of the method to compare with, where there is no ``answer.json``.
 
     Raises:
-        AttendropError: There is no such folder, or no finished run with a score and no answer in it.
+        AttendropError: There is no such folder, or no finished run and no answer in it.
     """
     if not folder.is_dir():
         raise AttendropError(f"There is no folder '{folder}'; name that of a study or a comparison.")
     answers = read_answers(folder / ANSWER)
-    # Not the models that a comparison keeps beside its runs.
-    inside = folder / RUNS if (folder / RUNS).is_dir() else folder
-    runs = list(_finished_runs(inside))
+    runs = list(_finished_runs(runs_folder(folder)))
     names = {name for found in (answers or {}).values() for row in found.rows for name in row.folders.values()}
     if answers is not None and (names or not runs):
         settings = [_recorded(name, found, runs) for name, found in answers.items()]
@@ -122,12 +125,16 @@ def read_results(folder: Path, reference: str = REFERENCE) -> Results:
         settings = _grouped(runs, reference)
         notes = [f"Computed from the {len(runs)} finished runs in the folder, which has no answer that names them."]
     if not settings:
-        raise AttendropError(
-            f"'{folder}' holds no finished run with a score on evaluation rows; name the folder of a study or a "
-            "comparison."
-        )
+        raise AttendropError(f"'{folder}' holds no finished run; name the folder of a study or a comparison.")
+    if unscored := [each.name for each in settings if each.runs and not each.answer.rows]:
+        notes.append(f"{'; '.join(unscored)}: {_UNSCORED}")
     overall = overall_rows({each.name: each.answer for each in settings}) if len(settings) > 1 else ()
     return Results(folder, tuple(settings), overall, tuple(notes))
+
+
+def runs_folder(folder: Path) -> Path:
+    """Return the folder of all runs: not that of the model that a comparison keeps beside them."""
+    return folder / RUNS if (folder / RUNS).is_dir() else folder
 
 
 def _finished_runs(folder: Path) -> Iterator[FinishedRun]:
@@ -172,9 +179,8 @@ def _grouped(runs: Sequence[FinishedRun], reference: str) -> list[Setting]:
     settings = []
     for key, group in groups.items():
         metrics = [run.metrics for run in group]
-        if any(run.get("score") is not None for run in metrics):
-            name = _setting_name(metrics[0], options[key], list(options.values()))
-            settings.append(Setting(name, answer(metrics, reference), tuple(group)))
+        name = _setting_name(metrics[0], options[key], list(options.values()))
+        settings.append(Setting(name, answer(metrics, reference), tuple(group)))
     return settings
 
 

@@ -12,8 +12,9 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from attendrop.errors import AttendropError
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
+# Of a page.
+MOST_BYTES = 6_000_000
 _IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 # JSON within a script element: no end of the element, and no line separators, which scripts once took for line ends.
 _ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
@@ -35,6 +38,9 @@ class Section:
         identifier: Its id, for links: letters, digits, ``-`` and ``_``.
         heading: Its heading, also in the page's navigation.
         content: Its HTML, from :func:`render`.
+        styles, scripts: What it needs beside those of the page, see :func:`render_page`.
+        data: JSON values by the id of the element that holds them; a script reads one by
+            ``JSON.parse(document.getElementById(ID).textContent)``. NaN and infinite numbers become null.
 
     Raises:
         AttendropError: The identifier cannot be used in a link.
@@ -43,6 +49,9 @@ class Section:
     identifier: str
     heading: str
     content: Markup
+    styles: tuple[str, ...] = ()
+    scripts: tuple[str, ...] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not _IDENTIFIER.fullmatch(self.identifier):
@@ -70,7 +79,6 @@ def render_page(
     summary: str = "",
     styles: Sequence[str] = (),
     scripts: Sequence[str] = (),
-    data: Mapping[str, Any] | None = None,
 ) -> str:
     """Make a page of sections.
 
@@ -80,27 +88,31 @@ def render_page(
         summary: A sentence below the heading.
         styles: Names of CSS files in ``templates/``, after ``page.css``, which every page has.
         scripts: Names of JavaScript files in ``templates/``, which run in their order when the page is complete.
-        data: JSON values by the id of the element that holds them; a script reads one by
-            ``JSON.parse(document.getElementById(ID).textContent)``. NaN and infinite numbers become null.
+            Styles and scripts of sections follow, each once.
 
     Returns:
         The HTML.
     """
-    content = {name: _source(name) for name in scripts}
+    content = [_source(name) for name in _names(scripts, [each.scripts for each in sections])]
     page = str(
         render(
             "base.html",
             title=title,
             summary=summary,
             sections=sections,
-            styles=[_source(name) for name in ("page.css", *styles)],
-            scripts=list(content.values()),
-            hashes=[_hash(script) for script in content.values()],
-            data={name: script_json(value) for name, value in (data or {}).items()},
+            styles=[_source(name) for name in _names(("page.css", *styles), [each.styles for each in sections])],
+            scripts=content,
+            hashes=[_hash(script) for script in content],
+            data={name: script_json(value) for section in sections for name, value in section.data.items()},
         )
     )
     # Half of a character, as JSON may hold, has no encoding.
     return page.encode("utf-8", "replace").decode()
+
+
+def _names(of_page: Sequence[str], of_sections: Sequence[Sequence[str]]) -> list[str]:
+    """List the files of a page and of its sections, each once."""
+    return list(dict.fromkeys([*of_page, *chain(*of_sections)]))
 
 
 def script_json(value: Any) -> Markup:

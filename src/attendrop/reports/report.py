@@ -12,6 +12,7 @@ from typing import Any
 
 from attendrop.errors import AttendropError
 from attendrop.output_files import sha256, write_bytes, write_json
+from attendrop.reports.attention_section import DEFAULT_VIEWER, ViewerOptions, attention_part
 from attendrop.reports.charts.chart import Chart
 from attendrop.reports.charts.every_chart import LeftOut, make_charts
 from attendrop.reports.finished_runs import REFERENCE, Results, read_results
@@ -32,7 +33,7 @@ class Report:
         folder: Folder of the files.
         results: What it reports.
         files: Names of the files, the page first.
-        left_out: Which figures were not made, and why: a line for each.
+        left_out: Which figures, tables or viewer were not made, and why: a line for each.
     """
 
     folder: Path
@@ -58,6 +59,7 @@ def write_report(
     *,
     reference: str = REFERENCE,
     overwrite: bool = False,
+    viewer: ViewerOptions | None = DEFAULT_VIEWER,
 ) -> Report:
     """Write the tables, the figures and the page of a study or a comparison.
 
@@ -68,10 +70,11 @@ def write_report(
         output: Folder of the report. None: ``report`` in the former.
         reference: See :func:`attendrop.reports.finished_runs.read_results`.
         overwrite: Replace also files with these names that no report wrote, or that were changed since.
+        viewer: What the attention viewer shows of the model that a comparison kept; None: there is no viewer.
 
     Raises:
         AttendropError: There is nothing to report, the output is a file or holds files that would be replaced, or
-            matplotlib is not installed.
+            matplotlib is not installed; or texts for the viewer are given and cannot be shown.
     """
     folder = Path(folder)
     output = folder / FOLDER if output is None else Path(output)
@@ -81,16 +84,18 @@ def write_report(
     charts, missing = make_charts(results)
     left_out = tuple(_in_lines(missing, len(results.settings)))
     table = make_result_table(results)
-    texts = {
-        PAGE: report_page(results, table, charts, left_out),
-        "table.md": table.markdown(),
-        "table.tex": table.latex(),
-        "table.csv": table.csv(),
-    }
+    attention = None if viewer is None else attention_part(results, viewer)
+    texts = {PAGE: report_page(results, table, charts, left_out, attention and attention.section)}
+    if table.rows:
+        texts |= {"table.md": table.markdown(), "table.tex": table.latex(), "table.csv": table.csv()}
+    else:
+        left_out += ("Tables: no run has a score on evaluation rows.",)
     contents = {name: text.encode("utf-8", "replace") for name, text in texts.items()}
     for name, chart in _named(charts).items():
         contents |= {f"{name}.png": chart.png(), f"{name}.svg": chart.svg()}
     _write(output, contents, overwrite=overwrite)
+    if attention is not None and attention.missing:
+        left_out += (f"Attention viewer: {attention.missing}",)
     return Report(output, results, tuple(contents), left_out)
 
 

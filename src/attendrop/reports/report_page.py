@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import attendrop
 from attendrop.reports.charts.chart import Chart
 from attendrop.reports.finished_runs import Results
-from attendrop.reports.html_page import Section, render, render_page
+from attendrop.reports.html_page import MOST_BYTES, Section, render, render_page
 from attendrop.reports.page_tables import methods_table, runs_table
 from attendrop.reports.result_table import ResultTable
 from attendrop.reports.run_details import RunDetails, common_options, run_details
@@ -20,7 +20,8 @@ from attendrop.studies.verdict import interval
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-LARGEST = 6_000_000  # bytes
+# Makes a section that adds at most so many bytes to a page, or else the shortest there is.
+SectionOfSize = Callable[[int], Section]
 _STYLES, _SCRIPTS = ("report.css",), ("tables.js", "figures.js", "details.js")
 
 
@@ -37,39 +38,40 @@ def report_page(
     table: ResultTable,
     charts: Sequence[Chart],
     left_out: Sequence[str],
-    extra: Sequence[Section] = (),
+    attention: SectionOfSize | None = None,
 ) -> str:
     """Make the page; if it would be larger than 6 MB, with the details of fewer runs.
 
+    The section of attention gets what room the rest leaves.
+
     Args:
         results: The results.
-        table: The table of all settings; shown if there are several.
+        table: The table of all settings; shown if there are several, and a method has a score.
         charts: The figures.
         left_out: Which figures were not made, and why.
-        extra: Further sections, before that of the runs.
+        attention: Makes the section of attention, which stands before that of the runs; None: there is none.
     """
     details = run_details(results)
-    methods = render("sortable_table.html", identifier="methods-table", table=methods_table(results))
-    first = [
+    above = [
         Section("answer", "Answer", _answer(results)),
-        Section("methods", "Methods", methods),
-        *([Section("table", "Table", render("result_table.html", table=table))] if len(results.settings) > 1 else []),
+        *(_tables(results, table) if table.rows else []),
         Section("figures", "Figures", _figures(charts, left_out)),
-        *extra,
     ]
-    kept = len(details)
-    while True:
+
+    def page(kept: int, room: int) -> str:
+        between = [] if attention is None else [attention(room)]
         runs = [Section("runs", "Runs", _runs(results, details, kept))] if details else []
-        page = render_page(
-            f"Report of {results.folder.resolve().name}",
-            [*first, *runs],
-            summary=_summary(results),
-            styles=_STYLES,
-            scripts=_SCRIPTS,
-        )
-        if len(page.encode()) <= LARGEST or not kept:
-            return page
+        title = f"Report of {results.folder.resolve().name}"
+        every = [*above, *between, *runs]
+        return render_page(title, every, summary=_summary(results), styles=_STYLES, scripts=_SCRIPTS)
+
+    kept = len(details)
+    least = page(kept, 0)
+    while len(least.encode()) > MOST_BYTES and kept:
         kept //= 2
+        least = page(kept, 0)
+    room = MOST_BYTES - len(least.encode())
+    return least if attention is None or room <= 0 else page(kept, room)
 
 
 def _summary(results: Results) -> str:
@@ -77,7 +79,7 @@ def _summary(results: Results) -> str:
     names = "; ".join(each.name for each in results.settings[:3])
     more = len(results.settings) - 3
     names += f"; and {more} more settings" if more > 0 else ""
-    count = sum(row.n for each in results.settings for row in each.answer.rows)
+    count = sum(sum(row.n for row in each.answer.rows) or len(each.runs) for each in results.settings)
     metrics = ", ".join(dict.fromkeys(each.answer.metric for each in results.settings))
     return f"{metrics} of {models} on {names}; {count} runs; attendrop {attendrop.__version__}."
 
@@ -91,6 +93,12 @@ def _answer(results: Results) -> Markup:
         mean = "-" if row.mean is None else interval(row.mean)
         overall.append((row.label, mean, f"{told} of {len(row.p_values)}"))
     return render("answer.html", settings=results.settings, overall=overall, notes=results.notes)
+
+
+def _tables(results: Results, table: ResultTable) -> list[Section]:
+    methods = render("sortable_table.html", identifier="methods-table", table=methods_table(results))
+    every = [Section("table", "Table", render("result_table.html", table=table))] if len(results.settings) > 1 else []
+    return [Section("methods", "Methods", methods), *every]
 
 
 def _figures(charts: Sequence[Chart], left_out: Sequence[str]) -> Markup:

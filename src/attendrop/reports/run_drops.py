@@ -23,7 +23,7 @@ from attendrop.runs.data import Parts, encode_parts
 from attendrop.runs.finished_run import FinishedRun, load_finished_run
 from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.runs.prediction_passes import compute_device, predict_outputs
-from attendrop.runs.run_folder import read_metrics, read_run
+from attendrop.runs.run_folder import keeps_model, read_metrics, read_run
 from attendrop.tasks.bad_rows import BadRows
 from attendrop.tasks.custom_files import files_task, stream_file
 from attendrop.tasks.heads.registry import head_of_model
@@ -81,11 +81,6 @@ class RecordedDrops:
     source: str
     patterns: DropPatterns
     acted: bool = True
-
-
-def keeps_model(run_dir: str) -> bool:
-    """Tell whether a run's folder has its model."""
-    return (Path(run_dir) / "config.json").is_file()
 
 
 def record_run_drops(

@@ -51,6 +51,11 @@ def read_metrics(folder: Path) -> dict[str, Any] | None:
     return read_json(folder / METRICS, {"task": str, "method": str, "config": dict, "all_scores": dict})
 
 
+def keeps_model(folder: str | Path) -> bool:
+    """Tell whether a run's folder has its model, and not only its scores."""
+    return (Path(folder) / "config.json").is_file()
+
+
 @contextmanager
 def run_folder(config: RunConfig, *, resume: bool, overwrite: bool, baseline: str | None = None) -> Iterator[Path]:
     """Lock the folder of a run while it trains; yield the folder for its files until it is complete.

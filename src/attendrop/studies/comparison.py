@@ -17,6 +17,8 @@ from attendrop.studies.baseline_names import BASELINES
 
 logger = logging.getLogger(__name__)
 REFERENCE = "finetune"
+# Folder of the model that is kept, within that of the comparison.
+BEST = "best"
 DEFAULT_TEST_FRACTION = 0.25
 
 

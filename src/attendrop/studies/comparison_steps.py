@@ -13,7 +13,7 @@ from attendrop.runs.run_folder import read_run
 from attendrop.runs.train import train
 from attendrop.studies.answer import Answer
 from attendrop.studies.baseline_names import FROZEN
-from attendrop.studies.comparison import REFERENCE, Comparison
+from attendrop.studies.comparison import BEST, REFERENCE, Comparison
 from attendrop.studies.durations import duration
 from attendrop.studies.method_rows import method_label
 from attendrop.studies.setting_search import (
@@ -26,7 +26,6 @@ from attendrop.studies.setting_search import (
 from attendrop.studies.units import Result, Unit
 from attendrop.studies.workers import OnEvent, Runner
 
-BEST = "best"
 # Of the time that is left after all final runs, the search gets at most so much.
 _SEARCH_FRACTION = 0.8
 _MOST_TRIALS = 12

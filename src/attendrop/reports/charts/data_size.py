@@ -23,7 +23,7 @@ def score_over_data_size(results: Results) -> list[Chart] | str:
     """Draw the score of each method over the number of training rows, for each task that was run with several."""
     groups: dict[str, list[Setting]] = {}
     for setting in results.settings:
-        if setting.runs:
+        if setting.runs and setting.answer.rows:
             groups.setdefault(_key(setting), []).append(setting)
     found = [sorted(group, key=_rows) for group in groups.values() if len({_rows(each) for each in group}) > 1]
     charts = [_chart(group, index) for index, group in enumerate(found)]

@@ -27,6 +27,8 @@ class ShownMethod:
 def methods_shown(setting: Setting, labels: Collection[str]) -> tuple[list[ShownMethod], str]:
     """Choose the methods of a figure: the reference, and those with the highest scores, as many as there are colours.
 
+    Methods without a score come last.
+
     Args:
         setting: The setting.
         labels: Labels of the methods that have what the figure shows.
@@ -35,9 +37,10 @@ def methods_shown(setting: Setting, labels: Collection[str]) -> tuple[list[Shown
         The methods, in the order of the answer, and a sentence that says how many are left out, or nothing.
     """
     rows = sorted(setting.answer.rows, key=lambda row: (not row.is_reference, -row.mean if row.n else 0))
-    wanted = [row.label for row in rows if row.label in labels]
+    unscored = [label for label in setting.by_label if label not in {row.label for row in rows}]
+    wanted = [label for label in (*(row.label for row in rows), *unscored) if label in labels]
     kept = set(wanted[: len(SERIES)])
-    ordered = [row.label for row in setting.answer.rows if row.label in kept]
+    ordered = [label for label in (*(row.label for row in setting.answer.rows), *unscored) if label in kept]
     methods = [ShownMethod(*found) for found in zip(ordered, SERIES, MARKERS, strict=False)]
     left_out = len(wanted) - len(kept)
     sentence = f" Of {len(wanted)} methods, the {len(kept)} with the best scores are shown." if left_out else ""

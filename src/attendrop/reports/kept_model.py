@@ -1,0 +1,188 @@
+"""The attention of the model that a comparison kept, on rows of its evaluation data, as a section of its report."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from attendrop.errors import AttendropError
+from attendrop.methods.core.registry import build_method
+from attendrop.reports.attention_stages import Stages, load_stages
+from attendrop.reports.attention_viewer import ShownText, explanation, method_in_words, show_texts, viewer_section
+from attendrop.reports.finished_runs import FinishedRun
+from attendrop.reports.html_page import Section, render, render_page
+from attendrop.runs.config import DEFAULT_METHOD, RunConfig
+from attendrop.runs.data import divide, load_data
+from attendrop.runs.run_file import RUN_FILE, read_run_file
+from attendrop.runs.run_folder import read_metrics
+from attendrop.studies.method_rows import method_label
+from attendrop.tasks.base import Task
+from attendrop.tasks.tokenization import encode
+
+# Rows that are shown, and how many tokens they should have; of very many rows, the first are looked at.
+COUNT, TOKENS, MOST_ROWS = 3, 16, 2000
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class KeptModel:
+    """A kept model with the maps of some texts.
+
+    Attributes:
+        folder: Folder of its run.
+        metrics: The run's ``metrics.json``.
+        stages: The model before and after training.
+        texts: The texts.
+        source: Where the texts are from, in words; empty if they were given.
+    """
+
+    folder: Path
+    metrics: Mapping[str, Any]
+    stages: Stages
+    texts: tuple[ShownText, ...]
+    source: str
+
+    def section(self, identifier: str, heading: str, most_bytes: int) -> Section | None:
+        """Make a section with a viewer that adds at most so many bytes to a page.
+
+        Layers are left out first, every other one, then texts.
+
+        Returns:
+            The section; None if it would be too large with one layer of one text.
+        """
+        texts = self.texts
+        while texts:
+            section = self._section(identifier, heading, texts)
+            if len(render_page("", [section]).encode()) <= most_bytes:
+                return section
+            texts = _fewer(texts)
+        return None
+
+    def _section(self, identifier: str, heading: str, texts: Sequence[ShownText]) -> Section:
+        section = viewer_section(identifier, heading, self.stages, texts)
+        metrics, method = self.metrics, self.stages.method
+        rows = metrics["data"]["rows"]["train"]
+        content = render(
+            "kept_model.html",
+            folder=self.folder,
+            trained=f"{method_label(metrics)}, seed {metrics['seed']}, {rows} training rows",
+            source=self.source,
+            method=None if method is None else method_in_words(method),
+            of_run=self.stages.of_run,
+            left_out=_left_out(self.texts, texts),
+            viewer=section.content,
+            explanation=explanation(self.stages),
+        )
+        return replace(section, content=content)
+
+
+def _fewer(texts: Sequence[ShownText]) -> tuple[ShownText, ...]:
+    """Leave out every other layer, but for the last one; of a single layer, the last text."""
+    layers = _layers(texts)
+    if len(layers) == 1:
+        return tuple(texts[:-1])
+    return tuple(text.with_layers(layers[::-2][::-1]) for text in texts)
+
+
+def _left_out(texts: Sequence[ShownText], kept: Sequence[ShownText]) -> str:
+    counts = [
+        f"{len(few)} of {len(every)} {name}"
+        for name, every, few in (("layers", _layers(texts), _layers(kept)), ("texts", texts, kept))
+        if len(few) < len(every)
+    ]
+    return f"To keep the page small, it has only {' and '.join(counts)}." if counts else ""
+
+
+def _layers(texts: Sequence[ShownText]) -> list[str]:
+    return list(texts[0].stages[0].layers)
+
+
+def look_at_kept_model(
+    folder: Path, runs: Sequence[FinishedRun], texts: Sequence[str], pairs: Sequence[str], device: str
+) -> KeptModel:
+    """Compute the maps of a kept model.
+
+    Args:
+        folder: Folder of its run.
+        runs: Runs of the comparison, which tell its evaluation rows.
+        texts: The texts; none: rows of the evaluation data, see :func:`typical_rows`.
+        pairs: The second text of each, for a model of pairs.
+        device: ``"auto"`` or ``"cpu"``.
+
+    Raises:
+        AttendropError: The model or the data cannot be read, or the texts cannot be shown.
+    """
+    stages = load_stages(str(folder), None, build_method(DEFAULT_METHOD), device=device)
+    labels: Sequence[str | None] = [None] * len(texts)
+    source = ""
+    if not texts:
+        config = _config(folder, runs)
+        task, rows = _evaluation_rows(config)
+        chosen = rows.select(typical_rows(rows, task, stages.tokenizer, config.max_length))
+        texts, *others = map(list, zip(*task.head.texts(chosen), strict=True))
+        pairs = others[0] if others else ()
+        labels = [str(task.head.shown_label(label)) for label in chosen["label"]]
+        source = _source(len(chosen), len(rows), trained_on=bool(config.test_fraction))
+    logger.info("Computing the attention maps of %d texts with the model in %s.", len(texts), folder)
+    shown = show_texts(stages, texts, pairs)
+    labelled = (replace(each, label=label) for each, label in zip(shown, labels, strict=True))
+    return KeptModel(folder, read_metrics(folder) or {}, stages, tuple(labelled), source)
+
+
+def _config(folder: Path, runs: Sequence[FinishedRun]) -> RunConfig:
+    """Read the options of the kept model's run, with absolute paths, and with the evaluation rows of the comparison."""
+    options = read_run_file(str(folder / RUN_FILE))
+    options |= {"seed": options["seed"][0], "output_dir": str(folder)}
+    fraction = next((run.metrics["config"].get("test_fraction") for run in runs), None)
+    return RunConfig(**options | ({"test_fraction": fraction} if fraction else {}))
+
+
+def _evaluation_rows(config: RunConfig) -> tuple[Task, Dataset]:
+    data = load_data(config)
+    rows = divide(config, data).report.get("dev")
+    if rows is None:
+        raise AttendropError("The runs, which tell what the evaluation rows were, are gone; give texts with --text.")
+    return data.task, rows
+
+
+def typical_rows(rows: Dataset, task: Task, tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[int]:
+    """Choose rows that are short, but not the shortest: those whose length is nearest to 16 tokens.
+
+    Of equals, the first is chosen. Each label has its share, as far as there are rows of it.
+
+    Args:
+        rows: Labelled rows, of which the first 2,000 count.
+        task: Their task.
+        tokenizer: Tokenizer that measures them.
+        max_length: In tokens.
+
+    Returns:
+        Numbers of at most three rows.
+    """
+    first = rows.select(range(min(len(rows), MOST_ROWS)))
+    lengths, strata = encode(first, task, tokenizer, max_length)["length"][:], task.head.strata_of(first)
+    share = math.ceil(COUNT / len(set(strata)))
+    chosen: list[int] = []
+    taken: Counter[int] = Counter()
+    for row in sorted(range(len(first)), key=lambda row: abs(lengths[row] - TOKENS)):
+        if taken[strata[row]] < share and len(chosen) < COUNT:
+            taken[strata[row]] += 1
+            chosen.append(row)
+    return chosen
+
+
+def _source(count: int, rows: int, *, trained_on: bool) -> str:
+    """Say which evaluation rows are shown."""
+    among = f"first {MOST_ROWS:,} evaluation rows" if rows > MOST_ROWS else "evaluation rows"
+    also = " The kept model was trained on all rows, these among them." if trained_on else ""
+    return (
+        f"Texts: {count} of the {among}, those nearest to {TOKENS} tokens, of different labels if there are any.{also}"
+    )
