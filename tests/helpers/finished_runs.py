@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attendrop.output_files import write_json
+from attendrop.output_files import write_json, write_text
 from attendrop.runs.train import train
 from attendrop.studies.baseline_names import BASELINES
 from helpers import tiny
@@ -89,11 +89,20 @@ def write_runs(folder: Path, method: str, scores: Sequence[float], **options: An
     return [write_run(folder, method, score, seed=seed, **options) for seed, score in enumerate(scores)]
 
 
-def write_comparison(folder: Path, *, test_fraction: float = 0.0, **options: Any) -> Path:
-    """Make a comparison of runs with given scores, and no curves, and train the tiny model that it keeps.
+def write_comparison(
+    folder: Path,
+    scores: Mapping[str, Sequence[float]],
+    *,
+    hostile: str = "",
+    test_fraction: float = 0.0,
+    **options: Any,
+) -> Path:
+    """Make a comparison of runs with given scores, and train the tiny model that it keeps.
 
     Args:
         folder: Where the model and the data are made, too.
+        scores: By method.
+        hostile: A text of the first row of ``dev.csv``; a report shows the row if it has 11 tokens.
         test_fraction: Fraction of the training rows on which the runs are scored, in place of the file ``dev.csv``.
         options: Options of the kept model's run.
 
@@ -101,11 +110,13 @@ def write_comparison(folder: Path, *, test_fraction: float = 0.0, **options: Any
         Its folder.
     """
     tiny.save_tiny_bert(folder / "model")
-    if not (folder / "dev.csv").exists():
-        tiny.write_data(folder)
+    tiny.write_data(folder)
+    if hostile:
+        header, *rows = (folder / "dev.csv").read_text(encoding="utf-8").splitlines()
+        write_text(folder / "dev.csv", "\n".join([header, f'"{hostile}","the cat",yes', *rows]) + "\n")
     files = {"task": None, "train_file": str(folder / "train.csv"), "test_fraction": test_fraction}
-    for method in ("finetune", "r-drop"):
-        write_runs(folder / "answer", method, (0.5,), config=files, history=[])
+    for method, found in scores.items():
+        write_runs(folder / "answer", method, found, config=files)
     chosen = {"selection_fraction": 0.0, "method": "ad-drop", "options": {"cross_tuning": False}}
     chosen |= {"eval_file": None} if test_fraction else {}
     train(tiny.config(folder, "answer/best", **(chosen | options)))

@@ -17,6 +17,7 @@ from helpers.finished_runs import write_comparison, write_runs
 
 from attendrop import cli
 from attendrop.errors import AttendropError
+from attendrop.output_files import write_json
 from attendrop.reports import html_page, report_page
 from attendrop.reports.attention_section import DEFAULT_VIEWER, AttentionPart, ViewerOptions, attention_part
 from attendrop.reports.finished_runs import read_results
@@ -27,17 +28,17 @@ from attendrop.reports.result_table import make_result_table
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.heads.classification import Classification
 
-HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+HOSTILE = "</script><img src=x>the"  # 11 tokens
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A comparison whose kept model was trained with AD-DROP, with a hostile evaluation row."""
-    folder = tmp_path_factory.mktemp("comparison")
-    tiny.write_data(folder)
-    with (folder / "dev.csv").open("a", encoding="utf-8") as file:
-        file.write(f'"{HOSTILE} the cat sees","a dog and a bird and",yes\n')
-    return write_comparison(folder)
+    folder = write_comparison(tmp_path_factory.mktemp("comparison"), {"finetune": (0.5,)}, hostile=HOSTILE)
+    for run in (folder / "runs").iterdir():  # without curves: figures take time
+        metrics = tiny.read_metrics(run)
+        write_json(run / "metrics.json", metrics | {"history": []})
+    return folder
 
 
 def part(folder: Path, viewer: ViewerOptions = DEFAULT_VIEWER) -> AttentionPart:
@@ -57,16 +58,16 @@ def test_the_kept_model_is_shown_before_and_after_training_on_evaluation_rows(fo
     page = (folder / "report" / "report.html").read_text(encoding="utf-8")
     assert page.index('id="figures"') < page.index('id="attention"') < page.index('id="runs"')
     assert "ad-drop cross_tuning=False, seed 0, 40 training rows" in page
-    assert "3 of the evaluation rows, those nearest to 16 tokens, of different labels if there are any.</p>" in page
+    assert "3 of the evaluation rows, those whose length is nearest to 16 tokens, of different labels.</p>" in page
     assert "Crossed out is" not in page  # said only where the method is not the run's own
-    assert "(label: no)" in page
-    assert "(label: yes)" in page
     assert "<img" not in page
-    assert "alert(1)</script>" not in page
+    assert HOSTILE not in page
+    assert "&lt;/script&gt;&lt;img src=x&gt;the ‖ the cat" in page
     json_text = re.search(r'<script type="application/json" id="attention-data">(.*?)</script>', page, re.DOTALL)
     assert json_text is not None
     found = json.loads(json_text.group(1))
     assert [stage["name"] for stage in found["stages"]] == ["Before training", "After training"]
+    assert {text["label"] for text in found["texts"]} == {"no", "yes"}
     for text in found["texts"]:
         before, after = text["stages"]
         assert before["tokens"] == after["tokens"]
@@ -87,7 +88,7 @@ def test_rows_are_those_nearest_to_a_length_with_a_share_for_each_label(tmp_path
 
 
 def test_rows_that_were_set_aside_are_found_again_and_were_trained_on(tmp_path: Path) -> None:
-    folder = write_comparison(tmp_path, test_fraction=0.25, method="finetune", options={})
+    folder = write_comparison(tmp_path, {"finetune": (0.5,)}, test_fraction=0.25, method="finetune", options={})
     section = part(folder).section(10**7)
     assert "The kept model was trained on all rows, these among them." in section.content
     assert "Its own method drops nothing in attention. Crossed out is what ad-drop with" in section.content
@@ -102,7 +103,7 @@ def test_own_texts_take_the_place_of_rows(folder: Path) -> None:
     (text,) = data(section)["texts"]
     assert text["stages"][0]["tokens"] == ["[CLS]", "the", "cat", "[SEP]", "a", "dog", "[SEP]"]
     assert "evaluation rows" not in section.content
-    assert "(label" not in section.content
+    assert text["label"] is None
 
 
 def test_a_small_page_has_fewer_layers_then_fewer_texts_then_none(folder: Path) -> None:

@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 from helpers.browser import OpenPage, chromium, open_page
-from helpers.finished_runs import write_runs
+from helpers.finished_runs import write_comparison
 
 from attendrop.reports.report import write_report
 
 pytestmark = pytest.mark.slow
+HOSTILE = "<img src='http://example.org/x.png' onerror=alert(1)>"
 SCORES = {
     "finetune": (0.50, 0.52, 0.51, 0.53),
     "r-drop": (0.60, 0.63, 0.61, 0.62),
     "mixout": (0.40, 0.41, 0.42, 0.43),
-    "<img src='http://example.org/x.png' onerror=alert(1)>": (0.45, 0.44, 0.46, 0.45),
+    HOSTILE: (0.45, 0.44, 0.46, 0.45),
 }
 
 
@@ -29,9 +30,9 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("study")
-    for method, scores in SCORES.items():
-        write_runs(folder, method, scores)
+    folder = write_comparison(
+        tmp_path_factory.mktemp("study"), SCORES, hostile="<img src=x onerror=a>the cat"
+    )  # 11 tokens
     return write_report(folder).folder / "report.html"
 
 
@@ -108,10 +109,25 @@ def test_the_name_of_a_run_leads_to_its_options(opened: OpenPage) -> None:
 
 def test_everything_can_be_reached_with_the_tab_key(opened: OpenPage) -> None:
     reached = set()
-    for _ in range(60):
+    for _ in range(80):
         opened.page.keyboard.press("Tab")
         reached.add(opened.page.evaluate("document.activeElement.tagName.toUpperCase()"))
-    assert {"A", "BUTTON", "INPUT", "SVG", "SUMMARY", "DIV"} <= reached
+    assert {"A", "BUTTON", "INPUT", "SVG", "SUMMARY", "DIV", "SELECT", "CANVAS"} <= reached
+
+
+def test_the_attention_of_the_kept_model_is_shown(opened: OpenPage) -> None:
+    section = opened.page.locator("#attention")
+    texts = section.locator("[data-role=text] option").all_inner_texts()
+    hostile = next(number for number, text in enumerate(texts) if text.startswith("<img"))
+    section.locator("[data-role=text]").select_option(str(hostile))
+    before, after = section.locator(".panel").all()
+    for panel in (before, after):
+        assert panel.locator("[data-role=prediction]").inner_text().endswith("; in the data: yes")
+    drawn = after.locator("canvas.map").evaluate("canvas => canvas.toDataURL()")
+    after.locator("canvas.map").focus()
+    opened.page.keyboard.press("ArrowDown")
+    assert "(layer encoder.1, head 0): attention 0." in after.locator(".readout").inner_text()
+    assert after.locator("canvas.map").evaluate("canvas => canvas.toDataURL()") != drawn
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -114,14 +114,14 @@ def viewer_section(identifier: str, heading: str, stages: Stages, texts: Sequenc
     content = render(
         "attention_viewer.html",
         source=source,
-        texts=texts,
+        texts=[shown.text for shown in texts],
         layers=list(texts[0].stages[0].layers),
         stages=stages.stages,
         method=None if stages.method is None else stages.method.name,
     )
     data = {
         "stages": [{"name": stage.name} for stage in stages.stages],
-        "texts": [{"stages": [compact(maps) for maps in shown.stages]} for shown in texts],
+        "texts": [{"label": shown.label, "stages": [compact(maps) for maps in shown.stages]} for shown in texts],
     }
     return Section(identifier, heading, content, _STYLES, _SCRIPTS, {source: data})
 

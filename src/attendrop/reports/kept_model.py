@@ -183,6 +183,5 @@ def _source(count: int, rows: int, *, trained_on: bool) -> str:
     """Say which evaluation rows are shown."""
     among = f"first {MOST_ROWS:,} evaluation rows" if rows > MOST_ROWS else "evaluation rows"
     also = " The kept model was trained on all rows, these among them." if trained_on else ""
-    return (
-        f"Texts: {count} of the {among}, those nearest to {TOKENS} tokens, of different labels if there are any.{also}"
-    )
+    length = f"whose length is nearest to {TOKENS} tokens"
+    return f"Texts: {count} of the {among}, those {length}, of different labels.{also}"

@@ -156,7 +156,8 @@
       const { head, query, key, layer } = this.state, { tokens } = this, maps = this.maps(stage);
       const cell = query * tokens.length + key, found = this.text.stages[stage];
       const name = this.layers[layer].key;
-      panel.prediction.textContent = `Prediction: ${found.prediction}`;
+      const inData = this.text.label === null ? "" : `; in the data: ${this.text.label}`;
+      panel.prediction.textContent = `Prediction: ${found.prediction}${inData}`;
       const where = `layer ${name}, head ${head}`;
       panel.map.setAttribute("aria-label", `Map of ${where}, ${tokens.length} tokens. ${this.data.stages[stage].name}.`);
       const parts = [["b", tokens[query]], ["", " → "], ["b", tokens[key]], ["", ` (${where}): `]];
