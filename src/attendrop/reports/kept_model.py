@@ -130,7 +130,7 @@ def look_at_kept_model(
         texts, *others = map(list, zip(*task.head.texts(chosen), strict=True))
         pairs = others[0] if others else ()
         labels = [str(task.head.shown_label(label)) for label in chosen["label"]]
-        source = _source(len(chosen), len(rows), trained_on=bool(config.test_fraction))
+        source = _source(len(chosen), len(rows), task, config)
     logger.info("Computing the attention maps of %d texts with the model in %s.", len(texts), folder)
     shown = show_texts(stages, texts, pairs)
     labelled = (replace(each, label=label) for each, label in zip(shown, labels, strict=True))
@@ -179,9 +179,13 @@ def typical_rows(rows: Dataset, task: Task, tokenizer: PreTrainedTokenizerBase, 
     return chosen
 
 
-def _source(count: int, rows: int, *, trained_on: bool) -> str:
-    """Say which evaluation rows are shown."""
+def _source(count: int, rows: int, task: Task, config: RunConfig) -> str:
+    """Say which evaluation rows are shown, and whether the kept model was trained on them."""
     among = f"first {MOST_ROWS:,} evaluation rows" if rows > MOST_ROWS else "evaluation rows"
-    also = " The kept model was trained on all rows, these among them." if trained_on else ""
-    length = f"whose length is nearest to {TOKENS} tokens"
-    return f"Texts: {count} of the {among}, those {length}, of different labels.{also}"
+    labels = ", of different labels" if task.head.num_classes else ""
+    found = f"Texts: {count} of the {among}, those whose length is nearest to {TOKENS} tokens{labels}."
+    if not config.test_fraction:
+        return found
+    if config.shots is None and config.max_train_samples is None:
+        return f"{found} The kept model was trained on all rows, these among them."
+    return f"{found} The kept model was trained on a sample of all rows, which may hold these."

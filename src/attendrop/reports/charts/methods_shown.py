@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -36,12 +37,11 @@ def methods_shown(setting: Setting, labels: Collection[str]) -> tuple[list[Shown
     Returns:
         The methods, in the order of the answer, and a sentence that says how many are left out, or nothing.
     """
-    rows = sorted(setting.answer.rows, key=lambda row: (not row.is_reference, -row.mean if row.n else 0))
-    unscored = [label for label in setting.by_label if label not in {row.label for row in rows}]
-    wanted = [label for label in (*(row.label for row in rows), *unscored) if label in labels]
-    kept = set(wanted[: len(SERIES)])
-    ordered = [label for label in (*(row.label for row in setting.answer.rows), *unscored) if label in kept]
+    ranks = {row.label: (not row.is_reference, -row.mean if row.n else 0) for row in setting.answer.rows}
+    every = [label for label in dict.fromkeys([*ranks, *setting.by_label]) if label in labels]
+    kept = set(sorted(every, key=lambda label: ranks.get(label, (True, math.inf)))[: len(SERIES)])
+    ordered = [label for label in every if label in kept]
     methods = [ShownMethod(*found) for found in zip(ordered, SERIES, MARKERS, strict=False)]
-    left_out = len(wanted) - len(kept)
-    sentence = f" Of {len(wanted)} methods, the {len(kept)} with the best scores are shown." if left_out else ""
+    left_out = len(every) - len(kept)
+    sentence = f" Of {len(every)} methods, the {len(kept)} with the best scores are shown." if left_out else ""
     return methods, sentence
