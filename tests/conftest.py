@@ -10,7 +10,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+from zlib import crc32
 
 import pytest
 import torch
@@ -40,15 +43,26 @@ def _seeded() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before slow tests are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all cases but each n-th, starting with the first, of a test with ``sampled(n)`` as slow."""
+    """Mark all cases but each n-th, starting with the first, of a test with ``sampled(n)`` as slow.
+
+    With ``sampled(n, rows)``, all but about one in n of the cases with one of these rows, chosen by their names.
+    """
     cases: Counter[str] = Counter()
     for item in items:
-        mark = item.get_closest_marker("sampled")
-        if mark is not None:
-            test = item.nodeid.partition("[")[0]
-            if cases[test] % mark.args[0]:
+        test = item.nodeid.partition("[")[0]
+        for mark in item.iter_markers("sampled"):
+            if len(mark.args) == 1:
+                number, cases[test] = cases[test], cases[test] + 1
+            else:
+                number = crc32(item.nodeid.encode()) if _has_row(item, mark.args[1]) else 0
+            if number % mark.args[0]:
                 item.add_marker(pytest.mark.slow)
-            cases[test] += 1
+
+
+def _has_row(item: Any, rows: Mapping[str, object]) -> bool:
+    """Tell whether a case has a row of a table as a parameter: its name, or the row itself."""
+    values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return any(value in rows if isinstance(value, str) else value in [*rows.values()] for value in values)
 
 
 def pytest_collection_finish() -> None:

@@ -17,6 +17,7 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.blocks import Block, block_of
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionEdit, BlockEdit
+from attendrop.attention.example_inputs import example_inputs
 from attendrop.attention.isolation import evaluating, forked_rng, in_full_precision
 from attendrop.attention.layers import AttentionLayer, checked_layers, select_layers, select_self_attention
 from attendrop.attention.plan import CombinedPlan, ConstantAttention, Plan
@@ -31,17 +32,20 @@ from attendrop.attribution.targets import fix_target
 from attendrop.batches import Batch, number_of_rows, refuse_graph, to_device
 from attendrop.candidates import Region, candidate_region, floor_fraction, pack, unpack
 from attendrop.errors import AttendropError
-from attendrop.keyed_random import SampleKey, sample_mask, sample_parameter_mask, sample_row_mask, uniform
-from attendrop.methods.common.divergence import divergences, kind_of, mean, mean_spread
+from attendrop.keyed_random import SampleKey, normal, sample_mask, sample_parameter_mask, sample_row_mask, uniform
+from attendrop.methods.common.consistent_views import with_views
+from attendrop.methods.common.divergence import divergences, kind_of, mean, mean_divergence, mean_spread
 from attendrop.methods.common.initial_state import InitialState
 from attendrop.methods.common.parameter_override import (
     ParameterOverride,
     embedding_weights,
     layer_parameters,
+    pretrained_parameters,
     projection_weights,
 )
 from attendrop.methods.common.random_mask import RandomMaskPlan, dropout
 from attendrop.methods.common.weight_mixing import WeightMixing
+from attendrop.methods.common.word_embeddings import NOISES, WordPlan, word_noise
 from attendrop.methods.core.base import Method, MethodState
 from attendrop.methods.core.compatibility import (
     ANY,
@@ -70,6 +74,7 @@ from attendrop.methods.core.options import (
 from attendrop.methods.core.registry import register_method
 from attendrop.methods.core.replay import Replay
 from attendrop.methods.core.running_statistics import RunningStatistics
+from attendrop.methods.drop_block import begin_chances, spread
 from attendrop.methods.layer_drop import Skipping, sample_blocks
 from attendrop.methods.vanilla import Bernoulli
 
@@ -78,6 +83,7 @@ __all__ = [
     "DECIDES_PASSES",
     "EXCHANGES_WEIGHTS",
     "LAYERS",
+    "NOISES",
     "QUADRATURE_RULES",
     "REPLACES_DROPOUT",
     "REPLACES_PARAMETERS",
@@ -121,8 +127,10 @@ __all__ = [
     "TrainingContext",
     "ValueProjection",
     "WeightMixing",
+    "WordPlan",
     "aligned_labels",
     "attention_attribution",
+    "begin_chances",
     "block_of",
     "candidate_region",
     "check_choice",
@@ -137,6 +145,7 @@ __all__ = [
     "dropout",
     "embedding_weights",
     "evaluating",
+    "example_inputs",
     "find_value_projection",
     "finite_gradients",
     "fix_target",
@@ -150,12 +159,15 @@ __all__ = [
     "kind_of",
     "layer_parameters",
     "mean",
+    "mean_divergence",
     "mean_spread",
+    "normal",
     "number_of_rows",
     "option",
     "optional",
     "pack",
     "positive",
+    "pretrained_parameters",
     "projection_weights",
     "refuse_graph",
     "register_method",
@@ -165,10 +177,13 @@ __all__ = [
     "sample_row_mask",
     "select_layers",
     "select_self_attention",
+    "spread",
     "suggestion",
     "to_device",
     "uniform",
     "unit_interval",
     "unpack",
     "wide",
+    "with_views",
+    "word_noise",
 ]

@@ -111,6 +111,14 @@ def uniform(
     return (_lanes(seeds, shape, origins).float() + (_LEVELS // 2 + 0.5)) / _LEVELS
 
 
+def normal(
+    key: SampleKey, name: str, shape: tuple[int, int, int, int], origins: Tensor, device: torch.device
+) -> Tensor:
+    """Sample standard normal numbers, independently, keyed as :func:`sample_mask`; float32, within 4.4 of 0."""
+    sampled: Tensor = torch.special.ndtri(uniform(key, name, shape, origins, device))
+    return sampled
+
+
 # Elements of a parameter that are sampled together: few enough for the CPU cache, enough for numpy to be efficient.
 _CHUNK = 1 << 16
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from attendrop import (
+    L2SP,
+    R3F,
     SCAL,
     ADDrop,
     AlphaDropout,
@@ -17,6 +19,7 @@ from attendrop import (
     ChildTuning,
     Compose,
     ConcreteDropout,
+    DropAttention,
     DropBlock,
     DropConnect,
     DropHead,
@@ -24,12 +27,15 @@ from attendrop import (
     HeadMask,
     HiddenCut,
     LayerDrop,
+    LayerReinit,
     Method,
     Mixout,
+    NEFTune,
     RDrop,
     Scheduler,
     StructureMask,
     SuperT,
+    TokenCutoff,
     UniDrop,
     Vanilla,
 )
@@ -56,6 +62,16 @@ class StructureOfAll(StructureMask):
         return super().plan(replace(context, extra={self.column: column.repeat(rows, *[1] * (column.ndim - 1))}))
 
 
+# Rows of which each test of the table runs a part by default, and the slow tests the others.
+SAMPLED_ROWS: dict[str, Method] = {
+    "dropattention": DropAttention(p=0.3),
+    "dropattention elements": DropAttention(p=0.3, unit="element", window=2),
+    "neftune": NEFTune(alpha=15.0),
+    "r3f": R3F(scale=1.0),
+    "token-cutoff": TokenCutoff(fraction=0.3),
+    "l2-sp": L2SP(beta=1.0),
+    "layer-reinit": LayerReinit(),
+}
 TABLE: dict[str, Method] = {
     "finetune": FineTune(),
     "ad-drop": ADDrop(cross_tuning=False),
@@ -99,9 +115,14 @@ TABLE: dict[str, Method] = {
     "attendout": AttendOut(learner="policy_gradient", dropout_step=2),
     "attendout effects": AttendOut(init_drop_prob=0.5, dropout_step=1),
     "attendout pruning": AttendOut(variant="pruning", granularity="head", dropout_step=2),
+    **SAMPLED_ROWS,
 }
 
 # The terms and the parts of methods that have several, each alone.
+SAMPLED_TERMS: dict[str, Method] = {
+    "token-cutoff span": TokenCutoff(fraction=0.3, unit="span", beta=0),
+    "token-cutoff features": TokenCutoff(fraction=0.3, unit="features", alpha=0),
+}
 TERMS: dict[str, Method] = {
     "unidrop feature": UniDrop(feature=0.3, structure=0, token=0),
     "unidrop layers": UniDrop(feature=0, structure=0.5, token=0),
@@ -111,6 +132,7 @@ TERMS: dict[str, Method] = {
     "hiddencut divergence": HiddenCut(alpha=0.3, gamma=0),
     "scal copies": SCAL(contrast=0),
     "scal contrast": SCAL(adversarial=0),
+    **SAMPLED_TERMS,
 }
 # Rows of the table in which a term looks at a micro-batch as a whole, or at how far it is padded.
 BY_MICRO_BATCH: set[str] = {"scal"}
@@ -124,10 +146,18 @@ UNFIT: dict[tuple[str, str], str] = {
     ("unidrop", "deberta"): "in one projection",
     ("unidrop feature", "deberta"): "in one projection",
     ("concrete-dropout", "deberta"): "value projection .* cannot be found",
+    ("neftune", "vit"): "embeds no words",
+    ("r3f", "vit"): "embeds no words",
+    ("token-cutoff", "vit"): "embeds no words",
+    ("token-cutoff span", "vit"): "embeds no words",
+    ("token-cutoff features", "vit"): "embeds no words",
+    ("layer-reinit", "albert"): "shares its layers",
     ("supert", "albert"): "shares its layers",
     ("supert heads", "albert"): "shares its layers",
     ("supert feed-forward", "albert"): "shares its layers",
 }
+# Rows that only act on weights that training has moved.
+ON_MOVED_WEIGHTS: set[str] = {"l2-sp"}
 # The first step that is not one of plain fine-tuning, by plan or by chance, where that is not the first.
 FIRST_STEP: dict[str, int] = dict.fromkeys(
     ("supert", "supert heads", "supert feed-forward", "layerdrop", "unidrop layers", "attendout effects"), 2

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 from helpers import zoo
-from helpers.table import BY_MICRO_BATCH, TABLE, given
+from helpers.table import BY_MICRO_BATCH, SAMPLED_ROWS, TABLE, given
 from helpers.training import Gradients, examples, trainer_of, weights
 
 from attendrop import AttendropError, Method, regularize
 from attendrop.methods.core.registry import method_names
 
 METHODS = {name: method for name, method in TABLE.items() if name != "finetune"}
+pytestmark = pytest.mark.sampled(4, SAMPLED_ROWS)
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 
 

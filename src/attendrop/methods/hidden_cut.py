@@ -13,14 +13,13 @@ from torch import Tensor
 from attendrop.attention.blocks import Block
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionEdit, BlockEdit
-from attendrop.attention.isolation import forked_rng
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.attribution.finite_gradients import wide
 from attendrop.candidates import floor_fraction
 from attendrop.errors import AttendropError
 from attendrop.keyed_random import uniform
-from attendrop.methods.common.divergence import mean_spread
+from attendrop.methods.common.consistent_views import with_views
 from attendrop.methods.core.base import Method, MethodState
 from attendrop.methods.core.compatibility import DECIDES_PASSES
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
@@ -128,17 +127,10 @@ class _State(MethodState):
         method = self.method
         keys = method.keys(context)
         record = _Received(keys) if method.select_by == "attention" else None
-        loss, outputs = compute_loss(context.batch, record)
+        clean = compute_loss(context.batch, record)
         received = None if record is None else record.received
-        with forked_rng(context.model):
-            cuts = [Cut(context, method, keys, received, view) for view in range(method.views)]
-            views = [compute_loss(context.batch, cut) for cut in cuts]
-        loss = loss + method.gamma * torch.stack([loss for loss, _ in views]).mean()
-        if method.eta:
-            divergence = mean_spread(context.model, [outputs, *(outputs for _, outputs in views)], context.batch)
-            context.note("divergence", divergence)
-            loss = loss + method.eta * divergence
-        return loss, outputs
+        cuts = [Cut(context, method, keys, received, view) for view in range(method.views)]
+        return with_views(context, compute_loss, clean, cuts, method.gamma, method.eta)
 
 
 class _Received(Plan):

@@ -248,6 +248,7 @@ def _fit(
     else:
         if begun:
             logger.info("There is no complete checkpoint in %s: the run starts over.", checkpoints)
+        run.method.prepare(loaded.model, run.config.seed)
         head_start = start_head(loaded.model, loaded.tokenizer, loaded.new, run.task.head, encoded.train, run.config)
 
     def note() -> None:

@@ -96,6 +96,19 @@ def mean_spread(model: nn.Module, outputs: Sequence[Any], batch: Batch) -> Tenso
     return torch.stack([mean(spread(kind_of(model, views), views)) for views in heads]).mean()
 
 
+def mean_divergence(model: nn.Module, one: Any, other: Any, batch: Batch) -> Tensor:
+    """Mean ``KL(P || Q) + KL(Q || P)`` of the predictions of two passes over ``batch``, over rows or tokens.
+
+    For labels, the sum of that over the labels' Bernoulli distributions; for numbers, the squared difference.
+    """
+    found = []
+    for first, second in zip(predictions(model, one, batch), predictions(model, other, batch), strict=True):
+        kind = kind_of(model, first)
+        values = divergence(kind, first, second)
+        found.append(mean(values if kind == "number" else 2 * values))
+    return torch.stack(found).mean()
+
+
 def divergences(model: nn.Module, outputs: Any, batch: Batch) -> list[tuple[str, Tensor]]:
     """Return the kind of each head, and the :func:`divergence` of the two adjacent copies of each row in ``batch``."""
     found = predictions(model, outputs, batch, 2)

@@ -64,7 +64,14 @@ def layer_parameters(model: nn.Module) -> list[str]:
     names = [name for name, _ in model.named_parameters()]
     lists = [f"{name}." for name, module in _below_the_head(model) if isinstance(module, nn.ModuleList)]
     found = [name for name in names if any(name.startswith(prefix) for prefix in lists)]
-    return found or [name for name in names if any(name.startswith(f"{own}.") for own, _ in _below_the_head(model))]
+    return found or pretrained_parameters(model)
+
+
+def pretrained_parameters(model: nn.Module) -> list[str]:
+    """Return the names of all parameters except those of the head, which is not pre-trained."""
+    found = set(getattr(model, "base_model", model).parameters(recurse=False))
+    found.update(parameter for _, module in _below_the_head(model) for parameter in module.parameters(recurse=False))
+    return [name for name, parameter in model.named_parameters() if parameter in found]
 
 
 def embedding_weights(model: nn.Module) -> set[str]:

@@ -105,6 +105,12 @@ class Method:
         """Whether the state runs the passes, in :meth:`MethodState.loss`: the trait ``DECIDES_PASSES``."""
         return self.has(DECIDES_PASSES)
 
+    def prepare(self, model: nn.Module, seed: int) -> None:
+        """Change a model before its head starts from the features; a method that does so repeats it in its first step.
+
+        Not called where a run resumes.
+        """
+
     def active(self, epoch: int) -> bool:
         """Return whether the method is active in ``epoch``, counted from 0."""
         return True

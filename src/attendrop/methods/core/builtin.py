@@ -23,3 +23,9 @@ from attendrop.methods.drop_connect import DropConnect as DropConnect
 from attendrop.methods.child_tuning import ChildTuning as ChildTuning
 from attendrop.methods.supert import SuperT as SuperT
 from attendrop.methods.r_drop import RDrop as RDrop
+from attendrop.methods.drop_attention import DropAttention as DropAttention
+from attendrop.methods.neftune import NEFTune as NEFTune
+from attendrop.methods.r3f import R3F as R3F
+from attendrop.methods.token_cutoff import TokenCutoff as TokenCutoff
+from attendrop.methods.l2_sp import L2SP as L2SP
+from attendrop.methods.layer_reinit import LayerReinit as LayerReinit

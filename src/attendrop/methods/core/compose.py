@@ -86,6 +86,10 @@ class Compose(Method):
         """Whether one of them does."""
         return any(part.needs_loss_scale for part in self.methods)
 
+    def prepare(self, model: nn.Module, seed: int) -> None:
+        for part in self.methods:
+            part.prepare(model, seed)
+
     def active(self, epoch: int) -> bool:
         return any(part.active(epoch) for part in self.methods)
 

@@ -1,0 +1,120 @@
+"""DropAttention: which weights are dropped, and how the others are normalised."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import zoo
+from torch import Tensor
+
+from attendrop import AttendropError, Compose, DropAttention, Vanilla, regularize
+from attendrop.attention.adapter import ModelAdapter
+from attendrop.attention.call import AttentionCall
+from attendrop.attention.edits import AttentionEdit
+from attendrop.keyed_random import SampleKey, sample_mask
+from attendrop.methods.core.context import StepContext
+from attendrop.methods.core.registry import build_method
+from attendrop.methods.core.running_statistics import RunningStatistics
+
+SHAPE = (4, 3, 9, 9)
+LENGTHS = (9, 7, 4, 2)
+
+
+def edit_of(method: DropAttention, valid: Tensor | None, shape: tuple[int, int, int, int] = SHAPE) -> AttentionEdit:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert", (shape[-1],) * shape[0])
+    adapter = ModelAdapter(model)
+    adapter.trace(batch)
+    key = SampleKey(0, 0, 0, shape[0])
+    plan: Any = method.plan(
+        StepContext(model, batch, key, RunningStatistics(), "dropattention", adapter_if_any=adapter)
+    )
+    return plan.edit(AttentionCall(adapter.attention_layers[0], shape, valid, torch.device("cpu")))  # type: ignore[no-any-return]
+
+
+def attention(valid: Tensor) -> Tensor:
+    scores = torch.randn(SHAPE, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return scores.masked_fill(~valid, -torch.inf).softmax(-1).requires_grad_()
+
+
+VALID = (torch.arange(9) < torch.tensor(LENGTHS)[:, None])[:, None, None].expand(SHAPE)
+CAUSAL = torch.ones(9, 9).tril().bool().expand(SHAPE)
+
+
+@pytest.mark.parametrize("valid", [VALID, CAUSAL], ids=["padded", "causal"])
+@pytest.mark.parametrize("unit", ["element", "column"])
+def test_the_rest_of_a_row_is_divided_by_its_sum_without_a_gradient_of_the_sum(unit: str, valid: Tensor) -> None:
+    edit = edit_of(DropAttention(p=0.4, unit=unit), valid)
+    before = attention(valid)
+    assert edit.weights is not None and edit.dropout == 0
+    found = edit.weights(before)
+    factors = torch.randn(SHAPE, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    (gradient,) = torch.autograd.grad((found * factors).sum(), before)
+    rows = 9 if unit == "element" else 1
+    origins = torch.zeros(4, 2, dtype=torch.long)
+    drop = sample_mask(0.4, SampleKey(0, 0, 0, 4), "encoder.0", (4, 3, rows, 9), origins, origins.device).expand(SHAPE)
+    wholes = 0
+    for index in torch.cartesian_prod(*map(torch.arange, SHAPE[:3])).tolist():
+        row, after, slope, factor = (x[tuple(index)].tolist() for x in (before.detach(), found, gradient, factors))
+        columns = [j for j in range(9) if valid[(*index, j)]]
+        kept = [j for j in columns if not drop[(*index, j)]]
+        wholes += not kept
+        for j in range(9):
+            value, derivative = 0.0, 0.0
+            if j in kept:
+                value, derivative = (number / sum(row[k] for k in kept) for number in (row[j], factor[j]))
+            elif j in columns and not kept:
+                value = 1 / len(columns)
+            assert after[j] == pytest.approx(value, rel=1e-6)
+            assert slope[j] == pytest.approx(derivative, rel=1e-6)
+    assert wholes > 0
+
+
+def dropped(method: DropAttention, valid: Tensor | None, shape: tuple[int, int, int, int]) -> Tensor:
+    """The positions that lose their weight; those of a row that is dropped whole do not."""
+    edit = edit_of(method, valid, shape)
+    assert edit.weights is not None
+    return edit.weights(torch.ones(shape)) == 0
+
+
+@pytest.mark.parametrize("unit", ["element", "column"])
+def test_how_many_are_dropped(unit: str) -> None:
+    drop = dropped(DropAttention(p=0.3, unit=unit), None, (32, 4, 30, 30))
+    assert drop.float().mean().item() == pytest.approx(0.3, abs=0.03)
+    assert (drop.all(-2) | ~drop.any(-2)).all() == (unit == "column")
+    assert not torch.equal(drop[0, 0], drop[0, 1]) and not torch.equal(drop[0, 0], drop[1, 0])
+
+
+@pytest.mark.parametrize("unit", ["element", "column"])
+def test_neighbours_are_dropped_together(unit: str) -> None:
+    drop = dropped(DropAttention(p=0.2, unit=unit, window=3), None, (64, 4, 30, 30))
+    for row in drop[:, :, 0].flatten(0, 1).tolist():
+        runs = "".join("x" if each else " " for each in row).split()
+        assert all(len(run) >= 3 for run in runs)
+    assert drop.float().mean().item() == pytest.approx(0.19, abs=0.015)  # 0.2, less the overlap of windows
+
+
+def test_almost_no_dropping_is_fine_tuning_without_attention_dropout() -> None:
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    with regularize(model, DropAttention(p=1e-6)) as reg:
+        torch.testing.assert_close(reg.loss(batch), model(**batch).loss)
+    model = zoo.build("bert", dtype=torch.float64, attention_probs_dropout_prob=0.5)
+    with regularize(model, DropAttention(p=1e-6)) as reg:
+        torch.testing.assert_close(reg.loss(batch), model.eval()(**batch).loss)
+
+
+def test_the_fraction_is_logged() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert", (20, 12))
+    with regularize(model, DropAttention(p=0.3)) as reg:
+        for _ in range(20):
+            reg.loss(batch)
+            reg.step()
+        assert reg.logs()["dropattention/dropped"] == pytest.approx(0.3, abs=0.04)
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(AttendropError, match="unit='row'"):
+        build_method("dropattention", {"unit": "row"})
+    with pytest.raises(AttendropError, match="dropout of attention weights"):
+        Compose(DropAttention(), Vanilla(where="weights"))
