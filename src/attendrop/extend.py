@@ -45,7 +45,7 @@ from attendrop.methods.common.parameter_override import (
 )
 from attendrop.methods.common.random_mask import RandomMaskPlan, dropout
 from attendrop.methods.common.weight_mixing import WeightMixing
-from attendrop.methods.common.word_embeddings import NOISES, WordPlan, word_noise
+from attendrop.methods.common.word_embeddings import NOISES, Perturbation, WordPlan, word_noise
 from attendrop.methods.core.base import Method, MethodState
 from attendrop.methods.core.compatibility import (
     ANY,
@@ -112,6 +112,7 @@ __all__ = [
     "MethodState",
     "ModelAdapter",
     "ParameterOverride",
+    "Perturbation",
     "Plan",
     "Preset",
     "Processes",

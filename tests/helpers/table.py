@@ -10,7 +10,9 @@ import torch
 from attendrop import (
     L2SP,
     R3F,
+    SAM,
     SCAL,
+    SMART,
     ADDrop,
     AlphaDropout,
     AttendOut,
@@ -71,6 +73,8 @@ SAMPLED_ROWS: dict[str, Method] = {
     "token-cutoff": TokenCutoff(fraction=0.3),
     "l2-sp": L2SP(beta=1.0),
     "layer-reinit": LayerReinit(),
+    "smart": SMART(epsilon=0.1, noise=0.1, step_size=0.1),
+    "sam": SAM(rho=0.2),
 }
 TABLE: dict[str, Method] = {
     "finetune": FineTune(),
@@ -135,7 +139,7 @@ TERMS: dict[str, Method] = {
     **SAMPLED_TERMS,
 }
 # Rows of the table in which a term looks at a micro-batch as a whole, or at how far it is padded.
-BY_MICRO_BATCH: set[str] = {"scal"}
+BY_MICRO_BATCH: set[str] = {"scal", "sam"}
 # Pairs of a row and a model that are refused, with a part of the message.
 UNFIT: dict[tuple[str, str], str] = {
     ("unidrop", "vit"): "no 'input_ids'",
@@ -148,6 +152,7 @@ UNFIT: dict[tuple[str, str], str] = {
     ("concrete-dropout", "deberta"): "value projection .* cannot be found",
     ("neftune", "vit"): "embeds no words",
     ("r3f", "vit"): "embeds no words",
+    ("smart", "vit"): "embeds no words",
     ("token-cutoff", "vit"): "embeds no words",
     ("token-cutoff span", "vit"): "embeds no words",
     ("token-cutoff features", "vit"): "embeds no words",

@@ -13,7 +13,7 @@ from attendrop.attention.projections import is_projection
 
 
 class ParameterOverride:
-    """Override of parameters by a function of them while their module runs in training mode.
+    """Override of parameters by a function of them while their module, or the whole model, runs in training mode.
 
     The parameter itself stays registered under its name, so that checkpoints, the optimizer and DDP are unaffected.
     Gradients reach it through the function.
@@ -23,13 +23,28 @@ class ParameterOverride:
         names: Names of the parameters.
         function: Maps a parameter's name and the parameter to its replacement. It must be deterministic within a
             step: under activation checkpointing it is called again in the backward pass.
+        throughout: Whether to override the parameters while the whole model runs, so that modules that read parameters
+            of others do so, too (DeBERTa reads the weights of its embedding of relative positions). Under activation
+            checkpointing, which runs modules again by themselves, they do not.
     """
 
-    def __init__(self, model: nn.Module, names: list[str], function: Callable[[str, nn.Parameter], Tensor]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        names: list[str],
+        function: Callable[[str, nn.Parameter], Tensor],
+        *,
+        throughout: bool = False,
+    ) -> None:
         self._hooks = ModuleHooks()
+        self._throughout = False  # while the whole model runs
+        places = []
         for name in names:
             path, _, own = name.rpartition(".")
-            self._swap(model.get_submodule(path), name, own, function)
+            places.append((model.get_submodule(path), name, own))
+            self._swap(*places[-1], function)
+        if throughout:
+            self._swap_throughout(model, places, function)
 
     def close(self) -> None:
         """Remove the hooks. Idempotent."""
@@ -37,16 +52,44 @@ class ParameterOverride:
 
     def _swap(self, module: nn.Module, name: str, own: str, function: Callable[[str, nn.Parameter], Tensor]) -> None:
         def enter(module: nn.Module, args: Any) -> None:
-            parameter = module._parameters[own]
-            if module.training and parameter is not None:
-                # Attribute lookup finds instance attributes before parameters.
-                module.__dict__[own] = function(name, parameter)
+            if not self._throughout:
+                _override(module, name, own, function)
 
         def leave(module: nn.Module, args: Any, output: Any) -> None:
-            module.__dict__.pop(own, None)
+            if not self._throughout:
+                module.__dict__.pop(own, None)
 
         self._hooks.before(module, enter)
         self._hooks.after(module, leave, always_call=True)
+
+    def _swap_throughout(
+        self,
+        model: nn.Module,
+        places: list[tuple[nn.Module, str, str]],
+        function: Callable[[str, nn.Parameter], Tensor],
+    ) -> None:
+        def enter(_: nn.Module, args: Any) -> None:
+            if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+                return
+            self._throughout = True
+            for module, name, own in places:
+                _override(module, name, own, function)
+
+        def leave(_: nn.Module, args: Any, output: Any) -> None:
+            if self._throughout:
+                for module, _name, own in places:
+                    module.__dict__.pop(own, None)
+            self._throughout = False
+
+        self._hooks.before(model, enter)
+        self._hooks.after(model, leave, always_call=True)
+
+
+def _override(module: nn.Module, name: str, own: str, function: Callable[[str, nn.Parameter], Tensor]) -> None:
+    parameter = module._parameters[own]
+    if module.training and parameter is not None:
+        # Attribute lookup finds instance attributes before parameters.
+        module.__dict__[own] = function(name, parameter)
 
 
 def projection_weights(model: nn.Module) -> list[str]:

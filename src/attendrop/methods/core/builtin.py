@@ -29,3 +29,5 @@ from attendrop.methods.r3f import R3F as R3F
 from attendrop.methods.token_cutoff import TokenCutoff as TokenCutoff
 from attendrop.methods.l2_sp import L2SP as L2SP
 from attendrop.methods.layer_reinit import LayerReinit as LayerReinit
+from attendrop.methods.smart import SMART as SMART
+from attendrop.methods.sam import SAM as SAM
