@@ -13,8 +13,8 @@ SOURCE = Path(attendrop.__file__).parent
 # independent of what stands beside it.
 ORDER = [
     ["errors", "keyed_random", "candidates"],
-    ["argument_checks", "output_files"],
-    ["batches"],
+    ["argument_checks", "output_files", "peft_models", "trained_tensors"],
+    ["batches", "model_files"],
     ["attention"],
     ["attribution"],
     ["methods.core.info", "methods.core.options", "methods.core.compatibility", "methods.core.running_statistics"],

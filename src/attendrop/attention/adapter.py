@@ -33,6 +33,7 @@ from attendrop.attention.running_plan import RunningPlan
 from attendrop.attention.trace_cache import trace_cache
 from attendrop.attention.tracing import Trace, trace
 from attendrop.errors import AttendropError
+from attendrop.peft_models import refuse_virtual_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -48,10 +49,12 @@ class ModelAdapter:
 
     Raises:
         AttendropError: The model does not route its attention through transformers' attention interface, or runs an
-            implementation other than SDPA and eager, or uses reentrant activation checkpointing.
+            implementation other than SDPA and eager, or uses reentrant activation checkpointing; or an adapter of PEFT
+            prepends virtual tokens.
     """
 
     def __init__(self, model: nn.Module) -> None:
+        refuse_virtual_tokens(model)
         self.model = model
         self._cache = trace_cache(model)
         self._configs = attention_configs(model, self._cache.attention)

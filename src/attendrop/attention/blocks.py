@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from attendrop.attention.layers import AttentionLayer
-from attendrop.attention.projections import is_projection
+from attendrop.attention.projections import projections
 from attendrop.errors import AttendropError
 
 
@@ -94,12 +94,11 @@ class StructureTracer:
     def listening(self) -> Iterator[None]:
         """Record events within the ``with`` block."""
         hooks: list[Any] = []
-        for module in self.model.modules():
-            if module in self.blocks:
-                hooks.append(module.register_forward_pre_hook(lambda m, *_: self._events.append(("block", m, None))))
-                hooks.append(module.register_forward_hook(self._left, with_kwargs=True))
-            elif is_projection(module):
-                hooks.append(module.register_forward_pre_hook(lambda m, *_: self._events.append(("linear", m, None))))
+        for module in self.blocks:
+            hooks.append(module.register_forward_pre_hook(lambda m, *_: self._events.append(("block", m, None))))
+            hooks.append(module.register_forward_hook(self._left, with_kwargs=True))
+        for module in {*projections(self.model)} - self.blocks:
+            hooks.append(module.register_forward_pre_hook(lambda m, *_: self._events.append(("linear", m, None))))
         hooks += [module.register_forward_pre_hook(self._embedded) for module in _input_embeddings(self.model)]
         try:
             yield

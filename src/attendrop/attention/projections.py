@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -37,8 +37,40 @@ _THIRDS: dict[str, type[nn.Module]] = {"c_attn": Conv1D, "Wqkv": nn.Linear}
 
 
 def is_projection(module: nn.Module) -> bool:
-    """Return whether a module multiplies by a weight: a linear layer, or a ``Conv1D`` of transformers."""
-    return isinstance(module, nn.Linear | Conv1D)
+    """Return whether a module multiplies by a weight.
+
+    That is a linear layer, a ``Conv1D`` of transformers, or one of them within a layer of an adapter.
+    """
+    return isinstance(base_layer(module), nn.Linear | Conv1D)
+
+
+def base_layer(module: nn.Module) -> nn.Module:
+    """Return the layer that a layer of an adapter (LoRA) is on; any other module is returned as it is."""
+    while isinstance(inner := getattr(module, "base_layer", None), nn.Module):
+        module = inner
+    return module
+
+
+def projections(module: nn.Module) -> Iterator[nn.Module]:
+    """Iterate over the projections in a module; one with an adapter counts once, without its parts."""
+    if is_projection(module):
+        yield module
+    else:
+        base = base_layer(module)
+        for child in module.children() if base is module else [base]:
+            yield from projections(child)
+
+
+def factors(projection: nn.Module) -> list[Tensor]:
+    """List the weights that make up a projection: its own, and those of the adapter that is on it.
+
+    Raises:
+        AttendropError: A weight is quantized.
+    """
+    found: list[Tensor] = [part.weight for part in projection.modules() if isinstance(part, nn.Linear | Conv1D)]
+    for weight in found:
+        _refuse_quantized(weight)
+    return found
 
 
 def input_dim(projection: nn.Module) -> int:
@@ -46,7 +78,35 @@ def input_dim(projection: nn.Module) -> int:
 
     The weight of a ``Conv1D`` (GPT-2) is the transpose of a linear layer's.
     """
-    return 0 if isinstance(projection, Conv1D) else 1
+    return 0 if isinstance(base_layer(projection), Conv1D) else 1
+
+
+def effective_weight(projection: nn.Module) -> Tensor:
+    """Return the weight of a projection, including what an adapter adds to it.
+
+    Raises:
+        AttendropError: The weight is quantized, or what the adapter does to it is not known.
+    """
+    layer: Any = projection
+    weight: Tensor = base_layer(projection).weight  # type: ignore[assignment]
+    _refuse_quantized(weight)
+    if base_layer(projection) is projection or layer.disable_adapters or layer.merged:
+        return weight
+    if not hasattr(layer, "get_delta_weight"):
+        raise AttendropError(
+            f"What the adapter's {type(layer).__module__}.{type(layer).__name__} does to the weight is not known; use "
+            "LoRA, or another method."
+        )
+    deltas = [layer.get_delta_weight(name) for name in layer.active_adapters if name in layer.scaling]
+    return sum(deltas, start=weight)
+
+
+def _refuse_quantized(weight: Tensor) -> None:
+    if not weight.is_floating_point():
+        raise AttendropError(
+            f"A weight of the model is quantized ({str(weight.dtype).removeprefix('torch.')}), so no method can act on "
+            "its values; load the model without quantization, or choose a method that does not act on parameters."
+        )
 
 
 def separate_projections(attention: nn.Module) -> ProjectionNames | None:
@@ -96,7 +156,7 @@ class ValueProjection:
 
     def weight(self) -> Tensor:
         """Return the weight that makes values, ``(features read, features made)``."""
-        weight: Tensor = self.module.weight  # type: ignore[assignment]
+        weight = effective_weight(self.module)
         weight = weight if input_dim(self.module) == 0 else weight.T
         return weight[:, -(weight.shape[1] // 3) :] if self.fused else weight
 
@@ -135,8 +195,8 @@ def inputs_of_heads(projection: nn.Module, numbers: Iterable[int], num_heads: in
 
 
 def _makes_thirds(name: str, module: nn.Module) -> bool:
-    if name not in _THIRDS or not isinstance(module, _THIRDS[name]):
+    if name not in _THIRDS or not isinstance(base_layer(module), _THIRDS[name]):
         return False
-    weight: Tensor = module.weight  # type: ignore[assignment]
+    weight: Tensor = base_layer(module).weight  # type: ignore[assignment]
     inputs = input_dim(module)
     return weight.shape[1 - inputs] == 3 * weight.shape[inputs]

@@ -14,6 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.attention.model_outputs import named_outputs
 from attendrop.errors import AttendropError
+from attendrop.peft_models import transformers_model
 
 IGNORED = -100
 # Whether each model shifts its labels, once known.
@@ -83,7 +84,7 @@ def refuse_misplaced_smoothing(model: nn.Module, logits: Tensor, batch: Mapping[
         return
     if model not in _SHIFTS and not (labels != IGNORED).any():
         return
-    name = type(getattr(model, "get_base_model", lambda: model)()).__name__  # of PEFT, what it adapts
+    name = type(transformers_model(model)).__name__
     if shifts_labels(model, batch) != (name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
         raise AttendropError(
             f"label_smoothing_factor is above 0: transformers would smooth the labels of {name} one position away from "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from attendrop.methods.core.options import choice, count, option, positive, unit
 # Maximum number of elements of a parameter that is sampled jointly with others.
 _SMALL = 1 << 14
 VARIANTS = ("F", "D")
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,9 @@ class ChildTuning(Method):
     Source: Xu et al. (2021), https://arxiv.org/abs/2109.05687, section 2; they tune ``p`` in 0.2 to 0.4 (F) and 0.1 to
     0.3 (D). As in their code, the mask is applied after gradient clipping, D excludes embeddings and head from its mask
     (they are fully trained), and D does not rescale gradients. Deviation: the Fisher information is measured in
-    evaluation mode, theirs with dropout. The mask is saved with the run, as ``fisher_mask.safetensors``.
+    evaluation mode, theirs with dropout. The mask is saved with the run, as ``fisher_mask.safetensors``. With an
+    adapter, its parameters are the layers' parameters. One of the two matrices of a new LoRA adapter is zero, so that
+    the other one has no gradient at the start: D then leaves the latter as it is, and logs a warning.
     """
 
     name: ClassVar[str] = "child-tuning"
@@ -151,7 +155,9 @@ class _Driven(MethodState):
 
     def batch(self, context: StepContext) -> Batch:
         if not self.masks:
-            self.masks = largest(fisher_information(self.training, self.method), self.method.p)
+            information = fisher_information(self.training, self.method)
+            _warn_of_zeros(information)
+            self.masks = largest(information, self.method.p)
         return context.batch
 
     @torch.no_grad()
@@ -202,6 +208,18 @@ def fisher_information(training: TrainingContext, method: ChildTuning) -> dict[s
     total = training.processes.total
     batches = float(total(torch.tensor(float(count))))
     return {name: total(value) / batches for name, value in sums.items()}
+
+
+def _warn_of_zeros(information: Mapping[str, Tensor]) -> None:
+    zero = [name for name, values in information.items() if not values.any()]
+    if zero:
+        logger.warning(
+            "Child-Tuning-D measures no Fisher information in %d of %d parameters at the start (%s), as in a new "
+            "adapter: they may stay as they are. variant='F' trains all.",
+            len(zero),
+            len(information),
+            zero[0],
+        )
 
 
 def largest(values: Mapping[str, Tensor], fraction: float) -> dict[str, Tensor]:

@@ -65,8 +65,9 @@ class ConcreteDropout(Method):
     weight of the layer's value projection. With the number of features as ``K`` (384 in MiniLM), the prior's gradient
     on 2,490 rows, -0.03 and equal in all layers, would be a hundred times that of the data. A joint projection of
     queries, keys and values is supported if they have this order and the same width (GPT-2, ModernBERT). Their ``W`` is
-    ours over ``1 - p``, since kept weights are scaled up. The learning rate is ours, because fine-tuning takes few
-    steps. The model's own dropout stays enabled; set it to 0 to use this one only.
+    ours over ``1 - p``, since kept weights are scaled up. Of a projection with a LoRA adapter, ``W`` is their sum. The
+    learning rate is ours, because fine-tuning takes few steps. The model's own dropout stays enabled; set it to 0 to
+    use this one only.
 
     Learnt probabilities on 160 rows of RTE (MiniLM, AdamW at 2e-4, 60 steps of 16), initially 0.1:
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from attendrop.attention.projections import factors
 from attendrop.errors import AttendropError
 from attendrop.methods.common.weight_mixing import WeightMixing
 from attendrop.methods.core.base import Method, MethodState
@@ -31,12 +32,14 @@ class DropConnect(Method):
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
-        AttendropError: An option is out of its range; or, at the start of training, no projections can be found.
+        AttendropError: An option is out of its range; or, in training, no projections can be found, or their weights
+            are quantized.
 
     Source: Wan et al. (2013), Regularization of Neural Networks using DropConnect, section 3, with weights ``M * W``.
     Deviations: kept weights are scaled up in training, and evaluation uses the unchanged weights, while the paper
     samples from a Gaussian fitted to the mask's moments; one mask is used for a whole optimizer step, while the paper
-    has one per example; ``p`` is 0.1, the paper's is 0.5, for networks trained from scratch.
+    has one per example; ``p`` is 0.1, the paper's is 0.5, for networks trained from scratch. Of a projection with a
+    LoRA adapter, ``W + s B A``, each of the three matrices has its own mask.
     """
 
     name: ClassVar[str] = "dropconnect"
@@ -69,7 +72,7 @@ class _DropConnect(WeightMixing):
         for block in context.adapter.blocks:
             for key in keys & block.input_projections.keys():
                 modules |= {*block.input_projections[key], block.output_projections[key]}
-        weights = {module.weight for module in modules}
+        weights = {weight for module in modules for weight in factors(module)}
         names = [name for name, parameter in self.model.named_parameters() if parameter in weights]
         if not names:
             raise AttendropError(

@@ -43,7 +43,8 @@ class Mixout(Method):
     As in their code, weights of linear layers are mixed, but no biases, embeddings or normalisation. Deviations: the
     gradient is that of the formula (their code omits the division by ``1 - p``); the model's own dropout stays enabled,
     while they replace it by mixout; one mask is used for a whole optimizer step; the head, which has no pre-trained
-    values, is excluded.
+    values, is excluded. With a LoRA adapter, the adapter's two matrices are mixed with their initial values, in place
+    of the weights that are frozen.
     """
 
     compared: ClassVar[bool] = True

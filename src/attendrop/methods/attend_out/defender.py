@@ -15,12 +15,16 @@ from torch.optim import Optimizer
 from attendrop.errors import AttendropError
 from attendrop.methods.attend_out.generator import plain_copy
 from attendrop.methods.core.context import Processes
+from attendrop.trained_tensors import trained_tensors
 
 Pair = tuple[nn.Parameter, nn.Parameter]
 
 
 class Defender:
     """Copy of the attacker with its own optimizer, which steps whenever the attacker's optimizer steps.
+
+    Frozen parameters are shared with the attacker, unless the copy is on another device: of a model with an adapter,
+    only the adapter and the head exist twice.
 
     The gradients of each micro-batch have the same weight as the attacker's: the factor by which the training loop
     multiplies the attacker's loss (accumulation), read from the gradient that reaches this loss. The learning rate and
@@ -48,8 +52,11 @@ class Defender:
     ) -> None:
         self.attacker = attacker
         self.attacker_optimizer = optimizer
-        self.model: nn.Module = plain_copy(attacker)
-        if device is not None:
+        here = next(attacker.parameters()).device
+        elsewhere = device is not None and torch.device(device) != here
+        frozen = [parameter for parameter in attacker.parameters() if not parameter.requires_grad]
+        self.model: nn.Module = plain_copy(attacker, shared=() if elsewhere else frozen)
+        if elsewhere:
             self.model.to(device)
         self.pairs: list[Pair] = list(zip(attacker.parameters(), self.model.parameters(), strict=True))
         self.optimizer = _twin(optimizer, self.pairs)
@@ -84,21 +91,22 @@ class Defender:
 
     def take_from_attacker(self) -> None:
         """Copy weights and optimizer state from the attacker."""
-        _copy_weights(self.attacker, self.model)
+        _copy_tensors(trained_tensors(self.attacker), trained_tensors(self.model))
         _copy_state(self.attacker_optimizer, self.optimizer, self.pairs)
 
     def give_to_attacker(self) -> None:
         """Copy weights and optimizer state to the attacker."""
-        _copy_weights(self.model, self.attacker)
+        _copy_tensors(trained_tensors(self.model), trained_tensors(self.attacker))
         _copy_state(self.optimizer, self.attacker_optimizer, [(theirs, ours) for ours, theirs in self.pairs])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return weights, buffers and optimizer state."""
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        """Return what is trained, and the optimizer state."""
+        trained = {name: tensor.detach() for name, tensor in trained_tensors(self.model).items()}
+        return {"model": trained, "optimizer": self.optimizer.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a :meth:`state_dict`."""
-        self.model.load_state_dict(state["model"])
+        _copy_tensors(state["model"], trained_tensors(self.model))
         self.optimizer.load_state_dict(state["optimizer"])
 
     def close(self) -> None:
@@ -161,10 +169,9 @@ def _twin(optimizer: Optimizer, pairs: Sequence[Pair]) -> Optimizer:
 
 
 @torch.no_grad()
-def _copy_weights(source: nn.Module, target: nn.Module) -> None:
-    for tensors in (nn.Module.parameters, nn.Module.buffers):
-        for ours, theirs in zip(tensors(target), tensors(source), strict=True):
-            ours.copy_(theirs)
+def _copy_tensors(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
+    for name, tensor in target.items():
+        tensor.copy_(source[name])
 
 
 def _copy_state(source: Optimizer, target: Optimizer, pairs: Sequence[Pair]) -> None:

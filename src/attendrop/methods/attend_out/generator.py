@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from attendrop.attention.blocks import block_of
 from attendrop.errors import AttendropError
+from attendrop.peft_models import transformers_model
 
 GRANULARITIES = ("score", "head", "layer")
 
@@ -147,18 +148,20 @@ class Draft:
 class Embeddings(nn.Module):
     """Trainable copy of the computation before a model's first attention layer, ``(batch, n, width)``.
 
-    A copy of the whole model runs up to that layer; weights that are not needed for this are freed. It therefore
+    A copy of the model's modules runs up to that layer, with copies of the weights that this needs. It therefore
     includes the components of each model family: positions, types, projections, normalisation.
     """
 
     def __init__(self, model: nn.Module, first_layer: str, inputs: Mapping[str, Any]) -> None:
         super().__init__()
-        self.model = plain_copy(model).eval()
-        block = block_of(self.model, first_layer) or self.model.get_submodule(first_layer.partition("#")[0])
+        own = transformers_model(model)
+        first = model.get_submodule(first_layer.partition("#")[0])
+        name = next(name for name, module in own.named_modules() if module is first)
+        self.model = plain_copy(own, shared=own.parameters()).eval()
+        block = block_of(self.model, name) or self.model.get_submodule(name)
         block.forward = _exit
         _strip(self.model, block, inputs)
-        for parameter in self.model.parameters():
-            parameter.requires_grad_(parameter.is_floating_point())
+        _own_parameters(self.model)
 
     def forward(self, inputs: Mapping[str, Any]) -> Tensor:
         """Embed the model's inputs."""
@@ -189,9 +192,9 @@ class _ReachedError(Exception):
         self.hidden = hidden
 
 
-def plain_copy(model: nn.Module) -> Any:
-    """Copy a model without accelerate's wrapper of ``forward``, which would call the original."""
-    copied = copy.deepcopy(model)
+def plain_copy(model: nn.Module, shared: Iterable[nn.Parameter] = ()) -> Any:
+    """Copy a model, but for ``shared`` parameters, without accelerate's wrapper of ``forward``, which would call it."""
+    copied = copy.deepcopy(model, {id(parameter): parameter for parameter in shared})
     for name in ("forward", "_original_forward"):
         copied.__dict__.pop(name, None)
     return copied
@@ -210,6 +213,16 @@ def _strip(model: nn.Module, block: nn.Module, inputs: Mapping[str, Any]) -> Non
         if module not in kept:
             for name in module._parameters:
                 module._parameters[name] = None
+
+
+def _own_parameters(model: nn.Module) -> None:
+    """Replace the parameters of a model by copies that are trained, if they are numbers."""
+    copies: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, value in module._parameters.items():
+            if value is not None:
+                own = nn.Parameter(value.detach().clone(), requires_grad=value.is_floating_point())
+                module._parameters[name] = copies.setdefault(value, own)
 
 
 @contextmanager

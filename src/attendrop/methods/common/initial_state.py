@@ -12,10 +12,11 @@ from torch import Tensor
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import TrainingContext
+from attendrop.trained_tensors import trained_tensors
 
 
 class InitialState:
-    """Copy of the initial weights of a model, on the CPU, and of the state of its optimizer.
+    """Copy of the initial weights of a model that training changes, on the CPU, and of the state of its optimizer.
 
     Args:
         method: The method, for messages.
@@ -36,14 +37,14 @@ class InitialState:
         self.optimizer: torch.optim.Optimizer = training.optimizer
         self.steps: int = training.total_steps
         self.weights: dict[str, Tensor] = {
-            name: value.detach().to("cpu", copy=True) for name, value in self._tensors().items()
+            name: value.detach().to("cpu", copy=True) for name, value in trained_tensors(self.model).items()
         }
         self.optimizer_state: dict[int, Any] = copy.deepcopy(self.optimizer.state_dict()["state"])
 
     @torch.no_grad()
     def rewind(self) -> None:
         """Restore the initial weights and optimizer state. Learning rates are unchanged."""
-        for name, value in self._tensors().items():
+        for name, value in trained_tensors(self.model).items():
             value.copy_(self.weights[name])
         self.optimizer.state.clear()
         if self.optimizer_state:
@@ -61,6 +62,3 @@ class InitialState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the copies of an interrupted run."""
         self.weights, self.optimizer_state = dict(state["weights"]), dict(state["optimizer"])
-
-    def _tensors(self) -> dict[str, Tensor]:
-        return dict(self.model.named_parameters()) | dict(self.model.named_buffers())

@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from attendrop.attention.module_hooks import ModuleHooks
-from attendrop.attention.projections import is_projection
+from attendrop.peft_models import transformers_model
 
 
 class ParameterOverride:
@@ -127,14 +128,15 @@ def embedding_weights(model: nn.Module) -> set[str]:
 
 def _trains(module: nn.Module) -> bool:
     weight = module._parameters.get("weight")
-    return is_projection(module) and weight is not None and weight.requires_grad
+    return isinstance(module, nn.Linear | Conv1D) and weight is not None and weight.requires_grad
 
 
 def _below_the_head(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Iterate over the modules of the pre-trained part, with their names in the whole model."""
-    base = getattr(model, "base_model", model)
+    own = transformers_model(model)
+    base = getattr(own, "base_model", own)
     prefix = next((f"{name}." if name else "" for name, module in model.named_modules() if module is base), "")
-    output: Any = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None  # type: ignore[no-untyped-call]
+    output: Any = own.get_output_embeddings() if isinstance(own, PreTrainedModel) else None  # type: ignore[no-untyped-call]
     for name, module in base.named_modules():
         if name and module is not output:
             yield f"{prefix}{name}", module

@@ -1,0 +1,327 @@
+"""Models with adapters of PEFT: every method acts on what is trained, or says why it cannot."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import peft
+import pytest
+import torch
+from helpers import zoo
+from helpers.adapters import adapted, frozen, lora, trained
+from helpers.attend_out import papers, run
+from helpers.table import FIRST_STEP, TABLE, TERMS, given
+from torch import Tensor, nn
+
+from attendrop import (
+    ADDrop,
+    AttendOut,
+    AttendropError,
+    AutoDropout,
+    ChildTuning,
+    ConcreteDropout,
+    DropConnect,
+    FineTune,
+    HiddenCut,
+    Method,
+    Mixout,
+    SuperT,
+    regularize,
+)
+from attendrop.methods.common.initial_state import InitialState
+
+MODELS = ("bert", "llama-class")
+ALWAYS = ADDrop(p=0.5, q=0.5, cross_tuning=False)
+# Methods that see the parameters, for which an adapter and its sum with the model are not the same.
+OF_PARAMETERS = (Mixout, DropConnect, ChildTuning, SuperT)
+# Methods that read or change the weights that an adapter leaves as they are.
+OF_WEIGHTS = (DropConnect, ConcreteDropout, SuperT)
+ROWS = [
+    pytest.param(name, row, marks=() if (3 * i + j) % 6 == 0 else pytest.mark.slow)
+    for i, name in enumerate(MODELS)
+    for j, row in enumerate(TABLE | TERMS)
+]
+
+
+def steps(model: Any, method: Method, count: int, *, rate: float) -> tuple[Tensor, Tensor]:
+    """The loss and the gradients of what is trained, in the last of some steps on the same batch."""
+    batch, seen = zoo.batch_of("bert"), []
+    needed = given(model, batch) | {"optimizer": torch.optim.SGD(trained(model), lr=rate)}
+    with regularize(model, method, **needed) as reg:
+        needed["optimizer"].register_step_pre_hook(lambda *_: seen.append(gradients(model)))
+        for _ in range(count):
+            model.zero_grad()
+            torch.manual_seed(5)
+            loss = reg.loss(batch)
+            loss.backward()
+            needed["optimizer"].step()
+            reg.step()
+    return loss.detach(), seen[-1]
+
+
+def gradients(model: nn.Module) -> Tensor:
+    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in trained(model)])
+
+
+def shared(first: nn.Module, second: nn.Module) -> tuple[int, int]:
+    """Count the elements of the second model that are the first's, and those of its own."""
+    theirs = {parameter.data_ptr() for parameter in first.parameters()}
+    counts = {True: 0, False: 0}
+    for parameter in second.parameters():
+        counts[parameter.data_ptr() in theirs] += parameter.numel()
+    return counts[True], counts[False]
+
+
+@pytest.mark.parametrize(("name", "row"), ROWS)
+def test_every_method_acts_on_the_adapter_and_changes_nothing_else(name: str, row: str) -> None:
+    method, dropout = (TABLE | TERMS)[row], {"dropout": 0.1} if row.startswith("r-drop") else {}
+    model = adapted(name, **dropout)
+    before = frozen(model)
+    if isinstance(method, SuperT):
+        with pytest.raises(AttendropError, match="its adapter is not saved with"):
+            steps(model, method, 1, rate=0.0)
+        return
+    _, found = steps(model, method, FIRST_STEP.get(row, 1), rate=0.0)
+    _, plain = steps(adapted(name, **dropout), FineTune(), 1, rate=0.0)
+    assert ((found / found.norm() - plain / plain.norm()).norm() > 1e-3) == (row != "finetune")
+    steps(model, method, 2, rate=0.1)
+    assert frozen(model).keys() == before.keys()
+    zoo.assert_same(frozen(model), before)
+
+
+@pytest.mark.parametrize(("name", "row"), ROWS)
+def test_a_method_does_to_an_adapter_what_it_does_to_the_merged_model(name: str, row: str) -> None:
+    """Blocks, feed-forwards and heads are those of the model, not the matrices within an adapter."""
+    method = (TABLE | TERMS)[row]
+    if isinstance(method, OF_PARAMETERS):
+        pytest.skip("the parameters are other ones")
+    model = adapted(name, dtype=torch.float64)
+    merged = copy.deepcopy(model).merge_and_unload().train().requires_grad_()
+    found = [steps(each, method, 1, rate=0.0)[0] for each in (model, merged)]
+    torch.testing.assert_close(*found, rtol=1e-9, atol=0)
+
+
+CONFIGS = {
+    "lora": lora(),
+    "lora on queries": lora(target_modules=["query", "value"]),
+    "dora": lora(use_dora=True),
+    "embeddings": lora(target_modules=["query", "word_embeddings"]),
+    "ia3": peft.IA3Config(target_modules=["key", "output.dense"], feedforward_modules=["output.dense"]),
+    "loha": peft.LoHaConfig(target_modules=["query", "value"]),
+    "lokr": peft.LoKrConfig(target_modules=["query", "value"]),
+    "oft": peft.OFTConfig(target_modules=["query", "value"], oft_block_size=4),
+    "layer norms": peft.LNTuningConfig(target_modules=["LayerNorm"]),
+    "vera": peft.VeraConfig(target_modules=["query", "value"], r=2),
+}
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(
+    "method", [ALWAYS, HiddenCut(alpha=0.3, where="feed_forward"), ChildTuning()], ids=lambda method: method.name
+)
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_adapters_of_every_kind_train(kind: str, method: Method) -> None:
+    model = adapted("bert", copy.deepcopy(CONFIGS[kind]))
+    before = frozen(model)
+    _, found = steps(model, method, 2, rate=0.1)
+    assert found.isfinite().all()
+    assert found.any()
+    zoo.assert_same(frozen(model), before)
+
+
+def test_an_adapter_that_transformers_added_trains() -> None:
+    model = zoo.build("bert")
+    model.add_adapter(lora())
+    _, found = steps(model, HiddenCut(alpha=0.3, where="feed_forward"), 1, rate=0.1)
+    assert found.any()
+
+
+VIRTUAL = {
+    "prompt": (peft.PromptTuningConfig, {}),
+    "prefix": (peft.PrefixTuningConfig, {}),
+    "p-tuning": (peft.PromptEncoderConfig, {"encoder_hidden_size": 4}),
+}
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+@pytest.mark.parametrize("kind", VIRTUAL)
+def test_virtual_tokens_are_refused(kind: str, name: str) -> None:
+    config, options = VIRTUAL[kind]
+    model = adapted(name, config(num_virtual_tokens=3, **options))
+    with (
+        pytest.raises(AttendropError, match=r"prepends 3 virtual tokens .* Use an adapter without them, such as LoRA"),
+        regularize(model, ALWAYS),
+    ):
+        pass
+
+
+def test_attention_that_an_adapter_computes_itself_is_refused() -> None:
+    model = adapted("llama", peft.AdaptionPromptConfig(adapter_len=2, adapter_layers=1))
+    with pytest.raises(AttendropError, match="computes attention itself"), regularize(model, ALWAYS) as reg:
+        reg.loss(zoo.batch_of("llama"))
+
+
+# --- What methods do to parameters
+
+
+def test_mixout_takes_an_adapter_back_to_its_start() -> None:
+    model = adapted("bert")
+    start = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+    with regularize(model, Mixout(p=0.999999), **given(model, zoo.batch_of("bert"))) as reg:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.add_(1.0 if "lora_" in name else 0.0)
+        mixed = reg.loss(zoo.batch_of("bert"))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in start:
+                parameter.copy_(start[name])
+    torch.testing.assert_close(mixed, model(**zoo.batch_of("bert")).loss)
+
+
+def test_dropconnect_drops_in_the_adapter_too() -> None:
+    found: set[str] = set()
+
+    class Watched(DropConnect):
+        def start(self, training: Any) -> Any:
+            state = super().start(training)
+            choose = state.choose
+            state.choose = lambda context: found.update(names := choose(context)) or names  # type: ignore[method-assign]
+            return state
+
+    steps(adapted("bert"), Watched(layers="first"), 1, rate=0.0)
+    attention = "base_model.model.bert.encoder.layer.0.attention"
+    projections = [f"{attention}.self.{each}" for each in ("query", "key", "value")] + [f"{attention}.output.dense"]
+    parts = ("base_layer", "lora_A.default", "lora_B.default")
+    assert found == {f"{projection}.{part}.weight" for projection in projections for part in parts}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", ["bert", "llama-class", "gpt2-class"])
+def test_concrete_dropout_measures_the_sum_of_weight_and_adapter(name: str) -> None:
+    method = ConcreteDropout(length_scale=1.0, num_train_rows=4)
+    model = adapted(name, dtype=torch.float64)
+    merged = copy.deepcopy(model).merge_and_unload().train().requires_grad_()
+    losses = [steps(each, method, 1, rate=0.0)[0] for each in (model, merged)]
+    torch.testing.assert_close(*losses)
+    assert losses[0] > 5.0  # of which the penalty is nearly all
+
+
+def test_child_tuning_says_what_a_new_adapter_leaves_untrained(caplog: pytest.LogCaptureFixture) -> None:
+    steps(adapted("bert", trained=False), ChildTuning(variant="D"), 1, rate=0.0)
+    assert "no Fisher information in 12 of 24 parameters at the start (base_model.model" in caplog.text
+    caplog.clear()
+    steps(adapted("bert"), ChildTuning(variant="D"), 1, rate=0.0)
+    assert not caplog.text
+
+
+def test_methods_that_start_anew_keep_the_start_of_what_is_trained() -> None:
+    model = adapted("bert")
+    optimizer = torch.optim.AdamW(trained(model))
+    start = InitialState(AutoDropout(), zoo.training(model, optimizer=optimizer, total_steps=4))
+    assert start.weights.keys() == {name for name, p in model.named_parameters() if p.requires_grad} | {
+        name for name, _ in model.named_buffers() if name in model.state_dict()
+    }
+
+
+# --- Two models
+
+
+@pytest.mark.parametrize("learner", ["effects", "policy_gradient"])
+def test_attendout_has_two_adapters_on_one_model(learner: str) -> None:
+    model, found = adapted("bert"), []
+
+    def watch(reg: Any) -> None:
+        players = reg.method_state.players
+        found.append(shared(model, players.defender.model))
+
+    method = AttendOut(learner=learner, dropout_step=1)
+    with regularize(model, method, **given(model, zoo.batch_of("bert"))) as reg:
+        reg.loss(zoo.batch_of("bert")).backward()
+        watch(reg)
+    own = sum(parameter.numel() for parameter in trained(model))
+    assert found == [(sum(parameter.numel() for parameter in model.parameters()) - own, own)]
+
+
+def test_a_merge_copies_the_adapter_and_its_optimizer_state_only() -> None:
+    copied = CopiedBytes()
+    model = adapted("bert")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)  # also of what is frozen, as many scripts have it
+    method = AttendOut(learner="effects", dropout_step=1, merge="attacker")
+    with regularize(model, method, optimizer=optimizer, reward_data=[zoo.batch_of("bert")]) as reg:
+        reg.loss(zoo.batch_of("bert")).backward()
+        optimizer.step()
+        defender = reg.method_state.players.defender
+        with copied:
+            defender.take_from_attacker()
+        zoo.assert_same(dict(model.named_parameters()), dict(defender.model.named_parameters()))
+    own = sum(parameter.numel() for parameter in trained(model))
+    buffers = sum(buffer.numel() * 8 for name, buffer in model.named_buffers() if name in model.state_dict())
+    moments, counts = 2 * 4 * own, 4 * len(trained(model))
+    assert copied.bytes == 4 * own + buffers + moments + counts
+
+
+def test_attendout_resumes_with_an_adapter_as_without_interruption() -> None:
+    method = papers(dropout_step=2)
+    state: dict[str, Any] = {}
+
+    def keep(reg: Any) -> None:
+        if reg.steps_taken == 3:
+            state["method"] = copy.deepcopy(reg.method_state.state_dict())
+
+    run(method, 4, model=adapted("bert", dtype=torch.float64), watch=keep)
+    assert not any("base_layer" in name for name in state["method"]["defender"]["model"])
+
+
+class CopiedBytes(torch.utils._python_dispatch.TorchDispatchMode):
+    """Counts the bytes that are copied from one tensor to another."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func.name() in ("aten::copy_", "aten::clone", "aten::_to_copy"):
+            self.bytes += found.numel() * found.element_size()
+        return found
+
+
+# --- Quantized models
+
+
+class Quantized(nn.Linear):
+    """Stand-in for a linear layer in eight bits: frozen whole numbers with a scale for each output."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__(linear.in_features, linear.out_features, bias=linear.bias is not None)
+        self.bias = linear.bias
+        weight = linear.weight.detach()
+        self.scale = weight.abs().amax(1, keepdim=True) / 127
+        self.weight = nn.Parameter((weight / self.scale).round().to(torch.int8), requires_grad=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return nn.functional.linear(inputs, self.weight.to(self.scale) * self.scale, self.bias)
+
+
+def quantized() -> Any:
+    """A tiny BERT with quantized layers, and LoRA on them."""
+    model = zoo.build("bert")
+    for name, module in [*model.bert.encoder.named_modules()]:
+        if isinstance(module, nn.Linear):
+            parent, _, own = name.rpartition(".")
+            setattr(model.bert.encoder.get_submodule(parent), own, Quantized(module))
+    return peft.get_peft_model(model, lora(task_type="SEQ_CLS")).train()
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("row", [*sorted(TABLE, key=lambda row: not isinstance(TABLE[row], OF_WEIGHTS))])
+def test_quantized_models_train_or_are_refused(row: str) -> None:
+    method, model = TABLE[row], quantized()
+    before = frozen(model)
+    if isinstance(method, OF_WEIGHTS):
+        with pytest.raises(AttendropError, match=r"is quantized \(int8\)|its adapter is not saved"):
+            steps(model, method, 1, rate=0.1)
+        return
+    _, found = steps(model, method, 2, rate=0.1)
+    assert found.isfinite().all()
+    zoo.assert_same(frozen(model), before)
