@@ -16,22 +16,28 @@ EXAMPLES = ROOT / "examples"
 COMMANDS = {
     "trainer_script.py": [sys.executable],
     "own_loop.py": [sys.executable],
+    "lora_llama.py": [sys.executable],
     "own_csv.sh": ["bash"],
 }
 SAYS = {
     "trainer_script.py": "active in epochs [1], counted from 0",
     "own_loop.py": "'ad_drop/dropped'",
+    "lora_llama.py": "predicts the same: True",
     "own_csv.sh": "labels.csv",
 }
+# Examples on other models than a tiny BERT, which are slow.
+MODELS = {"lora_llama.py": tiny.save_tiny_llama}
 
 
 def test_all_examples_are_run() -> None:
     assert {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".sh")} == set(COMMANDS)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in MODELS else ()) for name in COMMANDS]
+)
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
-    model = tiny.save_tiny_bert(tmp_path / "model")
+    model = MODELS.get(name, tiny.save_tiny_bert)(tmp_path / "model")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     result = subprocess.run(
         [*COMMANDS[name], str(EXAMPLES / name), str(model), str(tmp_path / "run")],
@@ -46,7 +52,9 @@ def test_an_example_runs(name: str, tmp_path: Path) -> None:
     assert SAYS[name] in result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/attendout.md", "docs/export.md", "docs/own_method.md"])
+@pytest.mark.parametrize(
+    "document", ["README.md", "docs/attendout.md", "docs/export.md", "docs/lora.md", "docs/own_method.md"]
+)
 def test_python_in_documents_is_valid(document: str) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), re.DOTALL)
     assert blocks

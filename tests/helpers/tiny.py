@@ -33,6 +33,25 @@ def save_tiny_bert(folder: Path, **options: Any) -> Path:
 
 def save_tiny_gpt2(folder: Path, **options: Any) -> Path:
     """Save a random GPT-2 of two layers, with a byte-level vocabulary, as a classifier of two classes."""
+    size = _save_byte_level_tokenizer(folder)
+    config = hf.GPT2Config(vocab_size=size, n_embd=16, n_layer=2, n_head=2, n_positions=32, pad_token_id=0, **options)
+    torch.manual_seed(1)
+    hf.GPT2ForSequenceClassification(config).save_pretrained(folder)
+    return folder
+
+
+def save_tiny_llama(folder: Path) -> Path:
+    """Save a random Llama of two layers, with a byte-level vocabulary, as a language model."""
+    size = _save_byte_level_tokenizer(folder)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = hf.LlamaConfig(vocab_size=size, intermediate_size=16, max_position_embeddings=64, pad_token_id=0, **sizes)
+    torch.manual_seed(1)
+    hf.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def _save_byte_level_tokenizer(folder: Path) -> int:
+    """Save a tokenizer, and return the number of its tokens."""
     folder.mkdir(parents=True, exist_ok=True)
     tokens = Tokenizer(models.BPE())
     tokens.pre_tokenizer, tokens.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
@@ -43,12 +62,7 @@ def save_tiny_gpt2(folder: Path, **options: Any) -> Path:
         tokenizer_object=tokens, eos_token="<end>", pad_token="<end>", model_max_length=32
     )
     tokenizer.save_pretrained(folder)
-    config = hf.GPT2Config(
-        vocab_size=len(tokenizer), n_embd=16, n_layer=2, n_head=2, n_positions=32, pad_token_id=0, **options
-    )
-    torch.manual_seed(1)
-    hf.GPT2ForSequenceClassification(config).save_pretrained(folder)
-    return folder
+    return len(tokenizer)
 
 
 def sentence(number: int) -> str:

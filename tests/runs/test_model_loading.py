@@ -14,9 +14,10 @@ import torch
 import transformers as hf
 from helpers import tiny
 
+from attendrop import model_files as models
 from attendrop.errors import AttendropError
-from attendrop.runs import model_loading as models
-from attendrop.runs.model_loading import load_model_and_tokenizer, resolve_model
+from attendrop.model_files import resolve_model
+from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.tasks.base import Task
 from attendrop.tasks.registry import get_task as named_task
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from attendrop.cli.app import Columns, DataDir, Device, Json, LabelColumn, Quiet, app, show, split_columns
+from attendrop.cli.option_files import read_lora
 from attendrop.cli.run_options import (
     BatchSize,
     Bf16,
@@ -20,6 +21,7 @@ from attendrop.cli.run_options import (
     HeadStart,
     LabelType,
     LearningRate,
+    Lora,
     MaxLength,
     MaxSteps,
     MaxTrainSamples,
@@ -86,6 +88,7 @@ def compare(
     max_length: MaxLength = None,
     pooling: Pooling = None,
     head_start: HeadStart = None,
+    lora: Lora = None,
     epochs: Epochs = None,
     max_steps: MaxSteps = None,
     batch_size: BatchSize = None,
@@ -147,6 +150,8 @@ def _comparison(given: Mapping[str, Any]) -> dict[str, Any]:
 
     run = {name: value for name, value in given.items() if name not in _OF_COMPARISON + _OF_COMMAND}
     run["text_columns"] = split_columns(given.get("text_columns"))
+    if "lora" in run:
+        run["lora"] = read_lora(run["lora"])
     run = {"model": "minilm", "method": "finetune"} | run
     names = split_columns(given.get("methods")) or tuple(default_methods())
     found: dict[str, Any] = {"config": RunConfig(**run), "output_dir": given["output_dir"]}

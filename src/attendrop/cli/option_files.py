@@ -36,8 +36,8 @@ def read_options(file: str, method: str) -> dict[str, Any]:
     return {name.replace("-", "_"): value for name, value in found.items()}
 
 
-def read_settings(pairs: Sequence[str]) -> dict[str, str]:
-    """Read the values of ``--set``, ``NAME=VALUE``.
+def read_settings(pairs: Sequence[str], option: str = "--set", example: str = "p=0.3") -> dict[str, str]:
+    """Read the values of ``--set`` or of a similar option, ``NAME=VALUE``.
 
     Raises:
         AttendropError: One is not of this form, or a name is given twice.
@@ -46,8 +46,13 @@ def read_settings(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         name, equals, value = (part.strip() for part in pair.partition("="))
         if not (name and equals and value):
-            raise AttendropError(f"--set {pair!r} is not of the form NAME=VALUE; write, for example, p=0.3.")
+            raise AttendropError(f"{option} {pair!r} is not of the form NAME=VALUE; write, for example, {example}.")
         if name in settings:
-            raise AttendropError(f"--set gives {name} twice; give it once.")
+            raise AttendropError(f"{option} gives {name} twice; give it once.")
         settings[name] = value
     return settings
+
+
+def read_lora(pairs: Sequence[str]) -> dict[str, str]:
+    """Read the values of ``--lora``; raises AttendropError as :func:`read_settings` does."""
+    return read_settings(pairs, "--lora", "r=8")

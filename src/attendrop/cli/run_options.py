@@ -19,6 +19,10 @@ HeadStart = Annotated[
     str | None,
     typer.Option(help="Start of a new head: random, frozen (a linear model) or auto.", show_default="auto"),
 ]
+Lora = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="Train a LoRA adapter: r=8, alpha=16, dropout=0.05, targets=all-linear."),
+]
 Epochs = Annotated[int | None, typer.Option(help="Number of epochs, instead of steps.")]
 MaxSteps = Annotated[
     int | None,

@@ -11,7 +11,7 @@ import typer
 from attendrop.cli.app import Columns, DataDir, Device, Json, LabelColumn, Quiet, app, show, split_columns
 from attendrop.cli.console import messages
 from attendrop.cli.interrupts import Interrupted
-from attendrop.cli.option_files import read_options, read_settings
+from attendrop.cli.option_files import read_lora, read_options, read_settings
 from attendrop.cli.run_options import (
     BatchSize,
     Bf16,
@@ -23,6 +23,7 @@ from attendrop.cli.run_options import (
     HeadStart,
     LabelType,
     LearningRate,
+    Lora,
     MaxLength,
     MaxSteps,
     MaxTrainSamples,
@@ -82,6 +83,7 @@ def train(
     ] = False,
     pooling: Pooling = None,
     head_start: HeadStart = None,
+    lora: Lora = None,
     epochs: Epochs = None,
     max_steps: MaxSteps = None,
     batch_size: BatchSize = None,
@@ -172,6 +174,8 @@ def _read_run(given: Mapping[str, Any]) -> tuple[RunConfig, list[int]]:
     line = {name: given[name] for name in _FIELDS if name in given}
     if "text_columns" in line:
         line["text_columns"] = split_columns(line["text_columns"])
+    if "lora" in line:
+        line["lora"] = file.get("lora", {}) | read_lora(line["lora"])
     options = {"model": "minilm", "method": DEFAULT_METHOD, **file, **line}
     method = options["method"]
     named = given.get("preset_", options.pop("preset", None))

@@ -19,6 +19,9 @@ def run_summary(metrics: Mapping[str, Any]) -> str:
         "regularised": _acted(metrics),
     }
     lines |= build_method(metrics["method"], metrics["options"]).summary_lines(metrics)
+    if metrics["config"]["lora"] is not None:
+        trained, total = metrics["parameters"]["trained"], metrics["parameters"]["total"]
+        lines["adapter"] = f"LoRA of rank {metrics['config']['lora']['r']}; {trained:,} of {total:,} parameters trained"
     lines["epoch kept"] = f"{metrics['best_epoch']} of {len(metrics['history'])}"
     if data["selected_on"] is None:
         lines["epoch kept"] += ", the last"

@@ -15,14 +15,16 @@ from attendrop.attention.layers import AttentionLayer, select_self_attention
 from attendrop.attention.plan import ConstantAttention
 from attendrop.attention.projections import query_key_parameters
 from attendrop.errors import AttendropError
+from attendrop.peft_models import refuse_adapter
 
 
 def prunable_layers(model: Any) -> list[AttentionLayer]:
     """List the attention layers that can be pruned: the encoder's self-attention, or that of a decoder-only model.
 
     Raises:
-        AttendropError: The model is not supported, or its layers share their weights.
+        AttendropError: The model is not supported, has an adapter of PEFT, or its layers share their weights.
     """
+    refuse_adapter(model, "pruned")
     attention_layers = select_self_attention(find_attention_layers(model), "all")
     if any("#" in layer.name for layer in attention_layers):
         raise AttendropError(f"The layers of {type(model).__name__} share their weights; none can be pruned alone.")

@@ -24,6 +24,7 @@ from attendrop.pruning.families import (
     reads_first_token,
 )
 from attendrop.pruning.packed_encoder import PackedEncoder
+from attendrop.pruning.saved_adapter import is_adapter, load_adapter
 from attendrop.pruning.serialization import (
     CONFIG,
     WEIGHTS,
@@ -139,18 +140,21 @@ class PrunedModel(nn.Module):
 
 
 def load(folder: str | Path) -> Any:
-    """Load a model that was pruned and saved; a folder of an ordinary model gives that model.
+    """Load a model that was saved: pruned, as an adapter, or an ordinary one.
 
     Args:
-        folder: A folder written by :meth:`PrunedModel.save_pretrained` or ``attendrop prune``.
+        folder: A folder written by :meth:`PrunedModel.save_pretrained`, ``attendrop prune`` or ``attendrop train``.
 
     Returns:
-        A :class:`PrunedModel`, in evaluation mode, on the CPU; or a model of transformers, in evaluation mode.
+        A :class:`PrunedModel`, in evaluation mode, on the CPU; or a model of transformers, in evaluation mode. An
+        adapter is merged into its model.
 
     Raises:
         AttendropError: The folder holds no model, or an incomplete one.
     """
     folder = Path(folder)
+    if is_adapter(folder):
+        return load_adapter(folder)
     if not is_pruned(folder):
         saved = read_json(folder / "config.json")
         cls = model_class(folder, (saved.get("architectures") or [None])[0], saved)

@@ -16,6 +16,7 @@ from attendrop.errors import AttendropError
 
 if TYPE_CHECKING:
     from attendrop.methods.core.base import Method
+    from attendrop.runs.lora import LoraOptions
 
 
 DEFAULT_METHOD = "ad-drop"
@@ -68,6 +69,8 @@ class RunConfig:
         head_start: Start of a new head: ``"random"``; ``"frozen"``, a linear model fitted to the frozen encoder's
             features of the training rows; ``"auto"``: the latter, where the head is one linear layer on trained
             features.
+        lora: Options of a LoRA adapter, see :class:`attendrop.runs.lora.LoraOptions`: only the adapter and the head are
+            trained and saved. None: the model itself is trained.
         method: Name of the method, or several joined by ``+``, with its ``options``.
         epochs, batch_size, gradient_accumulation, learning_rate, weight_decay, schedule, warmup: Options of the
             optimization. ``batch_size`` counts rows per process and micro-batch; ``warmup`` is a fraction of all steps.
@@ -116,6 +119,7 @@ class RunConfig:
     class_weights: str | None = None
     pooling: str = "auto"
     head_start: str = "auto"
+    lora: Mapping[str, Any] | None = None
     method: str = DEFAULT_METHOD
     options: Mapping[str, Any] = field(default_factory=dict)
     epochs: int | None = None
@@ -171,6 +175,8 @@ class RunConfig:
         if self.bf16 and self.fp16:
             raise AttendropError("bf16 and fp16 exclude each other; choose one.")
         object.__setattr__(self, "options", self.regularizer.options())
+        if self.adapter is not None:
+            object.__setattr__(self, "lora", self.adapter.as_dict())
         self._check_rows_of_method(self.regularizer)
 
     def _check_data(self) -> None:
@@ -200,6 +206,8 @@ class RunConfig:
             raise AttendropError(
                 "max-steps 0 trains nothing but the head's start; use it with head-start 'frozen', without refit."
             )
+        if self.max_steps == 0 and self.lora is not None:
+            raise AttendropError("max-steps 0 trains nothing but the head's start, so no adapter; omit lora.")
 
     def _check_selection(self) -> None:
         if self.protocol == "paper":
@@ -238,6 +246,13 @@ class RunConfig:
         from attendrop.methods.core.registry import build_method
 
         return build_method(self.method, self.options)
+
+    @cached_property
+    def adapter(self) -> LoraOptions | None:
+        """The options of the adapter, checked; None if the model itself is trained."""
+        from attendrop.runs.lora import lora_options
+
+        return None if self.lora is None else lora_options(self.lora)
 
     @property
     def rewarded_on(self) -> str | None:

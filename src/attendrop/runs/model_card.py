@@ -8,7 +8,7 @@ from typing import Any
 
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.registry import build_method, flat_options
-from attendrop.runs.model_loading import MINILM_HUB_ID
+from attendrop.model_files import lasting_name
 from attendrop.tasks.heads.base import Head
 
 _PROTOCOLS = {
@@ -51,8 +51,9 @@ def scored_once(metrics: Mapping[str, Any]) -> bool:
 
 
 def _front_matter(metrics: dict[str, Any], head: Head, stock: bool) -> str:
-    base = MINILM_HUB_ID if metrics["model"] == "minilm" else metrics["model"]
-    lines = ["---", f"library_name: {'transformers' if stock else 'attendrop'}", f"pipeline_tag: {head.pipeline_tag}"]
+    base = lasting_name(metrics["model"])
+    library = "attendrop" if not stock else "transformers" if metrics["config"].get("lora") is None else "peft"
+    lines = ["---", f"library_name: {library}", f"pipeline_tag: {head.pipeline_tag}"]
     if not Path(base).exists():
         lines.append(f"base_model: {base}")
     return "\n".join([*lines, "tags:", "- attendrop", f"- {metrics['method']}", "---"])
@@ -83,8 +84,10 @@ def _sections(metrics: dict[str, Any], head: Head, parts: Sequence[Method], stoc
     options = {f"`{name}`": value for name, value in flat_options(metrics["options"]).items()}
     values = config | metrics["training"]
     training = {f"`{name}`": values[name] for name in (*shown, *others) if values[name] is not None}
+    training |= {f"`lora.{name}`": value for name, value in (config.get("lora") or {}).items() if value is not None}
     acted = [str(entry["epoch"]) for entry in metrics["history"] if entry["regularized"]]
-    usage = head.usage(len(metrics["data"]["text_columns"]), config["max_length"], stock=stock)
+    whole = stock and config.get("lora") is None
+    usage = head.usage(len(metrics["data"]["text_columns"]), config["max_length"], stock=whole)
     sections = [
         f"## Data\n\n{_data_name(metrics)}; rows: " + ", ".join(f"{n} {part}" for part, n in rows.items()) + ".",
         f"## Protocol\n\n`{metrics['protocol']}`. "
@@ -96,10 +99,22 @@ def _sections(metrics: dict[str, Any], head: Head, parts: Sequence[Method], stoc
         f"## Method\n\n`{metrics['method']}`, at work in epochs: {', '.join(acted) or 'none'}.",
         _table("option", options) if options else "",
         "## Training\n\n" + _table("option", training),
-        f"## How to load it\n\n```python\n{usage}\n```",
+        f"## How to load it\n\n```python\n{usage}\n```" + _with_peft(metrics, head, stock),
         f"## Citation\n\n```bibtex\n{bibtex}\n```" if bibtex else "",
     ]
     return [section for section in sections if section]
+
+
+def _with_peft(metrics: dict[str, Any], head: Head, stock: bool) -> str:
+    """Say how PEFT alone loads an adapter; empty for a whole model, or one that needs a class of this library."""
+    if metrics["config"].get("lora") is None or not stock:
+        return ""
+    name = f"AutoPeft{head.auto_class.removeprefix('Auto')}"
+    return (
+        "\n\nThe files are an adapter of PEFT, which `attendrop.load` merges into its model. PEFT alone:\n\n"
+        f"```python\nfrom peft import {name}\n\n"
+        f"model = {name}.from_pretrained(folder, num_labels={len(head.output_names)})\n```"
+    )
 
 
 def _refit(metrics: dict[str, Any]) -> str:

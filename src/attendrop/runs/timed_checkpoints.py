@@ -13,6 +13,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_utils import TrainOutput
 
 from attendrop.runs.run_trainer import RunTrainer
+from attendrop.trained_tensors import trained_tensors
 
 _BEST = "best_weights.safetensors"
 
@@ -53,7 +54,7 @@ class BestInMemoryTrainer(RunTrainer):
         best = super()._determine_best_metric(metrics, trial)
         if best:
             model = self.accelerator.unwrap_model(self.model)
-            self.best_weights = {name: _copy(tensor) for name, tensor in model.state_dict().items()}
+            self.best_weights = {name: _copy(tensor.detach()) for name, tensor in trained_tensors(model).items()}
         return best
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
@@ -64,7 +65,9 @@ class BestInMemoryTrainer(RunTrainer):
     def _finalize_training(self, *args: Any, **kwargs: Any) -> TrainOutput:
         found = super()._finalize_training(*args, **kwargs)
         if self.best_weights is not None:
-            self.accelerator.unwrap_model(self.model).load_state_dict(self.best_weights)
+            with torch.no_grad():
+                for name, tensor in trained_tensors(self.accelerator.unwrap_model(self.model)).items():
+                    tensor.copy_(self.best_weights[name])
         return found
 
 

@@ -6,7 +6,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,10 @@ from attendrop.attention.adapter import find_attention_layers
 from attendrop.batches import to_device
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
+from attendrop.model_files import lasting_name
 from attendrop.output_files import write_json, write_text
+from attendrop.peft_models import has_adapter, transformers_model
+from attendrop.pruning.saved_adapter import save_adapter
 from attendrop.runs.announcements import (
     SKIPPED,
     announce_data,
@@ -45,6 +48,7 @@ from attendrop.runs.data_report import data_report
 from attendrop.runs.diverged_training import refuse_diverged
 from attendrop.runs.experiment_tracking import check_integration, keep_in_folder
 from attendrop.runs.head_start import start_head
+from attendrop.runs.lora import add_adapter
 from attendrop.runs.model_card import model_card
 from attendrop.runs.model_loading import Loaded, load_for
 from attendrop.runs.owned_files import SELECTION
@@ -71,7 +75,6 @@ from attendrop.runs.timed_checkpoints import BestInMemoryTrainer, SaveBySeconds
 from attendrop.runs.training_args import on_cpu, run_arguments
 from attendrop.tasks.bad_rows import write_skipped
 from attendrop.tasks.base import Task
-from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.mean_pooling import pools_mean
 from attendrop.tasks.metrics import compute_scores
 from attendrop.training.checkpoints import last_checkpoint
@@ -180,7 +183,7 @@ def _train(
     if trainer.is_world_process_zero():
         with results(place) as files:
             if keep_model:
-                _save(trainer, run.task.head, loaded.tokenizer, metrics, files)
+                _save(trainer, run, loaded.tokenizer, metrics, files)
             if checkpoint_seconds is not None:
                 delete_checkpoints(place)
             write_json(files / METRICS, metrics)
@@ -258,6 +261,9 @@ def _fit(
 
     own: list[TrainerCallback] = [] if stop_after is None else [StopAfter(stop_after)]
     own += [AfterFirstStep(note)] if checkpoint is None and is_main_process() else []
+    if run.config.adapter is not None:
+        model = add_adapter(loaded.model, loaded.new, run.task.head, run.config.adapter)
+        loaded = replace(loaded, model=model)
     trainer = _trainer(run, loaded, encoded, arguments, [*own, *callbacks], checkpoint_seconds)
     if run.config.max_steps == 0:
         note()
@@ -278,15 +284,23 @@ def _end_selection(trainer: RegularizedTrainer, place: Path, selected: dict[str,
 
 
 def _save(
-    trainer: RegularizedTrainer, head: Head, tokenizer: PreTrainedTokenizerBase, metrics: dict[str, Any], files: Path
+    trainer: RegularizedTrainer,
+    run: ResolvedRun,
+    tokenizer: PreTrainedTokenizerBase,
+    metrics: dict[str, Any],
+    files: Path,
 ) -> None:
-    """Write the model of a finished run, its tokenizer and its card."""
+    """Write the model of a finished run, or its adapter, its tokenizer and its card."""
     model = trainer.accelerator.unwrap_model(trainer.model)
-    model.save_pretrained(files)
+    if has_adapter(model):
+        save_adapter(model, files, lasting_name(run.config.model))
+    else:
+        model.save_pretrained(files)
     tokenizer.save_pretrained(files)
     for name, tensors in {} if trainer.method_state is None else trainer.method_state.tensors().items():
         save_file(tensors, files / f"{name}.safetensors")
-    (files / "README.md").write_text(model_card(metrics, head, stock=not pools_mean(model)), encoding="utf-8")
+    stock = not pools_mean(transformers_model(model))
+    (files / "README.md").write_text(model_card(metrics, run.task.head, stock=stock), encoding="utf-8")
 
 
 # Training -------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,140 @@
+"""LoRA adapters of runs: their options, and the model that has one."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from attendrop.argument_checks import suggestion
+from attendrop.errors import AttendropError
+from attendrop.methods.core.options import (
+    Range,
+    check_options,
+    count,
+    option,
+    optional,
+    positive,
+    read_option,
+    unit_interval,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from attendrop.tasks.heads.base import Head
+
+ALL_LINEAR = "all-linear"
+# The task type of PEFT by the class that loads the model; models of others are generic to PEFT.
+_TASK_TYPES = {
+    "AutoModelForSequenceClassification": "SEQ_CLS",
+    "AutoModelForTokenClassification": "TOKEN_CLS",
+    "AutoModelForQuestionAnswering": "QUESTION_ANS",
+    "AutoModelForCausalLM": "CAUSAL_LM",
+    "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM",
+}
+
+
+def _targets(name: str, value: str | Sequence[str] | None) -> str | None:
+    """Write targets as one text, with commas."""
+    if value is None:
+        return None
+    parts = value.split(",") if isinstance(value, str) else value
+    names = [str(part).strip() for part in parts]
+    if not all(names) or not names:
+        raise AttendropError(f"{name}={value!r} must name modules, such as 'query,value', or be '{ALL_LINEAR}'.")
+    return ",".join(names)
+
+
+@dataclass(frozen=True)
+class LoraOptions:
+    """Options of a LoRA adapter (Hu et al., 2022, https://arxiv.org/abs/2106.09685).
+
+    A targeted layer computes ``W x + (alpha / r) B A x``, of which ``A`` and ``B`` are trained.
+
+    Attributes:
+        r: Rank of the adapter, 1 or more; 8 is PEFT's default, and the paper's for GLUE.
+        alpha: Scaling of the adapter, above 0. None: ``r``, so that the factor is 1.
+        dropout: Dropout of the adapter's inputs, at least 0 and below 1; 0 is PEFT's default.
+        targets: Names of the layers with an adapter, comma-separated, or ``"all-linear"``. None: PEFT's choice for the
+            architecture, mostly the projections to queries and values.
+
+    Raises:
+        AttendropError: An option is out of its range.
+    """
+
+    r: int = option(8, count())
+    alpha: float | None = option(None, optional(positive()))
+    dropout: float = option(0.0, unit_interval(zero=True))
+    targets: str | None = option(None, Range(f"names of layers, or {ALL_LINEAR}", _targets))
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.alpha is None:
+            object.__setattr__(self, "alpha", float(self.r))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the options as JSON values."""
+        return dataclasses.asdict(self)
+
+
+def lora_options(given: Mapping[str, Any]) -> LoraOptions:
+    """Make the options from values, which may be text, by name.
+
+    Raises:
+        AttendropError: A name is unknown, or a value is of the wrong type or out of its range.
+    """
+    names = tuple(field.name for field in dataclasses.fields(LoraOptions))
+    for name in given:
+        if name not in names:
+            raise AttendropError(f"lora has no option {name!r}.{suggestion(name, names)}")
+    return LoraOptions(**{name: read_option(LoraOptions, name, value) for name, value in given.items()})  # type: ignore[arg-type]
+
+
+def add_adapter(model: PreTrainedModel, new: Collection[str], head: Head, options: LoraOptions) -> Any:
+    """Add a LoRA adapter to a model: only the adapter, the head and what no file has are trained and saved.
+
+    Args:
+        model: The model, which becomes a part of the result.
+        new: Names of the parameters that no file has.
+        head: Head of the model.
+        options: Options of the adapter.
+
+    Returns:
+        A ``PeftModel``.
+
+    Raises:
+        AttendropError: PEFT is not installed, or the model has no such targets.
+    """
+    from attendrop.pruning.saved_adapter import import_peft
+
+    peft = import_peft()
+    targets = options.targets
+    config = peft.LoraConfig(
+        task_type=_TASK_TYPES.get(head.auto_class),
+        r=options.r,
+        lora_alpha=options.alpha,
+        lora_dropout=options.dropout,
+        target_modules=targets if targets in (None, ALL_LINEAR) else targets.split(","),
+        modules_to_save=_saved_modules(model, new),
+    )
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="fan_in_fan_out")  # set as the layers of GPT-2 need it
+            return peft.get_peft_model(model, config)
+    except ValueError as error:
+        raise AttendropError(
+            f"{type(model).__name__} takes no adapter with targets={targets!r} ({str(error).splitlines()[0]}) Name "
+            f"layers of it, or '{ALL_LINEAR}': --lora targets={ALL_LINEAR}."
+        ) from None
+
+
+def _saved_modules(model: PreTrainedModel, new: Collection[str]) -> list[str]:
+    """List the modules to train and save as a whole: the head, and those with new parameters below it."""
+    body: Any = model.base_model
+    children = [] if body is model else [(name, child) for name, child in model.named_children() if child is not body]
+    head = [name for name, child in children if any(True for _ in child.parameters())]
+    within = {name.rpartition(".")[0] for name in new if not name.startswith(tuple(f"{each}." for each in head))}
+    return [*head, *sorted(within)]

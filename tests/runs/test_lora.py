@@ -1,0 +1,251 @@
+"""Runs with a LoRA adapter: what is trained and saved, and every command on the result."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import peft
+import pytest
+import torch
+import transformers as hf
+from helpers import tiny
+from helpers.command_line import Captured, assert_refused
+from safetensors.torch import load_file
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+import attendrop
+from attendrop import cli
+from attendrop.errors import AttendropError
+from attendrop.runs.inference import evaluate, predict
+from attendrop.runs.model_loading import load_config, load_for
+from attendrop.runs.model_source import Source
+from attendrop.runs.prune import prune_run
+from attendrop.runs.run_file import read_run_file
+from attendrop.runs.small_data_recipe import with_training
+from attendrop.runs.train import train
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+DEV = Source(device="cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models, data, and finished runs with an adapter: of BERT in ``run``, of the mean in ``mean``."""
+    folder = tmp_path_factory.mktemp("lora")
+    tiny.save_tiny_bert(folder / "model")
+    tiny.save_tiny_llama(folder / "llama")
+    tiny.write_data(folder)
+    train(tiny.config(folder, lora={"r": 2, "targets": "all-linear"}, learning_rate=1e-2))
+    train(tiny.config(folder, "mean", lora={"r": 2}, pooling="mean", method="finetune", epochs=1))
+    return folder
+
+
+def outputs(model: Any, folder: Path) -> torch.Tensor:
+    tokenizer = hf.AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        logits: torch.Tensor = model.eval()(**tokenizer("the cat sees", "a dog", return_tensors="pt")).logits
+    return logits
+
+
+def settings(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "adapter_config.json").read_text())
+    return found
+
+
+def test_the_folder_is_an_adapter_of_peft(folder: Path) -> None:
+    run = folder / "run"
+    assert not (run / "model.safetensors").exists()
+    assert settings(run)["base_model_name_or_path"] == str(folder / "model")
+    assert settings(run)["r"] == 2
+    kinds = {"lora_A", "lora_B", "classifier"}
+    assert all(any(kind in name for kind in kinds) for name in load_file(run / "adapter_model.safetensors"))
+    model = attendrop.load(run)
+    assert type(model) is hf.BertForSequenceClassification
+    assert model.config.id2label == {0: "no", 1: "yes"}
+    expected = outputs(model, run)
+    auto = peft.AutoPeftModelForSequenceClassification.from_pretrained(run)
+    torch.testing.assert_close(outputs(auto, run), expected)
+    base = hf.AutoModelForSequenceClassification.from_pretrained(folder / "model")
+    torch.testing.assert_close(outputs(peft.PeftModel.from_pretrained(base, run), run), expected)
+    torch.testing.assert_close(outputs(hf.AutoModelForSequenceClassification.from_pretrained(run), run), expected)
+
+
+def test_only_adapter_and_head_are_trained(folder: Path) -> None:
+    metrics = tiny.read_metrics(folder / "run")
+    saved = load_file(folder / "run" / "adapter_model.safetensors")
+    assert metrics["parameters"]["trained"] == sum(tensor.numel() for tensor in saved.values())
+    assert metrics["parameters"]["trained"] < metrics["parameters"]["total"] / 2
+    assert metrics["config"]["lora"] == {"r": 2, "alpha": 2.0, "dropout": 0.0, "targets": "all-linear"}
+    adapter = {name: tensor for name, tensor in saved.items() if "lora_B" in name}
+    assert len(adapter) == 13
+    assert all(tensor.any() for tensor in adapter.values())
+
+
+def test_evaluate_and_predict(folder: Path, tmp_path: Path) -> None:
+    metrics = tiny.read_metrics(folder / "run")
+    assert evaluate(str(folder / "run"), DEV)["score"] == metrics["score"]
+    out = tmp_path / "labels.csv"
+    predict(str(folder / "run"), Source(file=str(folder / "dev.csv"), device="cpu"), str(out))
+    assert len(out.read_text().splitlines()) == 13
+
+
+def test_a_classifier_of_the_mean_is_loaded_by_this_library(folder: Path) -> None:
+    model = attendrop.load(folder / "mean")
+    assert type(model).__name__ == "BertMeanPoolingForSequenceClassification"
+    assert any("mean_classifier" in name for name in load_file(folder / "mean" / "adapter_model.safetensors"))
+    assert evaluate(str(folder / "mean"), DEV)["score"] == tiny.read_metrics(folder / "mean")["score"]
+    assert load_config(str(folder / "mean")).classifier_pooling == "mean"
+    card = (folder / "mean" / "README.md").read_text()
+    assert "attendrop.load(folder)" in card
+    assert "peft" not in card
+
+
+def test_the_card_says_how_to_load_it(folder: Path) -> None:
+    card = (folder / "run" / "README.md").read_text()
+    assert "library_name: peft" in card
+    assert "AutoPeftModelForSequenceClassification.from_pretrained(folder, num_labels=2)" in card
+    assert "| `lora.r` | 2 |" in card
+
+
+def _write_class(model: object, path: Path, **_: object) -> float:
+    """Write the name of a class instead of a model, which takes seconds."""
+    path.write_text(type(model).__name__)
+    return 0.0
+
+
+def test_prune_and_export_merge_it(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attendrop.runs.speed.SECONDS", 0.01)
+    monkeypatch.setattr("attendrop.pruning.comparison.RESAMPLES", 20)
+    found = prune_run(str(folder / "run"), str(tmp_path / "light"), layers="1,", device="cpu")
+    assert found["pruned"]["bytes"]["before"] == 4 * found["pruned"]["parameters"]["before"]
+    expected = outputs(attendrop.prune(attendrop.load(folder / "run"), layers=[1]), folder / "run")
+    torch.testing.assert_close(outputs(attendrop.load(tmp_path / "light"), folder / "run"), expected)
+    with pytest.raises(AttendropError, match=r"trained an adapter.*omit recover-epochs"):
+        prune_run(str(folder / "run"), str(tmp_path / "other"), layers=1, recover_epochs=1, device="cpu")
+    monkeypatch.setattr("attendrop.runs.export.export_onnx", _write_class)
+    assert cli.main(["export", str(folder / "run"), "--output", str(tmp_path / "served")]) == 0
+    assert (tmp_path / "served" / "model.onnx").read_text() == "BertForSequenceClassification"
+    assert hf.AutoConfig.from_pretrained(tmp_path / "served").id2label == {0: "no", 1: "yes"}
+
+
+def test_a_model_with_an_adapter_is_merged_before_it_is_pruned(folder: Path) -> None:
+    model = peft.AutoPeftModelForSequenceClassification.from_pretrained(folder / "run")
+    with pytest.raises(AttendropError, match=r"cannot be pruned; merge it first: model\.merge_and_unload\(\)"):
+        attendrop.prune(model, layers=[1])
+    assert attendrop.prune(model.merge_and_unload(), layers=[1]).layers == (1,)
+
+
+class Stop(TrainerCallback):
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if state.global_step == 8:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(
+    ("method", "timed"), [("ad-drop", False), ("finetune", True), ("attendout", False), ("mixout", False)]
+)
+def test_a_resumed_run_ends_with_the_same_adapter(folder: Path, tmp_path: Path, method: str, timed: bool) -> None:
+    options = {"dropout_step": 2} if method == "attendout" else {}
+    how: dict[str, Any] = {"checkpoint_seconds": 0.0} if timed else {}
+    config = {"lora": {"r": 2, "dropout": 0.2}, "method": method, "options": options, "save_steps": 3, "epochs": 2}
+    for name in ("whole", "stopped"):
+        shutil.copytree(folder / "model", tmp_path / "model", dirs_exist_ok=True)
+        tiny.write_data(tmp_path)
+        train_one = tiny.config(tmp_path, name, **config)
+        if name == "whole":
+            train(train_one, **how)
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                train(train_one, callbacks=[Stop()], **how)
+            train(train_one, resume=True, **how)
+    whole, resumed = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("whole", "stopped"))
+    assert whole.keys() == resumed.keys()
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_a_run_is_repeated_from_its_file(folder: Path, tmp_path: Path) -> None:
+    given = read_run_file(str(folder / "run" / "run.yaml"))
+    assert given["lora"] == {"r": 2, "alpha": 2.0, "dropout": 0.0, "targets": "all-linear"}
+
+
+def test_on_the_command_line(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    """A Llama, whose adapter starts from a language model."""
+    arguments = ["train", "--train-file", str(folder / "train.csv"), "--eval-file", str(folder / "dev.csv")]
+    arguments += ["--text-columns", "sentence1", "--label-column", "label", "--model", str(folder / "llama")]
+    arguments += ["--lora", "r=4", "--lora", "alpha=8", "--lora", "dropout=0.1", "--lora", "targets=q_proj,v_proj"]
+    arguments += ["--epochs", "2", "--batch-size", "8", "--device", "cpu", "--output-dir", str(tmp_path / "run")]
+    assert cli.main(arguments) == 0
+    out, err = capsys.readouterr()
+    assert "of a LoRA adapter of rank 4 and the head" in err
+    assert "LoRA of rank 4; " in out
+    found = settings(tmp_path / "run")
+    assert (found["r"], found["lora_alpha"], found["lora_dropout"]) == (4, 8.0, 0.1)
+    assert set(found["target_modules"]) == {"q_proj", "v_proj"}
+    assert found["task_type"] == "SEQ_CLS"
+    assert np.isfinite(tiny.read_metrics(tmp_path / "run")["score"])
+
+
+def test_an_adapter_learns_at_ten_times_the_rate(folder: Path) -> None:
+    rates = []
+    for lora in (None, {"r": 2}):
+        config = tiny.config(folder, lora=lora).filled(learning_rate=None)
+        rates.append(with_training(config, rows=40).learning_rate)
+    assert rates == [1e-4, 1e-3]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("rank=8", "lora has no option 'rank'. Choose from: r, alpha, dropout, targets."),
+        ("r=0", "r=0 must be a whole number, and at least 1."),
+        ("dropout=1", "dropout=1.0 must be at least 0 and below 1."),
+        ("r", "--lora 'r' is not of the form NAME=VALUE; write, for example, r=8."),
+        ("targets=nothing", "takes no adapter with targets='nothing'"),
+    ],
+)
+def test_mistakes_are_said(folder: Path, tmp_path: Path, capsys: Captured, given: str, message: str) -> None:
+    arguments = ["train", "--train-file", str(folder / "train.csv"), "--eval-file", str(folder / "dev.csv")]
+    arguments += ["--text-columns", "sentence1", "--label-column", "label", "--model", str(folder / "model"), "--quiet"]
+    arguments += ["--max-steps", "2", "--device", "cpu", "--lora", given]
+    assert_refused([*arguments, "--output-dir", str(tmp_path / "run")], tmp_path / "run", message, capsys)
+
+
+def test_an_adapter_is_no_model_to_train(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(AttendropError, match=r"is an adapter of PEFT; save attendrop\.load"):
+        train(tiny.config(folder, str(tmp_path / "x"), model=str(folder / "run")))
+
+
+def test_methods_that_cannot_act_on_an_adapter_say_so_before_anything_is_written(folder: Path, tmp_path: Path) -> None:
+    config = tiny.config(folder, str(tmp_path / "run"), method="supert", lora={"r": 2})
+    with pytest.raises(AttendropError, match="its adapter is not saved with"):
+        train(config)
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_peft_it_says_what_to_install(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    for action in (
+        lambda: train(tiny.config(folder, str(tmp_path / "run"), lora={"r": 2})),
+        lambda: load_for(str(folder / "run"), None),
+    ):
+        with pytest.raises(AttendropError, match=r"Adapters need peft.* `pip install attendrop\[peft\]`"):
+            action()
+
+
+def test_an_adapter_without_its_model_says_what_is_missing(folder: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(folder / "run", tmp_path / "run")
+    content = settings(run) | {"base_model_name_or_path": str(tmp_path / "gone")}
+    (run / "adapter_config.json").write_text(json.dumps(content))
+    with pytest.raises(
+        AttendropError, match=r"on the model '.*gone', which cannot be found .* base_model_name_or_path"
+    ):
+        attendrop.load(run)
+    (run / "model_config.json").unlink()
+    with pytest.raises(AttendropError, match="was not saved by attendrop"):
+        attendrop.load(run)
