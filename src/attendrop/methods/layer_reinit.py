@@ -45,8 +45,8 @@ class LayerReinit(Method):
         pooler: Whether to re-initialise the pooler, if the model has one.
 
     Raises:
-        AttendropError: An option is out of its range; or, in training, the model has fewer blocks, or shares them
-            (ALBERT).
+        AttendropError: An option is out of its range; the model has an adapter of PEFT; or, in training, the model has
+            fewer blocks, or shares them (ALBERT).
 
     Source: Zhang et al. (2021), https://arxiv.org/abs/2006.05987, section 5. They re-initialise the pooler and up to 6
     of the 24 blocks of BERT-large, with the number searched for each task; the default is ours. Their other advice
@@ -69,6 +69,8 @@ class LayerReinit(Method):
         Rule("layer-reinit", "mixout", _PULLED_BACK),
         Rule("layer-reinit", "l2-sp", _PULLED_BACK),
     )
+
+    edits_pretrained_weights: ClassVar[bool] = True
 
     layers: int = option(1, count(), search=(2, 3))
     pooler: bool = option(True, SWITCH)

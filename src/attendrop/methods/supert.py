@@ -23,7 +23,6 @@ from attendrop.methods.core.compatibility import EXCHANGES_WEIGHTS, Rule
 from attendrop.methods.core.context import StepContext, TrainingContext
 from attendrop.methods.core.info import MethodInfo
 from attendrop.methods.core.options import SWITCH, choice, option, unit_interval
-from attendrop.peft_models import has_adapter
 
 logger = logging.getLogger(__name__)
 ABSOLUTE = ("token", "row")
@@ -57,8 +56,8 @@ class SuperT(Method):
             ``"row"``, that of one gate per row, as in the paper's formula.
 
     Raises:
-        AttendropError: An option is out of its range; the optimizer or the number of steps is unknown, or there are too
-            few steps; the model has an adapter of PEFT; or, in training, the model shares its layers (ALBERT), or
+        AttendropError: An option is out of its range; the model has an adapter of PEFT; the optimizer or the number of
+            steps is unknown, or there are too few steps; or, in training, the model shares its layers (ALBERT), or
             nothing would be pruned.
 
     Source: Liang et al. (2021), https://aclanthology.org/2021.acl-long.510. As in their code, the absolute value is
@@ -92,6 +91,7 @@ class SuperT(Method):
         Rule("supert", "mixout", "mixout restores pre-trained values, including those of pruned weights."),
     )
     edits_gradients: ClassVar[bool] = True
+    edits_pretrained_weights: ClassVar[bool] = True
     needs_loss_scale: ClassVar[bool] = True
 
     fraction: float = option(0.1, unit_interval(), search=(0.05, 0.2, 0.4))
@@ -116,11 +116,6 @@ class _SuperT(MethodState):
 
     def __init__(self, method: SuperT, training: TrainingContext) -> None:
         super().__init__(method)
-        if has_adapter(training.model):
-            raise AttendropError(
-                f"SuperT prunes weights of {type(training.model).__name__} that its adapter is not saved with; train "
-                "without an adapter, or with another method."
-            )
         self.training = training
         self.start = InitialState(method, training)
         self.search_steps = int(floor_fraction(torch.tensor(self.start.steps), method.search))

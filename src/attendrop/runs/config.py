@@ -176,7 +176,10 @@ class RunConfig:
             raise AttendropError("bf16 and fp16 exclude each other; choose one.")
         object.__setattr__(self, "options", self.regularizer.options())
         if self.adapter is not None:
+            from attendrop.methods.core.declarations import refuse_with_adapter
+
             object.__setattr__(self, "lora", self.adapter.as_dict())
+            refuse_with_adapter(self.regularizer)
         self._check_rows_of_method(self.regularizer)
 
     def _check_data(self) -> None:

@@ -17,8 +17,9 @@ from attendrop.errors import AttendropError
 from attendrop.keyed_random import SampleKey
 from attendrop.methods.core.base import Method, MethodState
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.methods.core.declarations import check_declarations
+from attendrop.methods.core.declarations import check_declarations, refuse_with_adapter
 from attendrop.methods.core.running_statistics import RunningStatistics
+from attendrop.peft_models import has_adapter
 from attendrop.training.effect_warnings import EffectTracker
 
 # No training loop multiplies a loss by more than this. Gradient scalers do, from their first step on.
@@ -69,6 +70,8 @@ class Regularization:
         self.method_state = MethodState(method)
         self.idle = method.regularized_epochs(0) is None
         if not self.idle:
+            if has_adapter(training.model):
+                refuse_with_adapter(method)
             if method.uses_attention:
                 self._adapter = ModelAdapter(training.model)
             self.method_state = method.start(training)

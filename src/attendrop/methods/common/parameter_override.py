@@ -113,7 +113,8 @@ def layer_parameters(model: nn.Module) -> list[str]:
 
 def pretrained_parameters(model: nn.Module) -> list[str]:
     """Return the names of all parameters except those of the head, which is not pre-trained."""
-    found = set(getattr(model, "base_model", model).parameters(recurse=False))
+    own = transformers_model(model)
+    found = set(getattr(own, "base_model", own).parameters(recurse=False))
     found.update(parameter for _, module in _below_the_head(model) for parameter in module.parameters(recurse=False))
     return [name for name, parameter in model.named_parameters() if parameter in found]
 

@@ -37,6 +37,8 @@ class Method:
         uses_attention: Whether it needs a model with supported attention layers; if False, any model works.
         adds_penalty: Whether it, or its state, defines a :meth:`penalty`.
         edits_gradients: Whether its state defines :meth:`MethodState.edit_gradients`.
+        edits_pretrained_weights: Whether it writes into weights of the model also where they are frozen. An adapter of
+            PEFT is not saved with them, so the method is refused with one.
         self_attention_only: Whether it acts on self-attention only: the selected layers of the encoder, or, if there
             are none, those of the decoder.
         skips_parameters: Whether some parameters may get no gradient in a step (needed for DDP).
@@ -62,6 +64,7 @@ class Method:
     self_attention_only: ClassVar[bool] = False
     adds_penalty: ClassVar[bool] = False
     edits_gradients: ClassVar[bool] = False
+    edits_pretrained_weights: ClassVar[bool] = False
     skips_parameters: ClassVar[bool] = False
     order: ClassVar[int] = 0
     traits: ClassVar[Mapping[str, str]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from attendrop.argument_checks import check_declared, defines
+from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method, MethodState
 
 
@@ -35,3 +36,13 @@ def check_declarations(method_state: MethodState) -> None:
         defined=defines(method, Method, "penalty") or defines(method_state, MethodState, "penalty"),
         declared=method.adds_penalty,
     )
+
+
+def refuse_with_adapter(method: Method) -> None:
+    """Raise AttendropError if a method cannot act on a model with an adapter."""
+    for part in method.parts:
+        if part.edits_pretrained_weights:
+            raise AttendropError(
+                f"Method '{part.name}' changes weights of the model itself, which an adapter is not saved with; train "
+                "without an adapter, or with another method."
+            )
