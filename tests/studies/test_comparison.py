@@ -185,3 +185,8 @@ def test_from_python(folder: Path) -> None:
     )
     assert [row.label for row in outcome.answer.rows] == ["finetune", "ad-drop p=0.2 cross_tuning=False"]
     assert outcome.best is None
+
+
+def test_baselines_that_a_kind_of_task_does_not_have_are_left_out(folder: Path) -> None:
+    asked = comparison(folder, baselines=("tfidf", "majority"))
+    assert list(asked.of_baselines(["majority", "frozen"]).baselines) == ["majority"]

@@ -204,7 +204,7 @@ BAD_FILES = [
     (
         "a.xlsx",
         "text",
-        "a.xlsx has the unknown extension '.xlsx'; give a file with one of .csv, .tsv, .jsonl, .parquet.",
+        "a.xlsx has the unknown extension '.xlsx'; give a file with one of .csv, .tsv, .jsonl, .parquet, .conll",
     ),
 ]
 

@@ -54,7 +54,7 @@ def write(tmp_path: Path) -> Callable[[str, str], Path]:
 
 
 def test_the_nine_tasks() -> None:
-    assert task_names() == ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "grammar"]
+    assert task_names()[:9] == ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"]
     assert get_task("cola").metric == "matthews_correlation"
     assert (get_task("stsb").metric, get_task("stsb").kind, get_task("stsb").num_labels) == ("pearson", "regression", 1)
     assert {name: get_task(name).metric for name in ("mrpc", "qqp", "mnli")} == dict.fromkeys(

@@ -11,7 +11,9 @@ from rich.table import Table
 
 from attendrop.runs.run_folder import is_main_process
 
-InputFormat = Annotated[str | None, typer.Option(help="Format of stdin: csv, tsv or jsonl.", show_default="csv")]
+InputFormat = Annotated[
+    str | None, typer.Option(help="Format of stdin: csv, tsv, jsonl, conll or conllu.", show_default="csv")
+]
 SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Skip invalid rows of the file, and list them.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing files, except those that are read.")]
 SkippedFile = Annotated[str | None, typer.Option(help="File for the skipped rows, JSON lines.")]
@@ -26,8 +28,10 @@ app = typer.Typer(
 )
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
-DataDir = Annotated[str | None, typer.Option(help="Folder of GLUE files. Default: $ATTENDROP_DATA, then the hub.")]
-Columns = Annotated[str | None, typer.Option(help="Text column of your files, or two, comma-separated.")]
+DataDir = Annotated[
+    str | None, typer.Option(help="Folder of the task's files. Default: $ATTENDROP_DATA, then the hub.")
+]
+Columns = Annotated[str | None, typer.Option(help="Text columns of your files, comma-separated.")]
 LabelColumn = Annotated[str | None, typer.Option(help="Label column of your files.")]
 Device = Annotated[str | None, typer.Option(help="auto or cpu.", show_default="auto")]
 RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run.")]

@@ -29,7 +29,7 @@ from attendrop.runs.model_source import STDIN, Source
 @app.command()
 def predict(
     run: RunFolder,
-    output: Annotated[str, typer.Option(help="A .tsv, .csv or .jsonl file; - is stdout.")],
+    output: Annotated[str, typer.Option(help="A .tsv, .csv, .jsonl or .conll file; - is stdout.")],
     task: Annotated[str | None, typer.Option(help="Name of a task. Default: the task of the run.")] = None,
     split: Annotated[str | None, typer.Option(help="Split of the task.", show_default="test")] = None,
     data_dir: DataDir = None,

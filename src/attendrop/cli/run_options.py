@@ -7,8 +7,10 @@ from typing import Annotated
 import typer
 
 TaskName = Annotated[str | None, typer.Option(help="Name of a task; `attendrop tasks` lists them.")]
-TrainFile = Annotated[str | None, typer.Option(help="Training data: a .csv, .tsv, .jsonl or .parquet file.")]
-LabelType = Annotated[str | None, typer.Option(help="auto, class or number.", show_default="auto")]
+TrainFile = Annotated[
+    str | None, typer.Option(help="Training data: a .csv, .tsv, .jsonl, .parquet, .conll or .conllu file.")
+]
+LabelType = Annotated[str | None, typer.Option(help="auto, class, number or tags.", show_default="auto")]
 SkipBadRowsOfFiles = Annotated[bool | None, typer.Option(help="Skip invalid rows of your files, and list them.")]
 Model = Annotated[str | None, typer.Option(help="minilm, a folder, or a hub id.", show_default="minilm")]
 Pooling = Annotated[

@@ -135,9 +135,11 @@ def text_maps(
     batch = _batch(model, tokenizer, head, row)
     with evaluating(model):
         with torch.no_grad():
-            outputs = head.predict(model, {name: value for name, value in batch.items() if name != "labels"})
+            raw = head.predict(model, {name: value for name, value in batch.items() if name != "labels"})
+        columns = {name: [value] for name, value in row.items()}
+        outputs = head.row_outputs(raw, columns, tokenizer)
         if "labels" not in batch:
-            (target,) = assumed_targets(head, outputs, {name: [value] for name, value in row.items()}, tokenizer)
+            (target,) = assumed_targets(head, outputs, columns, tokenizer)
             batch = _batch(model, tokenizer, head, {**row, "labels": target})
         layers, weights, attributions, possible = _attention(model, batch, settings)
     drops = {} if settings.drops is None else _drops(model, tokenizer, batch, settings.drops)

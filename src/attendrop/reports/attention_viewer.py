@@ -138,7 +138,7 @@ def explanation(stages: Stages, attribution: str = "gradient") -> Markup:
         method=None if stages.method is None else method_in_words(stages.method),
         attribution=attribution,
         both=len(stages.stages) > 1,
-        number=not stages.head.num_classes,
+        score=stages.head.attributed,
     )
 
 

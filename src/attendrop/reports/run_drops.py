@@ -26,6 +26,7 @@ from attendrop.runs.prediction_passes import compute_device, predict_outputs
 from attendrop.runs.run_folder import keeps_model, read_metrics, read_run
 from attendrop.tasks.bad_rows import BadRows
 from attendrop.tasks.custom_files import files_task, stream_file
+from attendrop.tasks.file_formats import default_columns
 from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.splits import subset
 from attendrop.tasks.tokenization import encode_columns, length_limit
@@ -161,9 +162,10 @@ def _file_columns(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: RunConfig, source: RowSource
 ) -> Mapping[str, Any]:
     """Encode the first rows of a file; what the model predicts is taken as their labels."""
-    texts, head = source.text_columns or config.text_columns, head_of_model(model.config)
+    head = head_of_model(model.config)
+    texts = source.text_columns or config.text_columns or default_columns(source.file)[0]
     if not texts:
-        raise AttendropError("No text-columns are given for the file; give one or two column names, comma-separated.")
+        raise AttendropError("No text-columns are given for the file; give its column names, comma-separated.")
     assert source.file is not None
     chunks = stream_file(source.file, text_columns=texts, head=head, size=source.rows, bad=BadRows())
     chunk = next(chunks, None)

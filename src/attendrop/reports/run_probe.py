@@ -19,6 +19,7 @@ from attendrop.runs.prediction_passes import compute_device
 from attendrop.runs.run_folder import keeps_model
 from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.splits import subset
+from attendrop.tasks.tokenization import columns_of
 
 _BATCH_SIZE = 16
 _COLUMNS = 3
@@ -80,8 +81,8 @@ def probe_run(
 
 def _score(run: FinishedRun, logits: list[Any], rows: Dataset) -> float:
     head = run.task.head
-    outputs = head.row_outputs(head.concatenate(logits), rows.to_dict(), run.tokenizer)
-    return compute_scores(run.task, outputs, head.references(rows))[run.task.metric]
+    outputs = head.row_outputs(head.concatenate(logits), columns_of(rows), run.tokenizer)
+    return compute_scores(run.task, outputs, head.references(columns_of(rows)))[run.task.metric]
 
 
 def plot_probe(found: RunProbe, path: Path) -> None:

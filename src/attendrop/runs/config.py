@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from attendrop.argument_checks import check_choice
 from attendrop.errors import AttendropError
+from attendrop.tasks.file_formats import default_columns
 
 if TYPE_CHECKING:
     from attendrop.methods.core.base import Method
@@ -55,10 +56,11 @@ class RunConfig:
         model: Folder, hub id or ``"minilm"``.
         output_dir: Folder of the run.
         task: Name of a task; None for custom files.
-        data_dir: Folder of GLUE files; None: ``$ATTENDROP_DATA``, then the hub.
-        train_file, eval_file: Custom files, with ``text_columns`` (one or two), ``label_column`` and ``label_type``
-            (``"auto"``, ``"class"``, ``"number"``). Without an ``eval_file``, the score is one on held-out rows.
-            Columns that the method reads are needed in the ``train_file`` only.
+        data_dir: Folder of the task's files; None: ``$ATTENDROP_DATA``, then the hub.
+        train_file, eval_file: Custom files, with ``text_columns`` (as many as the kind of task reads), ``label_column``
+            and ``label_type`` (``"auto"``, ``"class"``, ``"number"``, ``"tags"``). Column files (.conll, .conllu) have
+            columns by default: ``tokens``, and ``tags`` or ``upos``. Without an ``eval_file``, the score is one on
+            held-out rows. Columns that the method reads are needed in the ``train_file`` only.
         skip_bad_rows: Skip invalid rows of custom files, and list them in the run's folder.
         metric: Metric that selects the best epoch, named as for :func:`attendrop.tasks.metrics.with_metric`; None:
             the task's own.
@@ -147,7 +149,9 @@ class RunConfig:
     fp16: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "text_columns", tuple(self.text_columns))
+        texts, label = default_columns(self.train_file)
+        object.__setattr__(self, "text_columns", tuple(self.text_columns) or texts)
+        object.__setattr__(self, "label_column", self.label_column or label)
         for name, least in _AT_LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:
@@ -193,7 +197,7 @@ class RunConfig:
             raise AttendropError("data-dir is for tasks; omit it for a train-file.")
         if self.train_file is not None and not self.text_columns:
             raise AttendropError(
-                "No text-columns are given for the train-file; give one or two column names, comma-separated."
+                "No text-columns are given for the train-file; give its column names, comma-separated."
             )
         if self.train_file is not None and self.label_column is None and self.label_type == "auto":
             raise AttendropError("No label-column is given for the train-file; give the name of the label column.")
@@ -233,11 +237,19 @@ class RunConfig:
             )
         if self.rewarded_on == "selection" and self.refit:
             raise AttendropError(f"{method.rewarded_by} scores on the selection split, so refit cannot train on it.")
-        if method.columns and self.task is not None:
+        missing = sorted(set(method.columns) - set(self._task_columns)) if self.task is not None else []
+        if missing:
             raise AttendropError(
-                f"The data of task {self.task!r} has no column {next(iter(method.columns))!r}, which method "
+                f"The data of task {self.task!r} has no column {missing[0]!r}, which method "
                 f"{self.method!r} reads with these options; give a train-file that has it, or other options."
             )
+
+    @property
+    def _task_columns(self) -> tuple[str, ...]:
+        """Columns of the task that methods can read."""
+        from attendrop.tasks.registry import get_task
+
+        return () if self.task is None else get_task(self.task).token_columns
 
     @property
     def _has_eval_rows(self) -> bool:

@@ -23,6 +23,7 @@ from attendrop.runs.finished_run import FinishedRun, check_finished, load_finish
 from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.runs.run_folder import own_files, read_run
+from attendrop.tasks.tokenization import columns_of
 
 # The format, and the name of its file in a folder.
 FORMATS = {"onnx": "model.onnx", "torch": "model.pt2"}
@@ -159,7 +160,7 @@ def _onnx_logits(run: FinishedRun, name: str, model: Callable[[Mapping[str, Any]
     order = np.argsort(rows["length"], kind="stable")
     logits = [model(_with_types(batch)) for batch in run.batches(rows.select(order), run.config.eval_batch_size)]
     head = run.task.head
-    return head.row_outputs(head.concatenate(logits)[np.argsort(order)], rows.to_dict(), run.tokenizer)
+    return head.row_outputs(head.concatenate(logits)[np.argsort(order)], columns_of(rows), run.tokenizer)
 
 
 def _with_types(batch: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
 from attendrop.runs.run_folder import read_metrics, read_run
 from attendrop.tasks.metrics import compute_scores
-from attendrop.tasks.tokenization import encode
+from attendrop.tasks.tokenization import columns_of, encode
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class FinishedRun(ResolvedRun):
 
     def labels(self, name: str) -> Array:
         """Return the references of a set."""
-        return self.task.head.references(self.sets[name])
+        return self.task.head.references(columns_of(self.sets[name]))
 
     def predictions(self, name: str, outputs: Array) -> Predictions:
         """Make predictions for one of the sets from outputs, scored by the task's metric."""

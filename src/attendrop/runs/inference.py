@@ -23,12 +23,13 @@ from attendrop.runs.run_folder import hold_run_folders, own_files, read_metrics,
 from attendrop.tasks.bad_rows import BadRows, write_skipped
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import files_task, stream_file
+from attendrop.tasks.file_formats import default_columns
 from attendrop.tasks.heads.base import Array, Head
 from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.metrics import compute_scores, with_metric
 from attendrop.tasks.prediction_files import PredictionWriter, output_format
 from attendrop.tasks.registry import get_task, load_task, task_files
-from attendrop.tasks.table_files import Table
+from attendrop.tasks.table import Table
 from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, encode_columns, length_limit
 
 # Number of rows in memory at a time, which are sorted by length into batches.
@@ -90,9 +91,9 @@ def predict(
     Args:
         run_dir: The folder of a finished run.
         source: The data to predict.
-        output: A .tsv, .csv or .jsonl file; for GLUE tasks it gets the columns of a submission. ``"-"``: standard
-            output.
-        format: ``"csv"``, ``"tsv"`` or ``"jsonl"``, if the extension does not say it.
+        output: A .tsv, .csv, .jsonl or .conll file; for GLUE tasks it gets the columns of a submission. ``"-"``:
+            standard output.
+        format: ``"csv"``, ``"tsv"``, ``"jsonl"`` or ``"conll"``, if the extension does not say it.
         probabilities: Write the probabilities of all classes.
         keep_columns: Also write the columns of the input file.
         on_progress: Called after each batch.
@@ -113,7 +114,7 @@ def predict(
             for chunk in rows.chunks:
                 encoded = run.encode(chunk.columns, rows.task, source)
                 outputs = run.outputs(encoded, rows, source, on_progress)
-                writer.write(chunk.columns["index"], outputs, chunk.table)
+                writer.write(chunk.columns, outputs, chunk.table)
         rows.write_skipped(source)
         return rows.found(run_dir) | {"output": output}
 
@@ -253,10 +254,11 @@ def _task_rows(run: _Run, source: Source, name: str, split: str) -> _Rows:
 
 
 def _file_rows(run: _Run, source: Source, file: str, split: str) -> _Rows:
-    columns = source.text_columns or tuple(run.options.get("text_columns", ()))
+    texts, label = default_columns(f"x.{source.input_format}" if file == STDIN else file)
+    columns = source.text_columns or tuple(run.options.get("text_columns", ())) or texts
     if not columns:
-        raise AttendropError("No text-columns are given for the file; give one or two column names, comma-separated.")
-    label = (source.label_column or run.options.get("label_column")) if split == "dev" else None
+        raise AttendropError("No text-columns are given for the file; give its column names, comma-separated.")
+    label = (source.label_column or run.options.get("label_column") or label) if split == "dev" else None
     if split == "dev" and label is None and run.head.needs_labels:
         raise AttendropError("No label-column is given for the file; give the name of the label column.")
     bad = BadRows(skip=source.skip_bad_rows)

@@ -16,7 +16,7 @@ class Source:
     Attributes:
         task: A task's name, with ``data_dir`` as in training and the name of a ``split``.
         file: Custom file, with ``text_columns`` and, to evaluate, ``label_column``; ``"-"`` is standard input, in
-            ``input_format`` (``"csv"``, ``"tsv"`` or ``"jsonl"``).
+            ``input_format`` (``"csv"``, ``"tsv"``, ``"jsonl"``, ``"conll"`` or ``"conllu"``).
         skip_bad_rows: Skip invalid rows of the file, and write them to ``skipped_file``, JSON lines.
         overwrite: Replace files that exist.
         max_length: In tokens.

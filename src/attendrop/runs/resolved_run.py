@@ -76,5 +76,6 @@ def resolve_run(config: RunConfig, decided: Mapping[str, Any] | None = None) -> 
     held_out = parts.selection if resolved.protocol == "honest" else None
     rewards = parts.reward if resolved.rewarded_on == "split" else None
     rows = sum(len(part) for part in (parts.train, held_out, rewards) if part is not None)
-    resolved = with_training(resolved, rows, processes=int(os.environ.get("WORLD_SIZE", "1")))
+    has_pooling, processes = data.task.head.has_pooling, int(os.environ.get("WORLD_SIZE", "1"))
+    resolved = with_training(resolved, rows, has_pooling=has_pooling, processes=processes)
     return ResolvedRun(resolved, config, data, parts)

@@ -21,6 +21,7 @@ from attendrop.runs.small_data_recipe import decided
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.heads.base import Array
 from attendrop.tasks.metrics import compute_scores, constant_scores
+from attendrop.tasks.tokenization import columns_of
 from attendrop.training.model_call import replaced_attribute
 from attendrop.training.trainer import RegularizedTrainer
 
@@ -57,8 +58,8 @@ def score_report(trainer: RegularizedTrainer, task: Task, encoded: Parts) -> dic
 
 def _score(trainer: RegularizedTrainer, task: Task, train: Dataset, rows: Dataset) -> SetScores:
     outputs, _ = _outputs(trainer, task, rows)
-    references = task.head.references(rows)
-    constant = constant_scores(task, task.head.references(train), references)
+    references = task.head.references(columns_of(rows))
+    constant = constant_scores(task, task.head.references(columns_of(train)), references)
     baseline = None if constant is None else {"answer": constant[0], "scores": constant[1]}
     predicted = task.head.predicted_counts(outputs)
     return SetScores(compute_scores(task, outputs, references), baseline, predicted, len(references))
@@ -69,7 +70,7 @@ def _outputs(trainer: RegularizedTrainer, task: Task, rows: Dataset) -> tuple[Ar
     with replaced_attribute(trainer, "compute_metrics", None):
         found = trainer.predict(rows)
     tokenizer: Any = trainer.processing_class
-    outputs = task.head.row_outputs(np.asarray(found.predictions), rows, tokenizer)
+    outputs = task.head.row_outputs(np.asarray(found.predictions), columns_of(rows), tokenizer)
     return outputs, float((found.metrics or {})["test_loss"])
 
 
@@ -121,7 +122,7 @@ def training_fit(trainer: RegularizedTrainer, task: Task, rows: Dataset) -> dict
     sample = rows.select(range(0, len(rows), math.ceil(len(rows) / _MOST_FIT_ROWS)))
     outputs, loss = _outputs(trainer, task, sample)
     metric, least = task.head.fitted_at or (task.metric, -math.inf)
-    score = task.head.metrics[metric].score(task.head.references(sample), task.head.checked(outputs))
+    score = task.head.metrics[metric].score(task.head.references(columns_of(sample)), task.head.checked(outputs))
     return {"rows": len(sample), "loss": loss, "metric": metric, "score": score, "fitted": score >= least}
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
 from attendrop.runs.model_loading import default_pooling, load_config, refuse_untrainable
 
@@ -48,30 +49,37 @@ def with_selection(config: RunConfig, *, has_eval_rows: bool) -> RunConfig:
     return config.filled(selection_fraction=fraction, refit=refit)
 
 
-def with_training(config: RunConfig, rows: int, *, processes: int = 1) -> RunConfig:
+def with_training(config: RunConfig, rows: int, *, has_pooling: bool = True, processes: int = 1) -> RunConfig:
     """Decide batch size, number of steps, learning rate and pooling.
 
     - A step has 16 rows.
     - Steps are 10 epochs, but at least 240 and at most 1,200; of large sets, they are 3 epochs, if that is more.
     - The learning rate falls with the model's hidden size: 1e-4 up to 512, 5e-5 up to 900, 2e-5 beyond. An adapter's
       is ten times that.
-    - The pooling is what the model was trained with, see :func:`attendrop.runs.model_loading.default_pooling`.
+    - The pooling is what the model was trained with, see :func:`attendrop.runs.model_loading.default_pooling`; None
+      where models do not read one vector for the whole input.
 
     The steps do not depend on the method, so that methods that set rows aside are compared over the same steps.
 
     Args:
         config: Options as given.
         rows: Number of training rows, including those that are held out.
+        has_pooling: Whether models for the task read one vector for the whole input.
         processes: Number of processes.
 
     Raises:
-        AttendropError: The model cannot be found, is pruned, or is an adapter.
+        AttendropError: The model cannot be found, is pruned, or is an adapter; or the mean is asked for, and nothing is
+            pooled.
     """
     refuse_untrainable(config.model)
     found: dict[str, Any] = {"batch_size": config.batch_size or BATCH_SIZE}
     if config.epochs is None and config.max_steps is None:
         found["max_steps"] = steps(rows, found["batch_size"] * config.gradient_accumulation * processes)
-    if config.pooling == "auto":
+    if not has_pooling:
+        if config.pooling == "mean":
+            raise AttendropError("pooling 'mean' is for tasks with one prediction for the whole input; omit it here.")
+        found["pooling"] = None
+    elif config.pooling == "auto":
         found["pooling"] = default_pooling(config.model)
     if config.learning_rate is None:
         rate = learning_rate(load_config(config.model))

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import Dataset
 from safetensors.torch import save_file
 from transformers import (
     EarlyStoppingCallback,
@@ -77,6 +76,7 @@ from attendrop.tasks.bad_rows import write_skipped
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.mean_pooling import pools_mean
 from attendrop.tasks.metrics import compute_scores
+from attendrop.tasks.tokenization import columns_of
 from attendrop.training.checkpoints import last_checkpoint
 from attendrop.training.trainer import RegularizedTrainer
 
@@ -331,6 +331,7 @@ def _trainer(
         own.append(LogEvery(config.logging_steps))
     if checkpoint_seconds is not None:
         own.append(SaveBySeconds(checkpoint_seconds))
+    selection = {} if encoded.selection is None else columns_of(encoded.selection)
     in_memory = checkpoint_seconds is not None and run.chooses_epoch
     trainer = (BestInMemoryTrainer if in_memory else RunTrainer)(
         loaded.model,
@@ -341,7 +342,7 @@ def _trainer(
         eval_dataset=encoded.selection,
         data_collator=run.task.head.collator(tokenizer),
         processing_class=tokenizer,
-        compute_metrics=lambda found: _scores(config, run.task, found, encoded.selection or {}, tokenizer),
+        compute_metrics=lambda found: _scores(config, run.task, found, selection, tokenizer),
         compute_reward_metrics=lambda found: _scores(config, run.task, found, {"labels": found.label_ids}, tokenizer),
         compute_loss_func=run_loss(config, run.task, encoded.train["labels"][:]),
         preprocess_logits_for_metrics=run.task.head.trainer_outputs,
@@ -356,7 +357,7 @@ def _scores(
     config: RunConfig,
     task: Task,
     found: EvalPrediction,
-    encoded: Mapping[str, Any] | Dataset,
+    encoded: Mapping[str, Any],
     tokenizer: PreTrainedTokenizerBase,
 ) -> dict[str, float]:
     refuse_diverged(config, found.predictions)

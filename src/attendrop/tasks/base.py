@@ -22,6 +22,7 @@ class Task:
         metric: The score by which models are selected, a key of what :func:`compute_scores` returns.
         description: One line.
         other_metrics: Scores reported beside ``metric``.
+        token_columns: Columns with numbers for each word, or token, that all splits have, beside "place".
     """
 
     name: str
@@ -31,6 +32,7 @@ class Task:
     metric: str
     description: str
     other_metrics: tuple[str, ...] = ()
+    token_columns: tuple[str, ...] = ()
 
     @cached_property
     def head(self) -> Head:

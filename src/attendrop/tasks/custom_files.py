@@ -12,7 +12,8 @@ from attendrop.tasks.bad_rows import BadRows
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.registry import candidate_heads, find_head
-from attendrop.tasks.table_files import Table, read_chunks, read_table
+from attendrop.tasks.table import Table
+from attendrop.tasks.table_files import read_chunks, read_table
 from attendrop.tasks.token_columns import TokenColumn, numbers_problem, read_numbers
 
 
@@ -28,7 +29,7 @@ def load_files(
     token_columns: Sequence[TokenColumn] = (),
     skip_bad_rows: bool = False,
 ) -> TaskData:
-    """Load custom .csv, .tsv, .jsonl or .parquet files as the splits "train", "dev" and "test".
+    """Load custom .csv, .tsv, .jsonl, .parquet, .conll or .conllu files as the splits "train", "dev" and "test".
 
     The index of a row is its number in the file, from 0.
 
@@ -38,9 +39,9 @@ def load_files(
         predict_file: File of the split "test"; its labels are not read.
         text_columns: As many column names as the head has inputs: of classification and regression, one or two.
         label_column: Required for ``train_file`` and ``eval_file``.
-        label_type: "class", "number" or "auto". With "auto", labels are numbers if at least one has a decimal fraction
-            or an exponent, otherwise whole numbers and text are classes. The labels of all files count. Spaces around
-            labels are ignored, and ``1`` and ``1.0`` are the same class.
+        label_type: "class", "number", "tags" or "auto". With "auto", labels are tags if texts are lists of words,
+            numbers if at least one has a decimal fraction or an exponent, otherwise whole numbers and text are classes.
+            The labels of all files count. Spaces around labels are ignored, and ``1`` and ``1.0`` are the same class.
         head: Head of an existing model, with its classes. By default, the classes are the labels of the training file
             (otherwise of the evaluation file): integers by value, then text in alphabetical order.
         token_columns: Further columns of the training file to read. "train" then has them, and "place", where each row
@@ -65,7 +66,7 @@ def load_files(
         raise AttendropError("no file is given; give at least one for training, evaluation or prediction.")
     kinds = (type(head),) if head is not None else candidate_heads(label_type, _first_texts(tables, text_columns))
     reader = head or kinds[0]
-    _check_count(text_columns, reader)
+    _check_inputs(text_columns, token_columns, reader)
     tables = {split: _with_texts(table, text_columns, reader, bad) for split, table in tables.items()}
     labelled = [split for split in tables if split != "test" and reader.needs_labels]
     if labelled and label_column is None:
@@ -136,7 +137,7 @@ def stream_file(
     """
     text_columns = tuple(text_columns)
     _check_names(text_columns, label_column, ())
-    _check_count(text_columns, head)
+    _check_inputs(text_columns, (), head)
     for table in read_chunks(file, size, bad, format=format):
         table = _with_texts(table, text_columns, head, bad)
         if label_column is not None:
@@ -165,11 +166,16 @@ def _check_names(text_columns: tuple[str, ...], label_column: str | None, token_
         raise AttendropError(f"the column {repeated[0]!r} is given twice; text, label and token columns must differ.")
 
 
-def _check_count(text_columns: tuple[str, ...], reader: Head | type[Head]) -> None:
+def _check_inputs(
+    text_columns: tuple[str, ...], token_columns: Sequence[TokenColumn], reader: Head | type[Head]
+) -> None:
     least, most = reader.least_inputs, len(reader.inputs)
     if not least <= len(text_columns) <= most:
         wanted = str(least) if least == most else f"{least} {'or' if most == least + 1 else 'to'} {most}"
         raise AttendropError(f"{len(text_columns)} text columns are given; give {wanted}.")
+    for column in token_columns:
+        if column.name in reader.inputs:
+            raise AttendropError(f"the name of the column {column.name!r} is reserved; rename it.")
 
 
 def _first_texts(tables: Mapping[str, Table], text_columns: Sequence[str]) -> list[Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.table_files import Table
+from attendrop.tasks.table import Table
 
 _FORMS = ("whole", "decimal", "text")
 _WHOLE = re.compile(r"[+-]?[0-9]+(\.0*)?")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -16,10 +16,11 @@ from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task
 from attendrop.tasks.glue import GLUE
 from attendrop.tasks.heads.base import Array
-from attendrop.tasks.table_files import Table
+from attendrop.tasks.table import Table
+from attendrop.tasks.tokenization import columns_of
 
 STDOUT = "-"
-FORMATS = ("csv", "tsv", "jsonl")
+FORMATS = ("csv", "tsv", "jsonl", "conll")
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
@@ -29,32 +30,35 @@ def write_predictions(path: str | Path, task: Task, dataset: Dataset, outputs: A
     Args:
         path: The file.
         task: The task.
-        dataset: Only its column "index" is read.
+        dataset: The rows, with "index"; in a column file, the head's inputs are written, too.
         outputs: Outputs of the model, one row per example, such as logits ``(rows, classes)``.
     """
     with PredictionWriter(path, task) as writer:
-        writer.write(dataset["index"], outputs)
+        writer.write(columns_of(dataset), outputs)
 
 
 class PredictionWriter:
-    """Context manager that writes predictions to a .tsv, .csv or .jsonl file, in batches.
+    """Context manager that writes predictions to a .tsv, .csv, .jsonl or .conll file, in batches.
 
     For GLUE tasks, the columns are those of a submission, ``index`` and ``prediction``: the label in the format of the
     official files; for STS-B, the number clamped to [0, 5], with three decimals. For other tasks, they are ``index``
     (the row's number in the file, from 0) with ``label`` and ``probability``, the softmax of the predicted class, or
-    with ``score`` for regression. The file is created when the block ends without an error.
+    with ``score`` for regression. Lists, such as tags of words, are written as in JSON; a .conll file has a line for
+    each word, with tabs between the columns, the prediction last, and a blank line after each row: instead of
+    ``index``, it has the words. The file is created when the block ends without an error.
 
     Args:
         path: The file; "-" is standard output.
         task: The task.
-        format: "csv", "tsv" or "jsonl"; by default, the extension of ``path``.
+        format: One of ``FORMATS``; by default, the extension of ``path``.
         probabilities: Also write ``probability_CLASS`` for every class.
         keep_columns: Write the columns of the input instead of ``index``. The prediction is then called
             ``predicted_label`` or ``predicted_score``, so that labels in the input keep their name.
 
     Raises:
         AttendropError: The format is unknown; an output is NaN; probabilities or input columns are requested for a GLUE
-            submission, or probabilities for regression; or an input column has the name of an added one.
+            submission, or probabilities for regression; an input column has the name of an added one; or a column
+            file is requested, and predictions are not of words.
     """
 
     def __init__(
@@ -85,21 +89,30 @@ class PredictionWriter:
     def __enter__(self) -> PredictionWriter:
         return self
 
-    def write(self, index: Sequence[int], outputs: Array, table: Table | None = None) -> None:
+    def write(self, columns: Mapping[str, Any], outputs: Array, table: Table | None = None) -> None:
         """Write a prediction for each row.
 
         Args:
-            index: Ids of the rows.
+            columns: The rows, with "index", their ids.
             outputs: Outputs of the model, one row each.
             table: The same rows of the input, required with ``keep_columns``.
         """
-        added = self._predictions(index, self.task.head.checked(outputs))
-        rows = added if table is None or not self.keep_columns else self._beside(table, added)
+        added = self._predictions(self.task.head.checked(outputs))
+        if table is not None and self.keep_columns:
+            rows = self._beside(table.columns, table.rows, added)
+        elif self.format == "conll":
+            inputs = self.task.head.inputs_in(columns)
+            rows = self._beside(inputs, zip(*(columns[name][:] for name in inputs), strict=True), added)
+        else:
+            rows = [{"index": index} | row for index, row in zip(columns["index"][:], added, strict=True)]
         if self._file is None:
             self._begin(list(rows[0]))
         assert self._file is not None
         if self.format == "jsonl":
             self._file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+            return
+        if self.format == "conll":
+            self._file.writelines(map(_sentence, rows))
             return
         unknown = [name for row in rows for name in row if name not in self._columns]
         if unknown:
@@ -107,7 +120,7 @@ class PredictionWriter:
                 f"The column {unknown[0]!r} is missing in the first rows of the input, and the header of a "
                 f".{self.format} file is already written; write .jsonl."
             )
-        self._delimited().writerows(rows)
+        self._delimited().writerows({name: _cell(value) for name, value in row.items()} for row in rows)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -138,24 +151,43 @@ class PredictionWriter:
         assert self._file is not None
         return csv.DictWriter(self._file, self._columns, delimiter=_DELIMITERS[self.format], lineterminator="\n")
 
-    def _predictions(self, index: Sequence[int], outputs: Array) -> list[dict[str, Any]]:
+    def _predictions(self, outputs: Array) -> list[dict[str, Any]]:
         head, source = self.task.head, GLUE.get(self.task.name)
         if source is not None:
-            rows = [{"prediction": source.labels.write(label)} for label in head.decode(outputs)]
-        else:
-            rows = head.prediction_rows(outputs, probabilities=self.probabilities)
-        return [{"index": i} | row for i, row in zip(index, rows, strict=True)]
+            return [{"prediction": source.labels.write(label)} for label in head.decode(outputs)]
+        return head.prediction_rows(outputs, probabilities=self.probabilities)
 
-    def _beside(self, table: Table, added: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Join rows of the input with their predictions."""
+    def _beside(
+        self, names: Sequence[str], kept: Iterable[Sequence[Any]], added: list[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Join rows of the input, values by column, with their predictions."""
         answer = self.task.head.answer_column
         renamed = {answer: f"predicted_{answer}"}
-        added = [{renamed.get(name, name): value for name, value in row.items() if name != "index"} for row in added]
-        taken = [name for name in added[0] if name in table.columns]
+        added = [{renamed.get(name, name): value for name, value in row.items()} for row in added]
+        taken = [name for name in added[0] if name in names]
         if taken:
             raise AttendropError(f"The input has a column {taken[0]!r}, a name that the predictions use; rename it.")
-        kept = (dict(zip(table.columns, row, strict=True)) for row in table.rows)
-        return [row | prediction for row, prediction in zip(kept, added, strict=True)]
+        return [dict(zip(names, row, strict=True)) | prediction for row, prediction in zip(kept, added, strict=True)]
+
+
+def _cell(value: Any) -> Any:
+    """Write a list as in JSON."""
+    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list) else value
+
+
+def _sentence(row: Mapping[str, Any]) -> str:
+    """Write a row of a column file; nothing is "_".
+
+    Raises:
+        AttendropError: The columns have no entry for each word.
+    """
+    values = list(row.values())
+    if not all(isinstance(value, list) and len(value) == len(values[0]) for value in values):
+        raise AttendropError(
+            f"A .conll file has an entry for each word, and {', '.join(row)} do not; write .jsonl, .tsv or .csv."
+        )
+    lines = ("\t".join("_" if entry is None else str(entry) for entry in word) for word in zip(*values, strict=True))
+    return "\n".join(lines) + "\n\n"
 
 
 def output_format(path: str | Path, format: str | None = None) -> str:
@@ -163,12 +195,12 @@ def output_format(path: str | Path, format: str | None = None) -> str:
 
     Args:
         path: The file; "-" is standard output.
-        format: "csv", "tsv" or "jsonl"; by default, the extension of ``path``, and "csv" for standard output.
+        format: One of ``FORMATS``; by default, the extension of ``path``, and "csv" for standard output.
 
     Raises:
         AttendropError: The format is unknown.
     """
     found = format or ("csv" if str(path) == STDOUT else Path(path).suffix.removeprefix("."))
     if found not in FORMATS:
-        raise AttendropError(f"{found!r} is not a format of predictions; write .tsv, .csv or .jsonl.")
+        raise AttendropError(f"{found!r} is not a format of predictions; write .{', .'.join(FORMATS)}.")
     return found

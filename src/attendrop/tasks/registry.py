@@ -18,6 +18,7 @@ from attendrop.tasks.metrics import compute_scores, constant_scores, with_metric
 from attendrop.tasks.prediction_files import PredictionWriter, output_format, write_predictions
 from attendrop.tasks.sources import TaskSource
 from attendrop.tasks.splits import few_shot, hold_out, subset
+from attendrop.tasks.tagging import TAGGING
 from attendrop.tasks.token_columns import TokenColumn
 from attendrop.tasks.tokenization import encode
 
@@ -41,7 +42,7 @@ __all__ = [
     "with_metric",
     "write_predictions",
 ]
-_EVERY_SOURCE: tuple[TaskSource, ...] = (*GLUE.values(), GrammarSource())
+_EVERY_SOURCE: tuple[TaskSource, ...] = (*GLUE.values(), *TAGGING, GrammarSource())
 _SOURCES: dict[str, TaskSource] = {source.task.name: source for source in _EVERY_SOURCE}
 
 
@@ -76,9 +77,9 @@ def load_task(name: str, *, data_dir: str | Path | None = None, splits: Sequence
 
     Args:
         name: Name of the task.
-        data_dir: For GLUE, a folder with the official files: it contains ``glue/RTE`` or ``RTE``, or is that folder. By
-            default, ``$ATTENDROP_DATA`` if it has the task, otherwise ``nyu-mll/glue`` on the hub. The grammar needs no
-            files.
+        data_dir: A folder with the official files: it contains the folder of the task (of GLUE, ``glue/RTE`` or
+            ``RTE``; ``conll2003``, ``ptb``, ``ud``), or is that folder. By default, ``$ATTENDROP_DATA`` if it has the
+            task, otherwise the hub. The grammar needs no files.
         splits: "dev" also loads the sets scored with it: "ood" of the grammar and, where present, "dev_mismatched" of
             MNLI (likewise "test_mismatched" with "test").
 

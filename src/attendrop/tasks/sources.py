@@ -47,7 +47,7 @@ def find_folder(
             has one of these names or one of the ``files``.
         names: Names of the task's folder, in lower case without dashes; the first is the usual one.
         within: Folder of a group of tasks, such as "glue".
-        files: Names of the task's files.
+        files: Names of the task's files, or patterns.
 
     Raises:
         AttendropError: ``data_dir`` does not exist, or has no folder of the task.
@@ -65,7 +65,7 @@ def find_folder(
             return folder
     if not data_dir:
         return None
-    if any((root / file).is_file() for file in files):
+    if any(any(root.glob(file)) for file in files):
         return root
     name = next(iter(names))
     places = f"neither '{within}/{name}' nor '{name}'" if within else f"no folder '{name}'"
@@ -73,14 +73,14 @@ def find_folder(
     raise AttendropError(f"the data folder {str(root)!r} holds {places}{such}; name a folder that has one.")
 
 
-def load_from_hub(task: Task, name: str, *args: Any, split: str) -> Dataset:
-    """Load a split of a data set of the hub; ``args`` are those of ``datasets.load_dataset``.
+def load_from_hub(task: Task, name: str, *args: Any, split: str, **options: Any) -> Dataset:
+    """Load a split of a data set of the hub; other arguments are those of ``datasets.load_dataset``.
 
     Raises:
         AttendropError: The hub cannot be reached, or has no such data set.
     """
     try:
-        return datasets.load_dataset(name, *args, split=split)
+        return datasets.load_dataset(name, *args, split=split, **options)
     except Exception as error:  # the hub's client and its HTTP library raise many classes
         reason = str(error).strip().partition("\n")[0]
         raise AttendropError(

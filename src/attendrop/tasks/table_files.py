@@ -1,14 +1,10 @@
-"""Strict readers of CSV, TSV, JSON-lines and Parquet files; errors name the file and the line."""
+"""Strict readers of files with rows, of all formats; errors name the file and the line."""
 
 import csv
-import io
 import json
 import re
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -16,74 +12,18 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
 from attendrop.tasks.bad_rows import BadRows
+from attendrop.tasks.column_files import read_conll, read_conllu
+from attendrop.tasks.table import Table, separator_hint
+from attendrop.tasks.text_lines import STDIN, text_lines
 
-STDIN = "-"
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # what `errors="surrogateescape"` makes of bytes that are not UTF-8
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of a file.
-
-    Attributes:
-        path: The file.
-        columns: The header.
-        rows: One value per column: strings in CSV and TSV, typed values in other formats.
-        places: Where each row is: "line 7" (with quoted line breaks, its first line) or, in Parquet, "row 7", from 1.
-        index: Number of each row in the file, from 0, invalid rows included.
-    """
-
-    path: Path
-    columns: list[str]
-    rows: list[list[Any]]
-    places: list[str]
-    index: list[int]
-
-    def column(self, name: str) -> list[Any]:
-        """Return the values of a column; raise AttendropError if there is none."""
-        if name not in self.columns:
-            raise AttendropError(f"{self.path} has no column {name!r}{self._missing_hint(name)}")
-        position = self.columns.index(name)
-        return [row[position] for row in self.rows]
-
-    def checked(self, column: str, problem_of: Callable[[Any], str | None], bad: BadRows) -> "Table":
-        """Return the table without rows where ``problem_of`` finds a problem in a column; report these to ``bad``."""
-        return self._without([problem_of(value) for value in self.column(column)], bad, column)
-
-    def checked_rows(
-        self, columns: Sequence[str], problem_of: Callable[[list[Any]], str | None], bad: BadRows
-    ) -> "Table":
-        """Return the table without rows where ``problem_of`` finds that values of several columns do not fit."""
-        values = zip(*(self.column(column) for column in columns), strict=True)
-        return self._without([problem_of(list(row)) for row in values], bad, None)
-
-    def _without(self, problems: Sequence[str | None], bad: BadRows, column: str | None) -> "Table":
-        for row, problem in enumerate(problems):
-            if problem is not None:
-                content = dict(zip(self.columns, self.rows[row], strict=True))
-                bad.add(self.path, self.places[row], problem, content, column)
-        good = [row for row, problem in enumerate(problems) if problem is None]
-        return self if len(good) == len(problems) else self._only(good)
-
-    def _only(self, rows: Sequence[int]) -> "Table":
-        rows_of, places, index = ([values[row] for row in rows] for values in (self.rows, self.places, self.index))
-        return Table(self.path, self.columns, rows_of, places, index)  # type: ignore[arg-type]
-
-    def _missing_hint(self, name: str) -> str:
-        hint = did_you_mean(name, self.columns)
-        if hint:
-            return hint
-        separator = _separator_hint(self.columns)
-        return f": {separator}." if separator else f"; its columns are {', '.join(map(repr, self.columns))}."
 
 
 def read_table(path: str | Path, bad: BadRows | None = None) -> Table:
-    """Read a .csv, .tsv, .jsonl or .parquet file as one table; see :func:`read_chunks`."""
+    """Read a file as one table; see :func:`read_chunks`."""
     bad = bad or BadRows()
     chunks = list(read_chunks(path, None, bad))
     if not chunks:
@@ -94,17 +34,17 @@ def read_table(path: str | Path, bad: BadRows | None = None) -> Table:
 def read_chunks(
     path: str | Path, size: int | None, bad: BadRows | None = None, *, format: str | None = None
 ) -> Iterator[Table]:
-    """Read a .csv, .tsv, .jsonl or .parquet file in chunks.
+    """Read a .csv, .tsv, .jsonl, .parquet, .conll or .conllu file in chunks.
 
     Text files are UTF-8, with or without a byte-order mark. CSV and TSV files have a header, quoting as in RFC 4180,
     and may have quoted line breaks; no string is read as a missing value. The columns of JSON lines are those of the
-    rows read so far.
+    rows read so far. A row of a column file is a sentence, see :mod:`attendrop.tasks.column_files`.
 
     Args:
         path: The file; "-" is standard input.
         size: Number of rows in a chunk; None reads one table.
-        bad: Handling of rows with a wrong number of fields and of lines that are not JSON objects. By default, the
-            first raises.
+        bad: Handling of rows with a wrong number of fields, of lines that are not JSON objects, and of broken
+            sentences. By default, the first raises.
         format: Format such as "csv"; by default, the extension of ``path``.
 
     Yields:
@@ -129,49 +69,8 @@ def read_chunks(
         raise AttendropError(f"{path} has no rows.")
 
 
-def decode(path: Path) -> str:
-    """Read a UTF-8 file without its byte-order mark; raise AttendropError if it is empty or not UTF-8."""
-    with _lines(path, "\n") as lines:
-        return "".join(lines)
-
-
-@contextmanager
-def _lines(path: Path, newline: str) -> Iterator[Iterator[str]]:
-    """Iterate over the lines of a UTF-8 file, with their line ends; ``newline`` is that of ``open``.
-
-    Raises:
-        AttendropError: The file is empty or not UTF-8.
-    """
-    binary = sys.stdin.buffer if str(path) == STDIN else path.open("rb")
-    text = io.TextIOWrapper(binary, encoding="utf-8-sig", errors="surrogateescape", newline=newline)
-    try:
-        valid = _valid_lines(path, text)
-        blank: list[str] = []
-        for line in valid:
-            blank.append(line)
-            if line.strip():
-                break
-        else:
-            raise AttendropError(f"{path} is empty.")
-        yield chain(blank, valid)
-    finally:
-        if binary is sys.stdin.buffer:
-            text.detach()
-        else:
-            text.close()
-
-
-def _valid_lines(path: Path, lines: Iterable[str]) -> Iterator[str]:
-    for number, line in enumerate(lines, start=1):
-        wrong = _NOT_UTF8.search(line)
-        if wrong:
-            byte = ord(wrong[0]) - 0xDC00
-            raise AttendropError(f"{path}, line {number}: byte 0x{byte:02x} is not UTF-8; save the file as UTF-8.")
-        yield line
-
-
 def _read_delimited(path: Path, size: int | None, bad: BadRows, delimiter: str) -> Iterator[Table]:
-    with _lines(path, "") as lines:
+    with text_lines(path, "") as lines:
         records = _records(path, lines, delimiter)
         _, header = next(records)
         _check_columns(path, header)
@@ -193,7 +92,7 @@ def _fitting(
         if len(values) == len(header):
             yield index, f"line {line}", values
         else:
-            hint = _separator_hint(header) or "a field that contains the separator must be quoted"
+            hint = separator_hint(header) or "a field that contains the separator must be quoted"
             problem = f"{len(values)} fields where the header has {len(header)}; {hint}"
             bad.add(path, f"line {line}", problem, values)
         index += 1
@@ -223,7 +122,7 @@ def _records(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[tuple
 
 def _read_json_lines(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
     columns: list[str] = []
-    with _lines(path, "\n") as lines:
+    with text_lines(path, "\n") as lines:
         objects = _objects(path, lines, bad)
         while chunk := list(islice(objects, size)):
             index, places, found = map(list, zip(*chunk, strict=True))
@@ -281,14 +180,6 @@ def _read_parquet(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]
         raise AttendropError(f"{path} is not a readable Parquet file ({str(error).splitlines()[0]}).") from None
 
 
-def _separator_hint(header: Sequence[str]) -> str | None:
-    """Return the likely error in a header of one column, as the end of a sentence, or None."""
-    for delimiter, word in ((";", "semicolons"), ("\t", "tabs"), (",", "commas")):
-        if len(header) == 1 and delimiter in header[0]:
-            return f"its header is separated by {word}, but csv is read with commas and tsv with tabs"
-    return None
-
-
 def _check_columns(path: Path, columns: list[str]) -> None:
     duplicates = [column for column, count in Counter(columns).items() if count > 1]
     if duplicates:
@@ -300,5 +191,7 @@ _READERS: dict[str, Callable[[Path, int | None, BadRows], Iterator[Table]]] = {
     ".tsv": lambda path, size, bad: _read_delimited(path, size, bad, "\t"),
     ".jsonl": _read_json_lines,
     ".parquet": _read_parquet,
+    ".conll": read_conll,
+    ".conllu": read_conllu,
 }
 _EXTENSIONS = ", ".join(_READERS)

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.table_files import Table
+from attendrop.tasks.table import Table
 
 _FORMS = {
     "numbers": "a list of numbers, or a list of n lists of n numbers",
@@ -17,7 +17,7 @@ _FORMS = {
 }
 # Columns of data sets on the way to the model.
 _TAKEN = (
-    *("text", "text_pair", "label", "index", "place"),
+    *("label", "index", "place"),
     *("input_ids", "attention_mask", "token_type_ids", "labels", "length"),
 )
 
@@ -25,6 +25,8 @@ _TAKEN = (
 @dataclass(frozen=True)
 class TokenColumn:
     """A column of the training data with numbers for each token of the model's input, special tokens included.
+
+    Where the head reads words, there is one for each word instead.
 
     Attributes:
         name: Name of the column.
@@ -132,6 +134,54 @@ def align(
                 )
             aligned[column.name].append(_left_of(numbers, kept, column))
     return aligned
+
+
+def spread(
+    columns: Sequence[TokenColumn],
+    rows: Mapping[str, list[Any]],
+    word_of_token: Sequence[Sequence[int | None]],
+    num_words: Sequence[int],
+) -> dict[str, list[Any]]:
+    """Give each token the entries of its word; special tokens, and places of removed words, get -1.
+
+    A position becomes that of the first token of the word there. The further tokens of a word get the position of its
+    first token, so that in a tree of words they depend on it.
+
+    Args:
+        columns: The columns, with an entry for each word.
+        rows: Their values, and "place".
+        word_of_token: Of each row, the word of each token, None for special tokens.
+        num_words: Number of words of each row, before truncation.
+
+    Returns:
+        The values by column.
+
+    Raises:
+        AttendropError: A row has more or fewer entries than words.
+    """
+    found: dict[str, list[Any]] = {column.name: [] for column in columns}
+    for row, (place, words, count) in enumerate(zip(rows["place"], word_of_token, num_words, strict=True)):
+        for column in columns:
+            entries = rows[column.name][row]
+            if len(entries) != count:
+                raise AttendropError(
+                    f"the training data, {place}, column {column.name!r}: {len(entries)} entries for {count} words; "
+                    "give one for each word."
+                )
+            found[column.name].append(_of_tokens(entries, words, column))
+    return found
+
+
+def _of_tokens(entries: list[Any], words: Sequence[int | None], column: TokenColumn) -> list[Any]:
+    if column.kind == "positions":
+        first = {word: token for token, word in reversed(list(enumerate(words)))}
+        return [
+            -1 if word is None else first.get(entries[word], -1) if first[word] == token else first[word]
+            for token, word in enumerate(words)
+        ]
+    if _is_list(entries):
+        return [-1 if word is None else entries[word] for word in words]
+    return [[-1 if one is None or other is None else entries[one][other] for other in words] for one in words]
 
 
 def _kept(

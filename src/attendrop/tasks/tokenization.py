@@ -34,7 +34,8 @@ def encode(
         token_columns: Columns of the data set, as read by :func:`load_files`, to keep and truncate with the texts.
 
     Returns:
-        The outputs of the tokenizer, "labels" (if there are labels) and "length", in tokens, without the raw columns.
+        What the head makes of the rows (:meth:`Head.tokenize`), "labels" (if there are labels) and "length", in
+        tokens, without the raw columns.
 
     Raises:
         AttendropError: ``max_length`` leaves no room for the texts, or a row of a token column does not have one entry
@@ -50,6 +51,11 @@ def encode(
     return dataset.map(
         tokenise, batched=True, remove_columns=dataset.column_names, desc="tokenising", new_fingerprint=fingerprint
     )
+
+
+def columns_of(rows: Dataset) -> dict[str, Any]:
+    """Return the columns of a data set, each of which is read when it is indexed."""
+    return {name: rows[name] for name in rows.column_names}
 
 
 def length_limit(tokenizer: PreTrainedTokenizerBase, max_length: int, *, pair: bool) -> int:

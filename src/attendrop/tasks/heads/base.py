@@ -12,7 +12,7 @@ from datasets import Dataset
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.label_column import text_problem, value_problem
-from attendrop.tasks.table_files import Table
+from attendrop.tasks.table import Table
 from attendrop.tasks.token_columns import TokenColumn, align
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class Head(ABC):
         default_metrics: Metrics of custom files; models are selected by the first.
         metric_aliases: Alternative names of metrics.
         fitted_at: Metric, and its least value on the training rows for a model that has fitted them; None: unknown.
+        attributed: Score of a prediction that attribution explains, in words.
         answer_column: Column of the prediction; it is called ``predicted_...`` beside columns of the input.
         has_probabilities: Whether predictions can come with the probabilities of all classes.
         has_class_weights: Whether the loss supports class weights.
@@ -82,6 +83,7 @@ class Head(ABC):
     default_metrics: ClassVar[tuple[str, ...]]
     metric_aliases: ClassVar[Mapping[str, str]] = {}
     fitted_at: ClassVar[tuple[str, float] | None] = None
+    attributed: ClassVar[str] = "the logit of the predicted class"
     answer_column: ClassVar[str] = "label"
     has_probabilities: ClassVar[bool] = False
     has_class_weights: ClassVar[bool] = False
@@ -340,19 +342,24 @@ logits = model(**inputs).logits"""
         return np.asarray(labels)
 
     def checked(self, outputs: Array) -> Array:
-        """Convert outputs to float64.
+        """Convert outputs to float64, unless they are objects.
 
         Raises:
             AttendropError: An output is NaN or infinite.
         """
-        outputs = np.asarray(outputs, dtype=np.float64)
-        good = np.isfinite(outputs.reshape(len(outputs), -1)).all(axis=1) if len(outputs) else np.ones(0, dtype=bool)
+        outputs = outputs if outputs.dtype == object else np.asarray(outputs, dtype=np.float64)
+        good = self.finite(outputs) if len(outputs) else np.ones(0, dtype=bool)
         if not good.all():
             raise AttendropError(
                 f"the model's output is NaN or infinite for {int(np.sum(~good))} of {len(good)} rows: training "
                 "diverged; lower the learning rate."
             )
         return outputs
+
+    def finite(self, outputs: Array) -> Array:
+        """Tell of each row whether its outputs are what a model can return that did not diverge."""
+        good: Array = np.asarray(np.isfinite(outputs.reshape(len(outputs), -1)).all(axis=1))
+        return good
 
     @abstractmethod
     def decode(self, outputs: Array) -> list[Any]:
@@ -413,3 +420,9 @@ logits = model(**inputs).logits"""
     def similar_classes(self) -> list[list[str]]:
         """Return pairs of classes that differ only in case and spaces."""
         return []
+
+
+def saved_classes(config: PreTrainedConfig) -> tuple[str, ...]:
+    """Return the classes in the configuration of a saved model, in the order of their ids."""
+    names: dict[int, str] = config.id2label or {}  # type: ignore[assignment]  # JSON keys are converted back
+    return tuple(names[number] for number in sorted(names))

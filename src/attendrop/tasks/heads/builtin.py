@@ -1,5 +1,6 @@
 """Heads of the library, in the order in which a saved model is asked for its own; the last accepts any model."""
 
 # ruff: noqa: I001
+from attendrop.tasks.heads.token_classification import TokenClassification as TokenClassification
 from attendrop.tasks.heads.regression import Regression as Regression
 from attendrop.tasks.heads.classification import Classification as Classification

@@ -23,11 +23,11 @@ from sklearn.metrics import (
 
 from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
-from attendrop.tasks.heads.base import Array, Metric
+from attendrop.tasks.heads.base import Array, Metric, saved_classes
 from attendrop.tasks.heads.linear_fit import LinearFit, fit_logistic_regression
 from attendrop.tasks.heads.sequence import SequenceHead
 from attendrop.tasks.label_column import number_form, written
-from attendrop.tasks.table_files import Table
+from attendrop.tasks.table import Table
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedConfig, PreTrainedTokenizerBase
@@ -116,8 +116,7 @@ class Classification(SequenceHead):
     @classmethod
     def from_config(cls, config: PreTrainedConfig) -> Self:
         """Make the head with the model's classes."""
-        names: dict[int, str] = config.id2label or {}  # type: ignore[assignment]  # JSON keys are converted back
-        return cls(tuple(names[number] for number in sorted(names)))
+        return cls(saved_classes(config))
 
     @classmethod
     def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:

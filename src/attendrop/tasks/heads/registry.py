@@ -9,7 +9,7 @@ from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
 from attendrop.tasks.heads import builtin
 from attendrop.tasks.heads.base import Head
-from attendrop.tasks.table_files import Table
+from attendrop.tasks.table import Table
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

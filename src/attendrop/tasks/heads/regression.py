@@ -16,7 +16,7 @@ from attendrop.tasks.heads.base import Array, Metric
 from attendrop.tasks.heads.linear_fit import LinearFit, fit_ridge_regression
 from attendrop.tasks.heads.sequence import SequenceHead
 from attendrop.tasks.label_column import are_numbers, number_problem, written
-from attendrop.tasks.table_files import Table
+from attendrop.tasks.table import Table
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedConfig, PreTrainedTokenizerBase
@@ -61,6 +61,7 @@ class Regression(SequenceHead):
     problem_type = "regression"
     default_metrics = ("pearson", "spearman", "mse")
     fitted_at = ("r2", 0.7)
+    attributed = "minus the squared distance of the predicted number from the number one above it"
     answer_column = "score"
     predicts = "a number"
     labels_are = "numbers to predict"

@@ -1,0 +1,139 @@
+"""Readers of column files: a word on each line with its tags, a blank line after each sentence; a row is a sentence.
+
+Columns are separated by tabs where a line has one, otherwise by spaces. Comments before a sentence, such as
+``# name = value``, and the ``-DOCSTART-`` lines of CoNLL-2003 are no words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from attendrop.tasks.bad_rows import BadRows
+from attendrop.tasks.table import Table
+from attendrop.tasks.text_lines import text_lines
+
+WORDS, TAGS = "tokens", "tags"
+HEADS = "dependency_heads"
+# Names of the columns of CoNLL-U that are read.
+_CONLLU = {WORDS: 1, "lemma": 2, "upos": 3, "xpos": 4, "feats": 5, HEADS: 6, "deprel": 7}
+_CONLLU_WIDTH = 10
+# What a comment begins with; in CoNLL-U no word begins so.
+_COMMENT, _CONLLU_COMMENT = re.compile(r"# \S+ ="), re.compile("#")
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence of a column file.
+
+    Attributes:
+        line: Number of its first line with a word, from 1.
+        words: The fields of each word.
+        comments: The comments before it.
+    """
+
+    line: int
+    words: list[list[str]]
+    comments: list[str]
+
+
+def read_sentences(lines: Iterable[str], comment: re.Pattern[str] = _COMMENT) -> Iterator[Sentence]:
+    """Yield the sentences of a column file, given its lines."""
+    first, words, comments = 0, list[list[str]](), list[str]()
+    for number, line in enumerate(lines, start=1):
+        line = line.rstrip("\r\n")
+        if not line.strip() or line.startswith("-DOCSTART-"):
+            if words:
+                yield Sentence(first, words, comments)
+            if words or not line.strip():
+                words, comments = [], []
+        elif not words and comment.match(line):
+            comments.append(line.removeprefix("#").strip())
+        else:
+            first = first if words else number
+            words.append(line.split("\t") if "\t" in line else line.split())
+    if words:
+        yield Sentence(first, words, comments)
+
+
+def read_conll(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
+    """Read a column file in chunks.
+
+    The first column is ``tokens`` and, if there are several, the last ``tags``; those between are ``column_2``,
+    ``column_3`` and so on. Values are lists of strings, one for each word.
+    """
+    columns: list[str] = []
+
+    def rows() -> Iterator[tuple[int, Sentence, list[Any]]]:
+        for index, sentence in enumerate(read_sentences(lines)):
+            if not columns:
+                columns.extend(_names(len(sentence.words[0])))
+            wrong = [number for number, word in enumerate(sentence.words) if len(word) != len(columns)]
+            if wrong:
+                word = sentence.words[wrong[0]]
+                problem = f"{len(word)} columns where the first line of the file has {len(columns)}"
+                bad.add(path, f"line {sentence.line + wrong[0]}", problem, word)
+            else:
+                yield index, sentence, [list(values) for values in zip(*sentence.words, strict=True)]
+
+    with text_lines(path, "\n") as lines:
+        yield from _tables(path, columns, rows(), size)
+
+
+def read_conllu(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
+    """Read a CoNLL-U file (Universal Dependencies) in chunks.
+
+    The columns are ``tokens``, ``lemma``, ``upos``, ``xpos``, ``feats``, ``dependency_heads`` and ``deprel``. Lines of
+    tokens of several words and of empty words, with numbers such as ``3-4`` and ``8.1``, are left out. Heads are the
+    positions of words from 0; the head of a root is itself, and that of a word without a head -1.
+    """
+
+    def rows() -> Iterator[tuple[int, Sentence, list[Any]]]:
+        for index, sentence in enumerate(read_sentences(lines, _CONLLU_COMMENT)):
+            words = [word for word in sentence.words if word[0].isdecimal() or len(word) != _CONLLU_WIDTH]
+            problem = _conllu_problem(words)
+            if problem is not None:
+                bad.add(path, f"line {sentence.line}", problem, [" ".join(word) for word in sentence.words])
+                continue
+            values: dict[str, Any] = {name: [word[at] for word in words] for name, at in _CONLLU.items()}
+            values[HEADS] = [_head(head, own) for own, head in enumerate(values[HEADS])]
+            yield index, sentence, list(values.values())
+
+    with text_lines(path, "\n") as lines:
+        yield from _tables(path, list(_CONLLU), rows(), size)
+
+
+def _names(count: int) -> list[str]:
+    between = [f"column_{number}" for number in range(2, count)]
+    return [WORDS, *between, TAGS] if count > 1 else [WORDS]
+
+
+def _tables(
+    path: Path, columns: list[str], rows: Iterator[tuple[int, Sentence, list[Any]]], size: int | None
+) -> Iterator[Table]:
+    while chunk := list(islice(rows, size)):
+        places = [f"line {sentence.line}" for _, sentence, _ in chunk]
+        yield Table(path, columns, [values for *_, values in chunk], places, [index for index, *_ in chunk])
+
+
+def _conllu_problem(words: list[list[str]]) -> str | None:
+    """Describe what is wrong with the words of a sentence, or return None."""
+    if not words:
+        return "the sentence has no words"
+    for number, word in enumerate(words, start=1):
+        if len(word) != _CONLLU_WIDTH:
+            return f"word {number} has {len(word)} columns instead of {_CONLLU_WIDTH}, separated by tabs"
+        if word[0] != str(number):
+            return f"word {number} has the number {word[0]}"
+        head = word[_CONLLU[HEADS]]
+        if head != "_" and not (head.isdecimal() and int(head) <= len(words)):
+            return f"word {number} has the head {head!r}, which is no word of the sentence"
+    return None
+
+
+def _head(head: str, own: int) -> int:
+    return -1 if head == "_" else own if head == "0" else int(head) - 1

@@ -1,0 +1,224 @@
+"""Tags of words: which token predicts which word, files of one's own, truncated words, and scores."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import tiny
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from attendrop import AttendropError
+from attendrop.tasks.base import TaskData
+from attendrop.tasks.custom_files import load_files
+from attendrop.tasks.heads.token_classification import TokenClassification
+from attendrop.tasks.metrics import compute_scores, constant_scores, with_metric
+from attendrop.tasks.registry import get_task
+from attendrop.tasks.token_columns import TokenColumn
+from attendrop.tasks.tokenization import columns_of, encode
+
+HEAD = TokenClassification(("O", "B-PER", "I-PER"))
+# Of the words of the tiny vocabulary, "catdog" is none: its tokens are unknown, but for a hyphen between two words.
+TOKENS = [["the", "cat-dog", "sees"], ["a", "bird"]]
+TAGS = [["O", "B-PER", "O"], ["O", "B-PER"]]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
+    folder = tiny.save_tiny_bert(tmp_path_factory.mktemp("model"))
+    found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    return found
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def load(path: Path, **options: Any) -> TaskData:
+    return load_files(train_file=path, **({"text_columns": ["tokens"], "label_column": "tags"} | options))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> TaskData:
+    rows = [{"tokens": words, "tags": tags} for words, tags in zip(TOKENS, TAGS, strict=True)]
+    return load(write(tmp_path / "a.jsonl", rows))
+
+
+# Encoding -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_token_of_a_word_has_its_tag(data: TaskData, tokenizer: PreTrainedTokenizerBase) -> None:
+    rows = encode(data.splits["train"], data.task, tokenizer, 16)
+    assert tokenizer.convert_ids_to_tokens(rows[0]["input_ids"])[1:-1] == ["the", "cat", "[UNK]", "dog", "sees"]
+    assert data.task.label_names == ("O", "B-PER")
+    assert rows["labels"][:] == [[-100, 0, 1, -100, -100, 0, -100], [-100, 0, 1, -100]]
+
+
+def test_words_beyond_the_maximum_length_are_wrong_and_written_as_none(
+    data: TaskData, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    rows = encode(data.splits["train"], data.task, tokenizer, 4)
+    head, encoded = data.task.head, columns_of(rows)
+    perfect = np.full((2, 4, 2), -100.0)
+    perfect[:, 1], perfect[:, 2] = (1.0, 0.0), (0.0, 1.0)
+    outputs = head.row_outputs(perfect, encoded, tokenizer)
+    assert head.decode(outputs) == [[0, 1, -1], [0, 1]]
+    written = head.prediction_rows(outputs, probabilities=True)
+    assert [row["tags"] for row in written] == [["O", "B-PER", None], ["O", "B-PER"]]
+    assert written[0]["probability_O"] == pytest.approx([0.731059, 0.268941, None])
+    scores = compute_scores(data.task, outputs, head.references(encoded))
+    assert scores["entity_f1"] == 1 and scores["accuracy"] == 1  # the word that was cut is read as "O", which it is
+    parts_of_speech = TokenClassification(("DT", "NN"))
+    assert parts_of_speech.metrics["accuracy"].score(head.references(encoded), outputs) == 0.8
+
+
+def test_labels_of_a_batch_suffice_for_its_scores(tokenizer: PreTrainedTokenizerBase) -> None:
+    labels = np.array([[-100, 0, 1, -100], [-100, 2, -100, -100]])
+    logits = np.eye(3)[np.where(labels < 0, 0, labels)]
+    outputs = HEAD.row_outputs(logits, {"labels": labels}, tokenizer)
+    references = HEAD.references({"labels": labels})
+    assert [row.tolist() for row in references] == HEAD.decode(outputs) == [[0, 1], [2]]
+
+
+def test_batches_of_different_lengths_are_joined() -> None:
+    joined = HEAD.concatenate([np.ones((2, 3, 3)), np.ones((1, 5, 3))])
+    assert joined.shape == (3, 5, 3) and joined[:2, 3:].sum() == 0
+
+
+def test_batches_pad_labels(data: TaskData, tokenizer: PreTrainedTokenizerBase) -> None:
+    rows = encode(data.splits["train"], data.task, tokenizer, 16)
+    batch = data.task.head.collator(tokenizer)(rows.select_columns(["input_ids", "attention_mask", "labels"]).to_list())
+    assert batch["labels"].shape == batch["input_ids"].shape == (2, 7)
+    assert torch.equal(batch["labels"][1, 4:], torch.full((3,), -100))
+
+
+@pytest.mark.parametrize(
+    ("kind", "entries", "expected"),
+    [
+        ("positions", [1, 2, 2], [-1, 2, 5, 2, 2, 5, -1]),
+        ("positions", [-1, 0, 1], [-1, -1, 1, 2, 2, 2, -1]),
+        ("numbers", [7, 8, 9], [-1, 7, 8, 8, 8, 9, -1]),
+    ],
+)
+def test_columns_of_words_are_given_to_their_tokens(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, kind: str, entries: list[int], expected: list[int]
+) -> None:
+    file = write(tmp_path / "a.jsonl", [{"tokens": TOKENS[0], "tags": TAGS[0], "own": entries}])
+    columns = [TokenColumn("own", kind)]
+    data = load(file, token_columns=columns)
+    whole, cut = (encode(data.splits["train"], data.task, tokenizer, size, columns) for size in (16, 6))
+    assert whole["own"][0] == expected
+    # of the row cut to four tokens, "sees" is gone, and so are places there
+    gone = [-1 if entry == 5 and kind == "positions" else entry for entry in expected[:5]]
+    assert cut["own"][0] == [*gone, -1]
+
+
+def test_a_matrix_of_words_and_a_column_of_another_length(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    columns = [TokenColumn("own", "matrix")]
+    row = {"tokens": ["a", "cat-dog"], "tags": ["O", "B-X"]}
+    data = load(write(tmp_path / "a.jsonl", [row | {"own": [[1, 2], [3, 4]]}]), token_columns=columns)
+    found = np.array(encode(data.splits["train"], data.task, tokenizer, 16, columns)["own"][0])
+    assert found[1:-1, 1:-1].tolist() == [[1, 2, 2, 2], *[[3, 4, 4, 4]] * 3]
+    assert (found[0] == -1).all() and (found[:, -1] == -1).all()
+    data = load(write(tmp_path / "a.jsonl", [row | {"own": [[1]]}]), token_columns=columns)
+    with pytest.raises(AttendropError, match="line 1, column 'own': 1 entries for 2 words; give one for each word"):
+        encode(data.splits["train"], data.task, tokenizer, 16, columns)
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "options"),
+    [
+        ("a.jsonl", '{"tokens": ["a", "cat"], "tags": ["O", "B-X"]}\n', {}),
+        ("a.conll", "a O\ncat I-X\n", {}),
+        ("a.csv", 'tokens,tags\n"[""a"", ""cat""]","[""O"", ""B-X""]"\n', {}),
+        ("b.csv", "tokens,tags\na cat,O B-X\n", {"label_type": "tags"}),
+        ("a.conllu", "1\ta\t_\tO\t_\t_\t2\t_\t_\t_\n2\tcat\t_\tB-X\t_\t_\t0\t_\t_\t_\n", {"label_column": "upos"}),
+    ],
+)
+def test_one_s_own_tags_come_in_many_formats(tmp_path: Path, name: str, text: str, options: dict[str, str]) -> None:
+    (tmp_path / name).write_text(text)
+    data = load(tmp_path / name, **options)
+    assert data.task.head == TokenClassification(("O", "B-X")) and data.task.metric == "entity_f1"
+    assert data.splits["train"][0] == {"tokens": ["a", "cat"], "label": [0, 1], "index": 0}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"tokens": ["a"], "tags": ["O", "O"]}, "line 2: 1 words, but 2 tags; give one for each word"),
+        ({"tokens": [], "tags": []}, "line 2, column 'tokens': there is no word; give a list of words"),
+        ({"tokens": ["a", " "], "tags": ["O", "O"]}, "line 2, column 'tokens': word 2 of 2 is empty"),
+        ({"tokens": ["a"], "tags": [None]}, "line 2, column 'tags': tag 1 of 1 is empty"),
+        ({"tokens": ["a"]}, "line 2, column 'tags': there is no tag"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused_or_skipped(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+    good = {"tokens": ["a", "cat"], "tags": ["O", "B-X"]}
+    file = write(tmp_path / "a.jsonl", [good, row])
+    with pytest.raises(AttendropError, match=message):
+        load(file)
+    data = load(file, skip_bad_rows=True)
+    assert len(data.splits["train"]) == 1 and len(data.skipped) == 1
+
+
+def test_tags_that_training_lacks_are_refused(tmp_path: Path) -> None:
+    train = write(tmp_path / "a.jsonl", [{"tokens": ["a", "cat"], "tags": ["O", "B-X"]}])
+    dev = write(tmp_path / "b.jsonl", [{"tokens": ["a"], "tags": ["B-Y"]}])
+    with pytest.raises(
+        AttendropError, match="line 1, column 'tags': the tag 'B-Y' is not among those of training; did"
+    ):
+        load(train, eval_file=dev)
+    one = write(tmp_path / "c.jsonl", [{"tokens": ["a"], "tags": ["O"]}])
+    with pytest.raises(AttendropError, match="has only one tag, 'O'; training needs at least two"):
+        load(one)
+
+
+# Scores ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_baseline_is_the_most_common_tag() -> None:
+    task = get_task("conll2003")
+    train, dev = (task.head.label_array(labels) for labels in ([[0, 0, 1]], [[0, 1], [0, 0, 1, 2]]))
+    answer, scores = constant_scores(task, train, dev) or ("", {})
+    assert answer == "O" and scores["accuracy"] == 0.5 and scores["entity_f1"] == 0
+
+
+def test_metrics_have_short_names_and_depend_on_the_tags() -> None:
+    assert with_metric(get_task("conll2003"), "f1").metric == "entity_f1"
+    assert get_task("ptb-pos").metric == "accuracy"
+    with pytest.raises(
+        AttendropError, match="there is no metric 'f1' for 45 tags of words; there are accuracy, f1_macro"
+    ):
+        with_metric(get_task("ptb-pos"), "f1")
+
+
+def test_outputs_of_a_diverged_model_are_refused() -> None:
+    outputs = HEAD.label_array([[0], [1]])
+    outputs[0], outputs[1] = np.array([[np.nan, 0, 0]]), np.array([[-np.inf] * 3])
+    with pytest.raises(AttendropError, match="NaN or infinite for 1 of 2 rows"):
+        HEAD.checked(outputs)
+
+
+def test_the_report_counts_words_and_entities(data: TaskData) -> None:
+    found = data.task.head.describe_labels(data.splits["train"])
+    assert found == {"words": 5, "tags": {"O": 3, "B-PER": 2}, "entities": {"PER": 2}}
+    assert data.task.head.label_lines([found]) == [["words", "5"], ["  PER", "2"]]
+    many = get_task("ptb-pos").head
+    lines = many.label_lines([{"words": 5, "tags": dict(zip(many.label_names, range(45), strict=True))}])
+    assert lines == [["words", "5"], ["  tags", "0 to 44 of each"]]
+
+
+def test_a_slow_tokenizer_is_refused() -> None:
+    class Slow:
+        is_fast = False
+
+    with pytest.raises(AttendropError, match="Slow does not tell which tokens are of which word"):
+        HEAD.tokenize({"tokens": TOKENS}, Slow(), 16)  # type: ignore[arg-type]

@@ -1,0 +1,87 @@
+"""Column files: CoNLL and CoNLL-U, their columns and places, broken sentences, and what is no word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attendrop import AttendropError
+from attendrop.tasks.bad_rows import BadRows
+from attendrop.tasks.table import Table
+from attendrop.tasks.table_files import read_chunks, read_table
+
+CONLLU = """# newdoc
+# text = I don't. It rains
+1\tI\tI\tPRON\tPRP\t_\t4\tnsubj\t_\t_
+2-3\tdon't\t_\t_\t_\t_\t_\t_\t_\t_
+2\tdo\tdo\tAUX\tVBP\t_\t0\troot\t_\t_
+3\tn't\tnot\tPART\tRB\t_\t2\tadvmod\t_\t_
+3.1\tgo\tgo\tVERB\t_\t_\t_\t_\t_\t_
+4\t.\t.\tPUNCT\t.\t_\t2\tpunct\t_\t_
+
+1\t# 1\t_\tX\t_\t_\t_\t_\t_\t_
+"""
+
+
+def written(folder: Path, name: str, text: str) -> Table:
+    (folder / name).write_text(text, encoding="utf-8")
+    return read_table(folder / name)
+
+
+def test_the_first_column_has_the_words_and_the_last_the_tags(tmp_path: Path) -> None:
+    table = written(tmp_path, "a.conll", "-DOCSTART- -X- O\n\nEU NNP B-ORG\nrejects VBZ O\n\n\n\nPeter NNP B-PER\n")
+    assert table.columns == ["tokens", "column_2", "tags"]
+    assert table.rows == [
+        [["EU", "rejects"], ["NNP", "VBZ"], ["B-ORG", "O"]],
+        [["Peter"], ["NNP"], ["B-PER"]],
+    ]
+    assert table.places == ["line 3", "line 8"]
+    assert table.index == [0, 1]
+
+
+def test_words_alone_have_no_tags(tmp_path: Path) -> None:
+    table = written(tmp_path, "a.conll", "John\nlives\n\nHere\n")
+    assert (table.columns, table.rows) == (["tokens"], [[["John", "lives"]], [["Here"]]])
+
+
+def test_words_may_have_spaces_where_columns_have_tabs(tmp_path: Path) -> None:
+    assert written(tmp_path, "a.conll", "1 000\tCD\n").rows == [[["1 000"], ["CD"]]]
+
+
+def test_a_comment_has_a_name_and_a_value_and_anything_else_is_a_word(tmp_path: Path) -> None:
+    table = written(tmp_path, "a.conll", "# file = one\n#\t#\n#1\tCD\n\n#love\tX\n")
+    assert table.column("tokens") == [["#", "#1"], ["#love"]]
+
+
+def test_heads_count_from_0_and_a_root_is_its_own(tmp_path: Path) -> None:
+    table = written(tmp_path, "a.conllu", CONLLU)
+    assert table.column("tokens") == [["I", "do", "n't", "."], ["# 1"]]
+    assert table.column("upos") == [["PRON", "AUX", "PART", "PUNCT"], ["X"]]
+    assert table.column("dependency_heads") == [[3, 1, 1, 1], [-1]]
+    assert table.places == ["line 3", "line 10"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.conll", "a X\nb\n", "a.conll, line 2: 1 columns where the first line of the file has 2"),
+        ("a.conllu", "1\ta\t_\tX\t_\t_\t3\t_\t_\t_\n", "line 1: word 1 has the head '3', which is no word"),
+        ("a.conllu", "1\ta\n", "word 1 has 2 columns instead of 10, separated by tabs"),
+        ("a.conllu", CONLLU.replace("4\t.\t.", "5\t.\t."), "word 4 has the number 5"),
+    ],
+)
+def test_a_broken_sentence_is_refused_or_left_out(tmp_path: Path, name: str, text: str, message: str) -> None:
+    good = "\na X\n" if name == "a.conll" else "\n1\ta\t_\tX\t_\t_\t0\t_\t_\t_\n"
+    with pytest.raises(AttendropError, match=message):
+        written(tmp_path, name, text + good)
+    bad = BadRows(skip=True)
+    (table,) = read_chunks(tmp_path / name, None, bad)
+    assert table.column("tokens")[-1] == ["a"] and len(bad.skipped) == 1
+
+
+def test_chunks_have_at_most_their_size(tmp_path: Path) -> None:
+    written(tmp_path, "a.conll", "a X\n\nb X\n\nc X\n")
+    chunks = list(read_chunks(tmp_path / "a.conll", 2))
+    assert [chunk.index for chunk in chunks] == [[0, 1], [2]]
+    assert chunks[1].columns == ["tokens", "tags"]
