@@ -298,7 +298,7 @@ OPTIONS = [
     (["--resume", "--overwrite"], "resume and overwrite exclude each other"),
     (["--bf16", "--fp16"], "bf16 and fp16 exclude each other"),
     (["--text-columns", "sentence1,sentence1"], "is given twice"),
-    (["--text-columns", "a,b,c"], "3 text columns are given"),
+    (["--text-columns", "a,b,c"], "train.csv has no column 'a'"),
     (["--text-columns", "sentense1"], "no column 'sentense1'; did you mean 'sentence1'?"),
     (["--label-column", "labels"], "no column 'labels'; did you mean 'label'?"),
     (["--label-type", "clas"], "there is no label type 'clas'; did you mean 'class'?"),
