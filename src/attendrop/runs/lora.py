@@ -27,14 +27,6 @@ if TYPE_CHECKING:
     from attendrop.tasks.heads.base import Head
 
 ALL_LINEAR = "all-linear"
-# The task type of PEFT by the class that loads the model; models of others are generic to PEFT.
-_TASK_TYPES = {
-    "AutoModelForSequenceClassification": "SEQ_CLS",
-    "AutoModelForTokenClassification": "TOKEN_CLS",
-    "AutoModelForQuestionAnswering": "QUESTION_ANS",
-    "AutoModelForCausalLM": "CAUSAL_LM",
-    "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM",
-}
 
 
 def _targets(name: str, value: str | Sequence[str] | None) -> str | None:
@@ -113,7 +105,7 @@ def add_adapter(model: PreTrainedModel, new: Collection[str], head: Head, option
     peft = import_peft()
     targets = options.targets
     config = peft.LoraConfig(
-        task_type=_TASK_TYPES.get(head.auto_class),
+        task_type=head.peft_task_type,
         r=options.r,
         lora_alpha=options.alpha,
         lora_dropout=options.dropout,

@@ -56,6 +56,7 @@ class Head(ABC):
         least_inputs: Number of those that it needs.
         needs_labels: Whether rows for training and scoring need a label.
         auto_class: Class of transformers that loads models of this kind.
+        peft_task_type: Task type of models of this kind in PEFT; None: PEFT has none.
         problem_type: ``problem_type`` of the model's configuration, which selects the loss.
         pipeline_tag: Name of the task on the hub, for model cards.
         default_metrics: Metrics of custom files; models are selected by the first.
@@ -78,6 +79,7 @@ class Head(ABC):
     least_inputs: ClassVar[int] = 1
     needs_labels: ClassVar[bool] = True
     auto_class: ClassVar[str]
+    peft_task_type: ClassVar[str | None] = None
     problem_type: ClassVar[Any] = None
     pipeline_tag: ClassVar[str]
     default_metrics: ClassVar[tuple[str, ...]]

@@ -15,6 +15,7 @@ class SequenceHead(Head):
     """Head that reads one vector for the whole input: the first token's, the last one's, or the mean over all."""
 
     auto_class = "AutoModelForSequenceClassification"
+    peft_task_type = "SEQ_CLS"
     pipeline_tag = "text-classification"
     has_pooling = True
     baselines = ("majority", "tfidf", "frozen")

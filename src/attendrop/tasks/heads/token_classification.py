@@ -59,6 +59,7 @@ class TokenClassification(Head):
     label_type = "tags"
     inputs = ("tokens",)
     auto_class = "AutoModelForTokenClassification"
+    peft_task_type = "TOKEN_CLS"
     pipeline_tag = "token-classification"
     metric_aliases: ClassVar = {
         "f1": "entity_f1",
