@@ -256,22 +256,63 @@ def test_what_acts_without_being_counted_is_not_called_idle(caplog: pytest.LogCa
     assert "never took effect" not in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("name", "method"),
-    [("bert", METHOD), ("bert", LayerDrop(p=0.5)), ("deberta-v3", METHOD), ("mpnet", METHOD)],
-    ids=lambda value: value if isinstance(value, str) else value.name,
-)
-def test_a_compiled_model_is_regularised_as_the_model_is(name: str, method: Any) -> None:
+def compiled_model(model: Any) -> Any:
+    return torch.compile(model, backend="eager")
+
+
+def compiled_in_place(model: Any) -> Any:
+    model.compile(backend="eager")
+    return model
+
+
+def compiled_layers(model: Any) -> Any:
+    for layer in model.base_model.encoder.layer:
+        layer.compile(backend="eager")
+    return model
+
+
+def replaced_layers(model: Any) -> Any:
+    encoder = model.base_model.encoder
+    encoder.layer = torch.nn.ModuleList(torch.compile(layer, backend="eager") for layer in encoder.layer)
+    return model
+
+
+COMPILED = [
+    ("bert", METHOD, compiled_model),
+    ("bert", LayerDrop(p=0.5), compiled_model),
+    ("deberta-v3", METHOD, compiled_model),
+    *(
+        pytest.param(name, method, how, marks=pytest.mark.slow)
+        for name in ("bert", "deberta-v3", "mpnet")
+        for method in (METHOD, LayerDrop(p=0.5))
+        for how in (compiled_in_place, compiled_layers)
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "method", "how"), COMPILED)
+def test_a_compiled_model_is_regularised_as_the_model_is(name: str, method: Any, how: Any) -> None:
     found = []
     for compiled in (False, True):
         model, batch = zoo.build(name), zoo.batch_of(name)
-        run = torch.compile(model, backend="eager") if compiled else model
+        run = how(model) if compiled else model
         with regularize(run, method) as reg:
             reg.step()
             reg.loss(batch).backward()
             assert any("dropped" in key for key in reg.logs())
         found.append(zoo.gradients(model))
     zoo.assert_same(found[0], found[1], 1e-6)
+
+
+@pytest.mark.slow
+def test_layers_that_are_replaced_by_compiled_ones_drop_attention_and_are_not_skipped() -> None:
+    model, batch = replaced_layers(zoo.build("bert")), zoo.batch_of("bert")
+    with regularize(model, METHOD) as reg:
+        found = reg.loss(batch)
+    with regularize(zoo.build("bert"), METHOD) as reg:
+        assert float(found) == pytest.approx(float(reg.loss(batch)), abs=1e-6)
+    with pytest.raises(AttendropError, match="wrapped already"), regularize(model, LayerDrop(p=0.5)) as reg:
+        reg.loss(batch)
 
 
 TUPLES = {

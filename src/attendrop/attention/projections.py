@@ -67,10 +67,21 @@ def factors(projection: nn.Module) -> list[Tensor]:
     Raises:
         AttendropError: A weight is quantized.
     """
-    found: list[Tensor] = [part.weight for part in projection.modules() if isinstance(part, nn.Linear | Conv1D)]
-    for weight in found:
-        _refuse_quantized(weight)
-    return found
+    found = [part for part in projection.modules() if isinstance(part, nn.Linear | Conv1D)]
+    for part in found:
+        refuse_quantized(part)
+    return [part.weight for part in found]
+
+
+def refuse_quantized(layer: nn.Module) -> None:
+    """Raise AttendropError if the weight of a linear layer is no matrix of numbers, but packed ones."""
+    weight: Tensor = layer.weight  # type: ignore[assignment]
+    packed = isinstance(layer, nn.Linear) and weight.shape != (layer.out_features, layer.in_features)
+    if packed or not weight.is_floating_point():
+        raise AttendropError(
+            f"A weight of the model is quantized ({str(weight.dtype).removeprefix('torch.')}), so nothing can act on "
+            "its values; load the model without quantization, or choose a method that does not act on parameters."
+        )
 
 
 def input_dim(projection: nn.Module) -> int:
@@ -88,8 +99,8 @@ def effective_weight(projection: nn.Module) -> Tensor:
         AttendropError: The weight is quantized, or what the adapter does to it is not known.
     """
     layer: Any = projection
+    refuse_quantized(base_layer(projection))
     weight: Tensor = base_layer(projection).weight  # type: ignore[assignment]
-    _refuse_quantized(weight)
     if base_layer(projection) is projection or layer.disable_adapters or layer.merged:
         return weight
     if not hasattr(layer, "get_delta_weight"):
@@ -99,14 +110,6 @@ def effective_weight(projection: nn.Module) -> Tensor:
         )
     deltas = [layer.get_delta_weight(name) for name in layer.active_adapters if name in layer.scaling]
     return sum(deltas, start=weight)
-
-
-def _refuse_quantized(weight: Tensor) -> None:
-    if not weight.is_floating_point():
-        raise AttendropError(
-            f"A weight of the model is quantized ({str(weight.dtype).removeprefix('torch.')}), so no method can act on "
-            "its values; load the model without quantization, or choose a method that does not act on parameters."
-        )
 
 
 def separate_projections(attention: nn.Module) -> ProjectionNames | None:
@@ -123,15 +126,19 @@ def query_key_parameters(attention: nn.Module) -> list[tuple[nn.Parameter, tuple
     Of a fused projection that is taken to be the first two thirds.
 
     Raises:
-        AttendropError: The module has no projections that are known here.
+        AttendropError: The module has no projections that are known here, or quantized ones.
     """
     for names in _SEPARATE:
         projections = [getattr(attention, name, None) for name in (names.query, names.key)]
-        if all(isinstance(projection, nn.Linear) for projection in projections):
-            return [(p, (slice(None),)) for projection in projections for p in projection.parameters()]  # type: ignore[union-attr]
+        linear = [projection for projection in projections if isinstance(projection, nn.Linear)]
+        if len(linear) == len(projections):
+            for projection in linear:
+                refuse_quantized(projection)
+            return [(p, (slice(None),)) for projection in linear for p in projection.parameters()]
     for name in _FUSED:
         fused: Any = getattr(attention, name, None)
         if isinstance(getattr(fused, "weight", None), nn.Parameter):
+            refuse_quantized(fused)
             # Unlike input_dim, by the class of linear layers: a fused projection may be neither.
             axis = 0 if isinstance(fused, nn.Linear) else 1
             part = slice(0, fused.weight.shape[axis] // 3 * 2)

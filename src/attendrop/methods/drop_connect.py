@@ -70,7 +70,7 @@ class _DropConnect(WeightMixing):
         keys = {layer.key for layer in self.method.selected_layers(context.adapter.attention_layers)}
         modules = set()
         for block in context.adapter.blocks:
-            for key in keys & block.input_projections.keys():
+            for key in keys & block.output_projections.keys():
                 modules |= {*block.input_projections[key], block.output_projections[key]}
         weights = {weight for module in modules for weight in factors(module)}
         names = [name for name, parameter in self.model.named_parameters() if parameter in weights]

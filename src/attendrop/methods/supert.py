@@ -17,7 +17,7 @@ from attendrop.batches import Batch, to_device
 from attendrop.candidates import floor_fraction
 from attendrop.errors import AttendropError
 from attendrop.methods.common.initial_state import InitialState
-from attendrop.methods.common.structured_pruning import Place, lowest, places, refuse_shared, wanted, zero
+from attendrop.methods.common.structured_pruning import Place, check_prunable, lowest, places, wanted, zero
 from attendrop.methods.core.base import Method, MethodState
 from attendrop.methods.core.compatibility import EXCHANGES_WEIGHTS, Rule
 from attendrop.methods.core.context import StepContext, TrainingContext
@@ -135,7 +135,7 @@ class _SuperT(MethodState):
         if self.pruned is not None:
             return None
         if self._adapter is None:
-            refuse_shared(context.adapter)
+            check_prunable(context.adapter)
             self._adapter = context.adapter
         self.loss_scale = context.loss_scale
         by_token = self.method.absolute == "token"

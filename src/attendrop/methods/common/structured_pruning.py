@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.projections import inputs_of_heads
+from attendrop.attention.projections import base_layer, inputs_of_heads, refuse_quantized
 from attendrop.candidates import floor_fraction
 from attendrop.errors import AttendropError
 
@@ -76,11 +76,11 @@ def zero(tensor: Tensor, place: Place) -> None:
         tensor.index_fill_(place[0], torch.tensor(place[1], device=tensor.device), 0)
 
 
-def refuse_shared(adapter: ModelAdapter) -> None:
-    """Refuse models whose output projections are shared by several layers, or cannot be found.
+def check_prunable(adapter: ModelAdapter) -> None:
+    """Check that each layer has an output projection of its own, whose weights can be set to zero.
 
     Raises:
-        AttendropError: A projection is shared or not found.
+        AttendropError: A projection is shared, not found, or quantized.
     """
     modules = [module for block in adapter.blocks for module in block.output_projections.values()]
     modules += [block.feed_forward for block in adapter.blocks if block.feed_forward is not None]
@@ -91,3 +91,5 @@ def refuse_shared(adapter: ModelAdapter) -> None:
         layer.key for layer in adapter.attention_layers
     }:
         raise AttendropError(f"{name} has attention without an output projection to prune; use another model.")
+    for module in modules:
+        refuse_quantized(base_layer(module))

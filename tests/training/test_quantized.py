@@ -1,0 +1,66 @@
+"""Models whose linear layers are quantized: methods act on them, or say that they cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import zoo
+from helpers.quantized import Opaque, Packed, quantized
+from helpers.table import TABLE, given
+from torch import nn
+
+from attendrop import AttendropError, prune, regularize
+
+# Rows of the table that read or change single weights; what they say of packed weights, and of linear layers that are
+# none by their class.
+PACKED = {
+    "mixout": "no trainable linear layers",
+    "mixout elements": "no trainable linear layers",
+    "child-tuning driven": "no trainable layers",
+    "dropconnect": "A weight of the model is quantized",
+    "supert": "A weight of the model is quantized",
+    "concrete-dropout": "A weight of the model is quantized",
+}
+OPAQUE = PACKED | {
+    "dropconnect": "No attention projections found",
+    "supert": "attention without an output projection",
+    "concrete-dropout": "value projection .* cannot be found",
+    "unidrop": "has no feed-forward",
+}
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(("kind", "refused"), [(Packed, PACKED), (Opaque, OPAQUE)])
+@pytest.mark.parametrize("row", TABLE)
+def test_methods_train_quantized_models_or_refuse_them(
+    row: str, kind: type[nn.Module], refused: dict[str, str]
+) -> None:
+    model, batch = quantized("bert", kind), zoo.batch_of("bert")
+    frozen = [p for p in model.parameters() if not p.requires_grad]
+    before = [p.clone() for p in frozen]
+    needed: dict[str, Any] = given(model, batch)
+    needed["optimizer"] = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+
+    def train() -> None:
+        with regularize(model, TABLE[row], **needed) as reg:
+            for _ in range(3):
+                loss = reg.loss(batch)
+                loss.backward()
+                needed["optimizer"].step()
+                reg.step()
+                assert loss.isfinite()
+
+    if row in refused:
+        with pytest.raises(AttendropError, match=refused[row]):
+            train()
+    else:
+        train()
+    assert all(torch.equal(*pair) for pair in zip(frozen, before, strict=True))
+
+
+@pytest.mark.parametrize(("kind", "words"), [(Packed, "holds a quantized weight"), (Opaque, "has no projections")])
+def test_quantized_models_are_not_pruned(kind: type[nn.Module], words: str) -> None:
+    with pytest.raises(AttendropError, match=words):
+        prune(quantized("bert", kind), [1])
