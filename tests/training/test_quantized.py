@@ -60,7 +60,6 @@ def test_methods_train_quantized_models_or_refuse_them(
     assert all(torch.equal(*pair) for pair in zip(frozen, before, strict=True))
 
 
-@pytest.mark.parametrize(("kind", "words"), [(Packed, "holds a quantized weight"), (Opaque, "has no projections")])
-def test_quantized_models_are_not_pruned(kind: type[nn.Module], words: str) -> None:
-    with pytest.raises(AttendropError, match=words):
-        prune(quantized("bert", kind), [1])
+def test_packed_weights_are_not_pruned() -> None:
+    with pytest.raises(AttendropError, match="holds a quantized weight"):
+        prune(quantized("bert", Packed), [1])

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.module_hooks import ModuleHooks, refuse_wrapped
-from attendrop.attention.plan import Plan
+from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.attention.projections import separate_projections
 from attendrop.attention.running_plan import RunningPlan
 from attendrop.attention.valid_keys import after_drop, hidden_keys, visible_keys
@@ -71,7 +71,7 @@ class SoftmaxHooks:
         stock = module.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            plan = self._running.of_layer()
+            plan = kwargs.pop(PLAN_KEYWORD, None) or self._running.of_layer()
             return stock(*args, **kwargs) if plan is None else _follow(plan, module, stock, args, kwargs)
 
         self._hooks.replace_forward(module, forward)

@@ -123,10 +123,10 @@ def separate_projections(attention: nn.Module) -> ProjectionNames | None:
 def query_key_parameters(attention: nn.Module) -> list[tuple[nn.Parameter, tuple[slice, ...]]]:
     """List the parameters of an attention module that make queries and keys, each with the part of it that does.
 
-    Of a fused projection that is taken to be the first two thirds.
+    Of a fused projection that is taken to be the first two thirds. Empty if the module has none that are known here.
 
     Raises:
-        AttendropError: The module has no projections that are known here, or quantized ones.
+        AttendropError: They are quantized.
     """
     for names in _SEPARATE:
         projections = [getattr(attention, name, None) for name in (names.query, names.key)]
@@ -144,9 +144,7 @@ def query_key_parameters(attention: nn.Module) -> list[tuple[nn.Parameter, tuple
             part = slice(0, fused.weight.shape[axis] // 3 * 2)
             rows = (part,) if axis == 0 else (slice(None), part)
             return [(p, rows if p.ndim == 2 else (part,)) for p in fused.parameters()]
-    raise AttendropError(
-        f"{type(attention).__name__} has no projections to queries and keys that are known here; it cannot be pruned."
-    )
+    return []
 
 
 @dataclass(frozen=True)

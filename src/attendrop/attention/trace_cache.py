@@ -33,6 +33,11 @@ class TraceCache:
 _CACHES: weakref.WeakKeyDictionary[nn.Module, TraceCache] = weakref.WeakKeyDictionary()
 
 
+def forget_traces(model: nn.Module) -> None:
+    """Forget what is remembered of a model: of one whose modules refer to it, it would keep the model alive."""
+    _CACHES.pop(model, None)
+
+
 def trace_cache(model: nn.Module) -> TraceCache:
     """Return the cache of a model; a new one if there is none, or the modules are other ones by now."""
     cache, modules = _CACHES.get(model), list(model.modules())[1:]

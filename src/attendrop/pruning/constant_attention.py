@@ -1,9 +1,9 @@
-"""Constant attention in a stock model: with scores of zero, softmax gives all valid keys exactly the same weight."""
+"""Constant attention: with scores of zero, softmax gives all valid keys exactly the same weight."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -16,59 +16,55 @@ from attendrop.attention.plan import ConstantAttention
 from attendrop.attention.projections import query_key_parameters
 from attendrop.errors import AttendropError
 from attendrop.peft_models import refuse_adapter
+from attendrop.pruning.held_attention import HeldAttention, held_attention
 
 
-def prunable_layers(model: Any) -> list[AttentionLayer]:
+def prunable_layers(model: Any) -> Sequence[AttentionLayer]:
     """List the attention layers that can be pruned: the encoder's self-attention, or that of a decoder-only model.
 
     Raises:
-        AttendropError: The model is not supported, has an adapter of PEFT, or its layers share their weights.
+        AttendropError: The model is not supported, or has an adapter of PEFT.
     """
     refuse_adapter(model, "pruned")
-    attention_layers = select_self_attention(find_attention_layers(model), "all")
-    if any("#" in layer.name for layer in attention_layers):
-        raise AttendropError(f"The layers of {type(model).__name__} share their weights; none can be pruned alone.")
-    return attention_layers
+    held = held_attention(model)
+    return select_self_attention(find_attention_layers(model), "all") if held is None else held.attention_layers
 
 
 def mask_layers(model: Any, layers: Collection[int]) -> Any:
     """Copy a model, with constant attention in some layers.
 
-    The copy is a model of the same class, which transformers runs, trains and saves as any other. Queries and keys of
-    these layers are zero, and stay zero in training, because the gradients of both vanish.
+    The copy is a model of the same class, which transformers runs and trains as any other. Queries and keys of these
+    layers are zero, and stay zero in training, because the gradients of both vanish. Where that does not make attention
+    constant (layers that share their weights, such as ALBERT's; position biases, such as T5's), this library holds it
+    constant while the copy runs; copies of the copy, and its files, then have the model's own attention.
 
     Args:
         model: A transformers model, which is not changed.
         layers: Numbers of the layers, from 0.
 
     Raises:
-        AttendropError: The model's attention does not become constant in this way (position biases, such as T5's; an
-            image model's biases show when it runs), or there is no such layer.
+        AttendropError: There is no such layer, or the model is not supported.
     """
-    attention_layers = prunable_layers(model)
+    attention_layers, held = prunable_layers(model), held_attention(model)
     _check_numbers(layers, len(attention_layers))
+    if held is None:
+        masked = copy.deepcopy(model)
+        if _zero_queries(masked, [attention_layers[number] for number in layers]):
+            return masked
     masked = copy.deepcopy(model)
-    for number in layers:
-        module = masked.get_submodule(attention_layers[number].name)
-        if hasattr(module, "has_relative_attention_bias") or hasattr(module, "relative_attention_bias"):
-            raise AttendropError(
-                f"{type(module).__name__} adds position biases to its scores, so its attention cannot be made constant."
-            )
-        for parameter, rows in query_key_parameters(module):
-            with torch.no_grad():
-                parameter[rows] = 0
-            if rows == (slice(None),):
-                parameter.requires_grad_(False)
-    _check_constant(masked, [attention_layers[number].key for number in layers])
+    HeldAttention(masked, {*layers, *(() if held is None else held.layers)})
     return masked
 
 
 def masked_layers(model: Any) -> list[int]:
-    """List the layers whose queries and keys are zero."""
+    """List the layers whose queries and keys are zero, or whose attention is held constant."""
+    held = held_attention(model)
+    if held is not None:
+        return list(held.layers)
     found = []
     for number, layer in enumerate(prunable_layers(model)):
-        parameters = query_key_parameters(model.get_submodule(layer.name))
-        if all(not parameter.detach()[rows].any() for parameter, rows in parameters):
+        parameters = query_key_parameters(model.get_submodule(layer.name.partition("#")[0]))
+        if parameters and all(not parameter.detach()[rows].any() for parameter, rows in parameters):
             found.append(number)
     return found
 
@@ -79,10 +75,26 @@ def _check_numbers(layers: Collection[int], count: int) -> None:
         raise AttendropError(f"layers: the model has no layer {wrong[0]}; layers are 0 to {count - 1}.")
 
 
-def _check_constant(masked: Any, keys: Collection[str]) -> None:
+def _zero_queries(model: Any, attention_layers: Sequence[AttentionLayer]) -> bool:
+    """Set the queries and keys of some layers to zero; returns whether that makes their attention constant."""
+    if any("#" in layer.name for layer in attention_layers):
+        return False
+    for layer in attention_layers:
+        module = model.get_submodule(layer.name)
+        parameters = query_key_parameters(module)
+        biased = hasattr(module, "has_relative_attention_bias") or hasattr(module, "relative_attention_bias")
+        if biased or not parameters:
+            return False
+        for parameter, rows in parameters:
+            with torch.no_grad():
+                parameter[rows] = 0
+            if rows == (slice(None),):
+                parameter.requires_grad_(False)
+    return not attention_layers or _is_constant(model, [layer.key for layer in attention_layers])
+
+
+def _is_constant(masked: Any, keys: Collection[str]) -> bool:
     """Compare with exactly constant attention, since some models add other terms to their scores."""
-    if not keys:
-        return
     adapter, batch = ModelAdapter(masked), example_inputs(masked)
     adapter.trace(batch)
     adapter.attach()
@@ -92,8 +104,4 @@ def _check_constant(masked: Any, keys: Collection[str]) -> None:
     finally:
         adapter.detach()
     tolerance = 1e-3 if masked.dtype in (torch.float32, torch.float64) else 0.1
-    if (found - expected).norm() > tolerance * expected.norm():
-        raise AttendropError(
-            f"{type(masked).__name__} adds something to the scores of its attention, so zero queries do not make it "
-            "constant; it cannot be pruned."
-        )
+    return bool((found - expected).norm() <= tolerance * expected.norm())

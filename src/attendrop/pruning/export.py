@@ -20,6 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIPLE_CHOICE_MAP
 from attendrop.argument_checks import check_choice
 from attendrop.errors import AttendropError
 from attendrop.output_files import disk_errors, write_bytes
+from attendrop.pruning.held_attention import held_attention
 from attendrop.pruning.onnx_file import describe, onnx_model, quantize_int8
 from attendrop.pruning.packed_encoder import PackedEncoder
 from attendrop.pruning.pruned_model import PrunedModel
@@ -156,7 +157,12 @@ def export_torch(model: Any, path: str | Path, *, token_types: bool | None = Non
 
 def _prepared(model: Any, token_types: bool | None) -> tuple[_Logits, tuple[Tensor, ...], tuple[dict[int, Any], ...]]:
     """Prepare the model in its form with padding, example inputs, and their dynamic sizes."""
-    inner = copy.deepcopy(model.model if isinstance(model, PrunedModel) else model).eval().cpu()
+    given = model.model if isinstance(model, PrunedModel) else model
+    if held_attention(given) is not None:
+        raise AttendropError(
+            f"{type(given).__name__} has constant attention only under this library; it cannot be exported."
+        )
+    inner = copy.deepcopy(given).eval().cpu()
     for module in inner.modules():
         if isinstance(module, PackedEncoder):
             module.padded = True

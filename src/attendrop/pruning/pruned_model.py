@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from attendrop.pruning.families import (
     has_fast_form,
     reads_first_token,
 )
+from attendrop.pruning.held_attention import HeldAttention, held_attention
 from attendrop.pruning.packed_encoder import PackedEncoder
 from attendrop.pruning.saved_adapter import is_adapter, load_adapter
 from attendrop.pruning.serialization import (
@@ -47,13 +48,16 @@ class PrunedModel(nn.Module):
     token, the last layer computes no other. Other families run in the plain form, as fast as before.
 
     Args:
-        masked: A model with zero queries in the pruned layers, as :func:`mask_layers` makes it, which is not changed.
+        masked: A model with constant attention in the pruned layers, as :func:`mask_layers` makes it, which is not
+            changed.
 
     Attributes:
         model: The transformers model inside.
         layers: The pruned layers, from 0.
         num_layers: Number of layers of attention.
         fast: Whether it has the fast form.
+        held: Whether this library holds the attention constant, since zero queries would not make it so: such a model
+            has no stock form, and cannot be exported.
     """
 
     def __init__(self, masked: Any) -> None:
@@ -61,7 +65,10 @@ class PrunedModel(nn.Module):
         self.layers = tuple(masked_layers(masked))
         self.num_layers = len(prunable_layers(masked))
         self.fast = has_fast_form(masked)
+        self.held = held_attention(masked) is not None
         self.model: Any = copy.deepcopy(masked)
+        if self.held:
+            HeldAttention(self.model, self.layers)
         if self.fast:
             _fold(self.model, self.layers)
             _pack(self.model)
@@ -90,12 +97,25 @@ class PrunedModel(nn.Module):
         super().train(False)
         return self
 
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if self.held:  # copies of the model inside have its own attention
+            HeldAttention(self.model, self.layers)
+
     def to_stock(self) -> Any:
         """Return a transformers model that computes the same, with zero queries in the pruned layers.
 
         It can be trained (the queries are frozen), and saved for use without this library. Two matrices that were
         folded become their product and an identity.
+
+        Raises:
+            AttendropError: No weights make the attention constant.
         """
+        if self.held:
+            raise AttendropError(
+                f"The attention of {type(self.model).__name__} is constant only under this library, since zero queries "
+                "would not make it so: layers share weights, or add to their scores. It has no stock form."
+            )
         if not self.fast:
             return copy.deepcopy(self.model)
         stock = type(self.model)(stock_config(self.model.config)).to(self.model.dtype).to(self.model.device)
@@ -116,13 +136,13 @@ class PrunedModel(nn.Module):
     def save_pretrained(self, folder: str | Path) -> None:
         """Save to a folder that :func:`load` reads. The queries and keys of pruned layers are not in it.
 
-        transformers alone refuses to load the folder of a fast model, because weights are missing there. A model
-        without a fast form is saved as an ordinary model.
+        transformers alone refuses to load the folder of a fast model, because weights are missing there, and of one
+        whose attention is held constant. Other models are saved as ordinary models.
 
         Raises:
             AttendropError: The folder holds another model.
         """
-        if not self.fast:
+        if not self.fast and not self.held:
             self.model.save_pretrained(folder)
             return
         folder = Path(folder)
@@ -131,6 +151,7 @@ class PrunedModel(nn.Module):
             raise AttendropError(f"The folder '{folder}' holds another model; name an empty or a new one.")
         config = {
             "architecture": type(self.model).__name__,
+            "form": "fast" if self.fast else "held",
             "pruned_layers": list(self.layers),
             "stock": json.loads(stock_config(self.model.config).to_json_string(use_diff=True)),
         }
@@ -162,9 +183,14 @@ def load(folder: str | Path) -> Any:
     config = read_json(folder / CONFIG)
     cls = model_class(folder, config.get("architecture"), config["stock"])
     model = cls(cls.config_class.from_dict(config["stock"]))
+    if config.get("form") == "held":
+        load_weights(model, folder)
+        HeldAttention(model, config["pruned_layers"])
+        return PrunedModel(model)
     pruned = PrunedModel.__new__(PrunedModel)
     nn.Module.__init__(pruned)
-    pruned.layers, pruned.num_layers, pruned.fast = tuple(config["pruned_layers"]), len(encoder_layers(model)), True
+    pruned.layers, pruned.num_layers = tuple(config["pruned_layers"]), len(encoder_layers(model))
+    pruned.fast, pruned.held = True, False
     for number in pruned.layers:
         _drop_attention(model, number)
     load_weights(model, folder)

@@ -15,7 +15,7 @@ import torch
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.isolation import evaluating
 from attendrop.attention.layers import AttentionLayer
-from attendrop.attention.plan import ConstantAttention, Plan
+from attendrop.attention.plan import ConstantAttention
 from attendrop.batches import Batch, number_of_rows
 from attendrop.errors import AttendropError
 from attendrop.pruning.comparison import CONFIDENCE, Difference, Predictions, paired_difference
@@ -183,7 +183,7 @@ def importance(model: Any, attention_layers: Iterable[AttentionLayer], batches: 
     adapter.attach()
     try:
         adapter.trace(batches[0])
-        return [_mean_loss(adapter, batches, ConstantAttention([layer.key])) for layer in attention_layers]
+        return [_loss_without(adapter, batches, layer) for layer in attention_layers]
     finally:
         adapter.detach()
 
@@ -291,10 +291,14 @@ def _pruned(model: Any, layers: Sequence[int]) -> PrunedModel:
     return light
 
 
-def _mean_loss(adapter: ModelAdapter, batches: Sequence[Batch], plan: Plan) -> float:
+def _loss_without(adapter: ModelAdapter, batches: Sequence[Batch], layer: AttentionLayer) -> float:
+    """Compute the mean loss with constant attention in one layer."""
+    total = 0.0
     with torch.no_grad(), evaluating(adapter.model):
-        losses = [float(loss_and_outputs(adapter.forward(batch, plan))[0]) * number_of_rows(batch) for batch in batches]
-    return sum(losses) / sum(map(number_of_rows, batches))
+        for batch in batches:
+            outputs = adapter.forward(batch, ConstantAttention([layer.key]))
+            total += float(loss_and_outputs(outputs)[0]) * number_of_rows(batch)
+    return total / sum(map(number_of_rows, batches))
 
 
 def _drop_fractions(

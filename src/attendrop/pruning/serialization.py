@@ -22,7 +22,7 @@ WEIGHTS = "model.safetensors"
 
 
 def is_pruned(folder: str | Path) -> bool:
-    """Tell whether a folder holds a pruned model in the fast form."""
+    """Tell whether a folder holds a pruned model that transformers alone does not load."""
     return (Path(folder) / CONFIG).is_file()
 
 
