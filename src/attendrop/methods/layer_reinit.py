@@ -85,7 +85,7 @@ class LayerReinit(Method):
         """Re-initialise the chosen modules of a traced model: the same weights for the same seed.
 
         Raises:
-            AttendropError: The model has too few blocks, or shares them.
+            AttendropError: The model has too few blocks, shares them, or they are frozen (as quantized ones are).
         """
         model = adapter.model
         chosen = top_blocks(adapter, self.layers)
@@ -94,6 +94,11 @@ class LayerReinit(Method):
             chosen.append(pooler)
         names = {module: name for name, module in model.named_modules()}
         for module in chosen:
+            if not all(parameter.requires_grad for parameter in module.parameters()):
+                raise AttendropError(
+                    f"{names[module]} is frozen, at least in part, so that new weights would not be trained; unfreeze "
+                    "it, or use another method."
+                )
             fresh = initialized_copy(model, names[module], SampleKey(seed, 0, 0, 1).seeds(names[module], 1)[0])
             module.load_state_dict(fresh.state_dict())
 
