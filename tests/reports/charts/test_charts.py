@@ -15,6 +15,7 @@ from attendrop.methods.core.registry import build_method
 from attendrop.reports import html_page
 from attendrop.reports.charts import chart as drawing
 from attendrop.reports.charts.chart import Chart, Mark, new_figure, styled
+from attendrop.reports.charts.data_size import score_over_data_size
 from attendrop.reports.charts.every_chart import make_charts
 from attendrop.reports.finished_runs import read_results
 
@@ -51,6 +52,12 @@ def test_curves_are_means_over_seeds_with_their_range(tmp_path: Path) -> None:
     losses = values(found["losses"], "value of", "epoch", "mean")
     assert ["training loss", "2", "0.500"] in losses
     assert ["validation loss", "2", "0.600"] in losses
+
+
+def test_runs_without_a_score_have_none_over_data_size(tmp_path: Path) -> None:
+    for count in (16, 32):
+        write_run(tmp_path, "finetune", None, config={"max_train_samples": count})
+    assert isinstance(score_over_data_size(read_results(tmp_path)), str)
 
 
 def test_held_out_curves_are_those_before_the_training_on_all_rows(tmp_path: Path) -> None:

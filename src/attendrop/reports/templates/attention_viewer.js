@@ -150,6 +150,15 @@
       this.panels.forEach((panel, stage) => this.describe(panel, stage));
       this.table();
       this.draw();
+      this.panels.forEach((panel) => this.reveal(panel));
+    }
+
+    // Scrolls the chosen position into view; the map of a long text is larger than its box.
+    reveal(panel) {
+      const { left, top, cell } = panel.frame, { query, key } = this.state, box = panel.map.parentElement;
+      const near = (scrolled, size, at) => Math.min(Math.max(scrolled, at + 2 * cell - size), at - cell);
+      box.scrollLeft = near(box.scrollLeft, box.clientWidth, left + key * cell);
+      box.scrollTop = near(box.scrollTop, box.clientHeight, top + query * cell);
     }
 
     describe(panel, stage) {
