@@ -108,7 +108,7 @@ def uniform(
         for i, place, lanes in _lanes_on_cpu(seeds, shape, origins):
             found.numpy()[i][place] = (lanes.astype(np.float32) + (_LEVELS // 2 + 0.5)) / _LEVELS
         return found
-    return (_lanes(seeds, shape, origins).float() + (_LEVELS // 2 + 0.5)) / _LEVELS
+    return (_lanes(seeds, shape, origins.to(device)).float() + (_LEVELS // 2 + 0.5)) / _LEVELS
 
 
 def normal(
@@ -209,7 +209,8 @@ def _lanes(seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor) 
     head = torch.arange(heads, device=device).view(1, -1, 1, 1)
     row = torch.arange(rows, device=device).view(1, 1, -1, 1) - top
     column = torch.arange(columns, device=device) - start
-    seed = torch.tensor([_signed(seed) for seed in seeds], device=device).view(-1, 1, 1, 1)
+    # Not blocking: a blocking copy would have the host wait for the device, once for each layer.
+    seed = torch.tensor([_signed(seed) for seed in seeds]).to(device, non_blocking=True).view(-1, 1, 1, 1)
     return _lane((row * heads + head << 32) + (column >> 2), seed, column)
 
 

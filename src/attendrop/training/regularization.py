@@ -224,7 +224,7 @@ class Regularization:
         if self._adapter is not None:
             self._adapter.trace(context.inputs)
         loss, outputs = self.method_state.loss(context, self._with_mean_loss(compute_loss))
-        loss = loss * torch.as_tensor(self.loss_weight).to(loss)
+        loss = loss * self._weight_like(loss)
         if not self._scale_is_known and loss.requires_grad:
             loss.register_hook(self._refuse_unknown_scale)  # type: ignore[no-untyped-call]
             self._scale_is_known = True
@@ -319,6 +319,11 @@ class Regularization:
         keywords = {} if plan is None else {PLAN_KEYWORD: plan}
         return loss_and_outputs((self._trained_model if model is None else model)(**batch, **keywords))
 
+    def _weight_like(self, loss: Tensor) -> Tensor:
+        """Return the weight of the loss, on its device; a number is filled in there, which no host waits for."""
+        weight = self.loss_weight
+        return weight.to(loss) if isinstance(weight, Tensor) else loss.new_full((), weight)
+
     def _with_mean_loss(self, compute_loss: ComputeLoss) -> ComputeLoss:
         """Wrap a training pass: its plan is bound to the model, and its loss is a mean, as methods expect it."""
 
@@ -327,7 +332,7 @@ class Regularization:
                 assert self._adapter is not None
                 plan = self._adapter.bind(plan)
             loss, outputs = compute_loss(batch, plan) if model is None else compute_loss(batch, plan, model)
-            weight = torch.as_tensor(self.loss_weight).to(loss)
+            weight = self._weight_like(loss)
             # The loss of a micro-batch without labels is 0, and stays so.
             return loss / weight.where(weight != 0, 1), named_outputs(outputs, batch)
 

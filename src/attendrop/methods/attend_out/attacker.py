@@ -223,5 +223,5 @@ def replayed(policy: Policy, micro: Micro) -> Iterator[Outcome]:
 def number_of(units: Tensor | None, like: Tensor) -> Tensor:
     """Return the number of units, given their mask (None: all) and a tensor with one element per unit."""
     if units is None:
-        return torch.tensor(float(like.numel()), device=like.device)
+        return torch.full((), float(like.numel()), device=like.device)
     return units.expand(like.shape).sum().float()

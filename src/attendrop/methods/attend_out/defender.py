@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
+from attendrop.attribution.finite_gradients import all_finite
 from attendrop.errors import AttendropError
 from attendrop.methods.attend_out.generator import plain_copy
 from attendrop.methods.core.context import Processes
@@ -135,7 +136,7 @@ class Defender:
         if self.processes.world_size > 1:
             for gradient in gradients:
                 gradient.copy_(self.processes.total(gradient) / self.processes.world_size)
-        finite = self._loss_scale == 1 or all(bool(gradient.isfinite().all()) for gradient in gradients)
+        finite = self._loss_scale == 1 or all_finite(gradients)
         if finite:
             if self.max_grad_norm is not None:
                 clip_grad_norm_(self._trained, self.max_grad_norm)

@@ -60,8 +60,9 @@ class EffectPlayers:
     def attack(self, context: StepContext, micro: Micro, count: Count) -> ConstantAttention:
         """Return the plan of the attacker's pass."""
         actions = self.actions()
+        device = next(context.model.parameters()).device
         for key, p in self.probabilities.items():
-            count(key, torch.tensor(p, device=next(context.model.parameters()).device), None)
+            count(key, torch.full((), p, device=device), None)
             context.report(key, torch.tensor(int(actions[key])), torch.tensor(1))
         return ConstantAttention(key for key, dropped in actions.items() if dropped)
 

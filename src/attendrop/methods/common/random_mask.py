@@ -160,11 +160,11 @@ class RandomMaskPlan(Plan):
 
     def _report(self, call: AttentionCall, drop: Tensor, valid: Tensor | None) -> None:
         """Count the dropped valid positions (None: all are valid) in the candidate rows."""
-        columns = torch.tensor(drop.shape[-1]) if valid is None else valid.sum(-1, keepdim=True)
+        columns = drop.shape[-1] if valid is None else valid.sum(-1, keepdim=True)
         # Summing bytes is faster than summing booleans. Ranking by attention weights gives candidates to padding rows.
         dropped = drop.view(torch.uint8).sum(-1, keepdim=True, dtype=torch.int32)
         rows = self.candidate_rows(call)
         if rows is None:
             rows = torch.ones(1, dtype=torch.bool, device=drop.device)
-        possible = (rows * columns.to(drop.device)).expand(*drop.shape[:-1], 1).sum()
+        possible = (rows * columns).expand(*drop.shape[:-1], 1).sum()
         self.context.report(call.layer.key, (dropped * rows).sum(), possible)
