@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 STAMP_SLOW := $(VENV)/.installed-for-slow-tests
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow test-all test-lowest coverage lint format typecheck bench bench-study docs families study study-attendout trajectories clean
+.PHONY: demo test test-slow test-all test-lowest gpu coverage lint format typecheck bench bench-study docs families study study-attendout trajectories clean
 
 demo: $(STAMP)
 	$(BIN)/attendrop demo
@@ -30,6 +30,27 @@ test-lowest:
 	.venv-lowest/bin/python -m pip install -qq uv
 	.venv-lowest/bin/uv pip install -q --python .venv-lowest/bin/python --resolution lowest-direct -e '.[dev]'
 	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -q -n 2 --dist worksteal
+
+# All that only a GPU shows, for benchmarks/RESULTS_GPU.md: under 25 minutes on one. The environment sees PYTHON's own
+# packages: its PyTorch stays as it is, and what is missing is installed beside it. With BIN=FOLDER, nothing is
+# installed, and the interpreter in that folder is taken as it is.
+GPU_VENV ?= .venv-gpu
+ifeq ($(origin BIN),command line)
+gpu:
+	$(BIN)/python benchmarks/gpu.py
+else
+gpu: $(GPU_VENV)/.installed
+	$(GPU_VENV)/bin/python benchmarks/gpu.py
+endif
+
+SITE := import sysconfig; print(sysconfig.get_path("purelib"))
+PACKAGES := import sys; print(*(path for path in sys.path if path.endswith("-packages")), sep="\n")
+$(GPU_VENV)/.installed: pyproject.toml benchmarks/gpu.py
+	$(PYTHON) -m venv $(GPU_VENV)
+	$(PYTHON) -c '$(PACKAGES)' > "$$($(GPU_VENV)/bin/python -c '$(SITE)')/of_python.pth"
+	$(GPU_VENV)/bin/python benchmarks/gpu.py --requirements > $(GPU_VENV)/requirements.txt
+	$(GPU_VENV)/bin/python -m pip install -qq --disable-pip-version-check -r $(GPU_VENV)/requirements.txt
+	touch $@
 
 # Which lines and branches `make test` runs.
 coverage: $(STAMP)
@@ -82,7 +103,7 @@ study-attendout: $(STAMP)
 	$(BIN)/python benchmarks/attend_out_study.py
 
 clean:
-	rm -rf $(VENV) .venv-lowest .coverage build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-lowest $(GPU_VENV) .coverage build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # torch first, by far the largest package. If pip finds a CPU build (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS), it is taken,
 # because 2.13.0+cpu counts as newer than 2.13.0.

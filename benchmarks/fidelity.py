@@ -6,19 +6,9 @@ from functools import partial
 from typing import Any
 
 import torch
+from texts import REAL_TASKS, collate, real_model, real_rows, why_no_real_data
 from torch import Tensor
-from workloads import (
-    BATCH_SIZE,
-    REAL_TASKS,
-    Batch,
-    Setting,
-    build_model,
-    collate,
-    made_up,
-    real_model,
-    real_rows,
-    why_no_real_data,
-)
+from workloads import BATCH_SIZE, Batch, Setting, build_model, made_up
 
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attribution.integrated_gradients import SCOPES, integrated_gradient_attribution

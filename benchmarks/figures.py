@@ -1,66 +1,20 @@
 """The rows of the table: what is compared, on what, and the target."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from statistics import median
 
 from fidelity import Fidelity, enough_nodes
 from measure import Bench, Contender, interleave, peak_memory, ratios
 from pruned import contenders, onnx_contenders
+from rows import Row
 from runs import time_runs
-from workloads import (
-    BATCH_SIZE,
-    INFERENCE_BATCH,
-    Setting,
-    build_model,
-    cola_rows,
-    epoch_batches,
-    inference_batches,
-    made_up,
-    reward_items,
-    step_batches,
-    why_no_real_data,
-)
+from texts import INFERENCE_BATCH, cola_rows, epoch_batches, inference_batches, step_batches, why_no_real_data
+from workloads import BATCH_SIZE, Setting, build_model, made_up, reward_items
 
 from attendrop import ADDrop, AttendOut, ChildTuning, Compose, FineTune, Method, RDrop
 from attendrop.methods.core.registry import build_method, method_names
 
 REFERENCE_LENGTH = 47
-
-
-@dataclass(frozen=True)
-class Row:
-    """One measured figure.
-
-    Attributes:
-        figure: What was measured.
-        case: On which model and batch.
-        values: One for each round.
-        target: The bound; None for a figure that stands beside the others.
-        at_least: Whether the target is a lower bound.
-        note: What else the reader should know.
-
-    """
-
-    figure: str
-    case: str
-    values: list[float]
-    target: float | None
-    at_least: bool = False
-    note: str = ""
-
-    @property
-    def measured(self) -> float:
-        """The median over the rounds."""
-        return median(self.values)
-
-    @property
-    def met(self) -> bool | None:
-        """Whether the median reaches the target."""
-        if self.target is None:
-            return None
-        return self.measured >= self.target if self.at_least else self.measured <= self.target
 
 
 def steps(setting: Setting) -> Iterator[Row]:

@@ -1,7 +1,9 @@
-"""Time and memory of training steps."""
+"""Time and memory of training steps, and how often these wait for a GPU."""
 
+import gc
 import itertools
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 
@@ -136,7 +138,7 @@ def interleave(
         seconds: More rounds, up to 15, until so many seconds have passed.
 
     Returns:
-        Seconds by name, one for each round.
+        Seconds that the batches take, by name, one for each round.
 
     """
     names = list(contenders)
@@ -168,7 +170,7 @@ def _time(contender: Contender, batches: list[Batch], repeats: int) -> float:
             for batch in batches:
                 step(batch)
         _wait(batches)
-        return clock() - began
+        return (clock() - began) / repeats
 
 
 def _wait(batches: list[Batch]) -> None:
@@ -192,6 +194,7 @@ def peak_memory(bench: Bench, contender: Contender, batch: Batch, steps: int = 1
         state = [value for values in bench.optimizer.state.values() for value in values.values()]
         fixed = sum(tensor.nbytes for tensor in (*bench.model.parameters(), *bench.model.buffers(), *state))
         if bench.setting.device.type == "cuda":
+            gc.collect()
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
             for _ in range(steps):
@@ -206,3 +209,21 @@ def peak_memory(bench: Bench, contender: Contender, batch: Batch, steps: int = 1
         held += event.nbytes()
         highest = max(highest, held)
     return fixed + highest, highest
+
+
+def host_waits(bench: Bench, contender: Contender, batch: Batch) -> int:
+    """Count the operations of one step in which the host waits for the GPU; 0 on a CPU."""
+    on_gpu = bench.setting.device.type == "cuda"
+    with contender() as step:
+        for _ in range(2):  # the first looks for attention layers, and makes what methods keep
+            step(batch)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            if on_gpu:
+                torch.cuda.set_sync_debug_mode("warn")
+            try:
+                step(batch)
+            finally:
+                if on_gpu:
+                    torch.cuda.set_sync_debug_mode("default")
+    return sum("synchronizing CUDA operation" in str(warning.message) for warning in found)

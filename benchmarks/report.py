@@ -1,17 +1,17 @@
-"""RESULTS.md and results.json."""
+"""Files of results: a Markdown table, and the JSON file that it is made of."""
 
 import datetime
 import json
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
-from figures import Row
+from rows import Row
 from workloads import BATCH_SIZE, Setting
 
 _STORED = tuple(field.name for field in fields(Row))
@@ -47,7 +47,26 @@ weights and optimizer, and nothing of attendrop in the way.
 """
 
 
-def write(path: Path, part: str, rows: Sequence[Row], setting: Setting, seconds: float) -> None:
+@dataclass(frozen=True)
+class Document:
+    """What a file of results says beside its table.
+
+    Attributes:
+        command: What writes it.
+        method: How it was measured, in Markdown.
+        notes: File of further notes.
+
+    """
+
+    command: str
+    method: str
+    notes: Path | None = None
+
+
+BENCH = Document("make bench", _METHOD, Path(__file__).with_name("NOTES.md"))
+
+
+def write(path: Path, part: str, rows: Sequence[Row], setting: Setting, seconds: float, document: Document) -> None:
     """Write one part of the results: into the JSON file beside ``path``, of which the Markdown table is made anew."""
     path.parent.mkdir(parents=True, exist_ok=True)
     store = path.with_name("results.json") if path.name == "RESULTS.md" else path.with_suffix(".json")
@@ -58,13 +77,13 @@ def write(path: Path, part: str, rows: Sequence[Row], setting: Setting, seconds:
         found = [anew.pop((row["figure"], row["case"]), row) for row in parts[part]["rows"]] + list(anew.values())
         seconds = parts[part]["seconds"]
     parts[part] = {
-        "facts": machine() | {"device": _device(setting), "dtype": str(setting.dtype).removeprefix("torch.")},
+        "facts": machine() | {"device": _device(setting), "dtype": _dtype(setting)},
         "quick": setting.quick,
         "seconds": round(seconds),
         "rows": found,
     }
     store.write_text(json.dumps(parts, indent=1) + "\n", encoding="utf-8")
-    path.write_text("\n".join(_markdown(parts)) + "\n", encoding="utf-8")
+    path.write_text("\n".join(_markdown(parts, document)) + "\n", encoding="utf-8")
 
 
 def machine() -> dict[str, str]:
@@ -84,12 +103,12 @@ def line(row: Row) -> str:
     return f"{row.figure:62} {row.case:45} {row.measured:7.3f}  {_target(row):8} {_met(row)} {row.note}"
 
 
-def _markdown(parts: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _markdown(parts: Mapping[str, Mapping[str, Any]], document: Document) -> Iterator[str]:
     yield "# Benchmark results\n"
     if any(part["quick"] for part in parts.values()):
         yield "A quick run on tiny models: **these figures mean nothing**.\n"
     else:
-        yield "Written by `make bench`.\n"
+        yield f"Written by `{document.command}`.\n"
     newest: Mapping[str, str] = list(parts.values())[-1]["facts"]
     for name, value in newest.items():
         yield f"- {name}: {value}"
@@ -99,17 +118,16 @@ def _markdown(parts: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         yield f"- part `{name}`{took}" + "".join(f", {text}" for text in differs)
     rows = [Row(**{name: row[name] for name in _STORED}) for part in parts.values() for row in part["rows"]]
     counted = [row for row in rows if row.met is not None]
-    yield f"\n{sum(bool(row.met) for row in counted)} of {len(counted)} targets are met.\n"
+    yield f"\n{sum(bool(row.met) for row in counted)} of {len(counted)} targets are met.\n" if counted else ""
     yield "| figure | model and data | target | measured | least – greatest (rounds) | met |"
     yield "|---|---|---|---|---|---|"
     for row in rows:
         spread = f"{min(row.values):.2f} – {max(row.values):.2f} ({len(row.values)})"
         note = f"; {row.note}" if row.note else ""
         yield f"| {row.figure} | {row.case}{note} | {_target(row)} | **{row.measured:.2f}** | {spread} | {_met(row)} |"
-    yield f"\n## How it was measured\n\n{_METHOD}"
-    notes = Path(__file__).with_name("NOTES.md")
-    if notes.exists():
-        yield notes.read_text(encoding="utf-8").rstrip()
+    yield f"\n## How it was measured\n\n{document.method}"
+    if document.notes is not None:
+        yield document.notes.read_text(encoding="utf-8").rstrip()
 
 
 def _target(row: Row) -> str:
@@ -121,7 +139,18 @@ def _met(row: Row) -> str:
 
 
 def _device(setting: Setting) -> str:
-    return torch.cuda.get_device_name() if setting.device.type == "cuda" else "cpu"
+    if setting.device.type != "cuda":
+        return "cpu"
+    found = torch.cuda.get_device_properties(setting.device)
+    return f"{found.name}, {found.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
+
+
+def _dtype(setting: Setting) -> str:
+    name = str(setting.dtype).removeprefix("torch.")
+    if setting.device.type != "cuda" or setting.dtype != torch.float32:
+        return name
+    exact = torch.get_float32_matmul_precision() == "highest"
+    return f"{name}, {'without' if exact else 'with'} TF32"
 
 
 def _processor() -> str:

@@ -5,8 +5,9 @@ import time
 from pathlib import Path
 
 import torch
-from figures import FIGURES, Row
-from report import line, write
+from figures import FIGURES
+from report import BENCH, line, write
+from rows import Row
 from workloads import Setting
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -43,7 +44,7 @@ def main() -> None:
         for row in FIGURES[name](setting):
             print(line(row), flush=True)
             rows.append(row)
-        write(given.output, name, rows, setting, time.perf_counter() - began)
+        write(given.output, name, rows, setting, time.perf_counter() - began, BENCH)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 import torch
 from datasets import Dataset
+from texts import collate
 from transformers import BertForSequenceClassification, Trainer, TrainingArguments
 from transformers.utils import logging
-from workloads import BATCH_SIZE, Setting, collate
+from workloads import BATCH_SIZE, Setting
 
 from attendrop import ADDrop, FineTune, RegularizedTrainer
 

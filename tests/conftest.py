@@ -21,6 +21,20 @@ from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the tests marked ``gpu`` run on a GPU."""
+    parser.addoption("--device", default="cpu", help="where tiny models and their batches are, for tests marked gpu")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell the helpers, and processes that tests start, the device; have it add up in a fixed order."""
+    os.environ["ATTENDROP_TEST_DEVICE"] = device = config.getoption("--device")
+    if device != "cpu":
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        torch.use_deterministic_algorithms(True, warn_only=True)
+
+
 settings.register_profile(
     "attendrop", deadline=None, max_examples=25, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -5,10 +5,11 @@ import math
 
 import pytest
 import torch
+from helpers.device import DEVICE
 from torch import Tensor
 
 from attendrop import keyed_random
-from attendrop.keyed_random import SampleKey, sample_mask, sample_parameter_mask, sample_row_mask
+from attendrop.keyed_random import SampleKey, sample_mask, sample_parameter_mask, sample_row_mask, uniform
 
 CPU = torch.device("cpu")
 PINNED = [0, 1, 1, 0, 1, 1, 1, 0, 0, 1, 1, 0, 0, 1, 0, 0]
@@ -46,17 +47,20 @@ def test_draws_of_steps_seeds_sequences_and_sites_are_independent() -> None:
         assert abs(((first - 0.5) * (other.double() - 0.5)).mean() * 4) < 5 / math.sqrt(first.numel())
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("p", [0.0001, 0.3, 0.5, 0.97])
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 3, 5, 7), (3, 2, 8, 8)])
 def test_draws_are_the_same_on_every_device(shape: tuple[int, int, int, int], p: float) -> None:
     seeds = keyed(rows=shape[0]).seeds("encoder.0", shape[0])
     origins = torch.tensor([[0, 0], [2, 2], [0, 1]])[: shape[0]]
     bound = round(p * 65536) - 32768
-    there = keyed_random._lanes(seeds, shape, origins)
-    below = sample_mask(p, keyed(rows=shape[0]), "encoder.0", shape, origins, torch.device("cpu"))
+    there = keyed_random._lanes(seeds, shape, origins.to(DEVICE)).cpu()
+    below = sample_mask(p, keyed(rows=shape[0]), "encoder.0", shape, origins, DEVICE).cpu()
+    numbers = uniform(keyed(rows=shape[0]), "encoder.0", shape, origins, DEVICE).cpu()
     for i, place, lanes in keyed_random._lanes_on_cpu(seeds, shape, origins):
         assert (there[i].numpy()[place] == lanes).all()
         assert (below[i].numpy()[place] == (lanes < bound)).all()
+        assert (numbers[i].numpy()[place] == (lanes + 32768.5) / 65536).all()
 
 
 @pytest.mark.parametrize("columns", [1, 6, 8, 385])

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 from helpers import zoo
+from helpers.device import DEVICE
 from helpers.table import TABLE, given
 from torch import nn
 
 from attendrop import Method, regularize
 from attendrop.attention.adapter import find_attention_layers
-from attendrop.attention.isolation import forked_rng
+from attendrop.attention.isolation import forked_rng, random_state, set_random_state
 
 METHODS = {name: method for name, method in TABLE.items() if name != "finetune"}
 
@@ -62,6 +63,22 @@ def test_looking_for_attention_layers_leaves_no_trace() -> None:
     find_attention_layers(model, zoo.batch_of("bert"))
     assert states() == before
     zoo.assert_same(dict(model.named_buffers()), buffers)
+
+
+@pytest.mark.gpu
+def test_the_random_state_of_the_device_is_kept_and_restored() -> None:
+    model = zoo.build("bert")
+
+    def draw() -> list[float]:
+        return [*torch.rand(3, device=DEVICE).tolist(), *torch.rand(3).tolist()]
+
+    state = random_state(model)
+    with forked_rng(model):
+        expected = draw()
+    assert draw() == expected
+    assert draw() != expected
+    set_random_state(model, state)
+    assert draw() == expected
 
 
 def test_a_graph_of_an_extra_pass_outlives_it() -> None:

@@ -92,7 +92,7 @@ def run(
             for part in range(accumulation):
                 size = 4 // accumulation
                 start = step % 2 * 4 + part * size
-                (reg.loss(zoo.collate(rows[start : start + size])) / accumulation).backward()
+                (reg.loss(zoo.on_device(zoo.collate(rows[start : start + size]))) / accumulation).backward()
             if max_norm is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
             optimizer.step()

@@ -22,6 +22,7 @@ from attendrop import ADDrop, AttendOut, RegularizedTrainer
 from attendrop.methods.core.context import Processes
 from attendrop.training.regularization import Regularization
 from helpers import zoo
+from helpers.device import ON_CPU
 from helpers.table import BY_MICRO_BATCH, TABLE
 
 METHOD = ADDrop(p=0.5, q=0.5, cross_tuning=False)
@@ -49,7 +50,8 @@ def one_step(folder: Path, rank: int, world: int, name: str) -> dict[str, torch.
     for half in (0, 1):
         micro = examples[half * 4 : half * 4 + 4]
         size = len(micro) // world
-        (reg.compute(zoo.collate(micro[rank * size : (rank + 1) * size]), compute_loss)[0] / 2).backward()
+        part = zoo.on_device(zoo.collate(micro[rank * size : (rank + 1) * size]))
+        (reg.compute(part, compute_loss)[0] / 2).backward()
     reg.close()
     return zoo.gradients(model)
 
@@ -80,7 +82,7 @@ def train(
         logging_steps=1,
         report_to="none",
         disable_tqdm=True,
-        use_cpu=True,
+        use_cpu=ON_CPU,
         seed=3,
         ddp_backend="gloo" if world > 1 else None,
         **{"save_strategy": "steps", **options},
@@ -149,6 +151,8 @@ def results(folder: Path, part: str, rank: int, world: int) -> dict[str, Any]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     gc.freeze()  # the trainer calls gc.collect, which is slow with all the objects of imported modules
+    if not ON_CPU:
+        os.environ["LOCAL_RANK"] = "0"  # both processes on the first GPU, which NCCL would refuse
     distributed.init_process_group("gloo")
     output, rank = Path(sys.argv[1]), distributed.get_rank()
     torch.save(results(output, sys.argv[2], rank, 2), output / f"rank-{rank}.pt")

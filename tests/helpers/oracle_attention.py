@@ -31,7 +31,7 @@ def _bucket(distance: int, buckets: int, longest: int) -> int:
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(mask.shape, dtype=dtype).masked_fill(mask == 0, -math.inf)
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(mask == 0, -math.inf)
 
 
 def _scale(query: Tensor, position: dict[str, Tensor]) -> float:

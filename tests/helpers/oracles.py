@@ -19,7 +19,7 @@ from helpers.oracle_attention import forward_of
 
 def candidates(attribution: Tensor, valid: Tensor, p: float, direction: str = "high") -> Tensor:
     """Compute the candidate region (Eq. 6), element by element."""
-    region = torch.zeros(attribution.shape, dtype=torch.bool)
+    region = torch.zeros_like(attribution, dtype=torch.bool)
     valid = valid.expand(attribution.shape)
     batch, heads, queries, keys = attribution.shape
     for b in range(batch):
@@ -85,7 +85,7 @@ class EagerAttention:
         scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
         if kwargs.get("position_bias") is not None:
             scores = scores + kwargs["position_bias"]
-        valid = torch.ones(scores.shape, dtype=torch.bool) if mask is None else (mask == 0).expand(scores.shape)
+        valid = torch.ones_like(scores, dtype=torch.bool) if mask is None else (mask == 0).expand(scores.shape)
         drop = torch.zeros_like(valid) if self.drops is None else self.drops[len(self.weights)]
         whole = ~(valid & ~drop).any(-1, keepdim=True)
         kept = (valid & ~drop) | whole

@@ -13,6 +13,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from attendrop import ADDrop, RegularizedTrainer
 from attendrop.methods.core.base import Method
 from helpers import zoo
+from helpers.device import ON_CPU
 
 ALWAYS = ADDrop(p=0.5, q=0.5, cross_tuning=False)
 LENGTHS = (9, 4, 6, 5, 8, 3, 7, 5, 6, 6, 4, 9, 3, 8, 7, 5)
@@ -42,7 +43,7 @@ def trainer_of(
         "save_strategy": "no",
         "report_to": "none",
         "disable_tqdm": True,
-        "use_cpu": True,
+        "use_cpu": ON_CPU,
         "seed": 3,
     }
     args = TrainingArguments(output_dir=str(folder), **{**defaults, **options})

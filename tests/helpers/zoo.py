@@ -11,9 +11,11 @@ import torch
 import transformers as hf
 from torch import Tensor
 
+from attendrop.batches import to_device
 from attendrop.methods.core.context import Processes, TrainingContext
 from attendrop.tasks.heads.mean_pooling import find_mean_pooling_class
 from attendrop.training.regularization import loss_and_outputs
+from helpers.device import DEVICE
 
 VOCAB, PAD, EOS, LABELS = 40, 0, 2, 3
 Batch = dict[str, Tensor]
@@ -243,13 +245,13 @@ TEXT = [name for name in ZOO if name != "vit"]
 def build(
     name: str, attention: str | None = None, *, dropout: float = 0.0, dtype: torch.dtype = torch.float32, **options: Any
 ) -> Any:
-    """Make a model, in training mode. The weights are large, so that attention is far from uniform.
+    """Make a model on the tests' device, in training mode. The weights are large: attention is far from uniform.
 
     Its attention is SDPA if not given, or what it has.
     """
     entry = ZOO[name]
     chosen = {**entry.options, **dict.fromkeys(entry.dropouts, dropout), **options}
-    return from_class(entry.model, chosen, attention or entry.implementations[0]).to(dtype).train()
+    return from_class(entry.model, chosen, attention or entry.implementations[0]).to(DEVICE, dtype).train()
 
 
 def from_class(class_name: str, options: Mapping[str, Any], attention: str | None = None) -> Any:
@@ -327,9 +329,14 @@ def collate(examples: Sequence[Batch], *, extra: int = 0, left: bool = False) ->
 
 
 def batch_of(name: str, lengths: Sequence[int] = (8, 5, 3), **options: Any) -> Batch:
-    """Make a padded batch."""
+    """Make a padded batch on the tests' device."""
     padding = {key: options.pop(key) for key in ("extra", "left") if key in options}
-    return collate(rows(name, lengths, **options), **padding)
+    return on_device(collate(rows(name, lengths, **options), **padding))
+
+
+def on_device(batch: Batch) -> Batch:
+    """Move a batch to the tests' device."""
+    return to_device(batch, DEVICE)
 
 
 def training(model: torch.nn.Module, processes: Processes | None = None, **options: Any) -> TrainingContext:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import oracles, zoo
+from helpers.device import DEVICE
 from torch import Tensor
 
 from attendrop import ADDrop, AttendropError, regularize
@@ -27,7 +28,7 @@ def step(model: Any, method: ADDrop, batches: list[zoo.Batch], seed: int = 0) ->
         for batch, count in zip(batches, rows, strict=True):
             loss = reg.loss(batch) * count / sum(rows)
             loss.backward()
-            total += loss.detach()
+            total += loss.detach().cpu()
     return total, zoo.gradients(model)
 
 
@@ -35,10 +36,14 @@ def step(model: Any, method: ADDrop, batches: list[zoo.Batch], seed: int = 0) ->
 
 
 NAIVE = ("bert", "bert-tokens", "modernbert", "albert", "gpt2", "llama-class", "bart", "t5", "deberta-v3", "mpnet")
+ON_GPU = ("bert", "bart", "llama-class", "t5")
 
 
 @pytest.mark.parametrize("options", [{}, {"gold": True}, {"direction": "low"}, {"attribution": "attention"}], ids=str)
-@pytest.mark.parametrize(("name", "backend"), [build for build in zoo.BUILDS if build[0] in NAIVE])
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [pytest.param(*build, marks=[pytest.mark.gpu] * (build[0] in ON_GPU)) for build in zoo.BUILDS if build[0] in NAIVE],
+)
 def test_with_q_1_losses_and_gradients_equal_the_naive_implementation(
     name: str, options: dict[str, Any], backend: str
 ) -> None:
@@ -264,13 +269,14 @@ def test_the_attribution_pass_sees_the_dropout_of_the_pass_that_trains() -> None
 # --- Precision, checkpointing, frozen parts
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("method", METHODS, ids=NAMES)
 @pytest.mark.parametrize("name", ["bert", "bart", "llama-class", "t5"])
 def test_autocast_gives_the_gradients_of_full_precision_roughly(name: str, method: ADDrop) -> None:
     model, batch = zoo.build(name), zoo.batch_of(name)
     random = ADDrop(p=0.5, q=0.5, attribution="random", **ON)
     with regularize(model, method) as reg:
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(DEVICE.type, torch.bfloat16):
             loss = reg.loss(batch)
         loss.backward()
     assert torch.isfinite(loss)
@@ -286,6 +292,7 @@ def test_autocast_gives_the_gradients_of_full_precision_roughly(name: str, metho
         ), key
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("method", METHODS, ids=NAMES)
 def test_every_dtype_gives_finite_gradients(method: ADDrop, dtype: torch.dtype) -> None:

@@ -146,6 +146,7 @@ def test_units_are_dropped_as_often_as_the_scores_say(bias: float) -> None:
         assert deviations.abs().max() < 4.5
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("granularity", ["score", "head", "layer"])
 @pytest.mark.parametrize("name", ["bert", "distilbert", "roberta", "bert-choice"])
 def test_the_attackers_loss_is_that_of_a_naive_pass(name: str, granularity: str) -> None:
@@ -266,6 +267,7 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("optimizer", [optimizer_of, sgd])
 @pytest.mark.parametrize(("accumulation", "max_norm"), [(1, None), (2, 0.3)])
 def test_until_they_come_together_the_defender_is_plain_fine_tuning(
@@ -293,6 +295,7 @@ def states(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> di
     }
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("merge", ["sample", "best", "attacker"])
 def test_after_a_period_both_are_the_survivor(merge: str) -> None:
     before: dict[str, Any] = {}
@@ -462,6 +465,7 @@ def test_float16_scaling_leaves_the_defender_as_it_would_be() -> None:
     zoo.assert_same(*found, 1e-12)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("variant", ["dropout", "pruning"])
 def test_state_goes_on_in_the_middle_of_a_period(variant: str, tmp_path: Path) -> None:
     """Six steps at once, and three, a restart from a file, and three more."""
@@ -470,7 +474,7 @@ def test_state_goes_on_in_the_middle_of_a_period(variant: str, tmp_path: Path) -
 
     def steps(reg: Any, model: Any, optimizer: Any, count: int) -> None:
         for _ in range(count):
-            reg.loss(zoo.collate(rows)).backward()
+            reg.loss(zoo.on_device(zoo.collate(rows))).backward()
             optimizer.step()
             optimizer.zero_grad()
             reg.step()

@@ -126,6 +126,7 @@ def test_a_copy_that_is_made_within_the_block_is_stock(method: Method, copied: A
     assert torch.equal(other(**batch).logits, stock(**batch).logits)
 
 
+@pytest.mark.gpu
 @every_method
 def test_a_run_that_is_resumed_goes_on_exactly(method: Method, tmp_path: Path) -> None:
     options = {
@@ -186,6 +187,7 @@ def test_padding_changes_nothing(name: str) -> None:
     zoo.assert_same(found[0], found[1], 1e-8)
 
 
+@pytest.mark.gpu
 @every_method
 def test_half_precision(method: Method, tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, method, bf16=True, max_steps=4, reward_dataset=examples(count=4))
@@ -193,6 +195,7 @@ def test_half_precision(method: Method, tmp_path: Path) -> None:
     assert all(value.dtype == torch.float32 and value.isfinite().all() for value in weights(trainer).values())
 
 
+@pytest.mark.gpu
 @every_method
 def test_activation_checkpointing_changes_nothing(method: Method) -> None:
     found = []

@@ -14,9 +14,12 @@ from torch import Tensor
 
 from attendrop import AttendropError, Compose, FineTune, Method, RDrop, regularize
 
+ON_GPU = ("bert", "bart", "llama-class", "deberta-v3")
 # Each model with each method on one of its backends; on the other, slow.
 CELLS = [
-    pytest.param(name, row, backend, marks=() if (i + j + k) % 2 == 0 else pytest.mark.slow)
+    pytest.param(
+        name, row, backend, marks=[pytest.mark.slow] * ((i + j + k) % 2) + [pytest.mark.gpu] * (name in ON_GPU)
+    )
     for i, name in enumerate(zoo.ZOO)
     for j, row in enumerate(TABLE | TERMS)
     if row not in ON_MOVED_WEIGHTS

@@ -16,6 +16,7 @@ import pytest
 import torch
 import transformers as hf
 from helpers import zoo
+from helpers.device import DEVICE, ON_CPU
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -77,7 +78,7 @@ PADDINGS = {
 @cache
 def stock(case: str) -> Any:
     cls, options, _ = FAST[case]
-    return zoo.from_class(cls, options, "sdpa").eval()
+    return zoo.from_class(cls, options, "sdpa").to(DEVICE).eval()
 
 
 def batch_for(case: str, *, lengths: Sequence[int] = (8, 5, 3), **padding: Any) -> zoo.Batch:
@@ -118,13 +119,14 @@ def naive(model: Any, layers: Sequence[int], batch: zoo.Batch) -> Tensor:
             hook.remove()
 
 
-def near(found: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
+def near(found: Tensor, expected: Tensor, tolerance: float = 1e-5 if ON_CPU else 1e-4) -> None:
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
 # The same answers -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.gpu
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("layers", [(), (0,), (1, 2), (0, 1, 2)], ids=str)

@@ -84,10 +84,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 def cases(*names: str, job: str = "{}") -> list[Any]:
-    """Parameters of tests; those whose ``job`` is not in the sample are slow."""
-    return [
-        pytest.param(name, marks=() if job.format(name) in ddp_worker.SAMPLE else pytest.mark.slow) for name in names
-    ]
+    """Parameters of tests; those whose ``job`` is not in the sample are slow, the others run on a GPU, too."""
+    sampled = {name: job.format(name) in ddp_worker.SAMPLE for name in names}
+    return [pytest.param(name, marks=pytest.mark.gpu if sampled[name] else pytest.mark.slow) for name in names]
 
 
 @pytest.mark.parametrize("job", cases("step bert", "step bart-class"))
@@ -136,17 +135,20 @@ def test_every_method_ends_with_the_weights_of_one_process(job: str, ranks: Resu
     zoo.assert_same(first, alone(job), 1e-7)
 
 
+@pytest.mark.gpu
 def test_a_resumed_run_of_two_processes_equals_the_uninterrupted_one(ranks: Results) -> None:
     resumed, whole = ranks("resumed random")[0], ranks("train random")[0]
     assert len(resumed["gradients"]) == 1
     zoo.assert_same(resumed["weights"], whole["weights"])
 
 
+@pytest.mark.gpu
 def test_checkpoints_of_two_processes_are_complete(folder: Callable[[str], Path]) -> None:
     checkpoint = folder("train random") / "random/checkpoint-3"
     assert is_complete(checkpoint)
     assert {"rng_state_0.pth", "rng_state_1.pth"} <= {path.name for path in checkpoint.iterdir()}
 
 
+@pytest.mark.gpu
 def test_the_logged_share_is_that_of_the_whole_batch(ranks: Results, alone: Results) -> None:
     assert ranks("train random")[0]["shares"] == pytest.approx(alone("train random")["shares"])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import zoo
+from helpers.device import DEVICE, ON_CPU
 from helpers.table import TABLE, given
 from helpers.training import trainer_of
 from torch import Tensor
@@ -19,13 +20,18 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attribution.finite_gradients import finite_gradients
 from attendrop.attribution.gradient import gradient_attribution
 
-HALF = {"device_type": "cpu", "dtype": torch.float16}
+pytestmark = pytest.mark.gpu
+HALF = {"device_type": DEVICE.type, "dtype": torch.float16}
 
 
 def model_of(task: str) -> Any:
     if task != "questions":
         return zoo.build(task)
-    return zoo.from_class("BertForQuestionAnswering", {**zoo.ZOO["bert"].options, "num_labels": 2}, "sdpa").train()
+    return (
+        zoo.from_class("BertForQuestionAnswering", {**zoo.ZOO["bert"].options, "num_labels": 2}, "sdpa")
+        .to(DEVICE)
+        .train()
+    )
 
 
 def rows_of(task: str, count: int = 3) -> list[zoo.Batch]:
@@ -66,9 +72,9 @@ ATTRIBUTIONS: dict[str, Method] = {
 @pytest.mark.parametrize("method", ATTRIBUTIONS.values(), ids=ATTRIBUTIONS)
 @pytest.mark.parametrize("task", ["bert", "questions", "gpt2"])
 def test_as_much_is_dropped_as_in_full_precision(task: str, method: Method) -> None:
-    batch, found = zoo.collate(rows_of(task)), []
+    batch, found = zoo.on_device(zoo.collate(rows_of(task))), []
     for half in (True, False):
-        scaler = torch.amp.GradScaler("cpu", enabled=half)
+        scaler = torch.amp.GradScaler(DEVICE.type, enabled=half)
         with at_work(model_of(task), method, batch, None) as reg:
             step(reg, [batch], scaler)
             found.append(reg.logs())
@@ -84,8 +90,9 @@ def test_the_trainer_drops_as_much_as_in_full_precision(task: str, name: str, tm
     found = []
     for half in (True, False):
         options = {"train_dataset": rows_of(task, 6), "max_steps": 2, "learning_rate": 1e-4, "logging_steps": 2}
-        trainer = trainer_of(tmp_path, ATTRIBUTIONS[name], model=model_of(task), logging_strategy="steps", **options)
-        if half:
+        options |= {"logging_strategy": "steps", "fp16": half and not ON_CPU}
+        trainer = trainer_of(tmp_path, ATTRIBUTIONS[name], model=model_of(task), **options)
+        if half and ON_CPU:
             in_float16(trainer)
         trainer.train()
         found.append(next(entry for entry in trainer.state.log_history if "ad_drop/dropped" in entry))
@@ -98,7 +105,7 @@ def in_float16(trainer: Any) -> None:
     """Make a trainer train on the CPU as ``fp16=True`` does on a GPU, where alone it is allowed."""
     accelerator = trainer.accelerator
     accelerator.state._mixed_precision, accelerator.native_amp = "fp16", True
-    accelerator.scaler = torch.amp.GradScaler("cpu")
+    accelerator.scaler = torch.amp.GradScaler(DEVICE.type)
 
 
 @pytest.mark.parametrize("factor", [1e-3, 1.0, 1e3])
@@ -158,7 +165,7 @@ def test_a_loss_scale_that_nobody_told_of_is_refused(method: Method) -> None:
         at_work(model, method, batch, None) as reg,
         pytest.raises(AttendropError, match=r"multiplied by 65536 .*regularize\(\.\.\., scaler=scaler\)"),
     ):
-        step(reg, [batch], torch.amp.GradScaler("cpu"))
+        step(reg, [batch], torch.amp.GradScaler(DEVICE.type))
 
 
 @pytest.mark.parametrize("method", TABLE.values(), ids=TABLE)
@@ -167,7 +174,7 @@ def test_a_loss_scale_changes_nothing(method: Method) -> None:
     batch, found = zoo.batch_of("bert"), []
     for scale in (1.0, 2.0**16):
         model = zoo.build("bert", dtype=torch.float64)
-        scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale > 1)
+        scaler = torch.amp.GradScaler(DEVICE.type, init_scale=scale, enabled=scale > 1)
         with at_work(model, method, batch, scaler if method.needs_loss_scale else None) as reg:
             for _ in range(2):
                 step(reg, [batch], scaler)
@@ -194,7 +201,7 @@ def test_the_defender_trains_as_plain_fine_tuning_does() -> None:
     """With a learning rate at which a factor in its gradients would tell."""
     batch, found = zoo.batch_of("bert"), []
     for method in (AttendOut(dropout_step=9), FineTune()):
-        model, scaler = zoo.build("bert"), torch.amp.GradScaler("cpu")
+        model, scaler = zoo.build("bert"), torch.amp.GradScaler(DEVICE.type)
         with at_work(model, method, batch, scaler) as reg:
             for _ in range(3):
                 step(reg, [batch], scaler)
@@ -208,7 +215,7 @@ def test_the_defender_trains_as_plain_fine_tuning_does() -> None:
 def test_micro_batches_of_different_weights_weigh_as_much_for_the_defender() -> None:
     batches, found = [zoo.batch_of("bert", seed=seed) for seed in range(3)], []
     for method in (AttendOut(dropout_step=9), FineTune()):
-        model, scaler = zoo.build("bert", dtype=torch.float64), torch.amp.GradScaler("cpu", init_scale=1024.0)
+        model, scaler = zoo.build("bert", dtype=torch.float64), torch.amp.GradScaler(DEVICE.type, init_scale=1024.0)
         with at_work(model, method, batches[0], scaler) as reg:
             for _ in range(2):
                 step(reg, batches, scaler, weights=(0.1, 0.7, 0.2))
@@ -235,7 +242,7 @@ def test_steps_that_overflow_are_skipped_and_leave_nothing_behind(name: str) -> 
     """The scaler halves its scale until nothing overflows, and skips the steps up to then."""
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=100)
+    scaler = torch.amp.GradScaler(DEVICE.type, init_scale=2.0**24, growth_interval=100)
     taken = []
     with at_work(model, TABLE[name], batch, scaler) as reg:
         for _ in range(14):

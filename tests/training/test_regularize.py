@@ -129,6 +129,7 @@ def test_a_batch_without_tensors_is_an_error() -> None:
         reg.loss({})
 
 
+@pytest.mark.gpu
 def test_backward_may_follow_later_and_elsewhere() -> None:
     """The trainer calls backward after the loss was returned; recomputed layers must reuse the same masks."""
     batches = [zoo.batch_of("bert", seed=i) for i in range(2)]
@@ -149,6 +150,7 @@ def test_backward_may_follow_later_and_elsewhere() -> None:
     zoo.assert_same(*found, 1e-12)
 
 
+@pytest.mark.gpu
 def test_state_goes_on_where_it_was() -> None:
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
 
