@@ -21,9 +21,9 @@ from attendrop.attention.example_inputs import example_inputs
 from attendrop.attention.isolation import evaluating, forked_rng, in_full_precision
 from attendrop.attention.layers import AttentionLayer, checked_layers, select_layers, select_self_attention
 from attendrop.attention.plan import CombinedPlan, ConstantAttention, Plan
-from attendrop.attention.projections import ValueProjection, find_value_projection
+from attendrop.attention.projections import ValueProjection, factors, find_value_projection
 from attendrop.attribution.attention_weights import attention_attribution
-from attendrop.attribution.finite_gradients import finite_gradients, gradients_of, wide
+from attendrop.attribution.finite_gradients import all_finite, finite_gradients, gradients_of, wide
 from attendrop.attribution.gradient import gradient_attribution
 from attendrop.attribution.head_importance import GatePlan, head_importance
 from attendrop.attribution.integrated_gradients import QUADRATURE_RULES, SCOPES, integrated_gradient_attribution
@@ -33,9 +33,12 @@ from attendrop.batches import Batch, number_of_rows, refuse_graph, to_device
 from attendrop.candidates import Region, candidate_region, floor_fraction, pack, unpack
 from attendrop.errors import AttendropError
 from attendrop.keyed_random import SampleKey, normal, sample_mask, sample_parameter_mask, sample_row_mask, uniform
+from attendrop.methods.common.antithetic import AntitheticPlan, with_antithetic_pass
 from attendrop.methods.common.consistent_views import with_views
 from attendrop.methods.common.divergence import divergences, kind_of, mean, mean_divergence, mean_spread
 from attendrop.methods.common.initial_state import InitialState
+from attendrop.methods.common.learnt_probabilities import LearntProbabilities, probability_rules
+from attendrop.methods.common.own_parameters import OwnParameters, ValuePerLayer, own_parameter_rules
 from attendrop.methods.common.parameter_override import (
     ParameterOverride,
     embedding_weights,
@@ -44,6 +47,7 @@ from attendrop.methods.common.parameter_override import (
     projection_weights,
 )
 from attendrop.methods.common.random_mask import RandomMaskPlan, dropout
+from attendrop.methods.common.row_losses import row_losses
 from attendrop.methods.common.weight_mixing import WeightMixing
 from attendrop.methods.common.word_embeddings import NOISES, Perturbation, WordPlan, word_noise
 from attendrop.methods.core.base import Method, MethodState
@@ -77,6 +81,8 @@ from attendrop.methods.core.running_statistics import RunningStatistics
 from attendrop.methods.drop_block import begin_chances, spread
 from attendrop.methods.layer_drop import Skipping, sample_blocks
 from attendrop.methods.vanilla import Bernoulli
+from attendrop.peft_models import transformers_model
+from attendrop.trained_tensors import trained_tensors
 
 __all__ = [
     "ANY",
@@ -92,6 +98,7 @@ __all__ = [
     "SECOND_MODEL",
     "SKIPS_BLOCKS",
     "SWITCH",
+    "AntitheticPlan",
     "AttendropError",
     "AttentionCall",
     "AttentionEdit",
@@ -107,10 +114,12 @@ __all__ = [
     "InitialState",
     "LabelledData",
     "LayerRanking",
+    "LearntProbabilities",
     "Method",
     "MethodInfo",
     "MethodState",
     "ModelAdapter",
+    "OwnParameters",
     "ParameterOverride",
     "Perturbation",
     "Plan",
@@ -126,10 +135,12 @@ __all__ = [
     "Skipping",
     "StepContext",
     "TrainingContext",
+    "ValuePerLayer",
     "ValueProjection",
     "WeightMixing",
     "WordPlan",
     "aligned_labels",
+    "all_finite",
     "attention_attribution",
     "begin_chances",
     "block_of",
@@ -147,6 +158,7 @@ __all__ = [
     "embedding_weights",
     "evaluating",
     "example_inputs",
+    "factors",
     "find_value_projection",
     "finite_gradients",
     "fix_target",
@@ -166,12 +178,15 @@ __all__ = [
     "number_of_rows",
     "option",
     "optional",
+    "own_parameter_rules",
     "pack",
     "positive",
     "pretrained_parameters",
+    "probability_rules",
     "projection_weights",
     "refuse_graph",
     "register_method",
+    "row_losses",
     "sample_blocks",
     "sample_mask",
     "sample_parameter_mask",
@@ -181,10 +196,13 @@ __all__ = [
     "spread",
     "suggestion",
     "to_device",
+    "trained_tensors",
+    "transformers_model",
     "uniform",
     "unit_interval",
     "unpack",
     "wide",
+    "with_antithetic_pass",
     "with_views",
     "word_noise",
 ]

@@ -27,6 +27,7 @@ from attendrop import (
     FineTune,
     HiddenCut,
     LayerReinit,
+    LearnableBernoulli,
     Method,
     Mixout,
     SuperT,
@@ -39,7 +40,7 @@ ALWAYS = ADDrop(p=0.5, q=0.5, cross_tuning=False)
 # Methods that see the parameters, for which an adapter and its sum with the model are not the same.
 OF_PARAMETERS = (Mixout, DropConnect, ChildTuning, SAM, SuperT, LayerReinit)
 # Methods that read or change the weights that an adapter leaves as they are.
-OF_WEIGHTS = (DropConnect, ConcreteDropout, SuperT, LayerReinit)
+OF_WEIGHTS = (DropConnect, ConcreteDropout, LearnableBernoulli, SuperT, LayerReinit)
 ROWS = [
     pytest.param(name, row, marks=() if (3 * i + j) % 6 == 0 else pytest.mark.slow)
     for i, name in enumerate(MODELS)

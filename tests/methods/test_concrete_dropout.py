@@ -29,7 +29,7 @@ from attendrop import (
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.call import AttentionCall
 from attendrop.keyed_random import SampleKey, uniform
-from attendrop.methods.concrete_dropout import entropy
+from attendrop.methods.common.learnt_probabilities import entropy
 from attendrop.methods.core.context import Processes, StepContext
 from attendrop.methods.core.registry import build_method
 from attendrop.methods.core.running_statistics import RunningStatistics
@@ -126,11 +126,11 @@ def test_gradients_of_the_log_odds_are_those_of_the_loss() -> None:
     for layer in range(2):
         losses = []
         for shift in (1e-2, -1e-2):
-            method_state.logits.data[layer] += shift
+            method_state.values.data[layer] += shift
             reg.begin_step(0)
             losses.append(reg.loss(batch).item())
-            method_state.logits.data[layer] -= shift
-        assert method_state.logits.grad[layer].item() == pytest.approx(
+            method_state.values.data[layer] -= shift
+        assert method_state.values.grad[layer].item() == pytest.approx(
             (losses[0] - losses[1]) / 2e-2, rel=1e-2, abs=1e-5
         )
     reg.close()
@@ -163,9 +163,9 @@ def test_data_outweighs_the_prior_on_a_few_hundred_rows() -> None:
     for step in range(20):
         reg.begin_step(step)
         reg.loss(batch).backward()
-        of_prior = torch.autograd.grad(method_state.penalty(None, None), method_state.logits)[0]
-        of_data.append(method_state.logits.grad - of_prior)
-        method_state.logits.grad = None
+        of_prior = torch.autograd.grad(method_state.penalty(None, None), method_state.values)[0]
+        of_data.append(method_state.values.grad - of_prior)
+        method_state.values.grad = None
         optimizer.step()
         optimizer.zero_grad()
     reg.close()
@@ -210,8 +210,8 @@ def probabilities_learnt_on_rte(
             for batch in loader:
                 reg.loss(batch).backward()
                 if prior_alone:
-                    method_state.logits.grad = torch.autograd.grad(
-                        method_state.penalty(None, None), method_state.logits
+                    method_state.values.grad = torch.autograd.grad(
+                        method_state.penalty(None, None), method_state.values
                     )[0]
                 optimizer.step()
                 optimizer.zero_grad()
@@ -250,10 +250,10 @@ def gradient(cut: int, scale: float = 1.0, processes: Processes | None = None) -
         method_state.penalty = lambda step, outputs, penalty=penalty: penalty(step, outputs) / reg.loss_weight
         (reg.loss(batch) * cut / 4 * scale).backward()
         method_state.penalty = penalty
-    method_state.optimizer.register_step_pre_hook(lambda *_: found.append(method_state.logits.grad.clone()))
+    method_state.optimizer.register_step_pre_hook(lambda *_: found.append(method_state.values.grad.clone()))
     reg.step()
     reg.close()
-    assert method_state.logits.grad is None
+    assert method_state.values.grad is None
     return found[0]
 
 
@@ -271,11 +271,11 @@ def test_a_step_that_float16_overflows_is_not_taken() -> None:
     method_state: Any = reg.method_state
     reg.loss_scale = 2.0
     reg.loss(zoo.batch_of("bert")).backward()
-    method_state.logits.grad[0] = math.inf
+    method_state.values.grad[0] = math.inf
     before = learnt(reg)
     reg.step()
     assert learnt(reg) == before
-    assert method_state.logits.grad is None
+    assert method_state.values.grad is None
     reg.close()
 
 

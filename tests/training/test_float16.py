@@ -15,10 +15,11 @@ from helpers.table import TABLE, given
 from helpers.training import trainer_of
 from torch import Tensor
 
-from attendrop import SCAL, ADDrop, AttendOut, AttendropError, ConcreteDropout, FineTune, HeadMask, Method, regularize
+from attendrop import SCAL, ADDrop, AttendOut, AttendropError, FineTune, HeadMask, Method, regularize
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attribution.finite_gradients import finite_gradients
 from attendrop.attribution.gradient import gradient_attribution
+from attendrop.methods.common.own_parameters import OwnParameters
 
 pytestmark = pytest.mark.gpu
 HALF = {"device_type": DEVICE.type, "dtype": torch.float16}
@@ -188,8 +189,8 @@ def kept(reg: Any) -> dict[str, Tensor]:
     for method_state in reg.method_state.parts:
         if isinstance(method_state.method, AttendOut):
             found |= {f"defender.{name}": value.clone() for name, value in defender_of(reg).state_dict().items()}
-        if isinstance(method_state.method, ConcreteDropout):
-            found["logits"] = method_state.logits.detach().clone()
+        if isinstance(method_state, OwnParameters):
+            found |= {name: value.detach().clone() for name, value in method_state.parameters.items()}
     return found
 
 
@@ -237,7 +238,7 @@ def test_losses_may_be_computed_before_any_of_them_goes_backward() -> None:
     zoo.assert_same(*found, 1e-9)
 
 
-@pytest.mark.parametrize("name", ["concrete-dropout", "attendout"])
+@pytest.mark.parametrize("name", ["concrete-dropout", "contextual-dropout", "attendout"])
 def test_steps_that_overflow_are_skipped_and_leave_nothing_behind(name: str) -> None:
     """The scaler halves its scale until nothing overflows, and skips the steps up to then."""
     model, batch = zoo.build("bert"), zoo.batch_of("bert")

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import logsigmoid
+from torch import Tensor
 
-from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionEdit
-from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
-from attendrop.attention.projections import ValueProjection, find_value_projection
-from attendrop.attribution.finite_gradients import wide
-from attendrop.batches import Batch
-from attendrop.errors import AttendropError
+from attendrop.methods.common.learnt_probabilities import LearntProbabilities, probability_rules
 from attendrop.methods.common.random_mask import RandomMaskPlan
 from attendrop.methods.core.base import Method, MethodState
-from attendrop.methods.core.compatibility import EXCHANGES_WEIGHTS, SECOND_MODEL, SKIPS_BLOCKS, Rule
+from attendrop.methods.core.compatibility import Rule
 from attendrop.methods.core.context import StepContext, TrainingContext
 from attendrop.methods.core.info import MethodInfo
 from attendrop.methods.core.options import LAYERS, count, option, positive, unit_interval
@@ -104,20 +98,7 @@ class ConcreteDropout(Method):
     adds_penalty: ClassVar[bool] = True
     needs_loss_scale: ClassVar[bool] = True
 
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule("concrete-dropout", SECOND_MODEL, "The probabilities belong to one model, but two are trained."),
-        Rule(
-            "concrete-dropout",
-            EXCHANGES_WEIGHTS,
-            "The model's weights are replaced during training, but the learnt probabilities are not.",
-        ),
-        Rule(
-            "concrete-dropout",
-            SKIPS_BLOCKS,
-            "The penalty uses the weights of every block, including skipped ones, whose dropout is not applied and "
-            "whose gradients DDP cannot reduce.",
-        ),
-    )
+    rules: ClassVar[tuple[Rule, ...]] = probability_rules("concrete-dropout")
 
     p: float = option(0.1, unit_interval(), search=(0.05, 0.2))
     learning_rate: float = option(0.01, positive())
@@ -131,81 +112,14 @@ class ConcreteDropout(Method):
         return _Learning(self, training)
 
 
-class _Learning(MethodState):
-    """State with the log-odds of the probabilities and their optimizer, both created at the first pass."""
+class _Learning(LearntProbabilities):
+    """State with the log-odds of the probabilities."""
 
     method: ConcreteDropout
 
-    def __init__(self, method: ConcreteDropout, training: TrainingContext) -> None:
-        super().__init__(method)
-        self.training = training
-        data: Any = training.train_data
-        self.num_train_rows = method.num_train_rows or (len(data) if hasattr(data, "__len__") else 0)
-        if not self.num_train_rows:
-            raise AttendropError(
-                "Concrete Dropout needs the number of training rows for the weight of its prior: pass train_data, or "
-                "set num_train_rows."
-            )
-        self.keys: list[str] = []
-        self.logits = nn.Parameter(torch.empty(0))
-        self.optimizer: torch.optim.Optimizer | None = None
-        self.loss_scale = 1.0
-        self._projections: dict[str, ValueProjection] = {}
-
     def plan(self, context: StepContext) -> Plan:
-        attention_layers = self.method.selected_layers(context.adapter.attention_layers)
-        if self.optimizer is None:
-            logit = torch.logit(torch.tensor(self.method.p, dtype=torch.float64)).float()
-            self._begin([layer.key for layer in attention_layers], logit.repeat(len(attention_layers)))
-        if not self._projections:
-            self._projections = value_projections(context.adapter, attention_layers)
-        self.loss_scale = context.loss_scale
-        for key, p in zip(self.keys, self.logits.detach().sigmoid(), strict=True):
-            context.note(f"probability/{key}", p)
-        return _Relaxed(self.method, context, dict(zip(self.keys, self.logits, strict=True)))
-
-    def penalty(self, context: StepContext, outputs: Any) -> Tensor:
-        total = torch.zeros((), device=self.logits.device)
-        for key, logit in zip(self.keys, self.logits, strict=True):
-            weight = self._projections[key].weight()
-            norm = wide(weight).square().sum() / (2 * torch.sigmoid(-logit))
-            total = total + self.method.length_scale**2 * norm - self.method.entropy_weight * entropy(logit)
-        return total / self.num_train_rows
-
-    def after_step(self, steps_taken: int) -> dict[str, float]:
-        if self.optimizer is None or self.logits.grad is None:
-            return {}
-        processes = self.training.processes
-        gradient = processes.total(self.logits.grad) / (processes.world_size * self.loss_scale)
-        self.logits.grad.copy_(gradient)
-        if gradient.isfinite().all():  # skip steps that overflow under float16
-            self.optimizer.step()
-        self.optimizer.zero_grad()
-        return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        if self.optimizer is None:
-            return {}
-        return {"layers": self.keys, "logits": self.logits.detach(), "optimizer": self.optimizer.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> None:
-        if state:
-            self._begin(state["layers"], state["logits"]).load_state_dict(state["optimizer"])
-
-    def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
-        """Report the learnt probability of each layer."""
-        return {"concrete_dropout": dict(zip(self.keys, self.logits.detach().sigmoid().tolist(), strict=True))}
-
-    def restore(self, metrics: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        learnt: Mapping[str, float] = metrics.get("concrete_dropout", {})
-        if learnt:
-            self._begin(list(learnt), torch.logit(torch.tensor(list(learnt.values()), dtype=torch.float64)).float())
-
-    def _begin(self, keys: Sequence[str], logits: Tensor) -> torch.optim.Optimizer:
-        self.keys = list(keys)
-        self.logits = nn.Parameter(logits.to(next(self.training.model.parameters()).device, copy=True))
-        self.optimizer = torch.optim.Adam([self.logits], lr=self.method.learning_rate)
-        return self.optimizer
+        self.begin(context)
+        return _Relaxed(self.method, context, self.by_layer())
 
 
 class _Relaxed(RandomMaskPlan):
@@ -232,23 +146,3 @@ class _Relaxed(RandomMaskPlan):
             return weights * (kept / torch.sigmoid(-logit)).to(weights.dtype)
 
         return AttentionEdit(weights=relaxed)
-
-
-def entropy(logit: Tensor) -> Tensor:
-    """Compute the entropy, in nats, of a Bernoulli variable with the given log-odds."""
-    return -(torch.sigmoid(logit) * logsigmoid(logit) + torch.sigmoid(-logit) * logsigmoid(-logit))
-
-
-def value_projections(adapter: ModelAdapter, attention_layers: Sequence[AttentionLayer]) -> dict[str, ValueProjection]:
-    """Find the value projection of each attention layer, by the layer's key."""
-    names = {module: name.rpartition(".")[2] for name, module in adapter.model.named_modules()}
-    inputs = {key: modules for block in adapter.blocks for key, modules in block.input_projections.items()}
-    found: dict[str, ValueProjection] = {}
-    for layer in attention_layers:
-        projection = find_value_projection((names[module], module) for module in inputs.get(layer.key, []))
-        if projection is None:
-            raise AttendropError(
-                f"The value projection of {layer.name} cannot be found; choose other layers, or another method."
-            )
-        found[layer.key] = projection
-    return found

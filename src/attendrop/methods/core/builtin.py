@@ -31,3 +31,8 @@ from attendrop.methods.l2_sp import L2SP as L2SP
 from attendrop.methods.layer_reinit import LayerReinit as LayerReinit
 from attendrop.methods.smart import SMART as SMART
 from attendrop.methods.sam import SAM as SAM
+from attendrop.methods.variational_dropout import VariationalDropout as VariationalDropout
+from attendrop.methods.learnable_bernoulli import LearnableBernoulli as LearnableBernoulli
+from attendrop.methods.adversarial_dropout import AdversarialDropout as AdversarialDropout
+from attendrop.methods.contextual_dropout import ContextualDropout as ContextualDropout
+from attendrop.methods.edropout import EDropout as EDropout

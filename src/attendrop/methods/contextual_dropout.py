@@ -1,0 +1,211 @@
+"""Contextual dropout: attention dropout with probabilities that a small network derives from each sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from attendrop.attention.call import AttentionCall
+from attendrop.attention.edits import AttentionEdit
+from attendrop.attention.isolation import evaluating, forked_rng
+from attendrop.attention.layers import AttentionLayer
+from attendrop.attention.plan import Plan
+from attendrop.attribution.finite_gradients import wide
+from attendrop.keyed_random import SampleKey
+from attendrop.methods.common.antithetic import AntitheticPlan, with_antithetic_pass
+from attendrop.methods.common.own_parameters import OwnParameters, own_parameter_rules
+from attendrop.methods.core.base import Method, MethodState
+from attendrop.methods.core.compatibility import DECIDES_PASSES, Rule
+from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
+from attendrop.methods.core.info import MethodInfo
+from attendrop.methods.core.options import LAYERS, count, option, positive, unit_interval
+
+
+@dataclass(frozen=True)
+class ContextualDropout(Method):
+    """Dropout of attention weights with a probability for each head and sequence, derived from the sequence.
+
+    In each layer a network of two linear layers, ``W2 leaky_relu(W1 c + b1) + b2``, computes the log-odds of each
+    head's probability from ``c``, the mean of the layer's values over the valid keys, normalised. A weight is dropped
+    if ``u < p``, with ``u`` uniform in (0, 1), and divided by ``1 - p`` otherwise. The networks are trained by the ARM
+    estimator, from an additional pass with ``1 - u`` in place of ``u``, see :class:`attendrop.LearnableBernoulli`. The
+    penalty is ``prior_weight`` times the mean over sequences of ``KL(Bernoulli(p) || Bernoulli(p0))``, summed over
+    heads and layers, where the prior ``p0`` is learnt for each layer. Two forward passes and one backward pass per
+    step.
+
+    Example:
+        >>> with regularize(model, ContextualDropout()) as reg:
+        ...     reg.loss(batch).backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        ...     reg.step()  # updates the networks
+
+    Args:
+        p: Probability of all heads and sequences at the start, in (0, 1).
+        hidden: Number of hidden units of a network, 1 or more.
+        learning_rate: Learning rate of the networks and priors, above 0.
+        prior_weight: Weight of the divergence from the prior, 0 or more.
+        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
+
+    Raises:
+        AttendropError: An option is out of its range; or, in training, there are no labels.
+
+    Source: Fan et al. (2021), https://arxiv.org/abs/2103.04181, section 2: contextual Bernoulli dropout with a
+    learnable prior; their Gaussian form is not included. They drop hidden units, channels, or attention weights. Here
+    the networks read the values of a layer, without passing gradients on to the model, and one probability serves all
+    positions of a head, for which their networks compute several. The last linear layer starts at zero, with the bias
+    that makes ``p``. All defaults are ours. The loss that the estimator compares is the plain loss of a row, without
+    label smoothing or class weights. The model's own dropout stays enabled, with the same sample in both passes.
+    """
+
+    name: ClassVar[str] = "contextual-dropout"
+    summary: ClassVar[str] = "learns networks that derive drop probabilities of heads from each sequence"
+    paper: ClassVar[str] = "Fan et al. (2021), Contextual Dropout: An Efficient Sample-Dependent Dropout Module"
+    bibtex: ClassVar[str] = """@inproceedings{fan2021contextual,
+  title     = {Contextual Dropout: An Efficient Sample-Dependent Dropout Module},
+  author    = {Fan, Xinjie and Zhang, Shujian and Tanwisuth, Korawat and Qian, Xiaoning and Zhou, Mingyuan},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2021},
+  url       = {https://arxiv.org/abs/2103.04181}
+}"""
+    info: ClassVar[MethodInfo] = MethodInfo(
+        acts_on=("weights", "loss"), forward="2", state="a small network for each layer, and their optimizer"
+    )
+    traits: ClassVar[Mapping[str, str]] = {DECIDES_PASSES: ""}
+    needs_loss_scale: ClassVar[bool] = True
+    rules: ClassVar[tuple[Rule, ...]] = own_parameter_rules("contextual-dropout")
+
+    p: float = option(0.1, unit_interval(), search=(0.05, 0.2))
+    hidden: int = option(16, count())
+    learning_rate: float = option(0.001, positive())
+    prior_weight: float = option(0.01, positive(zero=True))
+    layers: str | int | Sequence[int] = option("all", LAYERS)
+
+    def start(self, training: TrainingContext) -> MethodState:
+        return _Learning(self, training)
+
+
+class _Learning(OwnParameters):
+    """State with the networks and the priors of the layers."""
+
+    method: ContextualDropout
+
+    def __init__(self, method: ContextualDropout, training: TrainingContext) -> None:
+        super().__init__(method, training, method.learning_rate)
+
+    def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
+        method = self.method
+        keys = {layer.key for layer in method.selected_layers(context.adapter.attention_layers)}
+        if self.optimizer is None:
+            self._create(context, keys)
+        self.loss_scale = context.loss_scale
+        loss, outputs, plan = with_antithetic_pass(
+            context,
+            compute_loss,
+            lambda antithetic: _Dropped(method, context, keys, self.parameters, antithetic=antithetic),
+        )
+        for key in plan.scores:
+            log_odds, prior = plan.log_odds(key), self.parameters[f"{key}/prior"]
+            context.note(f"probability/{key}", log_odds.detach().sigmoid().mean())
+            divergence = bernoulli_divergence(log_odds, prior).sum(-1).mean()
+            loss = loss + method.prior_weight * divergence.to(loss.dtype)
+        return loss, outputs
+
+    def _create(self, context: StepContext, keys: set[str]) -> None:
+        """Create the networks, of the sizes that a pass in evaluation mode, in which no layer is skipped, shows."""
+        sizes = _Sizes(keys)
+        with torch.no_grad(), forked_rng(context.model), evaluating(context.model):
+            context.adapter.forward(context.inputs, sizes)
+        hidden, logit = self.method.hidden, torch.logit(torch.tensor(self.method.p))
+        initial: dict[str, Tensor] = {}
+        for key, (heads, width) in sizes.found.items():
+            generator = torch.Generator().manual_seed(SampleKey(context.key.seed, 0, 0, 1).seeds(key, 1)[0] >> 1)
+            initial[f"{key}/first"] = torch.randn(hidden, width, generator=generator) / width**0.5
+            initial[f"{key}/first bias"] = torch.zeros(hidden)
+            initial[f"{key}/second"] = torch.zeros(heads, hidden)
+            initial[f"{key}/second bias"] = logit.repeat(heads)
+            initial[f"{key}/prior"] = logit
+        self.create(initial)
+
+
+class _Sizes(Plan):
+    """Plan that records the number of heads, and the width of the values, of some layers."""
+
+    acts_on = frozenset({"attention"})
+
+    def __init__(self, keys: set[str]) -> None:
+        super().__init__()
+        self.keys = keys
+        self.found: dict[str, tuple[int, int]] = {}
+
+    def wants(self, layer: AttentionLayer) -> bool:
+        return layer.key in self.keys
+
+    def edit(self, call: AttentionCall) -> AttentionEdit:
+        def seen(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            self.found[call.layer.key] = (value.shape[1], value.shape[1] * value.shape[3])
+            return query, key, value
+
+        return AttentionEdit(inputs=seen)
+
+
+class _Dropped(AntitheticPlan):
+    """Plan that drops with the probabilities of each sequence.
+
+    Args:
+        method: The method.
+        context: The micro-batch.
+        keys: Keys of the layers.
+        parameters: Parameters of the networks.
+        antithetic: Whether this is the antithetic pass.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        context: StepContext,
+        keys: set[str],
+        parameters: Mapping[str, Tensor],
+        *,
+        antithetic: bool,
+    ) -> None:
+        super().__init__(method, context, keys, antithetic=antithetic)
+        self.parameters = parameters
+        self.contexts: dict[str, Tensor] = {}
+
+    def make(self, call: AttentionCall) -> AttentionEdit:
+        def read(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            self.contexts[call.layer.key] = mean_value(call, value.detach())
+            return query, key, value
+
+        return replace(super().make(call), inputs=read)
+
+    def log_odds(self, key: str) -> Tensor:
+        first, bias, second, second_bias = (
+            self.parameters[f"{key}/{name}"] for name in ("first", "first bias", "second", "second bias")
+        )
+        hidden = functional.leaky_relu(functional.linear(self.contexts[key], first, bias))
+        return functional.linear(hidden, second, second_bias)
+
+
+def mean_value(call: AttentionCall, value: Tensor) -> Tensor:
+    """Compute the normalised mean, ``(batch, width)``, of ``value``, ``(batch, heads, key, dim)``, over valid keys."""
+    valid = torch.ones(1, 1, value.shape[2], 1, dtype=torch.bool, device=value.device)
+    if call.valid is not None:  # a key is valid if any query may attend to it
+        valid = call.valid.any(1, keepdim=True).any(2, keepdim=True).transpose(2, 3)
+    mean = (wide(value) * valid).sum(2) / valid.sum(2).clamp(min=1)
+    mean = mean.flatten(1).float()
+    return functional.layer_norm(mean, mean.shape[-1:])
+
+
+def bernoulli_divergence(log_odds: Tensor, prior: Tensor) -> Tensor:
+    """Compute ``KL(P || Q)`` of two Bernoulli variables with the given log-odds."""
+    kept, dropped = functional.logsigmoid(-log_odds), functional.logsigmoid(log_odds)
+    return dropped.exp() * (dropped - functional.logsigmoid(prior)) + kept.exp() * (
+        kept - functional.logsigmoid(-prior)
+    )

@@ -1,0 +1,42 @@
+"""Passes of a model whose attention weights are multiplied by given factors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from attendrop.attention.adapter import ModelAdapter
+from attendrop.attention.call import AttentionCall
+from attendrop.attention.edits import AttentionEdit
+from attendrop.attention.layers import AttentionLayer
+from attendrop.attention.plan import Plan
+from helpers import zoo
+
+
+class Factors(Plan):
+    """Plan that multiplies the weights of some layers by factors, by the layer's key."""
+
+    acts_on = frozenset({"attention"})
+
+    def __init__(self, factors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.factors = factors
+
+    def wants(self, layer: AttentionLayer) -> bool:
+        return layer.key in self.factors
+
+    def edit(self, call: AttentionCall) -> AttentionEdit:
+        return AttentionEdit(weights=lambda weights: weights * self.factors[call.layer.key])
+
+
+def weighted(model: Any, batch: zoo.Batch, factors: Mapping[str, Tensor]) -> Any:
+    """The outputs of a model with these factors."""
+    adapter = ModelAdapter(model)
+    adapter.trace(batch)
+    adapter.attach()
+    try:
+        return adapter.forward(batch, Factors(factors))
+    finally:
+        adapter.detach()

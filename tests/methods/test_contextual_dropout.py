@@ -1,0 +1,130 @@
+"""Contextual dropout: the networks, the prior, and the gradient that trains them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import zoo
+from torch import Tensor
+from torch.distributions import Bernoulli, kl_divergence
+
+from attendrop import AttendropError, Compose, ContextualDropout, LearnableBernoulli, regularize
+from attendrop.attention.call import AttentionCall
+from attendrop.attention.layers import AttentionLayer
+from attendrop.methods.contextual_dropout import _Dropped, bernoulli_divergence, mean_value
+from attendrop.training.regularization import Regularization
+
+
+def at_work(model: Any, **options: Any) -> Regularization:
+    return Regularization(zoo.training(model), ContextualDropout(**options))
+
+
+def test_all_sequences_start_with_the_same_probability() -> None:
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    losses = []
+    for method in (ContextualDropout(p=0.3, prior_weight=0.0), LearnableBernoulli(p=0.3, num_train_rows=10**12)):
+        reg = Regularization(zoo.training(model), method)
+        losses.append(reg.loss(batch))
+        reg.close()
+    assert losses[0].item() != model(**batch).loss.item()
+    # The samples are those of a method without context, but for the rounding of p.
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-6, atol=1e-6)
+
+
+def test_the_gradient_is_that_of_the_method_without_context() -> None:
+    """Whose estimate is unbiased. It is the sum over heads; log-odds at the start are the bias of the last layer."""
+    found: list[dict[str, Tensor]] = []
+    for method in (ContextualDropout(p=0.3, prior_weight=0.0), LearnableBernoulli(p=0.3, num_train_rows=10**12)):
+        reg = Regularization(zoo.training(zoo.build("bert", dtype=torch.float64)), method)
+        reg.loss(zoo.batch_of("bert", (8, 5, 3))).backward()
+        found.append({name: value.grad for name, value in reg.method_state.parameters.items()})  # type: ignore[attr-defined]
+        reg.close()
+    networks, values = found
+    for layer, expected in enumerate(values["values"]):
+        heads = networks[f"encoder.{layer}/second bias"]
+        assert heads.sum().item() == pytest.approx(expected.item(), rel=1e-4)
+        assert heads[0] != heads[1]
+        assert networks[f"encoder.{layer}/second"].abs().max() > 0
+    assert networks["encoder.0/prior"] == 0
+
+
+def test_the_loss_has_the_divergence_from_the_prior() -> None:
+    model, batch, losses = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert"), []
+    for weight in (0.0, 2.0):
+        reg = at_work(model, p=0.3, prior_weight=weight)
+        reg.loss(batch)
+        parameters: dict[str, Tensor] = reg.method_state.parameters  # type: ignore[attr-defined]
+        for layer in range(2):
+            parameters[f"encoder.{layer}/prior"].data.fill_(0.0)
+        reg.begin_step(0)
+        losses.append(reg.loss(batch).item())
+        reg.close()
+    divergence = kl_divergence(Bernoulli(torch.tensor(0.3)), Bernoulli(torch.tensor(0.5))).item()
+    assert losses[1] - losses[0] == pytest.approx(2.0 * 2 * 2 * divergence, rel=1e-5)  # layers and heads
+
+
+def call_of(valid: Tensor | None) -> AttentionCall:
+    return AttentionCall(AttentionLayer("a", "encoder", 0), (2, 2, 5, 5), valid, torch.device("cpu"))
+
+
+def test_the_network_reads_the_mean_over_valid_keys() -> None:
+    value = torch.randn(2, 2, 5, 4, generator=torch.Generator().manual_seed(0))
+    lengths = (5, 3)
+    valid = (torch.arange(5) < torch.tensor(lengths)[:, None])[:, None, None]
+    found = mean_value(call_of(valid), value)
+    for row, length, own in zip(found, lengths, value, strict=True):
+        mean = own[:, :length].mean(1).flatten()
+        torch.testing.assert_close(row, (mean - mean.mean()) / (mean.var(unbiased=False) + 1e-5).sqrt())
+    torch.testing.assert_close(mean_value(call_of(None), value)[0], found[0])
+
+
+def test_the_log_odds_are_those_of_the_network() -> None:
+    shapes = {"first": (6, 8), "first bias": (6,), "second": (2, 6), "second bias": (2,)}
+    generator = torch.Generator().manual_seed(0)
+    own = {f"encoder.0/{name}": torch.randn(*shape, generator=generator) for name, shape in shapes.items()}
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with regularize(model, ContextualDropout()) as reg:
+        reg.loss(batch)
+        plan = _Dropped(reg.method, _context(reg, batch), {"encoder.0"}, own, antithetic=False)
+    plan.contexts["encoder.0"] = torch.randn(3, 8, generator=generator)
+    for row, context in zip(plan.log_odds("encoder.0"), plan.contexts["encoder.0"], strict=True):
+        hidden = own["encoder.0/first"] @ context + own["encoder.0/first bias"]
+        hidden = torch.where(hidden > 0, hidden, 0.01 * hidden)
+        torch.testing.assert_close(row, own["encoder.0/second"] @ hidden + own["encoder.0/second bias"])
+
+
+def _context(reg: Regularization, batch: zoo.Batch) -> Any:
+    """The context of a micro-batch, as a method sees it."""
+    seen: list[Any] = []
+    stock = reg.method_state.loss
+    reg.method_state.loss = lambda context, compute: (seen.append(context), stock(context, compute))[1]  # type: ignore[method-assign,func-returns-value]
+    reg.loss(batch)
+    return seen[0]
+
+
+def test_the_divergence_from_the_prior() -> None:
+    log_odds, prior = torch.tensor([-3.0, 0.0, 40.0]), torch.tensor(-1.0)
+    expected = kl_divergence(Bernoulli(logits=log_odds), Bernoulli(logits=prior))
+    torch.testing.assert_close(bernoulli_divergence(log_odds, prior), expected)
+    assert bernoulli_divergence(prior, prior) == 0
+
+
+def test_networks_learn_probabilities_that_differ_between_sequences() -> None:
+    """Training moves them, and the prior follows."""
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    reg = at_work(model, p=0.3, learning_rate=0.05)
+    for step in range(10):
+        reg.begin_step(step)
+        reg.loss(batch).backward()
+        reg.step()
+    parameters: dict[str, Tensor] = reg.method_state.parameters  # type: ignore[attr-defined]
+    assert parameters["encoder.0/second"].abs().max() > 0.01
+    assert reg.logs()["contextual_dropout/probability/encoder.0"] != pytest.approx(0.3, abs=1e-4)
+    reg.close()
+
+
+def test_it_is_not_combined_with_what_controls_the_passes() -> None:
+    with pytest.raises(AttendropError, match="Both control the passes"):
+        Compose(ContextualDropout(), LearnableBernoulli())
