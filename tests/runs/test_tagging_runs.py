@@ -165,6 +165,35 @@ def test_pruned_models_tag_too(folder: Path) -> None:
 
 
 @pytest.mark.slow
+def test_other_commands_and_models_tag_too(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    tiny.save_tiny_gpt2(tmp_path / "gpt2", bos_token_id=0, eos_token_id=0)
+    byte_level = ("--model", f"{tmp_path}/gpt2", "--set", "cross_tuning=false")
+    metric = (
+        "--method",
+        "attendout",
+        "--set",
+        "score=metric",
+        "--set",
+        "dropout_step=2",
+        "--patience",
+        "2",
+        "--no-refit",
+    )
+    for name, options in {"byte-level": byte_level, "adapter": ("--lora", "r=2"), "metric": metric}.items():
+        assert cli.main([*train(folder, name, "--max-steps", "4"), *options]) == 0
+    run = f"{folder}/run"
+    for command in (
+        ["export", run, "--output", f"{tmp_path}/onnx", "--quantize", "int8"],
+        ["attend", run, "the cat sees a dog", "--device", "cpu"],
+        ["patterns", f"{folder}/byte-level", "--device", "cpu", "--probe"],
+        ["evaluate", f"{folder}/adapter", "--device", "cpu"],
+    ):
+        assert cli.main([*command, "--quiet", *(["--overwrite"] if command[0] == "attend" else [])]) == 0
+    assert "B-ANIMAL" in (folder / "run" / "attention.html").read_text()
+    assert "the logit of the predicted class" not in (folder / "run" / "attention.html").read_text()
+
+
+@pytest.mark.slow
 def test_a_comparison_leaves_out_baselines_of_whole_texts(folder: Path, tmp_path: Path) -> None:
     outcome = compare(
         output_dir=str(tmp_path / "answer"), model=str(folder / "model"), train_file=f"{folder}/train.conll",

@@ -9,9 +9,13 @@ from typing import Any
 
 import pytest
 from datasets import ClassLabel, Dataset, Features, List, Value
+from helpers import tiny
 from seqeval.metrics import f1_score, precision_score, recall_score
+from transformers import AutoTokenizer
 
 from attendrop import AttendropError
+from attendrop.runs.config import RunConfig
+from attendrop.runs.data import divide, encode_parts, load_data
 from attendrop.tasks.entity_tags import are_entity_tags, entity_scores, to_iob2
 from attendrop.tasks.registry import get_task, load_task, task_files
 
@@ -61,6 +65,17 @@ def test_dependencies_come_with_the_tags(folder: Path) -> None:
     with pytest.raises(AttendropError, match="name a folder that has one"):
         load_task("ud", data_dir=folder)
     assert load_task("ud", data_dir=german, splits=("dev",)).source == f"local folder {german}"
+
+
+def test_dependencies_reach_a_method_that_reads_them(folder: Path, tmp_path: Path) -> None:
+    options = {"structure": "dependencies"}
+    config = RunConfig(model="m", output_dir="o", task="ud", method="structure-mask", options=options)
+    tokenizer = AutoTokenizer.from_pretrained(tiny.save_tiny_bert(tmp_path / "model"))
+    data = load_data(config)
+    rows = encode_parts(config, data.task, divide(config, data), tokenizer).train
+    assert rows["dependency_heads"][:] == [[-1, 2, 2, -1]]
+    with pytest.raises(AttendropError, match="The data of task 'ptb-pos' has no column 'dependency_heads'"):
+        RunConfig(model="m", output_dir="o", task="ptb-pos", method="structure-mask", options=options)
 
 
 def test_local_files_are_listed(folder: Path) -> None:

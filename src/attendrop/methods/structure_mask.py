@@ -50,7 +50,8 @@ class StructureMask(Method):
             a token attends to all others, and they to it. On the command line it is a column of the train file only:
             lists in JSON lines and Parquet, cells such as ``"[-1, 2, 2, -1]"`` in CSV and TSV, with one entry per token
             of the tokenized row, including special tokens. It is truncated together with the texts, and a token whose
-            head is truncated has head -1.
+            head is truncated has head -1. Where tags of words are predicted, it has one entry per word, as CoNLL-U
+            files do; the first token of a word has that of the head's first token, and further tokens depend on it.
         layers: Layers to drop in, see :func:`attendrop.attention.layers.select_layers`; of these only the encoder's
             self-attention or, if there is none, the decoder's.
 

@@ -13,13 +13,7 @@ from datasets import Dataset
 
 from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
-from attendrop.tasks.entity_tags import (
-    OUTSIDE,
-    are_entity_tags,
-    entities,
-    entity_type,
-    to_iob2,
-)
+from attendrop.tasks.entity_tags import OUTSIDE, are_entity_tags, entities, entity_type, to_iob2
 from attendrop.tasks.heads.base import Array, Columns, Head, Metric, saved_classes
 from attendrop.tasks.heads.tag_metrics import tag_metrics
 from attendrop.tasks.table import Table
@@ -49,8 +43,8 @@ class TokenClassification(Head):
 
     The first token of a word predicts its tag. Labels are lists of tag ids, one for each word, targets the same at the
     first tokens and -100 elsewhere. Outputs and references are arrays of objects, with the logits ``(words, tags)`` and
-    the tag ids ``(words,)`` of each row. Words that were truncated have logits of minus infinity: their prediction is
-    "O" where tags mark entities, otherwise none, which is wrong.
+    the tag ids ``(words,)`` of each row. Words without a token, mostly truncated ones, have logits of minus infinity:
+    their prediction is "O" where tags mark entities, otherwise none, which is wrong.
 
     Tags of entities are read as IOB1 or IOB2, and written as IOB2; tags with other prefixes stay as they are.
     """
@@ -330,13 +324,8 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         names = self._entity_types or self.label_names
         if len(names) <= _LISTED_TAGS:
             return lines + [[f"  {name}", *(str(part[shown][name]) for part in parts)] for name in names]
-        return [
-            *lines,
-            [
-                f"  {shown}",
-                *(f"{min(of.values())} to {max(of.values())} of each" for of in (part[shown] for part in parts)),
-            ],
-        ]
+        counts = [part[shown].values() for part in parts]
+        return [*lines, [f"  {shown}", *(f"{min(of)} to {max(of)} of each" for of in counts)]]
 
     def label_warnings(self, train: Mapping[str, Any]) -> list[str]:
         """Warn of tags without words."""
