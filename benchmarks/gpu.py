@@ -18,7 +18,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/RESULTS_GPU.md"
 # What the parts import, directly or through these.
-PACKAGES = ("torch", "transformers", "accelerate", "filelock", "scipy", "optuna", "pytest", "hypothesis")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "filelock",
+    "scipy",
+    "optuna",
+    "pytest",
+    "pytest-xdist",
+    "hypothesis",
+)
 _CHECK = """
 import torch
 found = torch.cuda.is_available()
@@ -47,6 +57,8 @@ def parts(device: str, output: Path, quick: bool) -> list[Part]:
     """List the parts, on a device, with their results at ``output``."""
     marked = [path for path in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in path.read_text(encoding="utf-8")]
     tests = [str(path) for path in sorted(marked) if not quick or path.name == "test_keyed_random.py"]
+    # Tiny models keep the host busy, not the GPU.
+    spread = ["-n", "0" if quick else "4", "--dist", "worksteal"]
     given = ["--device", device, "--output", str(output), *(["--quick"] if quick else [])]
 
     def figures(part: str, dtype: str, seconds: int) -> Part:
@@ -54,7 +66,7 @@ def parts(device: str, output: Path, quick: bool) -> list[Part]:
         return Part(f"{part}-{dtype}", command, 3600 if quick else seconds)
 
     return [
-        Part("tests", ["-m", "pytest", "-q", "-m", "gpu", "--device", device, *tests], 480),
+        Part("tests", ["-m", "pytest", "-q", "-m", "gpu", "--device", device, *spread, *tests], 540),
         figures("steps", "bfloat16", 300),
         figures("steps", "float32", 420),
         figures("inference", "bfloat16", 90),
