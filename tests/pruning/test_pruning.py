@@ -44,6 +44,7 @@ DEEP = {"num_hidden_layers": 3}
 BERT = {**zoo.ZOO["bert"].options, **DEEP}
 ELECTRA = {**zoo.ZOO["electra"].options, **DEEP}
 DISTILBERT = {**zoo.ZOO["distilbert"].options, "n_layers": 3}
+DEBERTA = {**zoo.ZOO["deberta-v3"].options, **DEEP}
 # Class, options, and the row of the zoo whose batches it takes.
 FAST: dict[str, tuple[str, dict[str, Any], str]] = {
     "bert": ("BertForSequenceClassification", BERT, "bert"),
@@ -65,8 +66,16 @@ FAST: dict[str, tuple[str, dict[str, Any], str]] = {
     "roberta-mean": ("RobertaMeanPoolingForSequenceClassification", BERT, "bert"),
     "distilbert-mean": ("DistilBertMeanPoolingForSequenceClassification", DISTILBERT, "distilbert-mean"),
     "distilbert-base": ("DistilBertModel", DISTILBERT, "bert"),
+    "deberta-v3": ("DebertaV2ForSequenceClassification", DEBERTA, "bert"),
+    "deberta-v3-tokens": ("DebertaV2ForTokenClassification", DEBERTA, "bert-tokens"),
+    "deberta-v3-choice": ("DebertaV2ForMultipleChoice", DEBERTA, "bert-choice"),
+    "deberta-v3-base": ("DebertaV2Model", DEBERTA, "bert"),
+    "deberta-v2": ("DebertaV2ForSequenceClassification", DEBERTA | {"share_att_key": False}, "bert"),
 }
-PLAIN = ("modernbert", "gpt2-class", "llama-class", "vit", "bart-class", "deberta-v3")
+SLOW_DEBERTA = pytest.param("deberta-v3", marks=pytest.mark.slow)
+# They read the first token, and of one that is padding stock models make what depends on all the padding.
+PADDED_ON_THE_RIGHT = ("deberta-v3", "deberta-v3-choice", "deberta-v2")
+PLAIN = ("modernbert", "gpt2-class", "llama-class", "vit", "bart-class")
 PADDINGS = {
     "right": {},
     "further": {"extra": 3},
@@ -78,7 +87,7 @@ PADDINGS = {
 @cache
 def stock(case: str) -> Any:
     cls, options, _ = FAST[case]
-    return zoo.from_class(cls, options, "sdpa").to(DEVICE).eval()
+    return zoo.from_class(cls, options).to(DEVICE).eval()
 
 
 def batch_for(case: str, *, lengths: Sequence[int] = (8, 5, 3), **padding: Any) -> zoo.Batch:
@@ -104,7 +113,8 @@ def naive(model: Any, layers: Sequence[int], batch: zoo.Batch) -> Tensor:
 
     def average(module: Any, args: tuple[Tensor, ...], _: Any) -> tuple[Tensor, None]:
         distilled = hasattr(module, "v_lin")
-        values = (module.v_lin if distilled else module.value)(args[0])
+        name = next(name for name in ("v_lin", "value", "value_proj") if hasattr(module, name))
+        values = getattr(module, name)(args[0])
         context = torch.empty_like(values)
         for row, valid in enumerate(mask):
             context[row] = sum(values[row, valid]) / int(valid.sum())
@@ -135,6 +145,10 @@ def test_fast_form_equals_naive(case: str, layers: tuple[int, ...], padding: str
     model, batch = stock(case), batch_for(case, **PADDINGS[padding])
     light = prune(model, layers)
     assert light.fast
+    if padding == "left" and case in PADDED_ON_THE_RIGHT:
+        with pytest.raises(AttendropError, match="begins with padding"):
+            light(**batch)
+        return
     near(output(light, batch), naive(model, layers, batch))
 
 
@@ -153,7 +167,7 @@ def test_fast_form_equals_naive_anywhere(
     near(output(prune(model, sorted(layers)), batch), naive(model, sorted(layers), batch))
 
 
-@pytest.mark.parametrize("case", ["bert", "bert-tokens", "distilbert"])
+@pytest.mark.parametrize("case", ["bert", "bert-tokens", "distilbert", "deberta-v3"])
 def test_without_attention_mask(case: str) -> None:
     batch = batch_for(case, lengths=(6, 6))
     light = prune(stock(case), [1])
@@ -201,7 +215,7 @@ def test_loss_of_token_labels() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("case", ["bert", "distilbert-tokens"])
+@pytest.mark.parametrize("case", ["bert", "distilbert-tokens", "deberta-v3"])
 def test_half_precision(case: str, dtype: torch.dtype) -> None:
     model, batch = stock(case), batch_for(case)
     found = output(prune(copy.deepcopy(model).to(dtype), [0, 2]), batch)
@@ -234,7 +248,7 @@ def test_the_form_without_padding_of_a_whole_model() -> None:
 # The plain form -------------------------------------------------------------------------------------------------------
 
 
-ZEROED = (*PLAIN, "bert", "roberta", "electra", "distilbert", "bart")
+ZEROED = (*PLAIN, "bert", "roberta", "electra", "distilbert", "bart", "deberta-v3")
 
 
 @pytest.mark.parametrize(("name", "attention"), [build for build in zoo.BUILDS if build[0] in ZEROED])
@@ -279,13 +293,20 @@ def test_other_families_keep_the_plain_form_and_say_so(name: str, caplog: pytest
         near(light(**batch).logits, mask_layers(model, [1])(**batch).logits, 0)
 
 
+def test_a_convolution_keeps_the_plain_form() -> None:
+    model = zoo.from_class("DebertaV2ForSequenceClassification", DEBERTA | {"conv_kernel_size": 3}).eval()
+    light, batch = prune(model, [0, 2]), batch_for("deberta-v3")
+    assert (light.fast, light.held) == (False, False)
+    near(output(light, batch), naive(model, [0, 2], batch))
+
+
 @pytest.mark.parametrize("head", ["QuestionAnswering", "MaskedLM"])
 def test_heads_that_look_at_padding_keep_the_plain_form(head: str) -> None:
     model = zoo.from_class(f"BertFor{head}", BERT | {"num_labels": 2}).eval()
     assert not prune(model, [1]).fast
 
 
-@pytest.mark.parametrize("case", ["bert", "electra-tokens", "distilbert"])
+@pytest.mark.parametrize("case", ["bert", "electra-tokens", "distilbert", "deberta-v3", "deberta-v2"])
 def test_to_stock_computes_the_same(case: str) -> None:
     light = prune(stock(case), [0, 2])
     plain = light.to_stock()
@@ -541,7 +562,9 @@ def test_a_pruned_model_is_not_pruned_again() -> None:
 
 
 @pytest.mark.parametrize("layers", [(), (1,), (0, 1, 2)], ids=str)
-@pytest.mark.parametrize("case", ["bert", "bert-number", "bert-base", "roberta-tokens", "electra-choice", "distilbert"])
+@pytest.mark.parametrize(
+    "case", ["bert", "bert-number", "bert-base", "roberta-tokens", "electra-choice", "distilbert", "deberta-v3"]
+)
 def test_saved_and_loaded(case: str, layers: tuple[int, ...], tmp_path: Path) -> None:
     light = prune(stock(case), layers)
     light.save_pretrained(tmp_path)
@@ -668,7 +691,7 @@ assert session.get_modelmeta().custom_metadata_map["id2label"] == '{"0": "no", "
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("case", ["bert", "roberta-tokens", "bert-mean", "distilbert"])
+@pytest.mark.parametrize("case", ["bert", "roberta-tokens", "bert-mean", "distilbert", SLOW_DEBERTA])
 def test_onnx_without_this_library(case: str, tmp_path: Path) -> None:
     import numpy as np
 
@@ -709,7 +732,7 @@ def test_a_file_that_does_not_compute_what_the_model_does_is_not_written(
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("case", ["electra", "bert-tokens", "roberta-choice"])
+@pytest.mark.parametrize("case", ["electra", "bert-tokens", "roberta-choice", SLOW_DEBERTA])
 def test_torch_export(case: str, tmp_path: Path) -> None:
     light = prune(stock(case), [0, 2])
     export_torch(light, tmp_path / "model.pt2")

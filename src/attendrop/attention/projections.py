@@ -21,12 +21,13 @@ class ProjectionNames(NamedTuple):
 
 
 BERT_NAMES = ProjectionNames("query", "key", "value")
+DEBERTA_NAMES = ProjectionNames("query_proj", "key_proj", "value_proj")
 DISTILBERT_NAMES = ProjectionNames("q_lin", "k_lin", "v_lin")
 _SEPARATE = (
     BERT_NAMES,
     DISTILBERT_NAMES,
     ProjectionNames("q_proj", "k_proj", "v_proj"),
-    ProjectionNames("query_proj", "key_proj", "value_proj"),
+    DEBERTA_NAMES,
     ProjectionNames("q", "k", "v"),
 )
 # Attributes of an attention module that projects to queries, keys and values at once.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from attendrop.attention.projections import BERT_NAMES, DISTILBERT_NAMES, ProjectionNames
+from attendrop.attention.projections import BERT_NAMES, DEBERTA_NAMES, DISTILBERT_NAMES, ProjectionNames
 from attendrop.tasks.heads.mean_pooling import pools_mean
 
 
@@ -23,6 +24,11 @@ class Family:
         norm: The layer norm after attention.
         up, activation, down: The feed-forward part.
         last_norm: The layer norm after it.
+        attention_inputs: If attention is more than the softmax of products: function that makes the keyword arguments
+            of a layer's own attention module from the model's encoder, the hidden states ``(batch, length, hidden)``
+            and the mask ``(batch, length)``.
+        reads_states: Whether the model takes its output from the hidden states that the encoder returns.
+        unsupported: Attribute of the encoder that the fast form does not run; models that have it keep the plain form.
     """
 
     encoder: str
@@ -34,6 +40,9 @@ class Family:
     activation: str
     down: str
     last_norm: str
+    attention_inputs: Callable[[Any, Tensor, Tensor], dict[str, Any]] | None = None
+    reads_states: bool = False
+    unsupported: str | None = None
 
     @property
     def query(self) -> str:
@@ -73,8 +82,26 @@ _DISTILBERT = Family(
     down="ffn.lin2",
     last_norm="output_layer_norm",
 )
+
+
+def _relative_positions(encoder: Any, hidden_states: Tensor, mask: Tensor) -> dict[str, Any]:
+    return {
+        "attention_mask": encoder.get_attention_mask(mask),
+        "relative_pos": encoder.get_rel_pos(hidden_states),
+        "rel_embeddings": encoder.get_rel_embedding(),
+    }
+
+
+_DEBERTA = replace(
+    _BERT,
+    projections=DEBERTA_NAMES,
+    attention_inputs=_relative_positions,
+    reads_states=True,
+    unsupported="conv",
+)
 FAMILIES = dict.fromkeys(("bert", "roberta", "electra", "xlm-roberta", "camembert"), _BERT) | {
-    "distilbert": _DISTILBERT
+    "distilbert": _DISTILBERT,
+    "deberta-v2": _DEBERTA,  # and DeBERTa-v3
 }
 # Heads that ignore padding, and models without a head ("Model"); then the heads that read only the first token.
 _HEADS = ("ForSequenceClassification", "ForMultipleChoice", "ForTokenClassification", "Model")
@@ -88,7 +115,10 @@ def has_fast_form(model: Any) -> bool:
         return False
     if hasattr(model, "sequence_summary") and config.summary_type != "first":  # ELECTRA's choice: reads padding
         return False
-    return config.model_type in FAMILIES
+    if config.model_type not in FAMILIES:
+        return False
+    encoder, unsupported = getattr(model.base_model, family_of(model).encoder), family_of(model).unsupported
+    return unsupported is None or getattr(encoder, unsupported) is None
 
 
 def reads_first_token(model: Any) -> bool:

@@ -7,7 +7,7 @@ sequence: the two matrices are folded into one, which is applied once per sequen
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
@@ -32,6 +32,7 @@ class LayerParts:
         query, key, value: None in a layer with constant attention.
         output: The output projection; in a layer with constant attention ``W_V W_O``, with its bias.
         norm, up, activation, down, last_norm: The norm after attention, the feed-forward part and the last norm.
+        attention: The module that holds query, key and value.
     """
 
     query: nn.Linear | None
@@ -43,6 +44,12 @@ class LayerParts:
     activation: Callable[[Tensor], Tensor]
     down: nn.Linear
     last_norm: nn.LayerNorm
+    attention: nn.Module
+
+    @property
+    def constant(self) -> bool:
+        """Whether attention is constant."""
+        return self.query is None
 
     @classmethod
     def of(cls, layer: nn.Module, family: Family) -> LayerParts:
@@ -59,23 +66,24 @@ class PackedEncoder(nn.Module):
     """Encoder that runs its layers on the tokens that are not padding, and replaces the model's own encoder.
 
     Args:
-        layer: The layers; those with constant attention have no query, key and value.
+        stock: The model's own encoder; its layers with constant attention have no query, key and value.
         family: Names of the parts of a layer.
         heads: Number of attention heads.
         first_only: The model reads only the first token; the last layer then computes no other.
         pools_first: The model reads the first token in addition to all others; it is computed even if it is padding.
     """
 
-    def __init__(
-        self, layer: nn.ModuleList, family: Family, heads: int, *, first_only: bool, pools_first: bool = False
-    ) -> None:
+    def __init__(self, stock: Any, family: Family, heads: int, *, first_only: bool, pools_first: bool = False) -> None:
         super().__init__()
-        self.layer = layer
-        self.heads = heads
+        for name, child in stock.named_children():
+            self.add_module(name, child)
+        self._stock = (stock,)  # no child of this module, whose children are named as they were there
+        self._family = family
+        self._heads = heads
         self.first_only = first_only
         self.keep_first = first_only or pools_first
         self.padded = False  # set by export, since the sizes of packed tensors depend on values
-        self._parts = [LayerParts.of(module, family) for module in layer]
+        self._parts = [LayerParts.of(module, family) for module in stock.layer]
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any) -> Any:
         """Encode ``(batch, length, hidden)``, with a mask ``(batch, length)``, True on real tokens.
@@ -85,7 +93,7 @@ class PackedEncoder(nn.Module):
             column that is read), or with ``first_only`` ``(batch, 1, hidden)``.
 
         Raises:
-            AttendropError: The mask has another shape.
+            AttendropError: The mask has another shape, or hides a first token that the model reads.
         """
         batch = hidden_states.shape[:2]
         if attention_mask is not None and attention_mask.shape != batch:
@@ -93,36 +101,97 @@ class PackedEncoder(nn.Module):
                 f"A pruned model takes an attention_mask of shape {tuple(batch)}, (batch, length), not "
                 f"{tuple(attention_mask.shape)}; its to_stock() takes others."
             )
+        attention = self._attention(hidden_states, attention_mask)
         make_layout = PaddedLayout if self.padded else PackedLayout
         layout = make_layout(hidden_states, attention_mask, keep_first=self.keep_first)
         x = layout.pack(hidden_states)
         for parts in self._parts[:-1] if self.first_only else self._parts:
-            x = self._layer(parts, x, layout)
-        last = self._first_of_last_layer(self._parts[-1], x, layout)[:, None] if self.first_only else layout.unpack(x)
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=last)
+            x = self._layer(parts, x, layout, attention)
+        if self.first_only:
+            last = self._first_of_last_layer(self._parts[-1], x, layout, attention)[:, None]
+        else:
+            last = layout.unpack(x)
+        states = (last,) if self._family.reads_states else None
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=last, hidden_states=states)
 
-    def _layer(self, parts: LayerParts, x: Tensor, layout: PaddedLayout) -> Tensor:
-        if parts.query is None or parts.key is None or parts.value is None:
+    def _layer(self, parts: LayerParts, x: Tensor, layout: PaddedLayout, attention: Attention) -> Tensor:
+        if parts.constant:
             vector = parts.output(layout.mean(x))
             return layout.in_chunks(x, lambda chunk: parts.finish(x[chunk], layout.spread(vector, chunk)))
-        query, key, value = (layout.unpack(part(x)) for part in (parts.query, parts.key, parts.value))
-        attended = layout.pack(self._attend(query, key, value, layout.mask))
+        attended = attention.of_all(parts, x, layout)
         return layout.in_chunks(x, lambda chunk: parts.finish(x[chunk], parts.output(attended[chunk])))
 
-    def _first_of_last_layer(self, parts: LayerParts, x: Tensor, layout: PaddedLayout) -> Tensor:
+    def _first_of_last_layer(self, parts: LayerParts, x: Tensor, layout: PaddedLayout, attention: Attention) -> Tensor:
         """Compute the last layer's output for the first token of each sequence, ``(batch, hidden)``."""
-        first = layout.first(x)
-        if parts.query is None or parts.key is None or parts.value is None:
-            return parts.finish(first, parts.output(layout.mean(x)))
-        key, value = (layout.unpack(part(x)) for part in (parts.key, parts.value))
-        attended = self._attend(parts.query(first)[:, None], key, value, layout.mask)
-        return parts.finish(first, parts.output(attended[:, 0]))
+        attended = layout.mean(x) if parts.constant else attention.of_first(parts, x, layout)
+        return parts.finish(layout.first(x), parts.output(attended))
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    def _attention(self, hidden_states: Tensor, mask: Tensor | None) -> Attention:
+        """Return how layers attend in this pass."""
+        if self._family.attention_inputs is None:
+            return ProductAttention(self._heads)
+        if mask is None:
+            mask = hidden_states.new_ones(hidden_states.shape[:2])
+        if self.first_only and not self.padded and not mask[:, 0].all():
+            raise AttendropError(
+                "A sequence begins with padding, which the model would read as its first token; pad on the right."
+            )
+        return OwnAttention(self._family.attention_inputs(self._stock[0], hidden_states, mask))
+
+
+class ProductAttention:
+    """Attention of layers that are not constant: softmax of the products of queries and keys.
+
+    Args:
+        heads: Number of heads.
+    """
+
+    def __init__(self, heads: int) -> None:
+        self.heads = heads
+
+    def of_all(self, parts: LayerParts, x: Tensor, layout: PaddedLayout) -> Tensor:
+        """Compute the outputs of the heads for all tokens, in their layout ``(..., hidden)``."""
+        assert parts.query is not None
+        return layout.pack(self._attend(layout.unpack(parts.query(x)), parts, x, layout))
+
+    def of_first(self, parts: LayerParts, x: Tensor, layout: PaddedLayout) -> Tensor:
+        """Compute the outputs of the heads for the first token of each sequence, ``(batch, hidden)``."""
+        assert parts.query is not None
+        return self._attend(parts.query(layout.first(x))[:, None], parts, x, layout)[:, 0]
+
+    def _attend(self, query: Tensor, parts: LayerParts, x: Tensor, layout: PaddedLayout) -> Tensor:
         """Compute attention of padded tensors ``(batch, length, hidden)``."""
-        q, k, v = (x.view(*x.shape[:2], self.heads, -1).transpose(1, 2) for x in (query, key, value))
-        mask = None if mask is None else mask[:, None, None]
+        assert parts.key is not None and parts.value is not None
+        padded = query, layout.unpack(parts.key(x)), layout.unpack(parts.value(x))
+        q, k, v = (x.view(*x.shape[:2], self.heads, -1).transpose(1, 2) for x in padded)
+        mask = None if layout.mask is None else layout.mask[:, None, None]
         return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
+
+
+class OwnAttention:
+    """Attention of layers that are not constant, as a layer's own module computes it on padded tensors.
+
+    Its functions are those of :class:`ProductAttention`.
+
+    Args:
+        inputs: Keyword arguments of the modules, beside the hidden states.
+    """
+
+    def __init__(self, inputs: Mapping[str, Any]) -> None:
+        self.inputs = inputs
+
+    def of_all(self, parts: LayerParts, x: Tensor, layout: PaddedLayout) -> Tensor:
+        return layout.pack(self._padded(parts, x, layout))
+
+    def of_first(self, parts: LayerParts, x: Tensor, layout: PaddedLayout) -> Tensor:
+        return self._padded(parts, x, layout)[:, 0]
+
+    def _padded(self, parts: LayerParts, x: Tensor, layout: PaddedLayout) -> Tensor:
+        attended: Tensor = parts.attention(layout.unpack(x), **self.inputs)[0]
+        return attended
+
+
+Attention = ProductAttention | OwnAttention
 
 
 class PaddedLayout:

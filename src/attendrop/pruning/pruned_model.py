@@ -64,8 +64,8 @@ class PrunedModel(nn.Module):
         super().__init__()
         self.layers = tuple(masked_layers(masked))
         self.num_layers = len(prunable_layers(masked))
-        self.fast = has_fast_form(masked)
         self.held = held_attention(masked) is not None
+        self.fast = has_fast_form(masked) and not self.held
         self.model: Any = copy.deepcopy(masked)
         if self.held:
             HeldAttention(self.model, self.layers)
@@ -243,7 +243,7 @@ def _pack(model: Any) -> None:
     pools_first = getattr(base, "pooler", None) is not None
     heads = model.config.num_attention_heads
     encoder = PackedEncoder(
-        encoder_layers(model), family, heads, first_only=reads_first_token(model), pools_first=pools_first
+        getattr(base, family.encoder), family, heads, first_only=reads_first_token(model), pools_first=pools_first
     )
     setattr(base, family.encoder, encoder)
     leave_masks_unchanged(model.config)
