@@ -23,11 +23,13 @@ PACKED = {
     "layer-reinit": "is frozen",
     "supert": "A weight of the model is quantized",
     "concrete-dropout": "A weight of the model is quantized",
+    "learnable-bernoulli": "A weight of the model is quantized",
 }
 OPAQUE = PACKED | {
     "dropconnect": "No attention projections found",
     "supert": "attention without an output projection",
     "concrete-dropout": "value projection .* cannot be found",
+    "learnable-bernoulli": "value projection .* cannot be found",
     "unidrop": "has no feed-forward",
 }
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from attendrop.attention.module_hooks import ModuleHooks
+from attendrop.attention.projections import is_projection
 from attendrop.peft_models import transformers_model
 
 
@@ -129,7 +129,7 @@ def embedding_weights(model: nn.Module) -> set[str]:
 
 def _trains(module: nn.Module) -> bool:
     weight = module._parameters.get("weight")
-    return isinstance(module, nn.Linear | Conv1D) and weight is not None and weight.requires_grad
+    return is_projection(module) and weight is not None and weight.requires_grad
 
 
 def _below_the_head(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
