@@ -2,10 +2,11 @@
 
     python examples/lora_llama.py [MODEL] [OUTPUT_DIR]
 
-The data is a small task that the package generates: is this sentence grammatical?
+The data are messages of customers: which team should answer?
 """
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,21 +14,25 @@ from peft import AutoPeftModelForSequenceClassification, LoraConfig, TaskType, g
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding, TrainingArguments
 
 from attendrop import ADDrop, RegularizedTrainer
-from attendrop.tasks.registry import load_task
+from attendrop.tasks.registry import load_files
 from attendrop.tasks.tokenization import encode
 
+HERE = Path(__file__).parent
 MODEL = sys.argv[1] if len(sys.argv) > 1 else "meta-llama/Llama-3.2-1B"
 OUTPUT_DIR = sys.argv[2] if len(sys.argv) > 2 else "runs/lora-llama"
 
+data = load_files(train_file=HERE / "tickets_train.csv", text_columns=["message"], label_column="team")
+classes = len(data.task.label_names)
 tokenizer = AutoTokenizer.from_pretrained(MODEL)
 tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-model = AutoModelForSequenceClassification.from_pretrained(MODEL, num_labels=2, pad_token_id=tokenizer.pad_token_id)
+model = AutoModelForSequenceClassification.from_pretrained(
+    MODEL, num_labels=classes, pad_token_id=tokenizer.pad_token_id
+)
 lora = LoraConfig(task_type=TaskType.SEQ_CLS, r=8, lora_alpha=16, lora_dropout=0.05, target_modules="all-linear")
 model = get_peft_model(model, lora)
 model.print_trainable_parameters()
 
-data = load_task("grammar")
-train, dev = (encode(data.splits[split].select(range(64)), data.task, tokenizer, 64) for split in ("train", "dev"))
+train = encode(data.splits["train"], data.task, tokenizer, 64)
 trainer = RegularizedTrainer(
     model=model,
     args=TrainingArguments(
@@ -49,8 +54,10 @@ trainer.save_model()
 dropped = [entry["ad_drop/dropped"] for entry in trainer.state.log_history if "ad_drop/dropped" in entry]
 print(f"Share of attention positions dropped by AD-DROP: {np.mean(dropped):.3f}")
 
-loaded = AutoPeftModelForSequenceClassification.from_pretrained(OUTPUT_DIR, pad_token_id=tokenizer.pad_token_id)
-batch = tokenizer("the cats sleep", return_tensors="pt")
+loaded = AutoPeftModelForSequenceClassification.from_pretrained(
+    OUTPUT_DIR, num_labels=classes, pad_token_id=tokenizer.pad_token_id
+)
+batch = tokenizer("I was charged twice.", return_tensors="pt")
 with torch.no_grad():
     same = torch.allclose(loaded.eval()(**batch).logits, model.cpu().eval()(**batch).logits, atol=1e-5)
 print(f"PEFT alone loads the adapter from {OUTPUT_DIR}, and predicts the same: {same}")

@@ -2,26 +2,33 @@
 
     python examples/trainer_script.py [MODEL] [OUTPUT_DIR]
 
-The data is a small task that the package generates: is this sentence grammatical?
+The data are messages of customers: which team should answer?
 """
 
 import sys
+from pathlib import Path
 
 import numpy as np
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding, TrainingArguments
 
 from attendrop import ADDrop, RegularizedTrainer
-from attendrop.tasks.registry import load_task
+from attendrop.tasks.registry import load_files
 from attendrop.tasks.tokenization import encode
 
+HERE = Path(__file__).parent
 MODEL = sys.argv[1] if len(sys.argv) > 1 else "bert-base-uncased"
 OUTPUT_DIR = sys.argv[2] if len(sys.argv) > 2 else "runs/trainer-script"
 
+data = load_files(
+    train_file=HERE / "tickets_train.csv",
+    eval_file=HERE / "tickets_dev.csv",
+    text_columns=["message"],
+    label_column="team",
+)
 tokenizer = AutoTokenizer.from_pretrained(MODEL)
-model = AutoModelForSequenceClassification.from_pretrained(MODEL, num_labels=2)
+model = AutoModelForSequenceClassification.from_pretrained(MODEL, num_labels=len(data.task.label_names))
 
-data = load_task("grammar")
-train, dev = (encode(data.splits[split].select(range(128)), data.task, tokenizer, 64) for split in ("train", "dev"))
+train, dev = (encode(data.splits[split], data.task, tokenizer, 64) for split in ("train", "dev"))
 
 
 def accuracy(prediction):

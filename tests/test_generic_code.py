@@ -13,13 +13,12 @@ import attendrop
 from attendrop.methods.core.registry import get_method, method_names
 
 SOURCE = Path(attendrop.__file__).parent
-# One method's own commands; the demonstration, whose two methods are data; the lists of public names.
+# One method's own commands; the demonstration, which compares two methods; the lists of public names.
 OWN = {
     "cli/patterns.py",
     "cli/patterns_output.py",
     "reports/learned_patterns.py",
     "cli/demo.py",
-    "cli/demo_runs.py",
 }
 OWN |= {"__init__.py", "extend.py"}
 # The baseline is no method among others, and what torch calls a scheduler is not ours.

@@ -203,21 +203,6 @@ def test_doctor_of_a_model_that_looks_at_values(tmp_path: Path, capsys: Captured
     assert all(f"{kind} attention" in shown for kind in ("encoder", "decoder", "cross"))
 
 
-def test_demo_runs_each_method_and_seed_once(folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attendrop.cli.demo_runs.LEARNING", {"epochs": 2, "batch_size": 200})
-    arguments = ["demo", "--model", f"{folder}/model", "--seeds", "2", "--output-dir", f"{folder}/demo"]
-    assert cli.main(arguments) == 0
-    out, err = capsys.readouterr()
-    assert "Run 4 of 4: ad-drop, seed 1." in err
-    assert "ad-drop − finetune" in out
-    assert "2 seeds are few" in out
-    assert cli.main([*arguments, "--json"]) == 0
-    again = capsys.readouterr()
-    assert again.err.count("is finished already") == 4
-    summary = json.loads(again.out)["summary"]
-    assert (summary["dev"]["finetune"]["n"], len(summary["ood"]["difference"]["values"])) == (2, 2)
-
-
 def test_interrupt_says_how_to_go_on(folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt

@@ -22,7 +22,7 @@ from attendrop.methods.core.base import MethodState
 from attendrop.runs.folder_lock import locked
 from attendrop.runs.inference import evaluate
 from attendrop.runs.model_source import Source
-from attendrop.runs.run_folder import replace_run
+from attendrop.runs.run_folder import holds_run, read_run, replace_run
 from attendrop.runs.seeds import train_seeds
 from attendrop.runs.train import train
 
@@ -47,6 +47,14 @@ def run(folder: Path, tmp_path: Path) -> Path:
 
 def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_run_is_known_by_its_options_and_rows(folder: Path, run: Path) -> None:
+    rows = (read_run(run) or {})["data_sha256"]
+    assert holds_run(run, tiny.config(folder, **PLAIN), rows)
+    assert not holds_run(run, tiny.config(folder, **PLAIN, seed=1), rows)
+    assert not holds_run(run, tiny.config(folder, **PLAIN), "other rows")
+    assert not holds_run(folder, tiny.config(folder, **PLAIN), rows)
 
 
 # The lock -------------------------------------------------------------------------------------------------------------
@@ -284,7 +292,7 @@ def test_the_command_line_says_how_to_go_on_with_a_replacement(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("attendrop.runs.train.train", interrupted)
-    arguments = ["train", "--task", "grammar", "--output-dir", str(run)]
+    arguments = ["train", "--task", "rte", "--output-dir", str(run)]
     assert cli.main([*arguments, "--overwrite"]) == 130
     assert "with --resume instead of --overwrite to continue" in capsys.readouterr().err
     assert cli.main(arguments) == 130

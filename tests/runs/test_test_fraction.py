@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from helpers import tiny
+from helpers.stand_in_data import write_stand_ins
 
 from attendrop import AttendropError
 from attendrop.runs.config import RunConfig
@@ -58,8 +59,9 @@ def test_rows_of_the_same_text_are_on_one_side(folder: Path) -> None:
 
 
 def test_of_a_task_they_take_the_place_of_its_development_set(folder: Path) -> None:
-    task = {"train_file": None, "text_columns": (), "label_column": None, "task": "grammar"}
-    found = parts(folder, **task, max_train_samples=100, selection_fraction=0.0)
+    task = {"train_file": None, "text_columns": (), "label_column": None, "task": "sst2"}
+    task["data_dir"] = str(write_stand_ins(folder))
+    found = parts(folder, **task, selection_fraction=0.0)
     assert list(found.report) == ["dev"]
     data = resolve_run(config(folder, **task, test_fraction=0.0)).data
     train, development = (set(data.task.head.texts(data.splits[name])) for name in ("train", "dev"))

@@ -158,6 +158,10 @@ def test_a_comparison_answers_keeps_the_model_and_goes_on(folder: Path) -> None:
     assert (folder / "answer" / "best" / "model.safetensors").exists()
     assert not list((folder / "answer" / "runs").glob("*/*.safetensors"))
 
+    finished = (folder / "answer" / "best" / "metrics.json").stat().st_mtime_ns
+    run_comparison(asked, workers=0)
+    assert (folder / "answer" / "best" / "metrics.json").stat().st_mtime_ns == finished
+
     events: list[Any] = []
     again = run_comparison(dataclasses.replace(asked, seeds=3), workers=0, on_event=events.append)
     started = [event.job.unit for event in events if event.kind == "started"]

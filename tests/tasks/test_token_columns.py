@@ -219,12 +219,11 @@ def test_a_file_without_the_column(folder: Path, tmp_path: Path, capsys: Capture
     assert_refused(arguments, Path(f"{file}-run"), message, capsys)
 
 
-@pytest.mark.parametrize("task", ["rte", "grammar"])
-def test_tasks_have_no_such_columns(folder: Path, tmp_path: Path, capsys: Captured, task: str) -> None:
+def test_tasks_have_no_such_columns(folder: Path, tmp_path: Path, capsys: Captured) -> None:
     output = tmp_path / "run"
     method = ("--method", "structure-mask+r-drop", "--set", "structure-mask.structure=dependencies")
-    arguments = ["train", "--task", task, "--model", f"{folder}/model", "--output-dir", str(output), *method]
-    message = f"The data of task '{task}' has no column 'dependency_heads', which method 'structure-mask+r-drop' reads"
+    arguments = ["train", "--task", "rte", "--model", f"{folder}/model", "--output-dir", str(output), *method]
+    message = "The data of task 'rte' has no column 'dependency_heads', which method 'structure-mask+r-drop' reads"
     assert_refused(arguments, output, message, capsys)
 
 

@@ -63,7 +63,7 @@ def load_data(config: RunConfig) -> TaskData:
 
 
 def data_files(config: RunConfig) -> list[Path]:
-    """List the files of a run's data, which may be missing; data that are generated or the hub's have none."""
+    """List the files of a run's data, which may be missing; data of the hub have none."""
     if config.task is None:
         return [Path(name) for name in (config.train_file, config.eval_file) if name is not None]
     try:

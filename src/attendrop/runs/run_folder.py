@@ -46,6 +46,12 @@ def read_run(folder: Path) -> dict[str, Any] | None:
     return read_json(folder / RUN, {"config": dict, "data_sha256": str})
 
 
+def holds_run(folder: Path, config: RunConfig, data_sha256: str) -> bool:
+    """Tell whether a folder holds a run with these options, wherever it was, and with these training rows."""
+    run = read_run(folder)
+    return run is not None and run["config"] == _comparable(config) and run["data_sha256"] == data_sha256
+
+
 def read_metrics(folder: Path) -> dict[str, Any] | None:
     """Read ``metrics.json``; None if no run is finished. Raises AttendropError if attendrop did not write it."""
     return read_json(folder / METRICS, {"task": str, "method": str, "config": dict, "all_scores": dict})

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.runs.run_folder import read_run
+from attendrop.runs.data import fingerprint
+from attendrop.runs.resolved_run import resolve_run
+from attendrop.runs.run_folder import holds_run, read_run
 from attendrop.runs.train import train
 from attendrop.studies.answer import Answer
 from attendrop.studies.baseline_names import FROZEN
@@ -154,9 +156,8 @@ class Steps:
             changes |= {"max_steps": 0, "head_start": "frozen", "pooling": "mean"}
         wanted = dataclasses.replace(unit.config, **changes)
         place = Path(wanted.output_dir)
-        begun = read_run(place)
-        same = begun is not None and begun["config"] == wanted.as_dict()
-        train(wanted, resume=same, overwrite=begun is not None and not same)
+        same = holds_run(place, wanted, fingerprint(resolve_run(wanted).parts))
+        train(wanted, resume=same, overwrite=not same and read_run(place) is not None)
         return place
 
 

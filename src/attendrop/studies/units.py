@@ -120,8 +120,7 @@ class Result:
 def data_sha256(config: RunConfig) -> str:
     """Hash the files of a run's data.
 
-    Files that are missing do not count: the run itself fails, with an error that tells more. Nor does data without
-    files here, which is generated, or is the hub's.
+    Files that are missing do not count: the run itself fails, with an error that tells more. Nor do data of the hub.
     """
     from attendrop.runs.data import data_files
 

@@ -51,7 +51,7 @@ class TaskData:
 
     Attributes:
         task: The task.
-        splits: By name: "train", "dev", "test", and others that the task has ("dev_mismatched", "ood"). Columns:
+        splits: By name: "train", "dev", "test", and others that the task has ("dev_mismatched"). Columns:
             ``head.inputs`` ("text", "text_pair" ...), "label" (class id, float ...; absent if the split has no labels),
             "index" (id of the row in a file of predictions), and in custom training data the further columns that
             :func:`load_files` was asked for.

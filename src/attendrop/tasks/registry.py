@@ -13,7 +13,6 @@ from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.custom_files import load_files
 from attendrop.tasks.glue import GLUE
-from attendrop.tasks.grammar import GrammarSource
 from attendrop.tasks.metrics import compute_scores, constant_scores, with_metric
 from attendrop.tasks.prediction_files import PredictionWriter, output_format, write_predictions
 from attendrop.tasks.sources import TaskSource
@@ -42,7 +41,7 @@ __all__ = [
     "with_metric",
     "write_predictions",
 ]
-_EVERY_SOURCE: tuple[TaskSource, ...] = (*GLUE.values(), *TAGGING, GrammarSource())
+_EVERY_SOURCE: tuple[TaskSource, ...] = (*GLUE.values(), *TAGGING)
 _SOURCES: dict[str, TaskSource] = {source.task.name: source for source in _EVERY_SOURCE}
 
 
@@ -79,8 +78,8 @@ def load_task(name: str, *, data_dir: str | Path | None = None, splits: Sequence
         name: Name of the task.
         data_dir: A folder with the official files: it contains the folder of the task (of GLUE, ``glue/RTE`` or
             ``RTE``; ``conll2003``, ``ptb``, ``ud``), or is that folder. By default, ``$ATTENDROP_DATA`` if it has the
-            task, otherwise the hub. The grammar needs no files.
-        splits: "dev" also loads the sets scored with it: "ood" of the grammar and, where present, "dev_mismatched" of
+            task, otherwise the hub.
+        splits: "dev" also loads, where present, "dev_mismatched" of
             MNLI (likewise "test_mismatched" with "test").
 
     Raises:

@@ -1,0 +1,178 @@
+"""Generator of messages to a travel agency: the data of the demonstration.
+
+A topic is a booking and what the customer wants, such as "ferry: refund". Training messages use half of the phrases for
+each of the two, test messages all: three quarters of them have a phrase that no training message has. All messages name
+a place, which says nothing about the topic.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import TypeVar
+
+from attendrop.errors import AttendropError
+from attendrop.output_files import write_text
+
+COLUMNS = ("message", "topic")
+# Rows of each topic.
+TRAIN_ROWS, TEST_ROWS = 5, 21
+Row = tuple[str, str]
+Item = TypeVar("Item")
+_BOOKINGS = {
+    "flight": ("flight", "plane ticket", "seat on the plane", "air ticket"),
+    "hotel": ("hotel room", "double room", "room at the inn", "overnight stay"),
+    "car": ("rental car", "hire car", "van", "convertible"),
+    "train": ("train ticket", "train journey", "rail pass", "sleeping car"),
+    "ferry": ("ferry", "boat crossing", "cabin on the ship", "ferry ticket"),
+    "tour": ("guided tour", "city walk", "excursion", "museum tour"),
+    "transfer": ("airport transfer", "airport shuttle", "pick-up at the airport", "airport taxi"),
+    "show": ("concert", "opera ticket", "seat at the show", "theatre evening"),
+}
+_WISHES = {
+    "cancel": (
+        "Please cancel my {}.",
+        "I no longer need my {}.",
+        "We will not make it to our {} after all.",
+        "Something came up, so please drop the {}.",
+        "Can I still get out of my {}?",
+        "Take the {} off our booking, please.",
+        "My plans changed and I have no use for the {}.",
+        "I want to give up my {}.",
+    ),
+    "other date": (
+        "Can I move my {} to another day?",
+        "Please put my {} back by a day.",
+        "Is there a later date for our {}?",
+        "I would like to have my {} on Friday instead.",
+        "We booked our {} for the wrong week.",
+        "Could our {} be a week earlier?",
+        "Please reschedule my {}.",
+        "The day of my {} does not suit me any more.",
+    ),
+    "refund": (
+        "When do I get my money back for my {}?",
+        "I am still waiting for the refund of my {}.",
+        "You still owe me for my {}.",
+        "Nothing has been paid back for our {}.",
+        "Our {} did not take place, where is our money?",
+        "How long does it take until you return what I paid for my {}?",
+        "My account shows no repayment for the {}.",
+        "Please reimburse my {}.",
+    ),
+    "receipt": (
+        "Please send me a receipt for my {}.",
+        "I need an invoice for my {}.",
+        "My employer wants to see what our {} cost.",
+        "Can you give me proof of payment for my {}?",
+        "I need a bill with my company's name for the {}.",
+        "Where can I download the invoice of my {}?",
+        "For my taxes I need a document about my {}.",
+        "Our {} is missing on the statement that you sent.",
+    ),
+    "confirmation": (
+        "I have not received any confirmation of my {}.",
+        "No email has arrived about my {}.",
+        "Is my {} really booked?",
+        "Did you get our request for the {}?",
+        "How do I know that our {} is reserved?",
+        "I cannot find my {} in my bookings.",
+        "The voucher for our {} has not come yet.",
+        "Did my reservation of the {} go through?",
+    ),
+    "one more person": (
+        "Can one more person join our {}?",
+        "There will be three of us for the {}, not two.",
+        "My sister wants to come along on our {}.",
+        "Please add my son to our {}.",
+        "Is there room for a friend on our {}?",
+        "We are a bigger group for our {} now.",
+        "Can I bring somebody with me to my {}?",
+        "Our {} is for two, but now we are four.",
+    ),
+}
+_PLACES: tuple[str, ...] = ("Lisbon", "Oslo", "Vienna", "Naples", "Dublin", "Athens", "Prague", "Malta")
+_PLACES += ("Riga", "Bergen", "Seville", "Turin", "Krakow", "Porto", "Genoa", "Zurich")
+_PLACES += ("Tallinn", "Lyon", "Ghent", "Cork", "Split", "Palma", "Corfu")
+_PLACE_SENTENCES = ("We are going to {}.", "It is about {}.", "Our trip to {}:", "This is for {}.")
+_GREETINGS = ("Hello! ", "Hi! ", "Good morning! ", "", "")
+_CLOSINGS = (" Thanks.", " Best regards.", "", "", "")
+
+
+def generate_messages(seed: int = 0) -> tuple[list[Row], list[Row]]:
+    """Generate training and test rows, in random order and of different texts.
+
+    Args:
+        seed: The same seed gives the same rows on every machine.
+
+    Returns:
+        Rows of message and topic: 240 to train on, five of each of 48 topics, and 1,008 to test on.
+    """
+    writer = _Writer(seed)
+    phrases = {name: writer.shuffled(every) for name, every in (_BOOKINGS | _WISHES).items()}
+    known = {name: every[: len(every) // 2] for name, every in phrases.items()}
+    return writer.rows(known, TRAIN_ROWS), writer.rows(phrases, TEST_ROWS)
+
+
+def write_messages(folder: Path) -> tuple[Path, Path]:
+    """Write ``train.csv`` and ``test.csv``, unless they are there; return their paths.
+
+    Raises:
+        AttendropError: One of them is there with other content.
+    """
+    train, test = folder / "train.csv", folder / "test.csv"
+    contents = dict(zip((train, test), map(_csv, generate_messages()), strict=True))
+    for path, content in contents.items():
+        if path.exists() and path.read_bytes() != content.encode():
+            raise AttendropError(f"The file '{path}' is not the demonstration's; name another folder.")
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, content in contents.items():
+        write_text(path, content)
+    return train, test
+
+
+class _Writer:
+    """Sampler of messages. Python guarantees a reproducible sequence only for ``Random.random``."""
+
+    def __init__(self, seed: int) -> None:
+        self.uniform = random.Random(seed).random
+        self.written: set[str] = set()
+
+    def pick(self, choices: Sequence[str]) -> str:
+        return choices[int(self.uniform() * len(choices))]
+
+    def shuffled(self, items: Iterable[Item]) -> list[Item]:
+        return sorted(items, key=lambda _: self.uniform())
+
+    def rows(self, phrases: Mapping[str, Sequence[str]], count: int) -> list[Row]:
+        """Write a number of messages for each topic."""
+        return self.shuffled(
+            (self.new_message(phrases[booking], phrases[wish]), f"{booking}: {wish}")
+            for booking, wish in product(_BOOKINGS, _WISHES)
+            for _ in range(count)
+        )
+
+    def new_message(self, bookings: Sequence[str], wishes: Sequence[str]) -> str:
+        """Write a message that differs from all before."""
+        message = self.message(bookings, wishes)
+        while message in self.written:
+            message = self.message(bookings, wishes)
+        self.written.add(message)
+        return message
+
+    def message(self, bookings: Sequence[str], wishes: Sequence[str]) -> str:
+        wish = self.pick(wishes).format(self.pick(bookings))
+        place = self.pick(_PLACE_SENTENCES).format(self.pick(_PLACES))
+        place_first = place.endswith(":") or self.uniform() < 0.5
+        both = f"{place} {wish}" if place_first else f"{wish} {place}"
+        return self.pick(_GREETINGS) + both + self.pick(_CLOSINGS)
+
+
+def _csv(rows: Iterable[Row]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *rows])
+    return text.getvalue()
