@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from attendrop.argument_checks import check_count
 from attendrop.cli.app import Json, Quiet, app
+from attendrop.errors import AttendropError
 
 # Chosen on Banking77 and on other draws of the messages: docs/does-it-help.md.
 SETTINGS = ("--methods", "finetune,ad-drop", "--set", "ad-drop.cross_tuning=false", "--epochs", "10")
@@ -31,7 +31,8 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Ask `attendrop compare` whether AD-DROP helps on generated messages of customers: minutes on two cores."""
-    check_count("seeds", seeds)
+    if seeds < 1:
+        raise AttendropError(f"seeds must be at least 1, not {seeds}.")
 
     from attendrop.cli.console import messages
     from attendrop.cli.demo_messages import write_messages
