@@ -93,6 +93,9 @@ def test_the_log_odds_are_those_of_the_network() -> None:
         hidden = own["encoder.0/first"] @ context + own["encoder.0/first bias"]
         hidden = torch.where(hidden > 0, hidden, 0.01 * hidden)
         torch.testing.assert_close(row, own["encoder.0/second"] @ hidden + own["encoder.0/second bias"])
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # as within the model, where weights are dropped
+        inside = plan.log_odds("encoder.0")
+    assert torch.equal(inside, plan.log_odds("encoder.0"))
 
 
 def _context(reg: Regularization, batch: zoo.Batch) -> Any:

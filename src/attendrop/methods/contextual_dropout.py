@@ -189,8 +189,10 @@ class _Dropped(AntitheticPlan):
         first, bias, second, second_bias = (
             self.parameters[f"{key}/{name}"] for name in ("first", "first bias", "second", "second bias")
         )
-        hidden = functional.leaky_relu(functional.linear(self.contexts[key], first, bias))
-        return functional.linear(hidden, second, second_bias)
+        context = self.contexts[key]
+        with torch.autocast(context.device.type, enabled=False):  # within the model and after its pass alike
+            hidden = functional.leaky_relu(functional.linear(context, first, bias))
+            return functional.linear(hidden, second, second_bias)
 
 
 def mean_value(call: AttentionCall, value: Tensor) -> Tensor:
