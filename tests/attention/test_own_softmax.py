@@ -84,6 +84,7 @@ def loss_and_gradients(model: Any, batch: zoo.Batch, method: Any) -> zoo.Batch:
 # --- Against the oracle
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("attribution", ["gradient", "attention", "integrated_gradient"])
 @every_variant
 def test_ad_drop_equals_the_naive_implementation(variant: str, attribution: str) -> None:

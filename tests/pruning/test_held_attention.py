@@ -45,6 +45,7 @@ def expected(name: str, layers: set[int], batch: zoo.Batch) -> Tensor:
         return answer(model, batch)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layers", [{0}, {1}, {0, 1}], ids=str)
 @every_model
 def test_pruned_layers_attend_equally_to_all_valid_keys(name: str, layers: set[int]) -> None:
@@ -66,6 +67,7 @@ def test_the_given_model_and_one_without_pruned_layers_are_stock(name: str) -> N
     assert torch.equal(answer(whole, batch), before)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda light: pickle.loads(pickle.dumps(light))])
 @every_model
 def test_copies_and_files_attend_alike(name: str, copied: Any, tmp_path: Path) -> None:
@@ -88,6 +90,7 @@ def test_an_encoder_that_runs_alone_in_generation_is_pruned() -> None:
     assert torch.equal(found, tokens)
 
 
+@pytest.mark.sampled(2)
 @every_model
 def test_layers_are_chosen_by_what_they_cost(name: str, caplog: pytest.LogCaptureFixture) -> None:
     batches = [zoo.batch_of(name), zoo.batch_of(name, seed=8)]
@@ -109,6 +112,13 @@ def test_a_masked_model_trains_and_stays_masked(name: str) -> None:
     assert (light.layers, light.held) == ((0,), True)
     assert torch.equal(answer(light, batch), answer(masked.eval(), batch))
     assert PrunedModel(mask_layers(masked, [1])).layers == (0, 1)
+
+
+def test_small_biases_on_the_scores_are_found_out() -> None:
+    model = zoo.build("mpnet")
+    with torch.no_grad():
+        model.mpnet.encoder.relative_attention_bias.weight.mul_(1e-3)
+    assert prune(model, [1]).held
 
 
 def test_biases_on_the_scores_of_images_are_found_out() -> None:

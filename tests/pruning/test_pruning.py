@@ -69,7 +69,6 @@ FAST: dict[str, tuple[str, dict[str, Any], str]] = {
     "deberta-v3": ("DebertaV2ForSequenceClassification", DEBERTA, "bert"),
     "deberta-v3-tokens": ("DebertaV2ForTokenClassification", DEBERTA, "bert-tokens"),
     "deberta-v3-choice": ("DebertaV2ForMultipleChoice", DEBERTA, "bert-choice"),
-    "deberta-v3-base": ("DebertaV2Model", DEBERTA, "bert"),
     "deberta-v2": ("DebertaV2ForSequenceClassification", DEBERTA | {"share_att_key": False}, "bert"),
 }
 SLOW_DEBERTA = pytest.param("deberta-v3", marks=pytest.mark.slow)

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers as hf
 from helpers import tiny
+from helpers.zoo import DEBERTA_V3
 from rich.console import Console
 
 import attendrop
@@ -55,6 +57,35 @@ def pruned(folder: Path, output: Path, run: str = "run", **options: Any) -> dict
 
 def arguments(folder: Path, output: Path | str, *more: str, run: str = "run") -> list[str]:
     return ["prune", f"{folder}/{run}", "--output-dir", str(output), "--device", "cpu", *more]
+
+
+def small_model(family: str) -> Any:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    shared = {"vocab_size": 5 + len(tiny.WORDS), "max_position_embeddings": 40, **sizes}
+    if family == "albert":
+        return hf.AlbertModel(hf.AlbertConfig(embedding_size=8, **shared))
+    if family == "mpnet":
+        return hf.MPNetModel(hf.MPNetConfig(**shared))
+    return hf.DebertaV2Model(hf.DebertaV2Config(**shared, **DEBERTA_V3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "fast"), [("albert", False), ("mpnet", False), ("deberta-v3", True)])
+def test_other_families_are_trained_pruned_and_used(family: str, fast: bool, tmp_path: Path, capsys: Captured) -> None:
+    tiny.save_tiny_bert(tmp_path / "model")
+    for file in ("config.json", "model.safetensors"):
+        (tmp_path / "model" / file).unlink()
+    small_model(family).save_pretrained(tmp_path / "model")
+    tiny.write_data(tmp_path)
+    options = {"cross_tuning": False}
+    train(tiny.config(tmp_path, "run", method="ad-drop", options=options, epochs=1))
+    found = pruned(tmp_path, tmp_path / "light", layers="1,", recover_epochs=1)
+    assert (found["pruned"]["layers"], found["pruned"]["fast"]) == ([1], fast)
+    assert cli.main(["evaluate", f"{tmp_path}/light"]) == 0
+    assert f"accuracy              {found['score']:.4f}" in capsys.readouterr().out
+    exported = cli.main(["export", f"{tmp_path}/light", "--output", f"{tmp_path}/out", "--format", "torch"])
+    assert exported == (0 if fast else 2)
+    assert fast or "constant attention only under this library" in capsys.readouterr().err
 
 
 def test_prune_says_what_it_did(folder: Path, tmp_path: Path, capsys: Captured) -> None:
