@@ -51,6 +51,7 @@ def test_share_rounds_as_the_specification_says(count: int, fraction: float, exp
         ([3, 3, 3, 3], 0.5, "low", [0, 0, 0, 0]),
         ([7], 0.5, "low", [0]),
         ([1, 2, 3], 0.1, "low", [0, 0, 0]),
+        ([-4, 1, 2, 3], 0.5, "magnitude", [1, 0, 0, 1]),
     ],
 )
 def test_candidates_of_one_row(row: list[float], p: float, direction: str, expected: list[int]) -> None:
@@ -58,6 +59,12 @@ def test_candidates_of_one_row(row: list[float], p: float, direction: str, expec
     assert region.mask.flatten().int().tolist() == expected
     assert oracles.candidates_of_row([float(x) for x in row], p, direction) == [bool(x) for x in expected]
     assert bool(region.signal) == (len(set(row)) > 1)
+
+
+def test_equal_magnitudes_are_no_signal() -> None:
+    region = candidate_region(torch.tensor([[[[2.0, -2.0, 2.0]]]]), None, 0.5, "magnitude")
+    assert not region.mask.any()
+    assert not region.signal.any()
 
 
 @st.composite
@@ -71,7 +78,7 @@ def scored_rows(draw_: st.DrawFn) -> tuple[Tensor, Tensor]:
     return torch.tensor(values).reshape(shape), torch.tensor(valid).reshape(batch, 1, queries, keys)
 
 
-@given(scored_rows(), st.sampled_from([0.1, 0.3, 0.5, 0.7, 0.9]), st.sampled_from(["high", "low"]))
+@given(scored_rows(), st.sampled_from([0.1, 0.3, 0.5, 0.7, 0.9]), st.sampled_from(["high", "low", "magnitude"]))
 def test_candidates_equal_those_of_the_loops(rows: tuple[Tensor, Tensor], p: float, direction: str) -> None:
     attribution, valid = rows
     region = candidate_region(attribution, valid, p, direction)
@@ -80,7 +87,7 @@ def test_candidates_equal_those_of_the_loops(rows: tuple[Tensor, Tensor], p: flo
     assert not (region.mask & ~region.signal).any()
 
 
-@given(scored_rows(), st.sampled_from(["high", "low"]))
+@given(scored_rows(), st.sampled_from(["high", "low", "magnitude"]))
 def test_more_padding_changes_no_candidate(rows: tuple[Tensor, Tensor], direction: str) -> None:
     attribution, valid = rows
     before = candidate_region(attribution, valid, 0.4, direction).mask

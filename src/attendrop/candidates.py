@@ -32,21 +32,23 @@ class Region:
 
 
 def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, direction: str = "high") -> Region:
-    """Find the positions of highest (or lowest) attribution in each row.
+    """Find the positions of highest (or lowest, or strongest) attribution in each row.
 
     Eq. 6 of Yang et al. (2022), row by row over the valid keys. ``"high"``: with ``t = max(1, floor(n_valid (1-p)))``,
     the positions whose attribution is at least the ``t``-th smallest, counted from 0; if that is the whole row, only
     those above it. ``"low"`` (their prior experiment, Fig. 2): the positions below the
-    ``floor(n_valid p)``-th smallest.
+    ``floor(n_valid p)``-th smallest. ``"magnitude"`` (ours): as ``"high"``, by absolute value.
 
     Args:
         attribution: ``(batch, heads, query, key)``; compared in float32, or float64 if it is that.
         valid: Valid keys.
         p: Fraction of candidates in a row, in (0, 1).
-        direction: ``"high"`` or ``"low"``.
+        direction: ``"high"``, ``"low"`` or ``"magnitude"``.
     """
     if attribution.dtype != torch.float64:
         attribution = attribution.float()
+    if direction == "magnitude":
+        attribution = attribution.abs()
     length = attribution.shape[-1]
     if valid is None:
         ordered = _sort(attribution)

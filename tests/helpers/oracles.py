@@ -34,6 +34,8 @@ def candidates(attribution: Tensor, valid: Tensor, p: float, direction: str = "h
 
 def candidates_of_row(row: list[float], p: float, direction: str) -> list[bool]:
     """Find the candidates among the valid positions of one row."""
+    if direction == "magnitude":
+        row = [abs(value) for value in row]
     n, ordered = len(row), sorted(row)
     if n < 2 or ordered[0] == ordered[-1]:
         return [False] * n

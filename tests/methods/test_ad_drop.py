@@ -60,16 +60,32 @@ def test_with_q_1_losses_and_gradients_equal_the_naive_implementation(
     zoo.assert_same(found, zoo.gradients(eager), 1e-5)
 
 
+@pytest.mark.parametrize("direction", ["high", "magnitude"])
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
-def test_regression_equals_the_naive_implementation(backend: str) -> None:
+def test_regression_equals_the_naive_implementation(backend: str, direction: str) -> None:
     batch = zoo.batch_of("bert") | {"labels": torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)}
     eager = zoo.build("bert", "eager", dtype=torch.float64, num_labels=1)
-    expected, _ = oracles.ad_drop(eager, batch, "regression", 0.4)
+    expected, _ = oracles.ad_drop(eager, batch, "regression", 0.4, direction=direction)
     expected.backward()
     model = zoo.build("bert", backend, dtype=torch.float64, num_labels=1)
-    loss, found = step(model, ADDrop(p=0.4, q=1.0, **ON), [batch])
+    loss, found = step(model, ADDrop(p=0.4, q=1.0, direction=direction, **ON), [batch])
     assert float(loss) == pytest.approx(expected.item(), abs=1e-9)
     zoo.assert_same(found, zoo.gradients(eager), 1e-9)
+
+
+def test_in_regression_only_magnitudes_do_not_depend_on_the_gold_value() -> None:
+    def prediction(direction: str, gold: float) -> Tensor:
+        """Predict under dropped positions."""
+        batch = zoo.batch_of("bert") | {"labels": torch.full((3,), gold, dtype=torch.float64)}
+        model = zoo.build("bert", dtype=torch.float64, num_labels=1)
+        found: list[Tensor] = []
+        model.register_forward_hook(lambda _, __, outputs: found.append(outputs.logits))
+        with regularize(model, ADDrop(p=0.4, q=1.0, direction=direction, **ON)) as reg:
+            reg.loss(batch)
+        return found[-1]
+
+    assert torch.equal(prediction("magnitude", 9.0), prediction("magnitude", -9.0))
+    assert not torch.equal(prediction("high", 9.0), prediction("high", -9.0))
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,10 @@ class ADDrop(Method):
             themselves), ``"random"`` (each valid position is a candidate with probability ``p``; no attribution pass).
         target: ``"pseudo_label"``, the model's prediction, or ``"gold_label"``. Regression always uses the gold value.
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
-        direction: Attributions to drop: ``"high"``, or ``"low"`` as in the paper's prior experiment (Fig. 2).
+        direction: Attributions to drop: ``"high"``, ``"low"`` as in the paper's prior experiment (Fig. 2), or
+            ``"magnitude"``, high in absolute value. Not in the paper: in regression ``"high"`` drops what keeps the
+            prediction near the gold value, of the other sign for each example whose error has the other sign;
+            magnitudes are those of the prediction's own gradients, and the same whatever the gold value.
         cross_tuning: Plain fine-tuning in epochs 0, 2, 4, ... and AD-DROP in 1, 3, 5, ... (Algorithm 1; counted from
             0).
         start_epoch: Number of epochs of plain fine-tuning before the first in which AD-DROP acts. Not in the paper: the
@@ -66,7 +69,7 @@ class ADDrop(Method):
     Source: Yang et al. (2022), https://arxiv.org/abs/2210.05883. Deviations: one backward pass is used for all layers
     (the reference code runs one per layer); ``steps`` defaults to 8 Gauss-Legendre nodes; a row without signal has no
     candidates; p and q default to 0.3 (the paper tunes both per data set). ``units="hidden"`` is future work in the
-    paper; the rule used here is ours, as is ``start_epoch``.
+    paper; the rule used here is ours, as are ``start_epoch`` and ``direction="magnitude"``.
     """
 
     name: ClassVar[str] = "ad-drop"
@@ -101,7 +104,7 @@ class ADDrop(Method):
     attribution: str = option("gradient", choice(*ATTRIBUTIONS))
     target: str = option("pseudo_label", choice(*TARGETS))
     layers: str | int | Sequence[int] = option("all", LAYERS, search=("first",))
-    direction: str = option("high", choice("high", "low"))
+    direction: str = option("high", choice("high", "low", "magnitude"))
     cross_tuning: bool = option(True, SWITCH, search=(False,))
     start_epoch: int = option(0, count(0))
     scope: str = option("joint", choice(*SCOPES))

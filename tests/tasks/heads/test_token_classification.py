@@ -211,6 +211,9 @@ def test_the_report_counts_words_and_entities(data: TaskData) -> None:
     found = data.task.head.describe_labels(data.splits["train"])
     assert found == {"words": 5, "tags": {"O": 3, "B-PER": 2}, "entities": {"PER": 2}}
     assert data.task.head.label_lines([found]) == [["words", "5"], ["  PER", "2"]]
+    assert data.task.head.label_warnings(found) == []
+    (warning,) = HEAD.label_warnings({"tags": {"O": 3, "B-PER": 0, "I-PER": 0}})
+    assert warning.endswith("cannot be learnt: 'B-PER', 'I-PER'.")
     many = get_task("ptb-pos").head
     lines = many.label_lines([{"words": 5, "tags": dict(zip(many.label_names, range(45), strict=True))}])
     assert lines == [["words", "5"], ["  tags", "0 to 44 of each"]]

@@ -329,8 +329,10 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
 
     def label_warnings(self, train: Mapping[str, Any]) -> list[str]:
         """Warn of tags without words."""
-        missing = [name for name, count in train["tags"].items() if count == 0]
-        return [f"No word of train has the tag {name!r}: it cannot be learnt." for name in missing]
+        missing = [repr(name) for name, count in train["tags"].items() if count == 0]
+        if not missing:
+            return []
+        return [f"No word of train has one of these tags, which cannot be learnt: {', '.join(missing)}."]
 
 
 def _entity_order(name: str) -> tuple[bool, str, str]:
