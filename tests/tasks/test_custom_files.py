@@ -187,8 +187,8 @@ BAD_FILES = [
     ("a.jsonl", '{"text": 5, "label": 1}\n', "a.jsonl, line 1, column 'text': 5 is not text."),
     (
         "a.jsonl",
-        '{"text": "a", "label": [1]}\n',
-        "a.jsonl, line 1, column 'label': [1] is neither a class nor a number.",
+        '{"text": "a", "label": {"b": 1}}\n',
+        "a.jsonl, line 1, column 'label': {'b': 1} is neither a class nor a number.",
     ),
     (
         "scores.csv",

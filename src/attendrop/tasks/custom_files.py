@@ -39,9 +39,10 @@ def load_files(
         predict_file: File of the split "test"; its labels are not read.
         text_columns: As many column names as the head has inputs: of classification and regression, one or two.
         label_column: Required for ``train_file`` and ``eval_file``.
-        label_type: "class", "number", "tags" or "auto". With "auto", labels are tags if texts are lists of words,
-            numbers if at least one has a decimal fraction or an exponent, otherwise whole numbers and text are classes.
-            The labels of all files count. Spaces around labels are ignored, and ``1`` and ``1.0`` are the same class.
+        label_type: "class", "number", "tags", "labels" or "auto". With "auto", labels are tags if texts are lists of
+            words, several labels if they are lists, numbers if at least one has a decimal fraction or an exponent,
+            otherwise whole numbers and text are classes. The labels of all files count. Spaces around labels are
+            ignored, and ``1`` and ``1.0`` are the same class.
         head: Head of an existing model, with its classes. By default, the classes are the labels of the training file
             (otherwise of the evaluation file): integers by value, then text in alphabetical order.
         token_columns: Further columns of the training file to read. "train" then has them, and "place", where each row
@@ -64,7 +65,7 @@ def load_files(
     tables = {split: read_table(path, bad) for split, path in paths.items() if path is not None}
     if not tables:
         raise AttendropError("no file is given; give at least one for training, evaluation or prediction.")
-    kinds = (type(head),) if head is not None else candidate_heads(label_type, _first_texts(tables, text_columns))
+    kinds = (type(head),) if head is not None else _kinds(tables, text_columns, label_column, label_type)
     reader = head or kinds[0]
     _check_inputs(text_columns, token_columns, reader)
     tables = {split: _with_texts(table, text_columns, reader, bad) for split, table in tables.items()}
@@ -178,10 +179,14 @@ def _check_inputs(
             raise AttendropError(f"the name of the column {column.name!r} is reserved; rename it.")
 
 
-def _first_texts(tables: Mapping[str, Table], text_columns: Sequence[str]) -> list[Any]:
-    """Return the texts of the first row of the first file."""
+def _kinds(
+    tables: Mapping[str, Table], text_columns: Sequence[str], label_column: str | None, label_type: str
+) -> tuple[type[Head], ...]:
+    """Return the heads that the texts of the first row of the first file, and its first label, may be for."""
     table = next(iter(tables.values()))
-    return [table.column(name)[0] for name in text_columns]
+    texts = [table.column(name)[0] for name in text_columns]
+    labels = table.column(label_column) if label_column in table.columns else []
+    return candidate_heads(label_type, texts, next((label for label in labels if label is not None), None))
 
 
 def _with_labels(table: Table, text_columns: tuple[str, ...], label_column: str, head: Head, bad: BadRows) -> Table:

@@ -15,6 +15,7 @@ import attendrop
 from attendrop.errors import AttendropError
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.classification import Classification
+from attendrop.tasks.heads.multi_label import MultiLabel
 from attendrop.tasks.heads.registry import HEADS, LABEL_TYPES, get_head, head_of_model
 from attendrop.tasks.heads.regression import Regression
 from attendrop.tasks.heads.token_classification import TokenClassification
@@ -23,6 +24,7 @@ SOURCE = Path(attendrop.__file__).parent
 YES_NO = Classification(("no", "yes"))
 EXAMPLES = {
     "classification": YES_NO,
+    "multi-label-classification": MultiLabel(("art", "sport")),
     "regression": Regression(),
     "token-classification": TokenClassification(("O", "B-PER")),
 }
@@ -68,6 +70,7 @@ def test_a_saved_model_tells_its_head(head: Head, tmp_path: Path) -> None:
 # Labels as they are written in files, and the outputs of a model that predicts them.
 PERFECT: dict[str, tuple[list[Any], list[Any]]] = {
     "classification": (["yes", "no", "yes"], [[0, 1], [1, 0], [0, 1]]),
+    "multi-label-classification": ([["art"], [], ["art", "sport"]], [[1, -1], [-1, -1], [1, 1]]),
     "regression": (["1.5", "-2", "0"], [[1.5], [-2], [0]]),
     "token-classification": ([["B-PER", "O"], ["O"]], [np.eye(2)[[1, 0]], np.eye(2)[[0]]]),
 }

@@ -197,11 +197,16 @@ logits = model(**inputs).logits"""
         return False
 
     @classmethod
+    def may_label(cls, label: Any) -> bool:
+        """Tell whether a label, the first of a file, may be of this kind, if nobody said what labels are."""
+        return True
+
+    @classmethod
     def suits(cls, tables: Mapping[str, Table], column: str) -> bool:
         """Tell whether labels of files, of which nobody said what they are, are of this kind.
 
         Args:
-            tables: As for :meth:`from_labels`, with texts that the head :meth:`may_read`.
+            tables: As for :meth:`from_labels`; the head :meth:`may_read` the texts and :meth:`may_label`.
             column: As for :meth:`from_labels`.
 
         Raises:

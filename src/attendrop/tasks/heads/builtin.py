@@ -2,5 +2,6 @@
 
 # ruff: noqa: I001
 from attendrop.tasks.heads.token_classification import TokenClassification as TokenClassification
+from attendrop.tasks.heads.multi_label import MultiLabel as MultiLabel
 from attendrop.tasks.heads.regression import Regression as Regression
 from attendrop.tasks.heads.classification import Classification as Classification

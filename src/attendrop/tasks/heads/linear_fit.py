@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 from sklearn.linear_model import LogisticRegression, RidgeCV
+from sklearn.metrics import f1_score
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -30,7 +31,7 @@ class LinearFit:
         weight: ``(outputs, features)``.
         bias: ``(outputs,)``.
         settings: Chosen strength of the regularisation, such as ``{"C": 10.0}``.
-        score: Name and value of its score on the rows that it was fitted to, accuracy or R2.
+        score: Name and value of its score on the rows that it was fitted to: accuracy, micro F1 or R2.
     """
 
     kind: str
@@ -76,6 +77,33 @@ def fit_logistic_regression(
     all_weights[model.classes_], all_biases[model.classes_] = restored(weight), bias
     accuracy = float(model.score(scaled, labels))
     return LinearFit("logistic regression", all_weights, all_biases, {"C": model.C}, ("accuracy", accuracy))
+
+
+def fit_logistic_regressions(features: Array, targets: Array, *, balanced: bool = False) -> LinearFit | None:
+    """Fit a logistic regression for each label; None if no label varies.
+
+    Features are scaled as in :func:`fit_logistic_regression`; ``C`` is 10.
+
+    Args:
+        features: ``(rows, features)``, dense or sparse.
+        targets: ``(rows, labels)``, zeros and ones. A label that does not vary gets weights of zero, and as its bias
+            the log-odds of its rows, with half a row of each kind added.
+        balanced: Whether rows with and without a label have equal weight, instead of all rows.
+    """
+    varying = np.flatnonzero(np.ptp(targets, axis=0))
+    if not len(varying):
+        return None
+    scaled, restored = _scaled(features)
+    rows, with_label = len(targets), targets.sum(axis=0)
+    biases = np.log((with_label + 0.5) / (rows - with_label + 0.5))
+    weights = np.zeros((targets.shape[1], features.shape[1]))
+    for label in varying:
+        model = LogisticRegression(C=_DEFAULT_C, max_iter=1000, class_weight="balanced" if balanced else None)
+        model.fit(scaled, targets[:, label])
+        weights[label], biases[label] = restored(model.coef_)[0], model.intercept_[0]
+    answers = (features @ weights.T + biases) > 0
+    f1 = float(f1_score(targets, answers, average="micro", zero_division=0.0))
+    return LinearFit("logistic regression", weights, biases, {"C": _DEFAULT_C}, ("f1_micro", f1))
 
 
 def fit_ridge_regression(features: Array, numbers: Sequence[float]) -> LinearFit:

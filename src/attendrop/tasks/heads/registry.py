@@ -32,12 +32,13 @@ def head_of_model(config: PreTrainedConfig) -> Head:
     return next(head for head in HEADS if head.recognizes(config)).from_config(config)
 
 
-def candidate_heads(label_type: str, texts: Sequence[Any]) -> tuple[type[Head], ...]:
+def candidate_heads(label_type: str, texts: Sequence[Any], label: Any = None) -> tuple[type[Head], ...]:
     """Return the kinds of heads that labels of a type may be for; those of "auto" check texts and labels alike.
 
     Args:
         label_type: One of ``LABEL_TYPES``.
         texts: Texts of a row, by which "auto" chooses.
+        label: Label of a row, by which it chooses, too; None if there is none.
 
     Raises:
         AttendropError: The label type is unknown.
@@ -46,7 +47,7 @@ def candidate_heads(label_type: str, texts: Sequence[Any]) -> tuple[type[Head], 
         hint = did_you_mean(label_type, LABEL_TYPES) or f"; it is one of {', '.join(LABEL_TYPES)}."
         raise AttendropError(f"there is no label type {label_type!r}{hint}")
     asked = tuple(head for head in HEADS if head.label_type == label_type)
-    return asked or tuple(head for head in HEADS if head.may_read(texts))
+    return asked or tuple(head for head in HEADS if head.may_read(texts) and (label is None or head.may_label(label)))
 
 
 def find_head(kinds: Sequence[type[Head]], tables: Mapping[str, Table], column: str, *, asked: bool) -> Head:

@@ -25,6 +25,11 @@ class SequenceHead(Head):
         """Accept anything but lists; what is no text is refused later."""
         return not any(isinstance(text, list) for text in texts)
 
+    @classmethod
+    def may_label(cls, label: Any) -> bool:
+        """Accept anything but lists; what is no label is refused later."""
+        return not isinstance(label, list)
+
     def model_class(self, config: PreTrainedConfig) -> Any:
         """Return the class of transformers; for the mean, where that has no such option, one of this library."""
         from attendrop.tasks.heads.mean_pooling import mean_pooling_class

@@ -1,0 +1,249 @@
+"""Multi-label classification: any number of several labels for a text or a pair of texts."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+from datasets import Dataset
+from scipy.special import expit
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    f1_score,
+    jaccard_score,
+    precision_score,
+    recall_score,
+    roc_auc_score,
+)
+
+from attendrop.argument_checks import did_you_mean
+from attendrop.errors import AttendropError
+from attendrop.tasks.heads.base import Array, Metric, saved_classes
+from attendrop.tasks.heads.linear_fit import LinearFit, fit_logistic_regressions
+from attendrop.tasks.heads.sequence import SequenceHead
+from attendrop.tasks.label_column import written
+from attendrop.tasks.table import Table
+from attendrop.tasks.word_lists import json_list
+
+if TYPE_CHECKING:
+    from transformers import BatchEncoding, PreTrainedConfig, PreTrainedTokenizerBase
+
+_SEPARATORS = re.compile(r"[;|,]")
+# Up to this many labels are listed; for more, only the smallest and the largest number of rows are shown.
+_LISTED_LABELS = 12
+
+
+def _of_answers(score: Callable[..., float], **options: Any) -> Callable[[Array, Array], float]:
+    """Make a score of the predicted labels."""
+    return lambda labels, logits: float(score(labels, logits > 0, **options))
+
+
+def _averaged(score: Callable[..., float], average: str) -> Callable[[Array, Array], float]:
+    return _of_answers(score, average=average, zero_division=0.0)
+
+
+def _ranking(score: Callable[[Array, Array], float]) -> Callable[[Array, Array], float]:
+    """Make the mean score of the rankings of rows by each label that some rows have and some have not; 0 if none."""
+
+    def mean(labels: Array, logits: Array) -> float:
+        defined = [column for column in range(labels.shape[1]) if np.ptp(labels[:, column])]
+        return float(np.mean([score(labels[:, i], logits[:, i]) for i in defined])) if defined else 0.0
+
+    return mean
+
+
+_METRICS = {
+    "f1_micro": Metric(_averaged(f1_score, "micro")),
+    "f1_macro": Metric(_averaged(f1_score, "macro")),
+    "f1_weighted": Metric(_averaged(f1_score, "weighted")),
+    "f1_samples": Metric(_averaged(f1_score, "samples")),
+    "precision_micro": Metric(_averaged(precision_score, "micro")),
+    "recall_micro": Metric(_averaged(recall_score, "micro")),
+    "jaccard_samples": Metric(_averaged(jaccard_score, "samples")),
+    "accuracy": Metric(_of_answers(accuracy_score)),
+    "average_precision": Metric(_ranking(average_precision_score)),
+    "roc_auc": Metric(_ranking(roc_auc_score)),
+}
+
+
+class MultiLabel(SequenceHead):
+    """Head that predicts labels independently of each other, each if its probability is above one half.
+
+    Labels and targets are rows of zeros and ones, one for each label, outputs logits ``(rows, labels)``.
+    """
+
+    kind = "multi-label-classification"
+    label_type = "labels"
+    problem_type = "multi_label_classification"
+    default_metrics = ("f1_micro", "f1_macro", "accuracy")
+    metric_aliases: ClassVar = {
+        "f1": "f1_micro",
+        "micro_f1": "f1_micro",
+        "macro_f1": "f1_macro",
+        "exact_match": "accuracy",
+        "map": "average_precision",
+        "auc": "roc_auc",
+    }
+    fitted_at = ("f1_micro", 0.9)
+    attributed = "the log-likelihood of the predicted labels"
+    answer_column = "labels"
+    has_probabilities = True
+    metrics = _METRICS
+
+    @property
+    def predicts(self) -> str:
+        """Number of labels, in words."""
+        return f"any of {len(self.label_names)} labels"
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """The labels."""
+        return self.label_names
+
+    # The model ------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def recognizes(cls, config: PreTrainedConfig) -> bool:
+        """Accept models configured for several labels."""
+        return config.problem_type == cls.problem_type
+
+    @classmethod
+    def from_config(cls, config: PreTrainedConfig) -> Self:
+        """Make the head with the model's labels."""
+        return cls(saved_classes(config))
+
+    def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
+        """Return Python code that loads and calls the model, and names the labels."""
+        code = super().usage(num_texts, max_length, stock=stock)
+        return f"{code}\nlabels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().tolist()]"
+
+    def fit_linear(self, features: Array, targets: Sequence[Sequence[float]], *, balanced: bool) -> LinearFit | None:
+        """Fit a logistic regression for each label."""
+        return fit_logistic_regressions(features, np.asarray(targets), balanced=balanced)
+
+    # Labels of custom files -----------------------------------------------------------------------------------------
+
+    @classmethod
+    def may_label(cls, label: Any) -> bool:
+        """Accept lists, also as JSON."""
+        return isinstance(label, list) or (isinstance(label, str) and json_list(label) is not None)
+
+    @staticmethod
+    def value_problem(value: Any) -> str | None:
+        """Accept lists, also as JSON, and names with ``;``, ``|`` or ``,`` between them; none is no label."""
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            return "the labels are missing; write an empty list, [], if none applies"
+        if not isinstance(value, list | str | int):
+            return f"{value!r} is no list of labels"
+        empty = [number for number, name in enumerate(_items(value), start=1) if not name]
+        return f"label {empty[0]} of {written(value)!r} is empty" if empty else None
+
+    @classmethod
+    def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
+        """Make the head whose labels are those of "train" (otherwise "dev"), in alphabetical order."""
+        source = tables.get("train") or tables["dev"]
+        names = sorted({name for value in source.column(column) for name in _items(value)})
+        if "train" in tables and len(names) < 2:
+            found = f"only one label, {names[0]!r}" if names else "no label"
+            raise AttendropError(f"{source.path}, column {column!r}, has {found}; training needs at least two.")
+        return cls(tuple(names))
+
+    def label_problem(self, value: Any) -> str | None:
+        """Refuse labels that are not among those of training."""
+        unknown = [name for name in _items(value) if name not in self._ids]
+        if not unknown:
+            return None
+        hint = did_you_mean(unknown[0], self.label_names) or f"; the labels are {', '.join(self.label_names[:10])}"
+        return f"the label {unknown[0]!r} is not among those of training{hint.removesuffix('.')}"
+
+    def read_labels(self, values: Sequence[Any]) -> list[list[int]]:
+        """Convert names to zeros and ones."""
+        rows = np.zeros((len(values), len(self.label_names)), dtype=int)
+        for row, value in zip(rows, values, strict=True):
+            row[[self._ids[name] for name in _items(value)]] = 1
+        found: list[list[int]] = rows.tolist()
+        return found
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.label_names)}
+
+    def targets(
+        self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase
+    ) -> list[list[float]]:
+        """Return zeros and ones as floats, which the loss needs."""
+        return [[float(number) for number in row] for row in labels]
+
+    def label_array(self, labels: Sequence[Any]) -> Array:
+        """Make an array ``(rows, labels)`` of zeros and ones."""
+        return np.asarray(labels, dtype=int).reshape(len(labels), len(self.label_names))
+
+    # Outputs --------------------------------------------------------------------------------------------------------
+
+    def decode(self, outputs: Array) -> list[list[int]]:
+        """Return zeros and ones."""
+        found: list[list[int]] = (outputs > 0).astype(int).tolist()
+        return found
+
+    def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
+        """Return ``labels``, a list of names; on request also ``probability_LABEL`` of each label."""
+        rows = []
+        for answer, row in zip(self.decode(outputs), expit(outputs), strict=True):
+            of_all = {f"probability_{name}": round(float(p), 6) for name, p in zip(self.label_names, row, strict=True)}
+            rows.append({"labels": self._names(answer)} | (of_all if probabilities else {}))
+        return rows
+
+    def constant_answer(self, train: Array, references: Array) -> tuple[str, Array]:
+        """Return the labels that more than half of the rows of training have, otherwise the most common one."""
+        share = train.mean(axis=0)
+        chosen = share > min(0.5, share.max() - 1e-9)
+        return ", ".join(self._names(chosen)), np.tile(np.where(chosen, 1.0, -1.0), (len(references), 1))
+
+    def predicted_counts(self, outputs: Array) -> dict[str, int]:
+        """Count the rows with each predicted label."""
+        counts = (outputs > 0).sum(axis=0)
+        return {name: int(count) for name, count in zip(self.label_names, counts, strict=True) if count}
+
+    # Reports on data ------------------------------------------------------------------------------------------------
+
+    def shown_label(self, label: Any) -> str:
+        """Return the names of a row's labels."""
+        return ", ".join(self._names(label))
+
+    def _names(self, row: Sequence[Any]) -> list[str]:
+        return [name for name, has in zip(self.label_names, row, strict=True) if has]
+
+    def describe_labels(self, rows: Dataset) -> dict[str, Any]:
+        """Count the rows with each label, and those without any."""
+        labels = self.label_array(rows["label"][:])
+        counts = {name: int(count) for name, count in zip(self.label_names, labels.sum(axis=0), strict=True)}
+        return {"labels": counts, "without": int((labels.sum(axis=1) == 0).sum())}
+
+    def label_lines(self, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+        """Show the rows with each label, if there are not many, and those without any."""
+        counts = [part["labels"] for part in parts]
+        without = [["  no label", *(str(part["without"]) for part in parts)]]
+        if len(self.label_names) <= _LISTED_LABELS:
+            return [[f"  {name}", *(str(of[name]) for of in counts)] for name in self.label_names] + without
+        return [["rows of a label", *(f"{min(of.values())} to {max(of.values())}" for of in counts)], *without]
+
+    def label_warnings(self, train: Mapping[str, Any]) -> list[str]:
+        """Warn of labels without rows."""
+        missing = [repr(name) for name, count in train["labels"].items() if count == 0]
+        if not missing:
+            return []
+        return [f"No row of train has one of these labels, which cannot be learnt: {', '.join(missing)}."]
+
+
+def _items(value: Any) -> list[str]:
+    """Return the names in a label of a file: a list, a list in JSON, or a text with separators."""
+    found = value if isinstance(value, list) else json_list(value) if isinstance(value, str) else None
+    if found is None:
+        text = written(value)
+        found = _SEPARATORS.split(text) if text else []
+    return ["" if item is None else written(item) for item in found]

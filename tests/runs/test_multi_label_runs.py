@@ -1,0 +1,107 @@
+"""Whole runs on several labels per text: training, scores, predictions, comparison and pruning."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import tiny
+from helpers.command_line import Captured
+
+from attendrop import cli
+from attendrop.studies.compare import compare
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+LABELS = ("cat", "dog", "red")
+
+
+def row(number: int) -> dict[str, Any]:
+    text = tiny.sentence(number)
+    return {"text": text, "labels": [label for label in LABELS if label in text.split()]}
+
+
+def write(path: Path, first: int, count: int) -> Path:
+    path.write_text("".join(json.dumps(row(number)) + "\n" for number in range(first, first + count)))
+    return path
+
+
+def train(folder: Path, name: str, *more: str) -> list[str]:
+    return [
+        *("train", "--train-file", f"{folder}/train.jsonl", "--eval-file", f"{folder}/dev.jsonl"),
+        *("--text-columns", "text", "--label-column", "labels", "--model", f"{folder}/model"),
+        *("--output-dir", f"{folder}/{name}", "--batch-size", "8", "--max-length", "16", "--device", "cpu", "--quiet"),
+        *more,
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("labels")
+    tiny.save_tiny_bert(folder / "model")
+    write(folder / "train.jsonl", 0, 80)
+    write(folder / "dev.jsonl", 80, 20)
+    assert cli.main(train(folder, "run", "--epochs", "15", "--learning-rate", "1e-2", "--method", "finetune")) == 0
+    return folder
+
+
+def test_a_run_learns_its_labels(folder: Path) -> None:
+    metrics = tiny.read_metrics(folder / "run")
+    assert list(metrics["all_scores"]["dev"]) == ["f1_micro", "f1_macro", "accuracy"]
+    assert metrics["score"] == metrics["all_scores"]["dev"]["f1_micro"] > 0.9
+    assert metrics["score"] > metrics["baseline"]["dev"]["scores"]["f1_micro"]
+    assert metrics["training"]["head_start"] == "frozen"
+
+
+def test_the_saved_model_is_stock_and_its_card_names_labels(folder: Path) -> None:
+    card = (folder / "run" / "README.md").read_text()
+    names: dict[str, Any] = {"folder": str(folder / "run"), "text": "the red cat sees"}
+    exec(card.split("```python\n")[1].split("```")[0], names)
+    assert names["labels"] == ["cat", "red"]
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("ad-drop", ("cross_tuning=false",)),
+        ("attendout", ("dropout_step=2", "init_drop_prob=0.5")),
+        pytest.param("r-drop", (), marks=pytest.mark.slow),
+    ],
+)
+def test_methods_train_on_several_labels(folder: Path, method: str, options: tuple[str, ...]) -> None:
+    settings = [part for option in options for part in ("--set", option)]
+    assert cli.main(train(folder, f"run-{method}", "--max-steps", "4", "--method", method, *settings)) == 0
+    assert tiny.read_metrics(folder / f"run-{method}")["history"][-1]["regularized"]
+
+
+def test_predictions_are_lists_and_evaluation_repeats_the_score(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    assert cli.main(["evaluate", f"{folder}/run", "--device", "cpu", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["all_scores"]
+    assert found == pytest.approx(tiny.read_metrics(folder / "run")["all_scores"]["dev"])
+    asked = ["predict", f"{folder}/run", "--predict-file", f"{folder}/dev.jsonl", "--device", "cpu", "--quiet"]
+    assert cli.main([*asked, "--output", f"{tmp_path}/out.jsonl", "--probabilities"]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    right = sum(found["labels"] == row(number)["labels"] for number, found in enumerate(rows, 80))
+    assert right / 20 == pytest.approx(tiny.read_metrics(folder / "run")["all_scores"]["dev"]["accuracy"])
+    assert set(rows[0]) >= {f"probability_{label}" for label in LABELS}
+    assert cli.main([*asked, "--output", f"{tmp_path}/out.csv"]) == 0
+    assert '"[""' in (tmp_path / "out.csv").read_text()
+
+
+@pytest.mark.slow
+def test_other_commands_know_several_labels(folder: Path, tmp_path: Path) -> None:
+    run = f"{folder}/run"
+    for command in (
+        ["prune", run, "--output-dir", f"{tmp_path}/pruned", "--layers", "1", "--device", "cpu"],
+        ["export", run, "--output", f"{tmp_path}/onnx", "--quantize", "int8"],
+        ["attend", run, "the cat sees a dog", "--device", "cpu", "--overwrite"],
+    ):
+        assert cli.main([*command, "--quiet"]) == 0
+    outcome = compare(
+        output_dir=str(tmp_path / "answer"), model=str(folder / "model"), train_file=f"{folder}/train.jsonl",
+        eval_file=f"{folder}/dev.jsonl", text_columns=["text"], label_column="labels", methods=["ad-drop"], seeds=1,
+        max_steps=4, device="cpu", workers=1, keep_best=False,
+    )  # fmt: skip
+    assert {row.method for row in outcome.answer.rows} == {"finetune", "ad-drop", "majority", "tfidf", "frozen"}

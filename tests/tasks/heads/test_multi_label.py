@@ -1,0 +1,150 @@
+"""Labels of which any number apply: what files say, what is refused, scores and decisions."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from attendrop.errors import AttendropError
+from attendrop.tasks.base import TaskData
+from attendrop.tasks.custom_files import load_files
+from attendrop.tasks.heads.linear_fit import fit_logistic_regressions
+from attendrop.tasks.heads.multi_label import MultiLabel
+
+HEAD = MultiLabel(("art", "music", "sport"))
+
+
+def write(path: Path, labels: list[Any]) -> Path:
+    rows = [{"text": f"text {number}", "topics": label} for number, label in enumerate(labels)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def write_csv(path: Path, labels: list[str]) -> Path:
+    path.write_text("\n".join(["text,topics", *(f'text {n},"{label}"' for n, label in enumerate(labels))]) + "\n")
+    return path
+
+
+def load(path: Path, **options: Any) -> TaskData:
+    return load_files(train_file=path, text_columns=("text",), label_column="topics", **options)
+
+
+EXPECTED = [[1, 0, 1], [0, 1, 0], [0, 0, 0], [1, 1, 1]]
+
+
+@pytest.mark.parametrize("separator", [";", "|", ", ", " ; "])
+def test_names_have_separators_in_text(tmp_path: Path, separator: str) -> None:
+    rows = [["sport", "art"], ["music"], [], ["art", "music", "sport"]]
+    found = load(write_csv(tmp_path / "a.csv", [separator.join(row) for row in rows]), label_type="labels")
+    assert found.task.label_names == HEAD.label_names
+    assert found.splits["train"]["label"][:] == EXPECTED
+
+
+def test_lists_are_recognized(tmp_path: Path) -> None:
+    rows = [["sport", "art", "art"], ["music"], [], ["art", "music", "sport"]]
+    for path in (
+        write(tmp_path / "a.jsonl", rows),
+        write_csv(tmp_path / "a.csv", [json.dumps(row).replace('"', '""') for row in rows]),
+    ):
+        found = load(path)
+        assert found.task.kind == "multi-label-classification"
+        assert found.splits["train"]["label"][:] == EXPECTED
+
+
+def test_a_comma_within_a_name_needs_a_list(tmp_path: Path) -> None:
+    found = load(write(tmp_path / "a.jsonl", [["arts, crafts"], [7]]))
+    assert found.task.label_names == ("7", "arts, crafts")
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        (None, "the labels are missing; write an empty list"),
+        (math.nan, "the labels are missing"),
+        (0.5, r"0\.5 is no list of labels"),
+        (["art", ""], r"label 2 of .* is empty"),
+        ("art;;music", "label 2 of 'art;;music' is empty"),
+    ],
+)
+def test_what_is_no_list_of_labels_is_refused_or_skipped(tmp_path: Path, label: Any, message: str) -> None:
+    path = write(tmp_path / "a.jsonl", [["art"], ["music"], label])
+    with pytest.raises(AttendropError, match=f"line 3.*{message}"):
+        load(path)
+    assert len(load(path, skip_bad_rows=True).splits["train"]) == 2
+
+
+def test_labels_that_training_lacks_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [["art"], ["music"]])
+    with pytest.raises(AttendropError, match=r"the label 'arts' is not among those of training.*'art'"):
+        load(path, eval_file=write(tmp_path / "b.jsonl", [["arts"]]))
+
+
+@pytest.mark.parametrize(("labels", "found"), [([[], []], "no label"), ([["art"], []], "only one label, 'art'")])
+def test_fewer_than_two_labels_are_refused(tmp_path: Path, labels: list[Any], found: str) -> None:
+    with pytest.raises(AttendropError, match=rf"has {found}; training needs at least two"):
+        load(write(tmp_path / "a.jsonl", labels))
+
+
+def test_lists_are_refused_as_classes(tmp_path: Path) -> None:
+    with pytest.raises(AttendropError, match="is neither a class nor a number"):
+        load(write(tmp_path / "a.jsonl", [["art"], ["music"]]), label_type="class")
+
+
+def test_each_label_is_predicted_above_one_half() -> None:
+    outputs = np.array([[2.0, -1.0, 0.5], [-1.0, -1.0, -1.0]])
+    assert HEAD.decode(outputs) == [[1, 0, 1], [0, 0, 0]]
+    first, second = HEAD.prediction_rows(outputs, probabilities=True)
+    assert first["labels"] == ["art", "sport"] and second["labels"] == []
+    assert first["probability_music"] == pytest.approx(1 / (1 + math.e), abs=1e-6)
+    assert HEAD.predicted_counts(outputs) == {"art": 1, "sport": 1}
+    assert HEAD.shown_label([1, 0, 1]) == "art, sport"
+
+
+@pytest.mark.filterwarnings("error")
+@given(arrays(int, (4, 3), elements=st.integers(0, 1)), arrays(float, (4, 3), elements=st.floats(-2, 2)))
+def test_scores_are_defined_for_any_rows(labels: np.ndarray[Any, Any], logits: np.ndarray[Any, Any]) -> None:
+    scores = {name: metric.score(labels, logits) for name, metric in HEAD.metrics.items()}
+    assert all(0 <= score <= 1 for score in scores.values())
+    true = float((labels * (logits > 0)).sum())
+    wrong = float((labels != (logits > 0)).sum())
+    assert scores["f1_micro"] == pytest.approx(2 * true / (2 * true + wrong) if true else 0.0)
+
+
+def test_the_baseline_predicts_what_most_rows_have() -> None:
+    train = np.array([[1, 0, 1], [1, 0, 0], [1, 1, 1]])
+    answer = HEAD.constant_answer(train, train[:1])
+    assert answer[0] == "art, sport" and HEAD.decode(answer[1]) == [[1, 0, 1]]
+    rare = np.array([[1, 0, 0], [0, 0, 0], [0, 0, 0]])
+    assert HEAD.constant_answer(rare, rare)[0] == "art"
+
+
+def test_the_report_counts_labels_and_rows_without(tmp_path: Path) -> None:
+    data = load(write(tmp_path / "a.jsonl", [["sport", "art"], ["music"], [], ["art"]]))
+    found = data.task.head.describe_labels(data.splits["train"])
+    assert found == {"labels": {"art": 2, "music": 1, "sport": 1}, "without": 1}
+    assert HEAD.label_lines([found])[0] == ["  art", "2"] and HEAD.label_lines([found])[-1] == ["  no label", "1"]
+    assert HEAD.label_warnings(found) == []
+    assert "cannot be learnt: 'music'" in HEAD.label_warnings({"labels": {"art": 2, "music": 0}})[0]
+    many = MultiLabel(tuple(f"topic {number}" for number in range(20)))
+    counts = {"labels": {name: number for number, name in enumerate(many.label_names)}, "without": 0}
+    assert many.label_lines([counts]) == [["rows of a label", "0 to 19"], ["  no label", "0"]]
+
+
+def test_a_linear_model_of_each_label() -> None:
+    draw = np.random.default_rng(0)
+    features = draw.normal(size=(60, 4))
+    targets = np.stack([features[:, 0] > 0, features[:, 1] > 0.5, np.zeros(60), np.ones(60)], axis=1).astype(float)
+    fit = fit_logistic_regressions(features, targets)
+    assert fit is not None and fit.score[1] > 0.95
+    outputs = fit.outputs(features)
+    assert ((outputs[:, :2] > 0) == targets[:, :2]).mean() > 0.9
+    assert outputs[0, 2] == pytest.approx(math.log(0.5 / 60.5)) and outputs[0, 3] == pytest.approx(math.log(60.5 / 0.5))
+    assert fit_logistic_regressions(features, targets[:, 2:]) is None
