@@ -15,6 +15,8 @@ from attendrop import ADDrop, AttendOut, ChildTuning, Compose, FineTune, Method,
 from attendrop.methods.core.registry import build_method, method_names
 
 REFERENCE_LENGTH = 47
+# Tokens and sequences of the batches on which memory for long inputs is measured.
+LONG, LONG_BATCH = 512, 8
 
 
 def steps(setting: Setting) -> Iterator[Row]:
@@ -146,6 +148,26 @@ def memory(setting: Setting) -> Iterator[Row]:
             yield Row(f"peak memory, AD-DROP / eager fine-tuning{what}", case, [ours / eager], target, note=note)
 
 
+def long_inputs(setting: Setting) -> Iterator[Row]:
+    """Peak memory of a step on long inputs, against fine-tuning with eager and with SDPA attention."""
+    shape, length = setting.shapes[-1], LONG if not setting.quick else setting.lengths[-1]
+    batch = setting.to_device({name: value[:LONG_BATCH] for name, value in made_up(length, ragged=False).items()})
+    for dropout in (0.1, 0.0):
+        peaks = {}
+        for name in ("AD-DROP", "eager", "sdpa"):
+            model = build_model(setting, shape, "eager" if name == "eager" else "sdpa", attention_dropout=dropout)
+            bench = Bench(setting, model)
+            contender = partial(bench.library, ADDrop()) if name == "AD-DROP" else bench.stock
+            peaks[name], _ = peak_memory(bench, contender, batch)
+            del bench, contender, model
+        case = f"{shape}, batch {LONG_BATCH}, {length} full, attention dropout {dropout:g}"
+        for other, target in (("eager", 1.35), ("sdpa", None)):
+            ours, theirs = peaks["AD-DROP"], peaks[other]
+            note = f"{ours / 2**20:.0f} MiB / {theirs / 2**20:.0f} MiB"
+            figure = f"peak memory, AD-DROP / {other.replace('sdpa', 'SDPA')} fine-tuning"
+            yield Row(figure, case, [ours / theirs], target, note=note)
+
+
 _PERIOD_BATCHES = ("64 full", "128 ragged")
 
 
@@ -256,6 +278,7 @@ FIGURES: dict[str, Callable[[Setting], Iterator[Row]]] = {
     "trainer": trainer,
     "iga": iga,
     "memory": memory,
+    "long_inputs": long_inputs,
     "attendout": attendout,
     "methods": methods,
     "inference": inference,

@@ -60,10 +60,13 @@ class Setting:
         return {name: value.to(self.device) for name, value in batch.items()}
 
 
-def build_model(setting: Setting, shape: str, implementation: str = "sdpa") -> BertForSequenceClassification:
+def build_model(
+    setting: Setting, shape: str, implementation: str = "sdpa", *, attention_dropout: float = 0.1
+) -> BertForSequenceClassification:
     """Make a classifier of random weights in training mode, with dropout 0.1."""
     torch.manual_seed(0)
-    config = BertConfig(**_SHAPES[shape], num_labels=2, attn_implementation=implementation)
+    options = {"attention_probs_dropout_prob": attention_dropout, "attn_implementation": implementation}
+    config = BertConfig(**_SHAPES[shape], **options, num_labels=2)
     return BertForSequenceClassification(config).to(setting.device).train()
 
 

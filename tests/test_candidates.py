@@ -117,3 +117,16 @@ def test_low_with_p_just_below_one_still_spares_the_highest(padded: bool) -> Non
     attribution = torch.tensor([[[[1.0, 2.0, 3.0, 0.0]]]])[..., : 4 if padded else 3]
     valid = torch.tensor([True, True, True, False])[: attribution.shape[-1]].reshape(1, 1, 1, -1)
     assert candidate_region(attribution, valid, 1 - 1e-9, "low").mask.flatten()[:3].tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("mask", [None, (5, 1, 4, 6), (1, 1, 4, 6)])
+def test_regions_do_not_depend_on_how_many_sequences_are_ranked_at_a_time(
+    mask: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attribution = torch.randn(5, 2, 4, 6)
+    valid = None if mask is None else torch.rand(mask) < 0.7
+    whole = candidate_region(attribution, valid, 0.4)
+    monkeypatch.setattr("attendrop.candidates._AT_A_TIME", 2 * attribution[0].numel())
+    parts = candidate_region(attribution, valid, 0.4)
+    assert torch.equal(parts.mask, whole.mask)
+    assert torch.equal(parts.signal, whole.signal)

@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+# Elements of attributions that are ranked at a time; 16 MiB in float32.
+_AT_A_TIME = 1 << 22
+
 
 def floor_fraction(count: Tensor, fraction: float) -> Tensor:
     """Compute ``floor(count * fraction + 1e-6)`` in float64: 10 times (1 - 0.9) is 1, not 0."""
@@ -45,6 +48,17 @@ def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, direct
         p: Fraction of candidates in a row, in (0, 1).
         direction: ``"high"``, ``"low"`` or ``"magnitude"``.
     """
+    # Some sequences at a time: sorting takes several times the memory of what is sorted.
+    sequences = max(1, _AT_A_TIME // max(1, attribution[:1].numel()))
+    masks = None if valid is None else valid.expand(len(attribution), *valid.shape[1:])
+    parts = [
+        _region(attribution[i : i + sequences], None if masks is None else masks[i : i + sequences], p, direction)
+        for i in range(0, len(attribution), sequences)
+    ]
+    return Region(torch.cat([part.mask for part in parts]), torch.cat([part.signal for part in parts]))
+
+
+def _region(attribution: Tensor, valid: Tensor | None, p: float, direction: str) -> Region:
     if attribution.dtype != torch.float64:
         attribution = attribution.float()
     if direction == "magnitude":
@@ -87,11 +101,16 @@ def _take(ordered: Tensor, index: Tensor) -> Tensor:
 
 def pack(mask: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """Store a boolean mask in an eighth of its memory: its bits, eight in a byte, and its shape."""
+    if mask.device.type == "cpu":
+        return torch.from_numpy(np.packbits(mask.contiguous().view(-1).numpy(), bitorder="little")), (*mask.shape,)
     bits = functional.pad(mask.reshape(-1).byte(), (0, -mask.numel() % 8)).view(-1, 8)
     return (bits << torch.arange(8, dtype=torch.uint8, device=mask.device)).sum(-1, dtype=torch.uint8), (*mask.shape,)
 
 
 def unpack(bits: Tensor, shape: Sequence[int]) -> Tensor:
     """Restore a mask that :func:`pack` stored."""
+    if bits.device.type == "cpu":
+        found = np.unpackbits(bits.numpy(), count=math.prod(shape), bitorder="little")
+        return torch.from_numpy(found.view(np.bool_)).view(*shape)
     mask = bits[:, None] >> torch.arange(8, dtype=torch.uint8, device=bits.device) & 1
     return mask.view(-1)[: math.prod(shape)].view(*shape).bool()

@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from transformers.integrations.sdpa_attention import repeat_kv
 
 from attendrop.attention.valid_keys import after_drop, any_last, hidden_keys, valid_keys_and_bias
+from attendrop.candidates import pack, unpack
 from attendrop.errors import AttendropError
 
 # Keywords that change the scores in a way that is not implemented here; a value other than None is refused.
@@ -37,6 +39,7 @@ class AttentionEdit:
         output: Function that replaces the outputs of the heads, ``(batch, query, heads, dim)``, before the output
             projection.
         inputs: Function that replaces queries, keys and values, each ``(batch, heads, n, dim)``.
+        values: Function that reads the values that the weights multiply, ``(batch, heads, key, dim)``.
         dropout: Probability of the dropout of attention weights, in place of the model's own.
     """
 
@@ -46,6 +49,7 @@ class AttentionEdit:
     constant: bool = False
     output: Callable[[Tensor], Tensor] | None = None
     inputs: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
+    values: Callable[[Tensor], None] | None = None
     dropout: float | None = None
 
 
@@ -76,6 +80,11 @@ def merge_edits(edits: Sequence[AttentionEdit]) -> AttentionEdit | None:
         raise AttendropError("Two methods both decide on the attention weights of one layer; use one of them.")
     drops = [edit.drop for edit in edits if edit.drop is not None]
     inputs = [edit.inputs for edit in edits if edit.inputs is not None]
+    readers = [edit.values for edit in edits if edit.values is not None]
+
+    def read(value: Tensor) -> None:
+        for function in readers:
+            function(value)
 
     def change(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         for function in inputs:
@@ -88,6 +97,7 @@ def merge_edits(edits: Sequence[AttentionEdit]) -> AttentionEdit | None:
         constant=any(edit.constant for edit in edits),
         output=chain([edit.output for edit in edits]),
         inputs=change if inputs else None,
+        values=read if readers else None,
         dropout=dropouts[0] if dropouts else None,
     )
 
@@ -130,6 +140,8 @@ class AttentionComputation:
         weights = None
         if edit.inputs is not None:
             self.query, self.key, self.value = edit.inputs(self.query, self.key, self.value)
+        if edit.values is not None:
+            edit.values(self.value)
         if edit.dropout is not None:
             self.dropout = edit.dropout
         if self._needs_weights(edit):
@@ -167,6 +179,27 @@ class AttentionComputation:
         return weights if edit.weights is None else edit.weights(weights)
 
     def _fused(self, drop: Tensor | None) -> Tensor:
+        if drop is None or not self._recomputes():
+            return self._scaled_dot_product(drop)
+        bits = pack(drop.expand(self.shape))
+        return checkpoint(  # type: ignore[no-any-return]
+            lambda *_: self._scaled_dot_product(unpack(*bits)),
+            self.query,
+            self.key,
+            self.value,
+            use_reentrant=False,
+            preserve_rng_state=self.dropout > 0,
+        )
+
+    def _recomputes(self) -> bool:
+        """Return whether the kernel runs again in the backward pass, instead of keeping a mask for each head.
+
+        It does where the mask takes more memory than queries, keys and values.
+        """
+        queries, keys, width = *self.shape[2:], self.query.shape[-1]
+        return torch.is_grad_enabled() and queries * keys > (queries + 2 * keys) * width
+
+    def _scaled_dot_product(self, drop: Tensor | None) -> Tensor:
         query, valid, bias = self._masked(drop)
         mask = valid
         if bias is not None:

@@ -192,9 +192,11 @@ class _SoftmaxWatch(TorchFunctionMode):
 
     def _product(self, function: Callable[..., Tensor], weights: Tensor, value: Tensor) -> Tensor:
         output = function(weights, value)
+        batch, heads, queries, keys = self.call.shape
+        if self.edit.values is not None:
+            self.edit.values(value.reshape(batch, heads, keys, -1))
         if self.edit.output is None:
             return output
-        batch, heads, queries, _ = self.call.shape
         changed = self.edit.output(output.view(batch, heads, queries, -1).transpose(1, 2).contiguous())
         return changed.transpose(1, 2).contiguous().view(output.shape)
 

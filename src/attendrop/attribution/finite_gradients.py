@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,24 +20,44 @@ NOT_FINITE = (
 _FACTORS = (2.0**10, 2.0**4, 2.0**-2, 2.0**-8)
 
 
+_Found = TypeVar("_Found")
+
+
+def first_finite(attempt: Callable[[float], _Found | None]) -> _Found:
+    """Return what is computed with the largest factor for which it is finite.
+
+    Args:
+        attempt: Function of a factor, by which it multiplies what it differentiates; returns None if a gradient is not
+            finite. It is then called again with a smaller factor.
+
+    Raises:
+        AttendropError: No factor makes the gradients finite.
+    """
+    for factor in _FACTORS:
+        found = attempt(factor)
+        if found is not None:
+            return found
+    raise AttendropError(NOT_FINITE)
+
+
 def finite_gradients(compute: Callable[[float], dict[str, Tensor]]) -> dict[str, Tensor]:
     """Compute gradients with the largest factor that does not overflow, and divide them by it.
 
     Args:
-        compute: Function from a factor, by which it multiplies what it differentiates, to gradients. It is called again
-            with a smaller factor while a gradient is not finite.
+        compute: Function from a factor, by which it multiplies what it differentiates, to gradients.
 
     Returns:
         The gradients, in float32 or better.
 
     Raises:
-        AttendropError: No factor makes them finite.
+        AttendropError: As :func:`first_finite` says.
     """
-    for factor in _FACTORS:
+
+    def attempt(factor: float) -> dict[str, Tensor] | None:
         found = compute(factor)
-        if all_finite(found.values()):
-            return {key: wide(gradient) / factor for key, gradient in found.items()}
-    raise AttendropError(NOT_FINITE)
+        return {key: wide(gradient) / factor for key, gradient in found.items()} if all_finite(found.values()) else None
+
+    return first_finite(attempt)
 
 
 def gradients_of(
@@ -54,7 +75,18 @@ def gradients_of(
 
 def all_finite(values: Iterable[Tensor]) -> bool:
     """Return whether no element is infinite or NaN."""
-    found = [value.isfinite().all() for value in values]
+    return all_true(is_finite(value) for value in values)
+
+
+def is_finite(values: Tensor) -> Tensor:
+    """Tell whether no element is infinite or NaN, as a boolean scalar on the device of the elements."""
+    # A tenth of the time that isfinite().all() takes on a CPU; aminmax hands on NaN.
+    return torch.stack(values.aminmax()).isfinite().all()
+
+
+def all_true(values: Iterable[Tensor]) -> bool:
+    """Return whether all of some boolean scalars are true, in one transfer from their device."""
+    found = list(values)
     return not found or bool(torch.stack(found).all())
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from attendrop.attention.adapter import ModelAdapter
+from attendrop.attention.call import AttentionCall
 from attendrop.attention.layers import AttentionLayer
-from attendrop.attribution.finite_gradients import finite_gradients, gradients_of, wide
-from attendrop.attribution.recording import RecordPlan, isolated_pass
+from attendrop.attribution.finite_gradients import all_true, first_finite, is_finite, wide
+from attendrop.attribution.recording import GradientPlan, Keep, isolated_pass, keep_all
 from attendrop.attribution.targets import fix_target
 from attendrop.batches import Batch
 
@@ -23,7 +25,8 @@ def gradient_attribution(
     *,
     units: str = "attention",
     inputs: Batch | None = None,
-) -> dict[str, Tensor]:
+    keep: Keep[Any] = keep_all,
+) -> dict[str, Any]:
     """Compute gradient attribution ``dF/dA`` (Eq. 5 of Yang et al., 2022) in one backward pass.
 
     Args:
@@ -31,19 +34,33 @@ def gradient_attribution(
         batch: Inputs, with labels.
         attention_layers: Attention layers to attribute to.
         target: ``"pseudo_label"`` or ``"gold_label"``, see :func:`fix_target`.
-        units: What to attribute to, see :class:`RecordPlan`.
+        units: What to attribute to, see :class:`attendrop.attribution.recording.ObservePlan`.
         inputs: Inputs for the model, if it is not given all of ``batch``: a trainer that computes the loss itself
             withholds the labels.
+        keep: What is kept of each layer's attribution, of the shape of the units, in float32 or better. Attributions
+            are computed one after the other, so that those of all layers need not exist at once.
+
+    Returns:
+        What is kept, by the keys of the layers that ran, in the order of ``attention_layers``.
 
     Raises:
-        AttendropError: The gradients are not finite; see :func:`finite_gradients`.
+        AttendropError: The gradients are not finite; see :func:`attendrop.attribution.finite_gradients.first_finite`.
     """
 
-    def gradients(factor: float) -> dict[str, Tensor]:
-        record = RecordPlan(attention_layers, units)
-        with isolated_pass(adapter.model), torch.enable_grad():
-            outputs = adapter.forward(inputs or batch, record)
-            score = fix_target(adapter.model, outputs, batch, target)(outputs)
-            return gradients_of(wide(score).sum() * factor, record.keys, record.in_order())
+    def attempt(factor: float) -> dict[str, Any] | None:
+        kept: dict[str, Any] = {}
+        finite: list[Tensor] = []
 
-    return finite_gradients(gradients)
+        def receive(call: AttentionCall, gradient: Tensor) -> None:
+            finite.append(is_finite(gradient))
+            kept[call.layer.key] = keep(call, gradient)
+
+        plan = GradientPlan(attention_layers, receive, units)
+        with isolated_pass(adapter.model), torch.enable_grad():
+            outputs = adapter.forward(inputs or batch, plan)
+            score = fix_target(adapter.model, outputs, batch, target)(outputs)
+            plan.differentiate(wide(score).sum(), factor)
+        return kept if all_true(finite) else None
+
+    kept = first_finite(attempt)
+    return {layer.key: kept[layer.key] for layer in attention_layers if layer.key in kept}

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,9 +16,8 @@ from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.isolation import evaluating
 from attendrop.attention.layers import AttentionLayer
-from attendrop.attention.plan import Plan
-from attendrop.attribution.finite_gradients import finite_gradients, gradients_of, wide
-from attendrop.attribution.recording import RecordPlan, isolated_pass
+from attendrop.attribution.finite_gradients import all_finite, first_finite, wide
+from attendrop.attribution.recording import GradientPlan, Keep, Receive, RecordPlan, isolated_pass, keep_all
 from attendrop.attribution.targets import fix_target
 from attendrop.batches import Batch
 
@@ -23,22 +25,36 @@ QUADRATURE_RULES = ("gauss_legendre", "riemann")
 SCOPES = ("joint", "layerwise")
 
 
-class ReplacePlan(Plan):
-    """Uses given units in some attention layers; see :class:`RecordPlan`."""
+class ScaledPlan(GradientPlan):
+    """Uses recorded units times a factor in some layers, and hands over their gradients.
 
-    acts_on = frozenset({"attention"})
+    Args:
+        recorded: Units by layer key, see :class:`attendrop.attribution.recording.ObservePlan`.
+        attention_layers: The layers to scale.
+        alpha: The factor.
+        receive: Called once for each layer, with the gradient at the scaled units.
+        units: ``"attention"`` or ``"hidden"``.
+    """
 
-    def __init__(self, given: Mapping[str, Tensor], units: str = "attention") -> None:
-        super().__init__()
-        self.given = given
-        self.units = units
-
-    def wants(self, layer: AttentionLayer) -> bool:
-        return layer.key in self.given
+    def __init__(
+        self,
+        recorded: Mapping[str, Tensor],
+        attention_layers: Sequence[AttentionLayer],
+        alpha: float,
+        receive: Receive,
+        units: str = "attention",
+    ) -> None:
+        super().__init__(attention_layers, receive, units)
+        self.recorded = recorded
+        self.alpha = alpha
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
-        units = self.given[call.layer.key]
-        return AttentionEdit(replace=units) if self.units == "attention" else AttentionEdit(output=lambda _: units)
+        edit, scaled = super().edit(call), self.recorded[call.layer.key] * self.alpha
+        if self.units == "attention":
+            return replace(edit, replace=scaled)
+        watch = edit.output
+        assert watch is not None
+        return replace(edit, output=lambda _: watch(scaled))
 
 
 def integrated_gradient_attribution(
@@ -52,7 +68,8 @@ def integrated_gradient_attribution(
     steps: int = 8,
     units: str = "attention",
     inputs: Batch | None = None,
-) -> dict[str, Tensor]:
+    keep: Keep[Any] = keep_all,
+) -> dict[str, Any]:
     """Compute integrated-gradient attribution ``A * integral of dF(alpha A)/dA``.
 
     Eq. 3 of Yang et al. (2022), after Hao et al. (2021). The model's dropout is off. The label is fixed by the pass
@@ -67,35 +84,46 @@ def integrated_gradient_attribution(
             ``"layerwise"``: one layer is scaled at a time and the layers above recompute theirs, as in Hao et al.
         rule: ``"gauss_legendre"``, or ``"riemann"`` (right end points, as in the papers).
         steps: Number of nodes on [0, 1].
-        units: What to attribute to, see :class:`RecordPlan`.
+        units: What to attribute to, see :class:`attendrop.attribution.recording.ObservePlan`.
         inputs: See :func:`attendrop.attribution.gradient.gradient_attribution`.
+        keep: See there.
+
+    Returns:
+        What is kept, by the keys of the layers that ran, in the order of ``attention_layers``.
 
     Raises:
-        AttendropError: The gradients are not finite; see :func:`finite_gradients`.
+        AttendropError: The gradients are not finite; see :func:`attendrop.attribution.finite_gradients.first_finite`.
     """
-    record = RecordPlan(attention_layers, units)
+    recorded: dict[str, Tensor] = {}
+    calls: dict[str, AttentionCall] = {}
+
+    def record(call: AttentionCall, found: Tensor) -> None:
+        recorded[call.layer.key], calls[call.layer.key] = found, call
+
     with isolated_pass(adapter.model), evaluating(adapter.model):
         with torch.no_grad():
-            outputs = adapter.forward(inputs or batch, record)
+            outputs = adapter.forward(inputs or batch, RecordPlan(attention_layers, record, units))
             score = fix_target(adapter.model, outputs, batch, target)
-            recorded = dict(zip(record.keys, record.in_order(), strict=True))
-        groups = [list(recorded)] if scope == "joint" else [[key] for key in recorded]
+        ran = [layer for layer in attention_layers if layer.key in recorded]
+        groups = [ran] if scope == "joint" else [[layer] for layer in ran]
 
-        def integral(factor: float) -> dict[str, Tensor]:
+        def integral(factor: float) -> dict[str, Tensor] | None:
             total: dict[str, Tensor] = {}
+
+            def add(weight: float, call: AttentionCall, gradient: Tensor) -> None:
+                key = call.layer.key
+                total[key] = total[key].add_(gradient, alpha=weight) if key in total else gradient * weight
+
             for group in groups:
                 for alpha, weight in quadrature_nodes(rule, steps):
-                    leaves = [(recorded[key] * alpha).requires_grad_() for key in group]
-                    plan = ReplacePlan(dict(zip(group, leaves, strict=True)), units)
+                    plan = ScaledPlan(recorded, group, alpha, partial(add, weight), units)
                     with torch.enable_grad():
                         scores = score(adapter.forward(inputs or batch, plan))
-                        found = gradients_of(wide(scores).sum() * factor, group, leaves)
-                    for key in group:
-                        total[key] = total.get(key, 0) + weight * wide(found[key])
-            return total
+                        plan.differentiate(wide(scores).sum(), factor)
+            return total if all_finite(total.values()) else None
 
-        integrals = finite_gradients(integral)
-    return {key: recorded[key] * integrals[key] for key in recorded}
+        integrals = first_finite(integral)
+    return {key: keep(calls[key], recorded.pop(key) * integrals.pop(key)) for key in [layer.key for layer in ran]}
 
 
 def quadrature_nodes(rule: str, steps: int) -> list[tuple[float, float]]:

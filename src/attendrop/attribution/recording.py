@@ -1,10 +1,12 @@
-"""Recording of attention weights or head outputs as nodes of a pass's graph."""
+"""Observation of attention weights or head outputs in a pass, or of their gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,51 +16,107 @@ from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.isolation import forked_rng
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
+from attendrop.attention.valid_keys import any_last
+from attendrop.attribution.finite_gradients import gradients_of, wide
+
+Kept = TypeVar("Kept")
+# Called with a layer's call and its attribution as soon as this is known; returns what is kept of it.
+Keep = Callable[[AttentionCall, Tensor], Kept]
+# Called with a layer's call, and its units or their gradient.
+Receive = Callable[[AttentionCall, Tensor], None]
 
 
-class RecordPlan(Plan):
-    """Records the units of some attention layers, as nodes of the graph of the pass.
+def keep_all(call: AttentionCall, attribution: Tensor) -> Tensor:
+    """Keep an attribution as it is: a :data:`Keep`."""
+    return attribution
+
+
+class ObservePlan(Plan):
+    """Base class of plans that hand units of some layers, or their gradients, to a function.
 
     Args:
-        attention_layers: The layers to record.
-        units: ``"attention"``: the weights ``A``; ``"hidden"``: outputs of the heads, ``(batch, query, heads, dim)``.
+        attention_layers: The layers to observe.
+        receive: Called once for each layer that runs.
+        units: ``"attention"``: the weights ``A``, ``(batch, heads, query, key)``; ``"hidden"``: outputs of the heads,
+            ``(batch, query, heads, dim)``.
     """
 
     acts_on = frozenset({"attention"})
 
-    def __init__(self, attention_layers: Sequence[AttentionLayer], units: str = "attention") -> None:
+    def __init__(self, attention_layers: Sequence[AttentionLayer], receive: Receive, units: str = "attention") -> None:
         super().__init__()
-        self._requested = [layer.key for layer in attention_layers]
+        self._requested = {layer.key for layer in attention_layers}
+        self.receive = receive
         self.units = units
-        self.recorded: dict[str, Tensor] = {}
-
-    @property
-    def keys(self) -> list[str]:
-        """Keys of the layers that ran, in the order of ``attention_layers``: a model may skip layers."""
-        return [key for key in self._requested if key in self.recorded]
 
     def wants(self, layer: AttentionLayer) -> bool:
         return layer.key in self._requested
 
-    def edit(self, call: AttentionCall) -> AttentionEdit:
-        keep = partial(self._keep, call.layer.key)
-        return AttentionEdit(weights=keep) if self.units == "attention" else AttentionEdit(output=keep)
 
-    def _keep(self, key: str, units: Tensor) -> Tensor:
-        if torch.is_grad_enabled() and not units.requires_grad:
-            units = units.detach().requires_grad_()
-        self.recorded.setdefault(key, units)
+class RecordPlan(ObservePlan):
+    """Hands over the units of a pass without gradients, one layer after the other."""
+
+    def edit(self, call: AttentionCall) -> AttentionEdit:
+        seen = partial(self._see, call)
+        return AttentionEdit(weights=seen) if self.units == "attention" else AttentionEdit(output=seen)
+
+    def _see(self, call: AttentionCall, units: Tensor) -> Tensor:
+        self.receive(call, units)
         return units
 
-    def in_order(self) -> list[Tensor]:
-        """Return the recorded units in the order of :attr:`keys`; where gradients are on, they require them.
 
-        Some models run some layers without gradients: nothing depends on their units.
+@dataclass(frozen=True)
+class _Seen:
+    """One layer of a pass: the outputs of its heads, as a node of the graph, and its values."""
+
+    call: AttentionCall
+    output: Tensor
+    value: Tensor
+
+
+class GradientPlan(ObservePlan):
+    """Hands over the gradients of the units of a pass, one layer after the other.
+
+    The gradient by the weights follows from that by the output of the heads, ``O = A V``: ``dF/dA = dF/dO V^T``. So
+    layers run fused kernels where they would otherwise, and no more than one gradient of the size of ``A`` exists at a
+    time.
+    """
+
+    def __init__(self, attention_layers: Sequence[AttentionLayer], receive: Receive, units: str = "attention") -> None:
+        super().__init__(attention_layers, receive, units)
+        self._seen: dict[str, _Seen] | None = {}  # None once differentiated
+
+    def edit(self, call: AttentionCall) -> AttentionEdit:
+        values: list[Tensor] = []
+        return AttentionEdit(values=values.append, output=lambda output: self._see(call, output, values.pop()))
+
+    def differentiate(self, total: Tensor, factor: float = 1.0) -> None:
+        """Compute the gradients of ``total``, multiplied by ``factor`` on the way; zero where it does not depend on A.
+
+        The graph of the pass is freed.
         """
-        found = [self.recorded[key] for key in self.keys]
-        if not torch.is_grad_enabled():
-            return found
-        return [units if units.requires_grad else units.detach().requires_grad_() for units in found]
+        assert self._seen is not None
+        seen, self._seen = self._seen, None
+        gradients = gradients_of(total * factor, list(seen), [layer.output for layer in seen.values()])
+        for key in list(seen):
+            layer, gradient = seen.pop(key), wide(gradients.pop(key)) / factor
+            by_units = gradient if self.units == "hidden" else _by_weights(layer, gradient)
+            self.receive(layer.call, by_units)
+
+    def _see(self, call: AttentionCall, output: Tensor, value: Tensor) -> Tensor:
+        node = output if output.requires_grad else output.detach().requires_grad_()
+        if self._seen is not None:  # activation checkpointing runs layers again
+            self._seen[call.layer.key] = _Seen(call, node, value.detach())
+        # Some models run some layers without gradients: nothing depends on their units.
+        return node if torch.is_grad_enabled() else output
+
+
+def _by_weights(layer: _Seen, gradient: Tensor) -> Tensor:
+    """Compute ``dF/dA``, given ``dF/dO``, ``(batch, query, heads, dim)``; zero in rows without any valid key."""
+    with torch.autocast(gradient.device.type, enabled=False), torch.no_grad():
+        found = gradient.transpose(1, 2) @ wide(layer.value).transpose(-1, -2)
+    valid = layer.call.valid
+    return found if valid is None else found.masked_fill_(~any_last(valid), 0)
 
 
 @contextmanager

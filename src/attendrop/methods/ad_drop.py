@@ -16,7 +16,7 @@ from attendrop.attention.plan import Plan
 from attendrop.attribution.attention_weights import attention_attribution
 from attendrop.attribution.gradient import gradient_attribution
 from attendrop.attribution.integrated_gradients import QUADRATURE_RULES, SCOPES, integrated_gradient_attribution
-from attendrop.candidates import candidate_region
+from attendrop.candidates import candidate_region, pack, unpack
 from attendrop.errors import AttendropError
 from attendrop.methods.common.random_mask import RandomMaskPlan
 from attendrop.methods.core.base import Method
@@ -139,8 +139,9 @@ class ADDrop(Method):
         attention_layers = self.selected_layers(context.adapter.attention_layers)
         return _DropHigh(self, context, self._attribute(context, attention_layers))
 
-    def _attribute(self, context: StepContext, attention_layers: Sequence[AttentionLayer]) -> dict[str, Tensor]:
+    def _attribute(self, context: StepContext, attention_layers: Sequence[AttentionLayer]) -> dict[str, _Candidates]:
         options: dict[str, Any] = {"target": self.target, "units": self.units, "inputs": context.inputs}
+        options |= {"keep": self._candidates}
         match self.attribution:
             case "gradient":
                 return gradient_attribution(context.adapter, context.batch, attention_layers, **options)
@@ -148,7 +149,28 @@ class ADDrop(Method):
                 options |= {"scope": self.scope, "rule": self.rule, "steps": self.steps}
                 return integrated_gradient_attribution(context.adapter, context.batch, attention_layers, **options)
             case _:
-                return attention_attribution(context.adapter, context.inputs, attention_layers)
+                return attention_attribution(context.adapter, context.inputs, attention_layers, keep=self._candidates)
+
+    def _candidates(self, call: AttentionCall, attribution: Tensor) -> _Candidates:
+        """Keep the candidates of a layer, of which the bits take a thirtieth of the attribution's memory."""
+        valid = call.valid
+        if self.units == "hidden":  # the units of a token form one row
+            attribution, valid = attribution.flatten(2)[:, None], None
+        region = candidate_region(attribution, valid, self.p, self.direction)
+        return _Candidates(*pack(region.mask), region.signal)
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """Candidates of one layer: the packed mask with its shape, and the rows with signal, see :class:`Region`."""
+
+    bits: Tensor
+    shape: tuple[int, ...]
+    signal: Tensor
+
+    @property
+    def mask(self) -> Tensor:
+        return unpack(self.bits, self.shape)
 
 
 class _DropAny(RandomMaskPlan):
@@ -175,31 +197,22 @@ class _DropHigh(_DropAny):
     Args:
         method: The method.
         context: The micro-batch.
-        attributions: Attributions by layer key. Layers without attributions (skipped by the model) are not edited.
+        candidates: Candidates by layer key. Layers without candidates (skipped by the model) are not edited.
     """
 
-    def __init__(self, method: ADDrop, context: StepContext, attributions: dict[str, Tensor]) -> None:
-        super().__init__(method, context, set(attributions))
-        self.attributions = attributions
-        self._signal: dict[str, Tensor] = {}
+    def __init__(self, method: ADDrop, context: StepContext, candidates: dict[str, _Candidates]) -> None:
+        super().__init__(method, context, set(candidates))
+        self.candidates = candidates
 
     def drop_mask(self, call: AttentionCall) -> Tensor:
-        candidates = self._candidates(call, self.attributions.pop(call.layer.key), call.valid)
-        return candidates & self.sample(self.method.q, call)
+        return self.candidates[call.layer.key].mask & self.sample(self.method.q, call)
 
     def drop_units(self, call: AttentionCall, units: int) -> Tensor:
-        # The units of a token form one row.
-        found = self.attributions.pop(call.layer.key).reshape(call.shape[0], 1, call.shape[2], units)
-        return self._candidates(call, found, None) & self.sample_hidden(self.method.q, call, units)
+        return self.candidates[call.layer.key].mask & self.sample_hidden(self.method.q, call, units)
 
     def candidate_rows(self, call: AttentionCall) -> Tensor:
-        rows, signal = super().candidate_rows(call), self._signal[call.layer.key]
+        rows, signal = super().candidate_rows(call), self.candidates[call.layer.key].signal
         return signal if rows is None else signal & rows
-
-    def _candidates(self, call: AttentionCall, attribution: Tensor, valid: Tensor | None) -> Tensor:
-        region = candidate_region(attribution, valid, self.method.p, self.method.direction)
-        self._signal[call.layer.key] = region.signal
-        return region.mask
 
 
 def _scaled_up(hidden: Tensor, drop: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attendrop.attention.adapter import ModelAdapter, find_attention_layers
+from attendrop.attention.call import AttentionCall
 from attendrop.attention.example_inputs import example_inputs
 from attendrop.attention.isolation import evaluating
 from attendrop.attention.layers import AttentionLayer, select_self_attention
@@ -99,14 +100,18 @@ def _is_constant(masked: Any, attention_layers: Sequence[AttentionLayer]) -> boo
     adapter, batch = ModelAdapter(masked), example_inputs(masked)
     adapter.trace(batch)
     adapter.attach()
-    record = RecordPlan(attention_layers)
+    found: list[float] = []
+
+    def measure(call: AttentionCall, weights: Tensor) -> None:
+        found.append(_unevenness(weights.float()))
+
     try:
         with torch.no_grad(), evaluating(masked):
-            adapter.forward(batch, record)
+            adapter.forward(batch, RecordPlan(attention_layers, measure))
     finally:
         adapter.detach()
     tolerance = 1e-4 if masked.dtype in (torch.float32, torch.float64) else 1e-2
-    return all(_unevenness(weights.float()) < tolerance for weights in record.recorded.values())
+    return all(unevenness < tolerance for unevenness in found)
 
 
 def _unevenness(weights: Tensor) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
+from attendrop.candidates import pack, unpack
 from attendrop.keyed_random import SampleKey, sample_mask, uniform
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import StepContext
@@ -49,7 +51,7 @@ class RandomMaskPlan(Plan):
         if keys is None:
             keys = {layer.key for layer in method.selected_layers(context.adapter.attention_layers)}
         self.keys = keys
-        self.edits: dict[str, AttentionEdit] = {}
+        self._edits: dict[str, tuple[AttentionEdit, tuple[Tensor, tuple[int, ...]] | None]] = {}
         self._origins: dict[str, tuple[Tensor | None, Tensor]] = {}
 
     def wants(self, layer: AttentionLayer) -> bool:
@@ -57,9 +59,13 @@ class RandomMaskPlan(Plan):
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
         key = call.layer.key
-        if key not in self.edits:
-            self.edits[key] = self.make(call)
-        return self.edits[key]
+        if key not in self._edits:
+            edit = self.make(call)
+            # Masks are kept in bits until the pass is differentiated, of all layers at once.
+            self._edits[key] = replace(edit, drop=None), None if edit.drop is None else pack(edit.drop)
+            return edit
+        edit, bits = self._edits[key]
+        return edit if bits is None else replace(edit, drop=unpack(*bits))
 
     def drop_mask(self, call: AttentionCall) -> Tensor:
         """Sample a mask, True at dropped positions, broadcastable to ``(batch, heads, query, key)``.

@@ -1,0 +1,116 @@
+"""Memory for long inputs: weights, attributions and masks of all layers never exist at once."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from helpers import zoo
+from torch import Tensor
+
+from attendrop import ADDrop, Vanilla, regularize
+from attendrop.attention.adapter import ModelAdapter
+from attendrop.attention.call import AttentionCall
+from attendrop.attribution.attention_weights import attention_attribution
+from attendrop.attribution.gradient import gradient_attribution
+from attendrop.attribution.integrated_gradients import integrated_gradient_attribution
+from attendrop.attribution.recording import GradientPlan
+
+LENGTH = 40
+SIZES = {"num_hidden_layers": 4}
+# Elements of the weights of one layer.
+WEIGHTS = 2 * 2 * LENGTH * LENGTH
+
+
+def long_batch() -> zoo.Batch:
+    return zoo.batch_of("bert", (LENGTH, LENGTH - 3))
+
+
+def prepared(**options: Any) -> tuple[ModelAdapter, zoo.Batch]:
+    adapter = ModelAdapter(zoo.build("bert", **SIZES, **options))
+    adapter.attach()
+    adapter.trace(long_batch())
+    return adapter, long_batch()
+
+
+@contextmanager
+def saved_for_backward() -> Iterator[list[int]]:
+    """Collect the numbers of elements of the tensors that graphs save within the block."""
+    found: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        found.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield found
+
+
+def test_the_graph_of_an_attribution_holds_no_weights() -> None:
+    adapter, batch = prepared()
+    with saved_for_backward() as saved:
+        gradient_attribution(adapter, batch, adapter.attention_layers, "pseudo_label")
+    assert max(saved) < WEIGHTS
+
+
+def test_layers_that_run_again_are_not_kept() -> None:
+    adapter, batch = prepared()
+    adapter.model.activation_checkpointing_enable({"use_reentrant": False})
+    plan = GradientPlan(adapter.attention_layers, lambda call, gradient: None)
+    plan.differentiate(adapter.forward(batch, plan).logits.sum())
+    assert not plan._seen
+
+
+@pytest.mark.parametrize("attribute", [gradient_attribution, integrated_gradient_attribution, attention_attribution])
+def test_attributions_are_handed_over_one_layer_at_a_time(attribute: Any) -> None:
+    adapter, batch = prepared()
+    alive: list[weakref.ref[Tensor]] = []
+    most = 0
+
+    def keep(call: AttentionCall, attribution: Tensor) -> float:
+        nonlocal most
+        most = max(most, sum(each() is not None for each in alive))
+        alive.append(weakref.ref(attribution))
+        return float(attribution.sum())
+
+    target = [] if attribute is attention_attribution else ["pseudo_label"]
+    found = attribute(adapter, batch, adapter.attention_layers, *target, keep=keep)
+    gc.collect()
+    whole = attribute(adapter, batch, adapter.attention_layers, *target)
+    assert list(found) == list(whole) == [f"encoder.{number}" for number in range(4)]
+    assert found == pytest.approx({key: float(value.sum()) for key, value in whole.items()}, abs=1e-6)
+    assert most <= 1
+
+
+@pytest.mark.parametrize("method", [ADDrop(cross_tuning=False), Vanilla(p=0.3)], ids=["ad-drop", "vanilla"])
+def test_the_graph_of_the_training_pass_holds_masks_in_bits(method: Any) -> None:
+    model = zoo.build("bert", **SIZES)
+    with regularize(model, method) as reg:
+        reg.loss(long_batch()).backward()  # looks for the layers
+        with saved_for_backward() as saved:
+            loss = reg.loss(long_batch())
+        assert max(saved) < WEIGHTS
+        loss.backward()
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("name", ["bert", "llama", "t5"])
+def test_a_kernel_that_runs_again_gives_the_same_gradients(
+    name: str, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of position biases, and within a layer that runs again as a whole."""
+    found = []
+    for again in (False, True):
+        monkeypatch.setattr("attendrop.attention.edits.AttentionComputation._recomputes", lambda _, again=again: again)
+        model = zoo.build(name, dtype=torch.float64)
+        if again and checkpointing:
+            model.activation_checkpointing_enable({"use_reentrant": False})
+        with regularize(model, Vanilla(p=0.5)) as reg:
+            reg.loss(zoo.batch_of(name)).backward()
+        found.append(zoo.gradients(model))
+    zoo.assert_same(*found, 1e-12)
