@@ -13,6 +13,7 @@ import peft
 import pytest
 import torch
 import transformers as hf
+import yaml
 from helpers import tiny
 from helpers.command_line import Captured, assert_refused
 from safetensors.torch import load_file
@@ -20,6 +21,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 import attendrop
 from attendrop import cli
+from attendrop.cli import compare as compare_command
 from attendrop.errors import AttendropError
 from attendrop.runs.inference import evaluate, predict
 from attendrop.runs.model_loading import load_config, load_for
@@ -28,6 +30,7 @@ from attendrop.runs.prune import prune_run
 from attendrop.runs.run_file import read_run_file
 from attendrop.runs.small_data_recipe import with_training
 from attendrop.runs.train import train
+from attendrop.studies.study_file import read_study
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 DEV = Source(device="cpu")
@@ -172,6 +175,19 @@ def test_a_resumed_run_ends_with_the_same_adapter(folder: Path, tmp_path: Path, 
 def test_a_run_is_repeated_from_its_file(folder: Path, tmp_path: Path) -> None:
     given = read_run_file(str(folder / "run" / "run.yaml"))
     assert given["lora"] == {"r": 2, "alpha": 2.0, "dropout": 0.0, "targets": "all-linear"}
+
+
+def test_comparisons_and_studies_have_the_option(folder: Path, tmp_path: Path) -> None:
+    given = {"model": str(folder / "model"), "train_file": str(folder / "train.csv"), "output_dir": str(tmp_path)}
+    given |= {"text_columns": "sentence1", "label_column": "label", "methods": "mixout", "lora": ["r=4"]}
+    assert compare_command._comparison(given)["config"].lora == {"r": 4, "alpha": 4.0, "dropout": 0.0, "targets": None}
+    run = {"text_columns": "sentence1", "label_column": "label", "lora": [{"r": 2}, {"r": 4, "targets": ["query"]}]}
+    data = {"train_file": str(folder / "train.csv"), "test_fraction": 0.2}
+    study = {"data": [data], "methods": ["finetune"], "seeds": 1, "run": run}
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
+    found = read_study(str(tmp_path / "study.yaml"))
+    assert [(unit.config.lora["r"], unit.config.lora["targets"]) for unit in found.units] == [(2, None), (4, "query")]
+    assert len({unit.key() for unit in found.units}) == 2
 
 
 def test_on_the_command_line(folder: Path, tmp_path: Path, capsys: Captured) -> None:
