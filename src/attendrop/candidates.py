@@ -55,6 +55,8 @@ def candidate_region(attribution: Tensor, valid: Tensor | None, p: float, direct
         _region(attribution[i : i + sequences], None if masks is None else masks[i : i + sequences], p, direction)
         for i in range(0, len(attribution), sequences)
     ]
+    if len(parts) == 1:
+        return parts[0]
     return Region(torch.cat([part.mask for part in parts]), torch.cat([part.signal for part in parts]))
 
 

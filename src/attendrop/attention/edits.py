@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers.integrations.sdpa_attention import repeat_kv
 
+from attendrop.attention.dropout_draws import DropoutDraws
 from attendrop.attention.valid_keys import after_drop, any_last, hidden_keys, valid_keys_and_bias
 from attendrop.candidates import pack, unpack
 from attendrop.errors import AttendropError
@@ -41,6 +42,7 @@ class AttentionEdit:
         inputs: Function that replaces queries, keys and values, each ``(batch, heads, n, dim)``.
         values: Function that reads the values that the weights multiply, ``(batch, heads, key, dim)``.
         dropout: Probability of the dropout of attention weights, in place of the model's own.
+        draws: Random numbers of that dropout, where passes share them; they change no result.
     """
 
     drop: Tensor | None = None
@@ -51,6 +53,7 @@ class AttentionEdit:
     inputs: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
     values: Callable[[Tensor], None] | None = None
     dropout: float | None = None
+    draws: DropoutDraws | None = None
 
 
 def chain(functions: Sequence[Callable[[Tensor], Tensor] | None]) -> Callable[[Tensor], Tensor] | None:
@@ -99,6 +102,7 @@ def merge_edits(edits: Sequence[AttentionEdit]) -> AttentionEdit | None:
         inputs=change if inputs else None,
         values=read if readers else None,
         dropout=dropouts[0] if dropouts else None,
+        draws=next((edit.draws for edit in edits if edit.draws is not None), None),
     )
 
 
@@ -175,7 +179,7 @@ class AttentionComputation:
         if edit.constant:
             weights = functional.dropout(self._uniform().expand(self.shape), self.dropout)
         else:
-            weights = self._weights(edit.drop)
+            weights = self._weights(edit.drop, edit.draws or DropoutDraws())
         return weights if edit.weights is None else edit.weights(weights)
 
     def _fused(self, drop: Tensor | None) -> Tensor:
@@ -208,7 +212,7 @@ class AttentionComputation:
             query, self.key, self.value, attn_mask=mask, dropout_p=self.dropout, scale=self.scale
         )
 
-    def _weights(self, drop: Tensor | None) -> Tensor:
+    def _weights(self, drop: Tensor | None, draws: DropoutDraws) -> Tensor:
         query, valid, bias = self._masked(drop)
         scores = (query * self.scale) @ self.key.transpose(-1, -2)
         if self.softcap is not None:
@@ -217,12 +221,12 @@ class AttentionComputation:
             # A row of minus infinity alone would be NaN.
             scores = scores + bias.clamp(min=torch.finfo(bias.dtype).min)
         if valid is not None:
-            # Adding takes a CPU less time than filling in, and none in the backward pass.
-            zero = torch.zeros((), dtype=scores.dtype, device=scores.device)
-            scores += torch.where(hidden_keys(valid, self.valid), -torch.inf, zero)
+            # Adding takes a CPU less time than filling in, and none in the backward pass; infinity times 0 is NaN.
+            hidden = hidden_keys(valid, self.valid).to(scores.dtype)
+            scores.add_(hidden, alpha=torch.finfo(scores.dtype).min)
         half = scores.dtype in (torch.float16, torch.bfloat16)
         weights = functional.softmax(scores, dim=-1, dtype=torch.float32 if half else None)
-        return functional.dropout(weights.to(self.value.dtype), self.dropout)
+        return draws.dropout(weights.to(self.value.dtype), self.dropout)
 
     def _uniform(self) -> Tensor:
         """Make equal weights, ``(batch or 1, 1, query or 1, key)``; zero in a row without any valid key."""

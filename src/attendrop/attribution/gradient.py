@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.call import AttentionCall
+from attendrop.attention.dropout_draws import DropoutDraws
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attribution.finite_gradients import all_true, first_finite, is_finite, wide
 from attendrop.attribution.recording import GradientPlan, Keep, isolated_pass, keep_all
@@ -26,6 +27,7 @@ def gradient_attribution(
     units: str = "attention",
     inputs: Batch | None = None,
     keep: Keep[Any] = keep_all,
+    draws: DropoutDraws | None = None,
 ) -> dict[str, Any]:
     """Compute gradient attribution ``dF/dA`` (Eq. 5 of Yang et al., 2022) in one backward pass.
 
@@ -39,6 +41,7 @@ def gradient_attribution(
             withholds the labels.
         keep: What is kept of each layer's attribution, of the shape of the units, in float32 or better. Attributions
             are computed one after the other, so that those of all layers need not exist at once.
+        draws: Draws of the model's attention dropout, for a later pass to share.
 
     Returns:
         What is kept, by the keys of the layers that ran, in the order of ``attention_layers``.
@@ -55,7 +58,7 @@ def gradient_attribution(
             finite.append(is_finite(gradient))
             kept[call.layer.key] = keep(call, gradient)
 
-        plan = GradientPlan(attention_layers, receive, units)
+        plan = GradientPlan(attention_layers, receive, units, draws)
         with isolated_pass(adapter.model), torch.enable_grad():
             outputs = adapter.forward(inputs or batch, plan)
             score = fix_target(adapter.model, outputs, batch, target)(outputs)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from attendrop.attention.call import AttentionCall
+from attendrop.attention.dropout_draws import DropoutDraws
 from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.isolation import forked_rng
 from attendrop.attention.layers import AttentionLayer
@@ -39,12 +40,20 @@ class ObservePlan(Plan):
         receive: Called once for each layer that runs.
         units: ``"attention"``: the weights ``A``, ``(batch, heads, query, key)``; ``"hidden"``: outputs of the heads,
             ``(batch, query, heads, dim)``.
+        draws: Draws of dropout that another pass shares.
     """
 
     acts_on = frozenset({"attention"})
 
-    def __init__(self, attention_layers: Sequence[AttentionLayer], receive: Receive, units: str = "attention") -> None:
+    def __init__(
+        self,
+        attention_layers: Sequence[AttentionLayer],
+        receive: Receive,
+        units: str = "attention",
+        draws: DropoutDraws | None = None,
+    ) -> None:
         super().__init__()
+        self.draws = draws
         self._requested = {layer.key for layer in attention_layers}
         self.receive = receive
         self.units = units
@@ -58,7 +67,9 @@ class RecordPlan(ObservePlan):
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
         seen = partial(self._see, call)
-        return AttentionEdit(weights=seen) if self.units == "attention" else AttentionEdit(output=seen)
+        if self.units == "attention":
+            return AttentionEdit(weights=seen, draws=self.draws)
+        return AttentionEdit(output=seen, draws=self.draws)
 
     def _see(self, call: AttentionCall, units: Tensor) -> Tensor:
         self.receive(call, units)
@@ -82,13 +93,23 @@ class GradientPlan(ObservePlan):
     time.
     """
 
-    def __init__(self, attention_layers: Sequence[AttentionLayer], receive: Receive, units: str = "attention") -> None:
-        super().__init__(attention_layers, receive, units)
+    def __init__(
+        self,
+        attention_layers: Sequence[AttentionLayer],
+        receive: Receive,
+        units: str = "attention",
+        draws: DropoutDraws | None = None,
+    ) -> None:
+        super().__init__(attention_layers, receive, units, draws)
         self._seen: dict[str, _Seen] | None = {}  # None once differentiated
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
         values: list[Tensor] = []
-        return AttentionEdit(values=values.append, output=lambda output: self._see(call, output, values.pop()))
+
+        def see(output: Tensor) -> Tensor:
+            return self._see(call, output, values.pop())
+
+        return AttentionEdit(values=values.append, output=see, draws=self.draws)
 
     def differentiate(self, total: Tensor, factor: float = 1.0) -> None:
         """Compute the gradients of ``total``, multiplied by ``factor`` on the way; zero where it does not depend on A.

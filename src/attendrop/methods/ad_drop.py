@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from attendrop.attention.call import AttentionCall
+from attendrop.attention.dropout_draws import DropoutDraws
 from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
@@ -137,19 +138,23 @@ class ADDrop(Method):
         if self.attribution == "random":
             return _DropAny(self, context)
         attention_layers = self.selected_layers(context.adapter.attention_layers)
-        return _DropHigh(self, context, self._attribute(context, attention_layers))
+        draws = DropoutDraws()
+        return _DropHigh(self, context, self._attribute(context, attention_layers, draws), draws)
 
-    def _attribute(self, context: StepContext, attention_layers: Sequence[AttentionLayer]) -> dict[str, _Candidates]:
+    def _attribute(
+        self, context: StepContext, attention_layers: Sequence[AttentionLayer], draws: DropoutDraws
+    ) -> dict[str, _Candidates]:
         options: dict[str, Any] = {"target": self.target, "units": self.units, "inputs": context.inputs}
         options |= {"keep": self._candidates}
         match self.attribution:
             case "gradient":
-                return gradient_attribution(context.adapter, context.batch, attention_layers, **options)
+                return gradient_attribution(context.adapter, context.batch, attention_layers, draws=draws, **options)
             case "integrated_gradient":
                 options |= {"scope": self.scope, "rule": self.rule, "steps": self.steps}
                 return integrated_gradient_attribution(context.adapter, context.batch, attention_layers, **options)
             case _:
-                return attention_attribution(context.adapter, context.inputs, attention_layers, keep=self._candidates)
+                options = {"keep": self._candidates, "draws": draws}
+                return attention_attribution(context.adapter, context.inputs, attention_layers, **options)
 
     def _candidates(self, call: AttentionCall, attribution: Tensor) -> _Candidates:
         """Keep the candidates of a layer, of which the bits take a thirtieth of the attribution's memory."""
@@ -198,11 +203,18 @@ class _DropHigh(_DropAny):
         method: The method.
         context: The micro-batch.
         candidates: Candidates by layer key. Layers without candidates (skipped by the model) are not edited.
+        draws: Draws of the model's dropout, shared with the attribution pass.
     """
 
-    def __init__(self, method: ADDrop, context: StepContext, candidates: dict[str, _Candidates]) -> None:
+    def __init__(
+        self, method: ADDrop, context: StepContext, candidates: dict[str, _Candidates], draws: DropoutDraws
+    ) -> None:
         super().__init__(method, context, set(candidates))
         self.candidates = candidates
+        self.draws = draws
+
+    def make(self, call: AttentionCall) -> AttentionEdit:
+        return replace(super().make(call), draws=self.draws)
 
     def drop_mask(self, call: AttentionCall) -> Tensor:
         return self.candidates[call.layer.key].mask & self.sample(self.method.q, call)
