@@ -25,9 +25,10 @@ class SampleKey:
         seed: Seed of the run.
         step: Optimizer steps taken so far.
         first: Index of the pass's first sequence in the global batch (over micro-batches and processes).
-        rows: Number of input sequences of the pass. If attention sees a multiple of it (several choices per question),
-            each sequence counts as that many.
+        rows: Number of input rows of the pass. If attention sees a multiple of it, each row has that many sequences,
+            such as the choices of a question.
         salt: Separates the samples of one method from those of another.
+        copies: Number of adjacent copies of each row in the pass, if a method repeats rows.
     """
 
     seed: int
@@ -35,12 +36,20 @@ class SampleKey:
     first: int
     rows: int
     salt: str = ""
+    copies: int = 1
 
     def seeds(self, name: str, batch: int) -> list[int]:
-        """Make a 64-bit seed for each of the ``batch`` sequences that an attention layer sees."""
-        first = self.first * (batch // self.rows)
-        texts = (f"{self.seed}/{self.step}/{first + i}/{self.salt}{name}" for i in range(batch))
-        return [_hash(text) for text in texts]
+        """Make a 64-bit seed for each of the ``batch`` sequences that an attention layer sees.
+
+        That of a sequence does not depend on how many its row has, since rows with fewer choices are padded.
+        """
+        return [_hash(f"{self.seed}/{self.step}/{number}/{self.salt}{name}") for number in self._numbers(batch)]
+
+    def _numbers(self, batch: int) -> Iterator[str]:
+        """Name each sequence: the number of its row, and of a row's second and further sequences theirs."""
+        first, of_row = self.first * self.copies, max(1, batch // (self.rows * self.copies))
+        for row, sequence in (divmod(i, of_row) for i in range(batch)):
+            yield f"{first + row}.{sequence}" if sequence else f"{first + row}"
 
     def uniform(self, name: str) -> float:
         """Sample one number from [0, 1) for the whole global batch: the same in every micro-batch and process."""

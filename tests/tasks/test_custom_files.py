@@ -330,7 +330,10 @@ def test_bad_parquet_values(folder: Path) -> None:
     ("options", "message"),
     [
         ({"text_columns": []}, "0 text columns are given; give 1 or 2."),
-        ({"train_file": "three.csv", "text_columns": ["a", "b", "c"]}, "3 text columns are given; give 1 or 2."),
+        (
+            {"train_file": "three.csv", "text_columns": ["a", "b", "c"], "label_type": "class"},
+            "3 text columns are given; give 1 or 2.",
+        ),
         ({"text_columns": ["text", "text"]}, "the column 'text' is given twice"),
         ({"text_columns": ["label"]}, "the column 'label' is given twice"),
         ({"label_type": "numbr"}, "there is no label type 'numbr'; did you mean 'number'?"),

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
@@ -17,7 +16,7 @@ from attendrop.attention.example_inputs import example_inputs
 from attendrop.attention.layers import AttentionLayer
 from attendrop.errors import AttendropError
 from attendrop.runs.model_loading import load_config
-from attendrop.tasks.heads.mean_pooling import find_mean_pooling_class
+from attendrop.tasks.heads.registry import saved_model_class
 
 # Heads to build a model with if its configuration names no class, in order of preference.
 _HEADS = (
@@ -87,7 +86,7 @@ def _traced(config: PreTrainedConfig) -> tuple[PreTrainedModel, list[AttentionLa
 def _class(config: PreTrainedConfig) -> Any:
     """Find the class that the configuration names, or one with a head, or the model without one."""
     name = (config.architectures or [""])[0]
-    named = getattr(transformers, name, None) or find_mean_pooling_class(name, config.model_type)
+    named = saved_model_class(name, config.model_type)
     if named is not None:
         return named
     mappings = [getattr(modeling_auto, f"MODEL_FOR_{head}_MAPPING") for head in _HEADS]

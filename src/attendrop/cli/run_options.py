@@ -10,7 +10,9 @@ TaskName = Annotated[str | None, typer.Option(help="Name of a task; `attendrop t
 TrainFile = Annotated[
     str | None, typer.Option(help="Training data: a .csv, .tsv, .jsonl, .parquet, .conll or .conllu file.")
 ]
-LabelType = Annotated[str | None, typer.Option(help="auto, class, number, labels or tags.", show_default="auto")]
+LabelType = Annotated[
+    str | None, typer.Option(help="auto, class, number, labels, tags or choice.", show_default="auto")
+]
 SkipBadRowsOfFiles = Annotated[bool | None, typer.Option(help="Skip invalid rows of your files, and list them.")]
 Model = Annotated[str | None, typer.Option(help="minilm, a folder, or a hub id.", show_default="minilm")]
 Pooling = Annotated[

@@ -85,6 +85,10 @@ def _columns(stages: Stages, texts: Sequence[str], pairs: Sequence[str]) -> dict
         raise AttendropError(
             f"{len(texts)} text(s) and {len(pairs)} second text(s) are given; give one --text-pair for each text."
         )
+    if not stages.head.reads_one_sequence:
+        raise AttendropError(
+            "The model reads several sequences of tokens for each row; attention is shown for models that read one."
+        )
     if stages.num_texts is not None and stages.num_texts != 1 + bool(pairs):
         what = {1: "single texts; omit --text-pair", 2: "pairs of texts; give one --text-pair for each text"}
         raise AttendropError(f"The model was trained on {what[stages.num_texts]}.")
@@ -93,12 +97,10 @@ def _columns(stages: Stages, texts: Sequence[str], pairs: Sequence[str]) -> dict
         if problem is not None:
             raise AttendropError(f"A text cannot be shown: {problem}.")
     given = [texts, *([pairs] if pairs else [])]
-    if not stages.head.least_inputs <= len(given) <= len(stages.head.inputs):
-        raise AttendropError(f"The model reads {len(stages.head.inputs)} texts at a time; it cannot be shown.")
-    return {
-        name: [stages.head.read_text(text) for text in column]
-        for name, column in zip(stages.head.inputs, given, strict=False)
-    }
+    if len(given) > stages.head.most_inputs:
+        raise AttendropError("The model reads one text at a time; omit --text-pair.")
+    read = [stages.head.read_texts(row) for row in zip(*given, strict=True)]
+    return {name: [row[place] for row in read] for place, name in enumerate(stages.head.inputs_of(len(given)))}
 
 
 def viewer_section(identifier: str, heading: str, stages: Stages, texts: Sequence[ShownText]) -> Section:

@@ -58,9 +58,10 @@ class RunConfig:
         task: Name of a task; None for custom files.
         data_dir: Folder of the task's files; None: ``$ATTENDROP_DATA``, then the hub.
         train_file, eval_file: Custom files, with ``text_columns`` (as many as the kind of task reads), ``label_column``
-            and ``label_type`` (``"auto"``, ``"class"``, ``"labels"``, ``"number"``, ``"tags"``). Column files (.conll,
-            .conllu) have columns by default: ``tokens``, and ``tags`` or ``upos``. Without an ``eval_file``, the score
-            is one on held-out rows. Columns that the method reads are needed in the ``train_file`` only.
+            and ``label_type`` (``"auto"``, ``"class"``, ``"labels"``, ``"number"``, ``"tags"``, ``"choice"``). Column
+            files (.conll, .conllu) have columns by default: ``tokens``, and ``tags`` or ``upos``. Without an
+            ``eval_file``, the score is one on held-out rows. Columns that the method reads are needed in the
+            ``train_file`` only.
         skip_bad_rows: Skip invalid rows of custom files, and list them in the run's folder.
         metric: Metric that selects the best epoch, named as for :func:`attendrop.tasks.metrics.with_metric`; None:
             the task's own.

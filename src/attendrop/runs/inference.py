@@ -278,7 +278,7 @@ def _file_rows(run: _Run, source: Source, file: str, split: str) -> _Rows:
 def _check_texts(run: _Run, columns: tuple[str, ...]) -> None:
     """Refuse another number of texts than in training, because predictions would be meaningless."""
     trained_on = run.trained_on()
-    if trained_on and len(columns) != len(trained_on):
+    if trained_on and run.head.inputs_of(len(columns)) != run.head.inputs_of(len(trained_on)):
         given, wanted = (
             f"{ {1: 'one text', 2: 'pairs of texts'}.get(len(names), f'{len(names)} texts') } ({', '.join(names)})"
             for names in (columns, trained_on)
@@ -290,7 +290,7 @@ def _check_texts(run: _Run, columns: tuple[str, ...]) -> None:
 
 
 def _check_head(task: Task, head: Head) -> None:
-    if (task.kind, task.num_labels) != (head.kind, len(head.output_names)):
+    if not head.fits(task.head):
         raise AttendropError(f"The model predicts {head.predicts}, the task {task.name} asks for {task.head.predicts}.")
     if task.label_names != head.label_names:
         logger.warning(

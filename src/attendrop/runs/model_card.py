@@ -106,8 +106,8 @@ def _sections(metrics: dict[str, Any], head: Head, parts: Sequence[Method], stoc
 
 
 def _with_peft(metrics: dict[str, Any], head: Head, stock: bool) -> str:
-    """Say how PEFT alone loads an adapter; empty for a whole model, or one that needs a class of this library."""
-    if metrics["config"].get("lora") is None or not stock:
+    """Say how PEFT alone loads an adapter; empty for a whole model, or one for which PEFT has no class."""
+    if metrics["config"].get("lora") is None or not stock or head.peft_task_type is None:
         return ""
     name = f"AutoPeft{head.auto_class.removeprefix('Auto')}"
     return (

@@ -17,7 +17,7 @@ class Task:
     Attributes:
         name: Such as "rte"; the task of custom files is called "files".
         kind: Kind of the head, such as "classification".
-        text_columns: Column names of the source files, as many as the head has inputs.
+        text_columns: Column names of the source files, as many as the head reads.
         label_names: The classes, in the order of their ids; empty if there are none.
         metric: The score by which models are selected, a key of what :func:`compute_scores` returns.
         description: One line.

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,14 @@ def load_files(
         train_file: File of the split "train".
         eval_file: File of the split "dev".
         predict_file: File of the split "test"; its labels are not read.
-        text_columns: As many column names as the head has inputs: of classification and regression, one or two.
+        text_columns: As many column names as the head reads: of classification and regression, one or two; of multiple
+            choice, the question and the choices, in one column or several.
         label_column: Required for ``train_file`` and ``eval_file``.
-        label_type: "class", "number", "tags", "labels" or "auto". With "auto", labels are tags if texts are lists of
-            words, several labels if they are lists, numbers if at least one has a decimal fraction or an exponent,
-            otherwise whole numbers and text are classes. The labels of all files count. Spaces around labels are
-            ignored, and ``1`` and ``1.0`` are the same class.
+        label_type: "class", "number", "tags", "labels", "choice" or "auto". With "auto", labels are tags if texts are
+            lists of words, choices if there are more than two text columns or the second has lists, several labels if
+            they are lists, numbers if at least one has a decimal fraction or an exponent, otherwise whole numbers and
+            text are classes. The labels of all files count. Spaces around labels are ignored, and ``1`` and ``1.0`` are
+            the same class.
         head: Head of an existing model, with its classes. By default, the classes are the labels of the training file
             (otherwise of the evaluation file): integers by value, then text in alphabetical order.
         token_columns: Further columns of the training file to read. "train" then has them, and "place", where each row
@@ -170,7 +173,7 @@ def _check_names(text_columns: tuple[str, ...], label_column: str | None, token_
 def _check_inputs(
     text_columns: tuple[str, ...], token_columns: Sequence[TokenColumn], reader: Head | type[Head]
 ) -> None:
-    least, most = reader.least_inputs, len(reader.inputs)
+    least, most = reader.least_inputs, reader.most_inputs
     if not least <= len(text_columns) <= most:
         wanted = str(least) if least == most else f"{least} {'or' if most == least + 1 else 'to'} {most}"
         raise AttendropError(f"{len(text_columns)} text columns are given; give {wanted}.")
@@ -194,16 +197,16 @@ def _with_labels(table: Table, text_columns: tuple[str, ...], label_column: str,
 
     def problem(row: list[Any]) -> str | None:
         *texts, label = row
-        return head.row_problem([head.read_text(text) for text in texts], label)
+        return head.row_problem(head.read_texts(texts), label)
 
     table = table.checked(label_column, head.label_problem, bad)
     return table.checked_rows((*text_columns, label_column), problem, bad)
 
 
 def _with_texts(table: Table, text_columns: tuple[str, ...], reader: Head | type[Head], bad: BadRows) -> Table:
-    for name in text_columns:
-        table = table.checked(name, reader.text_problem, bad)
-    return table
+    for number, name in enumerate(text_columns):
+        table = table.checked(name, partial(reader.text_problem, column=number), bad)
+    return table.checked_rows(text_columns, reader.texts_problem, bad)
 
 
 def _not_empty(table: Table) -> Table:
@@ -214,10 +217,9 @@ def _not_empty(table: Table) -> Table:
 
 def _columns(table: Table, text_columns: tuple[str, ...], label_column: str | None, head: Head) -> dict[str, list[Any]]:
     """Make the columns of a data set from a table of valid rows."""
-    columns = {
-        key: [head.read_text(value) for value in table.column(name)]
-        for key, name in zip(head.inputs, text_columns, strict=False)
-    }
+    texts = zip(*(table.column(name) for name in text_columns), strict=True)
+    read = [head.read_texts(row) for row in texts]
+    columns = {name: [row[place] for row in read] for place, name in enumerate(head.inputs_of(len(text_columns)))}
     columns["index"] = table.index
     if label_column is not None:
         columns["label"] = head.read_labels(table.column(label_column))

@@ -51,7 +51,7 @@ class PredictionWriter:
         path: The file; "-" is standard output.
         task: The task.
         format: One of ``FORMATS``; by default, the extension of ``path``.
-        probabilities: Also write ``probability_CLASS`` for every class.
+        probabilities: Also write ``probability_CLASS`` for every class; of choices, a list of ``probabilities``.
         keep_columns: Write the columns of the input instead of ``index``. The prediction is then called
             ``predicted_label`` or ``predicted_score``, so that labels in the input keep their name.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task, TaskData
+from attendrop.tasks.choice_tasks import CHOICES
 from attendrop.tasks.custom_files import load_files
 from attendrop.tasks.glue import GLUE
 from attendrop.tasks.metrics import compute_scores, constant_scores, with_metric
@@ -41,7 +42,7 @@ __all__ = [
     "with_metric",
     "write_predictions",
 ]
-_EVERY_SOURCE: tuple[TaskSource, ...] = (*GLUE.values(), *TAGGING)
+_EVERY_SOURCE: tuple[TaskSource, ...] = (*GLUE.values(), *TAGGING, *CHOICES)
 _SOURCES: dict[str, TaskSource] = {source.task.name: source for source in _EVERY_SOURCE}
 
 
@@ -77,10 +78,9 @@ def load_task(name: str, *, data_dir: str | Path | None = None, splits: Sequence
     Args:
         name: Name of the task.
         data_dir: A folder with the official files: it contains the folder of the task (of GLUE, ``glue/RTE`` or
-            ``RTE``; ``conll2003``, ``ptb``, ``ud``), or is that folder. By default, ``$ATTENDROP_DATA`` if it has the
-            task, otherwise the hub.
-        splits: "dev" also loads, where present, "dev_mismatched" of
-            MNLI (likewise "test_mismatched" with "test").
+            ``RTE``; ``conll2003``, ``ptb``, ``ud``, ``swag``, ``arc``), or is that folder. By default,
+            ``$ATTENDROP_DATA`` if it has the task, otherwise the hub.
+        splits: "dev" also loads, where present, "dev_mismatched" of MNLI (likewise "test_mismatched" with "test").
 
     Raises:
         AttendropError: The task or a split is unknown, a folder or file is missing, a file is broken, or the hub cannot

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,13 @@ from datasets import Dataset
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.bad_rows import BadRows
-from attendrop.tasks.base import Task, TaskData
+from attendrop.tasks.base import Task
 from attendrop.tasks.column_files import HEADS, WORDS, read_sentences
-from attendrop.tasks.sources import check_splits, find_folder, load_from_hub
+from attendrop.tasks.sources import FolderSource
 from attendrop.tasks.table_files import read_table
 from attendrop.tasks.text_lines import text_lines
 
 _SPLITS = ("train", "dev", "test")
-_HUB_SPLITS = {"dev": "validation"}
 # Where the hub keeps the data of a script, which the package datasets runs no longer, as Parquet files.
 _CONVERTED = "refs/convert/parquet"
 
@@ -41,73 +40,24 @@ class TaggedRow:
 
 
 @dataclass(frozen=True)
-class TaggingSource:
+class TaggingSource(FolderSource):
     """Files of a tagging task and its data set on the hub.
 
     Attributes:
-        task: The task.
-        folders: Names of its folder, in lower case without dashes; the usual one first.
-        file_names: Names of the file of each split, or patterns; the first that there is counts.
-        read: Reads the rows of a split from its file.
-        hub: Name of the data set on the hub, and of its configuration if it has several; None: it is not there.
         hub_columns: Columns on the hub of the tags and, if the task has them, of the heads.
     """
 
-    task: Task
-    folders: tuple[str, ...]
-    file_names: Mapping[str, tuple[str, ...]]
-    read: Callable[[Path, str], Iterator[TaggedRow]]
-    hub: tuple[str, ...] | None = None
     hub_columns: tuple[str, ...] = ()
 
-    def load(self, data_dir: str | Path | None, splits: Sequence[str]) -> TaskData:
-        """Load splits, from the places listed in :func:`attendrop.tasks.registry.load_task`."""
-        check_splits(self.task, splits, _SPLITS)
-        folder = self._folder(data_dir)
-        if folder is None:
-            return TaskData(self.task, {split: self._from_hub(split) for split in splits}, self._hub_title())
-        found = {split: self._from_file(folder, split) for split in splits}
-        return TaskData(self.task, found, f"local folder {folder}")
-
-    def files(self, data_dir: str | Path | None) -> list[Path]:
-        """Return the local files; none if the task is loaded from the hub."""
-        folder = self._folder(data_dir)
-        found = [] if folder is None else [self._file(folder, split) for split in _SPLITS]
-        return list(dict.fromkeys(file for file in found if file is not None))
-
-    def _folder(self, data_dir: str | Path | None) -> Path | None:
-        names = [name for every in self.file_names.values() for name in every]
-        return find_folder(data_dir, self.folders, files=names)
-
-    def _file(self, folder: Path, split: str) -> Path | None:
-        found = (path for name in self.file_names[split] for path in sorted(folder.glob(name)))
-        return next(found, None)
-
-    def _from_file(self, folder: Path, split: str) -> Dataset:
-        path = self._file(folder, split)
-        if path is None:
-            raise AttendropError(f"the folder {str(folder)!r} has no file of {self.task.name} {split}.")
-        rows = list(self.read(path, split))
-        if not rows:
-            raise AttendropError(f"{path} has no sentence of {self.task.name} {split}.")
-        return self._to_dataset(path, rows)
-
-    def _hub_title(self) -> str:
-        return f"Hugging Face hub {self.hub[0] if self.hub else ''}"
-
-    def _from_hub(self, split: str) -> Dataset:
-        if self.hub is None:
-            raise AttendropError(
-                f"{self.task.name} is not in a local folder, and not on the hub; name the folder that holds "
-                f"'{self.folders[0]}' with --data-dir or ATTENDROP_DATA."
-            )
-        raw = load_from_hub(self.task, *self.hub, split=_HUB_SPLITS.get(split, split), revision=_CONVERTED)
+    def read_hub(self, raw: Dataset) -> Iterator[TaggedRow]:
+        """Read sentences; tags are numbers there."""
         names = raw.features[self.hub_columns[0]].feature.names
         columns = [raw[name][:] for name in (WORDS, *self.hub_columns)]
         rows = (_of_hub(number, names, *values) for number, values in enumerate(zip(*columns, strict=True)))
-        return self._to_dataset(Path(self.hub[0]), [row for row in rows if row.words])
+        return (row for row in rows if row.words)
 
-    def _to_dataset(self, path: Path, rows: Sequence[TaggedRow]) -> Dataset:
+    def columns(self, path: Path, rows: Sequence[TaggedRow]) -> dict[str, list[Any]]:
+        """Convert sentences to columns; raise AttendropError for an unknown tag."""
         head = self.task.head
         for row in rows:
             problem = head.label_problem(row.tags) or head.row_problem([row.words], row.tags)
@@ -116,12 +66,11 @@ class TaggingSource:
         columns: dict[str, list[Any]] = {
             WORDS: [row.words for row in rows],
             "label": head.read_labels([row.tags for row in rows]),
-            "index": list(range(len(rows))),
             "place": [row.place for row in rows],
         }
         if HEADS in self.task.token_columns:
             columns[HEADS] = [row.heads for row in rows]
-        return Dataset.from_dict(columns)
+        return columns
 
 
 def _of_hub(number: int, names: Sequence[str], words: list[str], tags: list[int], heads: Any = None) -> TaggedRow:
@@ -138,14 +87,14 @@ def _of_hub(number: int, names: Sequence[str], words: list[str], tags: list[int]
 # Files ----------------------------------------------------------------------------------------------------------------
 
 _CONLL_FILES = {
-    "train": ("eng.train", "train.txt"),
-    "dev": ("eng.testa", "valid.txt", "dev.txt"),
-    "test": ("eng.testb", "test.txt"),
+    "train": (("eng.train", "train.txt"),),
+    "dev": (("eng.testa", "valid.txt", "dev.txt"),),
+    "test": (("eng.testb", "test.txt"),),
 }
 # The sample has the files wsj_0001 to wsj_0199.
-_PTB_FILES = dict.fromkeys(_SPLITS, ("ptb_nltk_pos.tsv",))
+_PTB_FILES = dict.fromkeys(_SPLITS, (("ptb_nltk_pos.tsv",),))
 _PTB_SPLITS = {"train": (1, 159), "dev": (160, 179), "test": (180, 199)}
-_UD_FILES = {split: (f"*-ud-{split}.conllu",) for split in _SPLITS}
+_UD_FILES = {split: ((f"*-ud-{split}.conllu",),) for split in _SPLITS}
 
 
 def _conll_rows(path: Path, split: str) -> Iterator[TaggedRow]:
@@ -198,7 +147,7 @@ _OF_WORDS = ("accuracy", "f1_macro")
 TAGGING = (
     TaggingSource(
         _task("conll2003", ("O", *_ENTITIES), "named entities in news", _OF_ENTITIES),
-        ("conll2003",), _CONLL_FILES, _conll_rows, ("eriktks/conll2003",), ("ner_tags",),
+        ("conll2003",), _CONLL_FILES, _conll_rows, (("eriktks/conll2003",),), _CONVERTED, ("ner_tags",),
     ),
     TaggingSource(
         _task("ptb-pos", _PTB_TAGS, "parts of speech, sample of the Penn Treebank", _OF_WORDS),
@@ -207,6 +156,6 @@ TAGGING = (
     TaggingSource(
         _task("ud", _UPOS, "parts of speech, Universal Dependencies (English EWT, or --data-dir)", _OF_WORDS, (HEADS,)),
         ("ud", "ud_englishewt"), _UD_FILES, _ud_rows,
-        ("universal-dependencies/universal_dependencies", "en_ewt"), ("upos", "head"),
+        (("universal-dependencies/universal_dependencies", "en_ewt"),), _CONVERTED, ("upos", "head"),
     ),
 )  # fmt: skip

@@ -16,6 +16,7 @@ from attendrop.errors import AttendropError
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.classification import Classification
 from attendrop.tasks.heads.multi_label import MultiLabel
+from attendrop.tasks.heads.multiple_choice import MultipleChoice
 from attendrop.tasks.heads.registry import HEADS, LABEL_TYPES, get_head, head_of_model
 from attendrop.tasks.heads.regression import Regression
 from attendrop.tasks.heads.token_classification import TokenClassification
@@ -27,6 +28,7 @@ EXAMPLES = {
     "multi-label-classification": MultiLabel(("art", "sport")),
     "regression": Regression(),
     "token-classification": TokenClassification(("O", "B-PER")),
+    "multiple-choice": MultipleChoice(("A", "B")),
 }
 # What a head decides: the model and its card, batches, and whether labels are classes.
 OF_HEADS = re.compile(
@@ -53,7 +55,10 @@ def test_every_head_is_complete(kind: type[Head]) -> None:
     assert kind.label_type in LABEL_TYPES
     assert set(head.default_metrics) <= set(head.metrics) and head.metrics[head.default_metrics[0]].selects
     assert set(head.metric_aliases.values()) <= set(head.metrics)
-    assert head.model_class(BertConfig()) is getattr(transformers, head.auto_class)
+    auto = getattr(transformers, head.auto_class)
+    own = head.model_class(BertConfig())
+    assert own is auto or issubclass(own, auto._model_mapping[BertConfig])
+    assert kind.least_inputs <= kind.most_inputs and set(kind.inputs_of(kind.most_inputs)) <= set(kind.inputs)
     compile(head.usage(2, 128), "card", "exec")
 
 
@@ -64,7 +69,7 @@ def test_a_saved_model_tells_its_head(head: Head, tmp_path: Path) -> None:
     config.save_pretrained(tmp_path)
     saved = BertConfig.from_pretrained(tmp_path)
     assert head_of_model(saved) == head
-    assert saved.num_labels == len(head.output_names) and saved.problem_type == head.problem_type
+    assert saved.num_labels == len(head.label_names or head.output_names) and saved.problem_type == head.problem_type
 
 
 # Labels as they are written in files, and the outputs of a model that predicts them.
@@ -73,6 +78,7 @@ PERFECT: dict[str, tuple[list[Any], list[Any]]] = {
     "multi-label-classification": ([["art"], [], ["art", "sport"]], [[1, -1], [-1, -1], [1, 1]]),
     "regression": (["1.5", "-2", "0"], [[1.5], [-2], [0]]),
     "token-classification": ([["B-PER", "O"], ["O"]], [np.eye(2)[[1, 0]], np.eye(2)[[0]]]),
+    "multiple-choice": (["B", "A", "C"], [np.eye(2)[1], np.eye(2)[0], np.eye(3)[2]]),
 }
 
 

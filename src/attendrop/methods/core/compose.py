@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
-from attendrop.batches import Batch
+from attendrop.batches import Batch, number_of_rows
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method, MethodState, run_pass
 from attendrop.methods.core.compatibility import refuse_conflicts
@@ -232,7 +232,8 @@ class ComposedState(MethodState):
         return before_step
 
     def _as_seen_by(self, method_state: MethodState, context: StepContext, batch: Batch) -> StepContext:
-        key = dataclasses.replace(context.key, salt=f"{method_state.method.name}/")
+        copies = number_of_rows(batch) // context.key.rows
+        key = dataclasses.replace(context.key, salt=f"{method_state.method.name}/", copies=copies)
         return dataclasses.replace(context, batch=batch, key=key, source=method_state.method.source)
 
     def _metrics(self, found: Mapping[MethodState, Mapping[str, float]]) -> dict[str, float]:

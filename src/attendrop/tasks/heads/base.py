@@ -52,8 +52,9 @@ class Head(ABC):
         label_names: The classes, in the order of their ids; empty if there are none.
         kind: Name of the kind of task, ``Task.kind``.
         label_type: Value of ``--label-type`` for labels of this kind.
-        inputs: Columns of a data set that the head can read, in the order of ``--text-columns``.
-        least_inputs: Number of those that it needs.
+        inputs: Columns of a data set that the head can read.
+        least_inputs: Least number of ``--text-columns``, of which :meth:`read_texts` makes the inputs.
+        most_inputs: Greatest number of those.
         needs_labels: Whether rows for training and scoring need a label.
         auto_class: Class of transformers that loads models of this kind.
         peft_task_type: Task type of models of this kind in PEFT; None: PEFT has none.
@@ -67,6 +68,7 @@ class Head(ABC):
         has_probabilities: Whether predictions can come with the probabilities of all classes.
         has_class_weights: Whether the loss supports class weights.
         has_pooling: Whether models read one vector for the whole input, for which there is a choice.
+        reads_one_sequence: Whether a row is one sequence of tokens, whose attention can be shown.
         baselines: Baselines without fine-tuning that are defined for this kind of task.
         tokenizer_options: Arguments with which tokenizers of this kind of model are loaded.
     """
@@ -77,6 +79,7 @@ class Head(ABC):
     label_type: ClassVar[str]
     inputs: ClassVar[tuple[str, ...]] = ("text", "text_pair")
     least_inputs: ClassVar[int] = 1
+    most_inputs: ClassVar[int] = 2
     needs_labels: ClassVar[bool] = True
     auto_class: ClassVar[str]
     peft_task_type: ClassVar[str | None] = None
@@ -90,6 +93,7 @@ class Head(ABC):
     has_probabilities: ClassVar[bool] = False
     has_class_weights: ClassVar[bool] = False
     has_pooling: ClassVar[bool] = False
+    reads_one_sequence: ClassVar[bool] = True
     baselines: ClassVar[tuple[str, ...]] = ()
     tokenizer_options: ClassVar[Mapping[str, Any]] = {}
 
@@ -109,6 +113,10 @@ class Head(ABC):
     def answers(self) -> tuple[str, ...]:
         """Possible answers, for a list of tasks."""
         return (self.predicts,)
+
+    def fits(self, other: Head) -> bool:
+        """Tell whether outputs of a model with this head can be read as those of another head."""
+        return (self.kind, len(self.output_names)) == (other.kind, len(other.output_names))
 
     # The model ------------------------------------------------------------------------------------------------------
 
@@ -138,6 +146,16 @@ class Head(ABC):
 
         return getattr(transformers, self.auto_class)
 
+    @classmethod
+    def saved_class(cls, name: str, model_type: str) -> Any:
+        """Return the class of this library that loads a saved model; None for another kind, or a class of transformers.
+
+        Args:
+            name: Name of the class with which it was saved.
+            model_type: As in its configuration.
+        """
+        return None
+
     def configure(self, config: PreTrainedConfig) -> None:
         """Set the class, the size, the names and the loss of the head in a model's configuration."""
         config.architectures = [name] if (name := self._class_name(config)) else None
@@ -166,6 +184,12 @@ class Head(ABC):
             stock: Whether the model's class is one of transformers.
         """
         texts = ", ".join(("text", "second_text")[:num_texts])
+        return f"""{self.loading(stock=stock)}
+inputs = tokenizer({texts}, truncation=True, max_length={max_length}, return_tensors="pt")
+logits = model(**inputs).logits"""
+
+    def loading(self, *, stock: bool) -> str:
+        """Return Python code that loads the model and its tokenizer; the arguments are those of :meth:`usage`."""
         imports, load = (
             f"from transformers import {self.auto_class}, AutoTokenizer",
             f"{self.auto_class}.from_pretrained",
@@ -175,9 +199,7 @@ class Head(ABC):
         return f"""{imports}
 
 model = {load}(folder)
-tokenizer = AutoTokenizer.from_pretrained(folder)
-inputs = tokenizer({texts}, truncation=True, max_length={max_length}, return_tensors="pt")
-logits = model(**inputs).logits"""
+tokenizer = AutoTokenizer.from_pretrained(folder)"""
 
     def fit_linear(self, features: Array, targets: Sequence[Any], *, balanced: bool) -> LinearFit | None:
         """Fit a linear model of fixed features to targets, with as many outputs as the model has; None if none fits.
@@ -214,15 +236,25 @@ logits = model(**inputs).logits"""
         """
         return True
 
-    @staticmethod
-    def text_problem(value: Any) -> str | None:
-        """Describe what is wrong with a text of a file, or return None."""
-        return text_problem(value)
+    @classmethod
+    def inputs_of(cls, text_columns: int) -> tuple[str, ...]:
+        """Return the columns of a data set that are made of so many text columns of a file."""
+        return cls.inputs[:text_columns]
 
     @staticmethod
-    def read_text(value: Any) -> Any:
-        """Convert a text of a file that has no :meth:`text_problem` to the value of a data set."""
-        return value
+    def text_problem(value: Any, column: int = 0) -> str | None:
+        """Describe what is wrong with a text of a file, in the text column of this number, or return None."""
+        return text_problem(value)
+
+    @classmethod
+    def texts_problem(cls, texts: Sequence[Any]) -> str | None:
+        """Describe what is wrong with the texts of a row, each without a :meth:`text_problem`, or return None."""
+        return None
+
+    @classmethod
+    def read_texts(cls, texts: Sequence[Any]) -> list[Any]:
+        """Convert the texts of a row, without a :meth:`texts_problem`, to the values of :meth:`inputs_of`."""
+        return list(texts)
 
     @staticmethod
     def value_problem(value: Any) -> str | None:
@@ -247,8 +279,8 @@ logits = model(**inputs).logits"""
     def label_problem(self, value: Any) -> str | None:
         """Describe what is wrong with a label that has no :meth:`value_problem`, or return None."""
 
-    def row_problem(self, texts: Sequence[Any], label: Any) -> str | None:
-        """Describe in what the texts and the label of a row, each without a problem, do not fit, or return None."""
+    def row_problem(self, inputs: Sequence[Any], label: Any) -> str | None:
+        """Describe in what a row's values, as of :meth:`read_texts`, and its label do not fit, or return None."""
         return None
 
     @abstractmethod

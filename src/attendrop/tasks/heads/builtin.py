@@ -1,6 +1,7 @@
 """Heads of the library, in the order in which a saved model is asked for its own; the last accepts any model."""
 
 # ruff: noqa: I001
+from attendrop.tasks.heads.multiple_choice import MultipleChoice as MultipleChoice
 from attendrop.tasks.heads.token_classification import TokenClassification as TokenClassification
 from attendrop.tasks.heads.multi_label import MultiLabel as MultiLabel
 from attendrop.tasks.heads.regression import Regression as Regression

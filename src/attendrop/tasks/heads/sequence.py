@@ -30,6 +30,13 @@ class SequenceHead(Head):
         """Accept anything but lists; what is no label is refused later."""
         return not isinstance(label, list)
 
+    @classmethod
+    def saved_class(cls, name: str, model_type: str) -> Any:
+        """Return the class with which a model that pools the mean was saved."""
+        from attendrop.tasks.heads.mean_pooling import find_mean_pooling_class
+
+        return find_mean_pooling_class(name, model_type)
+
     def model_class(self, config: PreTrainedConfig) -> Any:
         """Return the class of transformers; for the mean, where that has no such option, one of this library."""
         from attendrop.tasks.heads.mean_pooling import mean_pooling_class

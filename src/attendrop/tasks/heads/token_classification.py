@@ -52,6 +52,7 @@ class TokenClassification(Head):
     kind = "token-classification"
     label_type = "tags"
     inputs = ("tokens",)
+    most_inputs = 1
     auto_class = "AutoModelForTokenClassification"
     peft_task_type = "TOKEN_CLS"
     pipeline_tag = "token-classification"
@@ -95,10 +96,7 @@ class TokenClassification(Head):
 
     def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
         """Return Python code that tags a list of words."""
-        return f"""from transformers import {self.auto_class}, AutoTokenizer
-
-model = {self.auto_class}.from_pretrained(folder)
-tokenizer = AutoTokenizer.from_pretrained(folder)
+        return f"""{self.loading(stock=stock)}
 inputs = tokenizer(words, is_split_into_words=True, truncation=True, max_length={max_length}, return_tensors="pt")
 best = model(**inputs).logits[0].argmax(-1)
 first = {{word: token for token, word in reversed(list(enumerate(inputs.word_ids()))) if word is not None}}
@@ -112,14 +110,14 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         return any(isinstance(text, list) or (isinstance(text, str) and json_list(text) is not None) for text in texts)
 
     @staticmethod
-    def text_problem(value: Any) -> str | None:
+    def text_problem(value: Any, column: int = 0) -> str | None:
         """Accept lists of words, also as JSON, and texts with spaces between words."""
         return list_problem(read_list(value), "word")
 
-    @staticmethod
-    def read_text(value: Any) -> list[str]:
+    @classmethod
+    def read_texts(cls, texts: Sequence[Any]) -> list[Any]:
         """Return the words."""
-        return read_list(value) or []
+        return [read_list(text) or [] for text in texts]
 
     @staticmethod
     def value_problem(value: Any) -> str | None:
@@ -146,9 +144,9 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         hint = did_you_mean(unknown[0], self.label_names) or f"; the tags are {', '.join(self.label_names)}"
         return f"the tag {unknown[0]!r} is not among those of training{hint.removesuffix('.')}"
 
-    def row_problem(self, texts: Sequence[Any], label: Any) -> str | None:
+    def row_problem(self, inputs: Sequence[Any], label: Any) -> str | None:
         """Refuse another number of tags than words."""
-        words, tags = len(texts[0]), len(self._tags(label))
+        words, tags = len(inputs[0]), len(self._tags(label))
         return None if words == tags else f"{words} words, but {tags} tags; give one for each word"
 
     def read_labels(self, values: Sequence[Any]) -> list[list[int]]:

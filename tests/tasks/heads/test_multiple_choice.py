@@ -1,0 +1,182 @@
+"""Multiple choice: rows with different numbers of choices, whose padding changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import tiny, zoo
+from torch.nn import functional
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from attendrop import ADDrop, Compose, DropHead, RDrop, Vanilla, prune, regularize
+from attendrop.attention.adapter import ModelAdapter
+from attendrop.attribution.gradient import gradient_attribution
+from attendrop.errors import AttendropError
+from attendrop.methods.core.base import Method
+from attendrop.tasks.base import Task
+from attendrop.tasks.heads.multiple_choice import MultipleChoice
+from attendrop.tasks.heads.padded_choices import find_choice_class
+from attendrop.tasks.token_columns import TokenColumn
+from attendrop.tasks.tokenization import encode_columns
+
+HEAD = MultipleChoice(("A", "B", "C"))
+TASK = Task("files", "multiple-choice", ("question", "choices"), HEAD.label_names, "accuracy", "a test")
+QUESTIONS = ["the cat sees", "a dog hears the red bird", "the bird"]
+CHOICES = [["a dog", "not a bird", "the"], ["cat", "the good red cat", "a", "near and far"], ["bad", "good"]]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
+    found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        tiny.save_tiny_bert(tmp_path_factory.mktemp("choice") / "model")
+    )
+    return found
+
+
+@pytest.fixture
+def model() -> Any:
+    return zoo.from_class("BertForMultipleChoice", zoo.ZOO["bert"].options | {"vocab_size": 60}, "sdpa")
+
+
+def hiding(model: Any) -> Any:
+    model.__class__ = find_choice_class(type(model).__name__)
+    return model.train()
+
+
+def batches(tokenizer: PreTrainedTokenizerBase) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """All rows as one batch, and each as a batch of its own, without padded choices."""
+    columns = {"question": QUESTIONS, "choices": CHOICES, "label": [2, 1, 0]}
+    encoded = encode_columns(columns, TASK, tokenizer, 32)
+    rows = [{name: encoded[name][row] for name in (*tokenizer.model_input_names, "labels")} for row in range(3)]
+    collate = HEAD.collator(tokenizer)
+    return dict(collate(rows)), [dict(collate([row])) for row in rows]
+
+
+# Padding --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_padded_choices_never_win_and_do_not_enter_the_loss(
+    attention: str, model: Any, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    model.set_attn_implementation(attention)
+    whole, single = batches(tokenizer)
+    assert whole["input_ids"].shape[:2] == (3, 4)
+    expected = [model(**row).logits[0] for row in single]  # of the class of transformers
+    hiding(model)
+    outputs = model(**whole)
+    for logits, row in zip(outputs.logits, expected, strict=True):
+        torch.testing.assert_close(logits[: len(row)], row)
+        assert (logits.softmax(-1)[len(row) :] == 0).all()
+    losses = [functional.cross_entropy(row, label) for row, label in zip(expected, whole["labels"], strict=True)]
+    torch.testing.assert_close(outputs.loss, torch.stack(losses).mean())
+    outputs.loss.backward()
+    found = zoo.gradients(model)
+    assert all(gradient.isfinite().all() for gradient in found.values())
+    (sum(model(**row).loss for row in single) / 3).backward()
+    zoo.assert_same(found, zoo.gradients(model), 1e-4)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        ADDrop(p=0.5, q=0.5, cross_tuning=False),
+        ADDrop(p=0.5, q=0.5, cross_tuning=False, attribution="integrated_gradient", steps=2),
+        DropHead(p_start=0.5, schedule="constant"),
+        Vanilla(p=0.4),
+        Compose(RDrop(), Vanilla(p=0.4)),
+    ],
+    ids=lambda method: method.name,
+)
+def test_what_is_dropped_of_a_row_does_not_depend_on_the_choices_of_others(
+    method: Method, model: Any, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """A step over the rows one after the other equals one over all at once."""
+    hiding(model).double()
+    whole, single = batches(tokenizer)
+    found = []
+    for micro_batches in ([whole], single):
+        with regularize(model, method) as reg:
+            reg.set_epoch(0)
+            reg.accumulation_steps = len(micro_batches)
+            for batch in micro_batches:
+                (reg.loss(batch) / len(micro_batches)).backward()
+        found.append(zoo.gradients(model))
+    zoo.assert_same(*found, 1e-7)
+
+
+def test_the_logit_of_the_predicted_choice_is_attributed(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Of each row, only the attention of one choice has a gradient: of the predicted one."""
+    whole, _ = batches(tokenizer)
+    adapter = ModelAdapter(hiding(model))
+    adapter.attach()
+    try:
+        layers = adapter.trace(whole)
+        found = gradient_attribution(adapter, whole, layers, "pseudo_label")
+        gold = gradient_attribution(adapter, whole, layers, "gold_label")
+    finally:
+        adapter.detach()
+    predicted = model(**whole).logits.argmax(-1)
+    for attributed, choices in ((found, predicted), (gold, whole["labels"])):
+        sizes = attributed[layers[0].key].abs().sum((1, 2, 3)).view(3, 4)
+        assert torch.equal(sizes.gt(0), functional.one_hot(choices, 4).bool())
+
+
+def test_padding_does_not_change_pruned_models(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    whole, single = batches(tokenizer)
+    light = prune(hiding(model).eval(), [1]).eval()
+    assert light.fast
+    logits = light(**whole).logits
+    for row, alone in zip(logits, single, strict=True):
+        expected = light(**alone).logits[0]
+        torch.testing.assert_close(row[: len(expected)], expected)
+
+
+# Encoding and outputs -------------------------------------------------------------------------------------------------
+
+
+def test_each_choice_is_read_with_the_question(tokenizer: PreTrainedTokenizerBase) -> None:
+    columns = {"question": QUESTIONS, "choices": CHOICES}
+    encoded = encode_columns(columns, TASK, tokenizer, 32)
+    texts = [[tokenizer.decode(ids) for ids in row] for row in encoded["input_ids"]]
+    assert texts[2] == ["[CLS] the bird [SEP] bad [SEP]", "[CLS] the bird [SEP] good [SEP]"]
+    assert encoded["length"] == [9, 13, 6]
+    assert [len(ids) for ids in HEAD.token_ids(encoded)] == [24, 45, 12]
+    with pytest.raises(AttendropError, match="'heads' has entries for the tokens of one text"):
+        encode_columns(columns | {"heads": [[0]] * 3}, TASK, tokenizer, 32, [TokenColumn("heads")])
+
+
+def test_outputs_have_the_choices_of_their_rows(tokenizer: PreTrainedTokenizerBase) -> None:
+    raw = HEAD.concatenate([np.array([[1.0, 2.0, 0.0]]), np.array([[0.0, 1.0, 2.0, 3.0], [3.0, 4.0, 9.0, 9.0]])])
+    assert raw.shape == (3, 4)
+    encoded = {"input_ids": [[[1]] * 3, [[1]] * 4, [[1]] * 2]}
+    outputs = HEAD.checked(HEAD.row_outputs(raw, encoded, tokenizer))
+    assert HEAD.decode(outputs) == [1, 3, 1]
+    assert HEAD.metrics["accuracy"].score(np.array([1, 3, 0]), outputs) == pytest.approx(2 / 3)
+    rows = HEAD.prediction_rows(outputs, probabilities=True)
+    assert [row["label"] for row in rows] == ["B", "D", "B"]  # one more than training had
+    assert rows[2]["probabilities"] == pytest.approx([0.268941, 0.731059]) and rows[2]["probability"] == 0.731059
+    outputs[0] = np.array([np.nan, 0.0])
+    with pytest.raises(AttendropError, match="NaN or infinite for 1 of 3 rows"):
+        HEAD.checked(outputs)
+    assert HEAD.decode(HEAD.row_outputs(raw, {"labels": [1, 3, 1]}, tokenizer))[:2] == [1, 3]
+
+
+def test_the_constant_answer_is_the_most_common_place() -> None:
+    found = HEAD.constant_answer(np.array([1, 1, 0]), np.array([1, 2]))
+    assert found[0] == "B" and HEAD.decode(found[1]) == [1, 1]
+
+
+def test_a_saved_model_hides_padded_choices_too(model: Any, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    from attendrop import load
+
+    whole, _ = batches(tokenizer)
+    expected = hiding(model).eval()(**whole).logits
+    model.save_pretrained(tmp_path)
+    assert "BertForMultipleChoice" in (tmp_path / "config.json").read_text()
+    torch.testing.assert_close(load(tmp_path)(**whole).logits, expected)
+    assert len(model(**whole, return_dict=False)) == 2  # loss and logits
