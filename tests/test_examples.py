@@ -17,16 +17,18 @@ COMMANDS = {
     "trainer_script.py": [sys.executable],
     "own_loop.py": [sys.executable],
     "lora_llama.py": [sys.executable],
+    "lora_completions.sh": ["bash"],
     "own_csv.sh": ["bash"],
 }
 SAYS = {
     "trainer_script.py": "active in epochs [1], counted from 0",
     "own_loop.py": "'ad_drop/dropped'",
     "lora_llama.py": "predicts the same: True",
+    "lora_completions.sh": "PEFT loads the adapter, of rank 8",
     "own_csv.sh": "labels.csv",
 }
 # Examples on other models than a tiny BERT, which are slow.
-MODELS = {"lora_llama.py": tiny.save_tiny_llama}
+MODELS = dict.fromkeys(("lora_llama.py", "lora_completions.sh"), tiny.save_tiny_llama)
 
 
 def test_all_examples_are_run() -> None:

@@ -15,6 +15,7 @@ from attendrop.runs.inference import evaluate
 from attendrop.runs.model_source import Source
 from attendrop.runs.run_trainer import RunTrainer
 from attendrop.runs.train import train
+from attendrop.tasks.heads.classification import Classification
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,7 @@ def test_outputs_come_in_the_order_of_the_rows(folder: Path, tmp_path: Path) -> 
         eval_dataset=rows,
         data_collator=DataCollatorWithPadding(tokenizer),
         processing_class=tokenizer,
+        head=Classification(("no", "yes")),
         compute_loss_func=lambda outputs, labels, num_items_in_batch: outputs.logits.sum(),
         compute_metrics=lambda found: seen.append((found.predictions, found.label_ids)) or {},  # type: ignore[func-returns-value]
     )

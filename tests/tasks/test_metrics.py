@@ -123,9 +123,9 @@ def test_own_predictions(tmp_path: Path) -> None:
 
 def test_unknown_extension(tmp_path: Path) -> None:
     with pytest.raises(
-        AttendropError, match=r"'txt' is not a format of predictions; write \.csv, \.tsv, \.jsonl, \.conll"
+        AttendropError, match=r"'doc' is not a format of predictions; write \.csv, \.tsv, \.jsonl, \.conll"
     ):
-        write_predictions(tmp_path / "out.txt", OWN_NUMBERS, Dataset.from_dict({"index": [0]}), np.zeros(1))
+        write_predictions(tmp_path / "out.doc", OWN_NUMBERS, Dataset.from_dict({"index": [0]}), np.zeros(1))
     assert not list(tmp_path.iterdir())
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from attendrop.runs.run_folder import is_main_process
 
 InputFormat = Annotated[
-    str | None, typer.Option(help="Format of stdin: csv, tsv, jsonl, conll or conllu.", show_default="csv")
+    str | None, typer.Option(help="Format of stdin: csv, tsv, jsonl, conll, conllu or txt.", show_default="csv")
 ]
 SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Skip invalid rows of the file, and list them.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing files, except those that are read.")]

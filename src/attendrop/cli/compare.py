@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from attendrop.cli.app import Columns, DataDir, Device, Json, LabelColumn, Quiet, app, show, split_columns
-from attendrop.cli.option_files import read_lora
+from attendrop.cli.option_files import read_lora, read_task_set
 from attendrop.cli.run_options import (
     BatchSize,
     Bf16,
@@ -32,6 +32,7 @@ from attendrop.cli.run_options import (
     Shots,
     SkipBadRowsOfFiles,
     TaskName,
+    TaskSet,
     TrainFile,
     Warmup,
     WeightDecay,
@@ -57,6 +58,7 @@ def compare(
     text_columns: Columns = None,
     label_column: LabelColumn = None,
     label_type: LabelType = None,
+    task_options: TaskSet = None,
     data_dir: DataDir = None,
     skip_bad_rows: SkipBadRowsOfFiles = None,
     model: Model = None,
@@ -152,6 +154,8 @@ def _comparison(given: Mapping[str, Any]) -> dict[str, Any]:
     run["text_columns"] = split_columns(given.get("text_columns"))
     if "lora" in run:
         run["lora"] = read_lora(run["lora"])
+    if "task_options" in run:
+        run["task_options"] = read_task_set(run["task_options"])
     run = {"model": "minilm", "method": "finetune"} | run
     names = split_columns(given.get("methods")) or tuple(default_methods())
     found: dict[str, Any] = {"config": RunConfig(**run), "output_dir": given["output_dir"]}

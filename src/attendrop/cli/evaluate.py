@@ -23,6 +23,8 @@ from attendrop.cli.app import (
     split_columns,
 )
 from attendrop.cli.console import aligned, messages
+from attendrop.cli.option_files import read_task_set
+from attendrop.cli.run_options import TaskSet
 from attendrop.runs.model_source import Source
 
 
@@ -41,6 +43,7 @@ def evaluate(
     overwrite: Overwrite = False,
     max_length: Annotated[int | None, typer.Option(show_default="as in training")] = None,
     batch_size: Annotated[int, typer.Option()] = 64,
+    task_options: TaskSet = None,
     device: Device = "auto",
     quiet: Quiet = False,
     as_json: Json = False,
@@ -49,7 +52,8 @@ def evaluate(
     source = Source(
         task=task, data_dir=data_dir, split=split, file=eval_file, text_columns=split_columns(text_columns),
         label_column=label_column, input_format=input_format, skip_bad_rows=skip_bad_rows, skipped_file=skipped_file,
-        overwrite=overwrite, max_length=max_length, batch_size=batch_size, device=device or "auto",
+        overwrite=overwrite, task_options=read_task_set(task_options or []), max_length=max_length,
+        batch_size=batch_size, device=device or "auto",
     )  # fmt: skip
 
     from attendrop.cli.progress import row_progress

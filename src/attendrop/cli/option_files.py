@@ -53,6 +53,11 @@ def read_settings(pairs: Sequence[str], option: str = "--set", example: str = "p
     return settings
 
 
+def read_task_set(pairs: Sequence[str]) -> dict[str, str]:
+    """Read the values of ``--task-set``; raises AttendropError as :func:`read_settings` does."""
+    return read_settings(pairs, "--task-set", "num_beams=4")
+
+
 def read_lora(pairs: Sequence[str]) -> dict[str, str]:
     """Read the values of ``--lora``; raises AttendropError as :func:`read_settings` does."""
     return read_settings(pairs, "--lora", "r=8")

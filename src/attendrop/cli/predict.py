@@ -22,6 +22,8 @@ from attendrop.cli.app import (
     split_columns,
 )
 from attendrop.cli.console import messages
+from attendrop.cli.option_files import read_task_set
+from attendrop.cli.run_options import TaskSet
 from attendrop.errors import AttendropError
 from attendrop.runs.model_source import STDIN, Source
 
@@ -29,7 +31,7 @@ from attendrop.runs.model_source import STDIN, Source
 @app.command()
 def predict(
     run: RunFolder,
-    output: Annotated[str, typer.Option(help="A .tsv, .csv, .jsonl or .conll file; - is stdout.")],
+    output: Annotated[str, typer.Option(help="A .tsv, .csv, .jsonl, .conll or .txt file; - is stdout.")],
     task: Annotated[str | None, typer.Option(help="Name of a task. Default: the task of the run.")] = None,
     split: Annotated[str | None, typer.Option(help="Split of the task.", show_default="test")] = None,
     data_dir: DataDir = None,
@@ -37,7 +39,7 @@ def predict(
     text_columns: Columns = None,
     input_format: InputFormat = None,
     output_format: Annotated[
-        str | None, typer.Option(help="csv, tsv or jsonl.", show_default="by the extension; csv on stdout")
+        str | None, typer.Option(help="csv, tsv, jsonl, conll or txt.", show_default="by the extension; csv on stdout")
     ] = None,
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="Write the probabilities of all classes.")
@@ -48,6 +50,7 @@ def predict(
     overwrite: Overwrite = False,
     max_length: Annotated[int | None, typer.Option(show_default="as in training")] = None,
     batch_size: Annotated[int, typer.Option()] = 64,
+    task_options: TaskSet = None,
     device: Device = "auto",
     quiet: Quiet = False,
     as_json: Json = False,
@@ -57,7 +60,8 @@ def predict(
         task=task, data_dir=data_dir, split=split, file=predict_file, text_columns=split_columns(text_columns),
         input_format=input_format, skip_bad_rows=skip_bad_rows,
         skipped_file=skipped_file or (f"{output}.skipped.jsonl" if skip_bad_rows and output != STDIN else None),
-        overwrite=overwrite, max_length=max_length, batch_size=batch_size, device=device or "auto",
+        overwrite=overwrite, task_options=read_task_set(task_options or []), max_length=max_length,
+        batch_size=batch_size, device=device or "auto",
     )  # fmt: skip
     if as_json and output == STDIN:
         raise AttendropError("--json and --output - both write on stdout; choose one.")

@@ -8,10 +8,15 @@ import typer
 
 TaskName = Annotated[str | None, typer.Option(help="Name of a task; `attendrop tasks` lists them.")]
 TrainFile = Annotated[
-    str | None, typer.Option(help="Training data: a .csv, .tsv, .jsonl, .parquet, .conll or .conllu file.")
+    str | None,
+    typer.Option(help="Training data: a .csv, .tsv, .jsonl, .parquet, .conll, .conllu or .txt file, or A.txt,B.txt."),
 ]
 LabelType = Annotated[
-    str | None, typer.Option(help="auto, class, number, labels, tags or choice.", show_default="auto")
+    str | None, typer.Option(help="auto, class, number, labels, tags, choice, text or completion.", show_default="auto")
+]
+TaskSet = Annotated[
+    list[str] | None,
+    typer.Option("--task-set", metavar="NAME=VALUE", help="Option of the kind of task, such as num_beams=4."),
 ]
 SkipBadRowsOfFiles = Annotated[bool | None, typer.Option(help="Skip invalid rows of your files, and list them.")]
 Model = Annotated[str | None, typer.Option(help="minilm, a folder, or a hub id.", show_default="minilm")]

@@ -11,7 +11,7 @@ import typer
 from attendrop.cli.app import Columns, DataDir, Device, Json, LabelColumn, Quiet, app, show, split_columns
 from attendrop.cli.console import messages
 from attendrop.cli.interrupts import Interrupted
-from attendrop.cli.option_files import read_lora, read_options, read_settings
+from attendrop.cli.option_files import read_lora, read_options, read_settings, read_task_set
 from attendrop.cli.run_options import (
     BatchSize,
     Bf16,
@@ -34,6 +34,7 @@ from attendrop.cli.run_options import (
     Shots,
     SkipBadRowsOfFiles,
     TaskName,
+    TaskSet,
     TrainFile,
     Warmup,
     WeightDecay,
@@ -58,6 +59,7 @@ def train(
     text_columns: Columns = None,
     label_column: LabelColumn = None,
     label_type: LabelType = None,
+    task_options: TaskSet = None,
     data_dir: DataDir = None,
     skip_bad_rows: SkipBadRowsOfFiles = None,
     model: Model = None,
@@ -176,6 +178,8 @@ def _read_run(given: Mapping[str, Any]) -> tuple[RunConfig, list[int]]:
         line["text_columns"] = split_columns(line["text_columns"])
     if "lora" in line:
         line["lora"] = file.get("lora", {}) | read_lora(line["lora"])
+    if "task_options" in line:
+        line["task_options"] = file.get("task_options", {}) | read_task_set(line["task_options"])
     options = {"model": "minilm", "method": DEFAULT_METHOD, **file, **line}
     method = options["method"]
     named = given.get("preset_", options.pop("preset", None))

@@ -28,7 +28,8 @@ from attendrop.methods.core.options import LAYERS, SWITCH, choice, count, option
 ATTRIBUTIONS = ("gradient", "integrated_gradient", "attention", "random")
 TARGETS = ("pseudo_label", "gold_label")
 # Where the paper drops in the first layer only (section 3.2), and in the encoder's self-attention (appendix A.2).
-_PAPER_LAYERS = dict.fromkeys(("sst2", "mnli", "qnli", "qqp", "stsb"), "first") | {"translation": "encoder"}
+_TRANSLATION = ("translation", "wmt16-en-ro", "wmt16-ro-en", "wmt16-en-tr", "wmt16-tr-en")
+_PAPER_LAYERS = dict.fromkeys(("sst2", "mnli", "qnli", "qqp", "stsb"), "first") | dict.fromkeys(_TRANSLATION, "encoder")
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class ADDrop(Method):
 
     @staticmethod
     def paper_layers(task: str) -> str:
-        """Return the paper's layers for a task: a GLUE name in lower case, or ``"translation"``."""
+        """Return the paper's layers for a task: its name, or ``"translation"``."""
         return _PAPER_LAYERS.get(task, "all")
 
     def active(self, epoch: int) -> bool:

@@ -90,9 +90,12 @@ def load_stages(name: str, method: Method | None, default: Method, *, seed: int 
     """
     run = read_run(Path(name)) if Path(name).is_dir() else None
     if run is None:
-        return _of_model(name, method or default, seed, device)
-    check_finished(name)
-    return _of_run(Path(name), run, method, default, seed, device)
+        found = _of_model(name, method or default, seed, device)
+    else:
+        check_finished(name)
+        found = _of_run(Path(name), run, method, default, seed, device)
+    found.head.refuse("attend")
+    return found
 
 
 def _of_model(name: str, method: Method, seed: int, device: str) -> Stages:
@@ -110,7 +113,7 @@ def _of_model(name: str, method: Method, seed: int, device: str) -> Stages:
 
 
 def _task_of_model(name: str) -> Task:
-    head = head_of_model(load_config(name))
+    head = head_of_model(load_config(name), command="attend")
     return files_task(head.inputs[: head.least_inputs], head)
 
 

@@ -64,6 +64,7 @@ def probe_run(
     if not keeps_model(run_dir) and Path(run_dir).is_dir():
         raise AttendropError(f"The run in '{run_dir}' kept no model to probe; name the folder of one that did.")
     run = load_finished_run(run_dir, data_dir=source.data_dir, device=source.device)
+    run.task.head.refuse("patterns --probe")
     name = "dev" if "dev" in run.parts.report else run.chosen_on
     if name is None:
         raise AttendropError(

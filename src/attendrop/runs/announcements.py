@@ -46,7 +46,8 @@ def _training(run: ResolvedRun) -> str:
     config = run.config
     length = f"{config.epochs} epochs" if config.max_steps is None else f"{config.max_steps} steps"
     reads = ", on the mean over all tokens" if run.task.head.has_pooling and config.pooling == "mean" else ""
-    adapter = "" if config.adapter is None else f", of a LoRA adapter of rank {config.adapter.r} and the head"
+    head = "" if run.task.head.pretrained else " and the head"
+    adapter = "" if config.adapter is None else f", of a LoRA adapter of rank {config.adapter.r}{head}"
     return (
         f"Training: {length} of batches of {config.batch_size}, learning rate {config.learning_rate:g}{reads}{adapter}."
     )

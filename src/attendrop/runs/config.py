@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from attendrop.argument_checks import check_choice
 from attendrop.errors import AttendropError
-from attendrop.tasks.file_formats import default_columns
+from attendrop.tasks.file_formats import default_columns, default_label_type
 
 if TYPE_CHECKING:
     from attendrop.methods.core.base import Method
@@ -58,10 +58,11 @@ class RunConfig:
         task: Name of a task; None for custom files.
         data_dir: Folder of the task's files; None: ``$ATTENDROP_DATA``, then the hub.
         train_file, eval_file: Custom files, with ``text_columns`` (as many as the kind of task reads), ``label_column``
-            and ``label_type`` (``"auto"``, ``"class"``, ``"labels"``, ``"number"``, ``"tags"``, ``"choice"``). Column
-            files (.conll, .conllu) have columns by default: ``tokens``, and ``tags`` or ``upos``. Without an
-            ``eval_file``, the score is one on held-out rows. Columns that the method reads are needed in the
-            ``train_file`` only.
+            and ``label_type`` (``"auto"``, or one of a kind of task). Files of some formats have columns by default: of
+            column files (.conll, .conllu) ``tokens``, and ``tags`` or ``upos``; of two parallel text files ``source``
+            and ``target``. Without an ``eval_file``, the score is one on held-out rows. Columns that the method reads
+            are needed in the ``train_file`` only.
+        task_options: Options of the kind of task, such as the number of beams of a translation.
         skip_bad_rows: Skip invalid rows of custom files, and list them in the run's folder.
         metric: Metric that selects the best epoch, named as for :func:`attendrop.tasks.metrics.with_metric`; None:
             the task's own.
@@ -116,6 +117,7 @@ class RunConfig:
     text_columns: tuple[str, ...] = ()
     label_column: str | None = None
     label_type: str = "auto"
+    task_options: Mapping[str, Any] = field(default_factory=dict)
     skip_bad_rows: bool = False
     test_fraction: float = 0.0
     metric: str | None = None
@@ -153,6 +155,8 @@ class RunConfig:
         texts, label = default_columns(self.train_file)
         object.__setattr__(self, "text_columns", tuple(self.text_columns) or texts)
         object.__setattr__(self, "label_column", self.label_column or label)
+        if self.label_type == "auto":
+            object.__setattr__(self, "label_type", default_label_type(self.train_file))
         for name, least in _AT_LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:

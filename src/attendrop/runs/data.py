@@ -19,6 +19,7 @@ from attendrop.runs.config import RunConfig
 from attendrop.runs.shared_results import shared
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.custom_files import load_files
+from attendrop.tasks.file_formats import files_of
 from attendrop.tasks.metrics import with_metric
 from attendrop.tasks.registry import load_task, task_files
 from attendrop.tasks.splits import few_shot, hold_out, subset
@@ -59,13 +60,14 @@ def load_data(config: RunConfig) -> TaskData:
         data = shared(key, lambda: _load(config), _size, kind="data")
     else:
         data = _load(config)
-    return data if config.metric is None else replace(data, task=with_metric(data.task, config.metric))
+    task = replace(data.task, options=config.task_options)
+    return replace(data, task=task if config.metric is None else with_metric(task, config.metric))
 
 
 def data_files(config: RunConfig) -> list[Path]:
     """List the files of a run's data, which may be missing; data of the hub have none."""
     if config.task is None:
-        return [Path(name) for name in (config.train_file, config.eval_file) if name is not None]
+        return [file for name in (config.train_file, config.eval_file) if name is not None for file in files_of(name)]
     try:
         return task_files(config.task, config.data_dir)
     except AttendropError:  # loading tells what is wrong

@@ -23,6 +23,8 @@ from attendrop.runs.finished_run import FinishedRun, check_finished, load_finish
 from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.runs.run_folder import own_files, read_run
+from attendrop.tasks.file_formats import files_of
+from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.tokenization import columns_of
 
 # The format, and the name of its file in a folder.
@@ -68,9 +70,11 @@ def export_run(
     check_finished(run_dir)
     target = _target(output, FORMATS[format])
     config = (read_run(Path(run_dir)) or {}).get("config", {})
-    inputs = [*own_files(Path(run_dir)), *filter(None, (config.get("train_file"), config.get("eval_file")))]
+    data_files = [file for name in ("train_file", "eval_file") if config.get(name) for file in files_of(config[name])]
+    inputs = [*own_files(Path(run_dir)), *data_files]
     check_output(target, inputs, overwrite=overwrite)
     model, tokenizer = load_model_and_tokenizer(str(Path(run_dir).absolute()), None)
+    head_of_model(model.config).refuse("export")
     found: dict[str, Any] = {"model": run_dir, "format": format, "output": str(target)}
     made = not target.parent.exists()
     target.parent.mkdir(exist_ok=True)

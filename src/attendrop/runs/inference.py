@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from attendrop.runs.run_folder import hold_run_folders, own_files, read_metrics,
 from attendrop.tasks.bad_rows import BadRows, write_skipped
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import files_task, stream_file
-from attendrop.tasks.file_formats import default_columns
+from attendrop.tasks.file_formats import default_columns, files_of
 from attendrop.tasks.heads.base import Array, Head
 from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.metrics import compute_scores, with_metric
@@ -53,7 +52,7 @@ def evaluate(run_dir: str, source: Source, on_progress: OnProgress | None = None
 
 
 def _evaluate(run_dir: str, source: Source, on_progress: OnProgress | None) -> dict[str, Any]:
-    run = _load_run(run_dir)
+    run = _load_run(run_dir, source.task_options)
     rows = _open_rows(run, source, "dev")
     outputs, references = [], []
     for chunk in rows.chunks:
@@ -106,13 +105,13 @@ def predict(
     """
     format = output_format(output, format)
     with _outputs(run_dir, source, [] if output == STDIN else [output]):
-        run = _load_run(run_dir)
+        run = _load_run(run_dir, source.task_options)
         rows = _open_rows(run, source, "test")
         with PredictionWriter(
             output, rows.task, format=format, probabilities=probabilities, keep_columns=keep_columns
         ) as writer:
             for chunk in rows.chunks:
-                encoded = run.encode(chunk.columns, rows.task, source)
+                encoded = run.encode(run.head.without_answers(chunk.columns), rows.task, source)
                 outputs = run.outputs(encoded, rows, source, on_progress)
                 writer.write(chunk.columns, outputs, chunk.table)
         rows.write_skipped(source)
@@ -134,22 +133,23 @@ def _outputs(run_dir: str, source: Source, outputs: list[str]) -> Iterator[None]
 
 def _inputs(folder: Path, source: Source) -> list[str | Path]:
     """List the files of the run, its data files, and the files with the rows to predict."""
-    files: list[str | Path] = [] if source.file is None else [source.file]
+    files: list[str | Path] = [] if source.file is None else list(files_of(source.file))
     if not folder.is_dir():
         return files
     options = (read_run(folder) or {"config": {}})["config"]
-    files += [options[name] for name in ("train_file", "eval_file") if options.get(name)]
+    files += [file for name in ("train_file", "eval_file") if options.get(name) for file in files_of(options[name])]
     task = source.task or (options.get("task") if source.file is None else None)
     return [*own_files(folder), *files, *([] if task is None else task_files(task, source.data_dir))]
 
 
 @dataclass(frozen=True)
 class _Run:
-    """Loaded model, with the options of its run; empty for a model that was not trained by a run."""
+    """Loaded model with its head, and the options of its run; empty for a model that was not trained by a run."""
 
     folder: str
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+    head: Head
     options: dict[str, Any]
 
     def encode(self, columns: dict[str, list[Any]], task: Task, source: Source) -> dict[str, list[Any]]:
@@ -166,11 +166,6 @@ class _Run:
                 on_progress(rows.done, rows.total)
 
         return predict_outputs(self.model, self.tokenizer, self.head, encoded, source.batch_size, source.device, count)
-
-    @cached_property
-    def head(self) -> Head:
-        """Head of the model, with its classes."""
-        return head_of_model(self.model.config)
 
     def trained_on(self) -> tuple[str, ...]:
         """List the text columns that the model was trained on; empty if unknown."""
@@ -213,7 +208,7 @@ class _Chunk:
     table: Table | None = None
 
 
-def _load_run(run_dir: str) -> _Run:
+def _load_run(run_dir: str, task_options: Mapping[str, Any]) -> _Run:
     folder = Path(run_dir)
     if not folder.is_dir():
         raise AttendropError(f"There is no run folder '{run_dir}'.")
@@ -221,7 +216,10 @@ def _load_run(run_dir: str) -> _Run:
     if run is not None and read_metrics(folder) is None:
         raise AttendropError(f"The run in '{run_dir}' is not finished; `attendrop train` with --resume finishes it.")
     model, tokenizer = load_model_and_tokenizer(str(folder.absolute()), None)
-    return _Run(run_dir, model, tokenizer, run["config"] if run is not None else {})
+    options = run["config"] if run is not None else {}
+    head = head_of_model(model.config).with_options({**options.get("task_options", {}), **task_options})
+    head.prepare(model, tokenizer)
+    return _Run(run_dir, model, tokenizer, head, options)
 
 
 def _open_rows(run: _Run, source: Source, split: str) -> _Rows:
@@ -248,14 +246,18 @@ def _task_rows(run: _Run, source: Source, name: str, split: str) -> _Rows:
     if source.skip_bad_rows:
         raise AttendropError("skip-bad-rows is for custom files; omit it for a task.")
     data = load_task(name, data_dir=source.data_dir, splits=(split,))
-    dataset = data.splits[split]
+    task, dataset = replace(data.task, options=run.head.options()), data.splits[split]
     chunks = (_Chunk(columns) for columns in dataset.iter(CHUNK_ROWS))
-    return _Rows(data.task, split, data.source, chunks, len(dataset), BadRows())
+    return _Rows(task, split, data.source, chunks, len(dataset), BadRows())
 
 
 def _file_rows(run: _Run, source: Source, file: str, split: str) -> _Rows:
-    texts, label = default_columns(f"x.{source.input_format}" if file == STDIN else file)
-    columns = source.text_columns or tuple(run.options.get("text_columns", ())) or texts
+    name = f"x.{source.input_format}" if file == STDIN else file
+    texts, label = default_columns(name)
+    as_trained = tuple(run.options.get("text_columns", ()))
+    if texts and default_columns(run.options.get("train_file"))[0] != texts:
+        as_trained = ()  # files of this format have columns of their own
+    columns = source.text_columns or as_trained or texts
     if not columns:
         raise AttendropError("No text-columns are given for the file; give its column names, comma-separated.")
     label = (source.label_column or run.options.get("label_column") or label) if split == "dev" else None

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from attendrop.argument_checks import suggestion
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import (
     Range,
@@ -17,7 +16,7 @@ from attendrop.methods.core.options import (
     option,
     optional,
     positive,
-    read_option,
+    read_options,
     unit_interval,
 )
 
@@ -78,11 +77,7 @@ def lora_options(given: Mapping[str, Any]) -> LoraOptions:
     Raises:
         AttendropError: A name is unknown, or a value is of the wrong type or out of its range.
     """
-    names = tuple(field.name for field in dataclasses.fields(LoraOptions))
-    for name in given:
-        if name not in names:
-            raise AttendropError(f"lora has no option {name!r}.{suggestion(name, names)}")
-    return LoraOptions(**{name: read_option(LoraOptions, name, value) for name, value in given.items()})  # type: ignore[arg-type]
+    return LoraOptions(**read_options(LoraOptions, given, "lora"))
 
 
 def add_adapter(model: PreTrainedModel, new: Collection[str], head: Head, options: LoraOptions) -> Any:
@@ -110,7 +105,7 @@ def add_adapter(model: PreTrainedModel, new: Collection[str], head: Head, option
         lora_alpha=options.alpha,
         lora_dropout=options.dropout,
         target_modules=targets if targets in (None, ALL_LINEAR) else targets.split(","),
-        modules_to_save=_saved_modules(model, new),
+        modules_to_save=_saved_modules(model, new, head),
     )
     try:
         with warnings.catch_warnings():
@@ -123,10 +118,12 @@ def add_adapter(model: PreTrainedModel, new: Collection[str], head: Head, option
         ) from None
 
 
-def _saved_modules(model: PreTrainedModel, new: Collection[str]) -> list[str]:
-    """List the modules to train and save as a whole: the head, and those with new parameters below it."""
+def _saved_modules(model: PreTrainedModel, new: Collection[str], head: Head) -> list[str]:
+    """List the modules to train and save as a whole: a head of the task, and those with new parameters below it."""
+    if head.pretrained:
+        return sorted({name.rpartition(".")[0] for name in new})
     body: Any = model.base_model
     children = [] if body is model else [(name, child) for name, child in model.named_children() if child is not body]
-    head = [name for name, child in children if any(True for _ in child.parameters())]
-    within = {name.rpartition(".")[0] for name in new if not name.startswith(tuple(f"{each}." for each in head))}
-    return [*head, *sorted(within)]
+    heads = [name for name, child in children if any(True for _ in child.parameters())]
+    within = {name.rpartition(".")[0] for name in new if not name.startswith(tuple(f"{each}." for each in heads))}
+    return [*heads, *sorted(within)]

@@ -9,6 +9,7 @@ from typing import Any
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.registry import build_method, flat_options
 from attendrop.model_files import lasting_name
+from attendrop.tasks.file_formats import files_of
 from attendrop.tasks.heads.base import Head
 
 _PROTOCOLS = {
@@ -73,7 +74,8 @@ def _data_name(metrics: dict[str, Any]) -> str:
     config = metrics["config"]
     if config["task"] is not None:
         return str(config["task"])
-    return ", ".join(Path(config[name]).name for name in ("train_file", "eval_file") if config[name])
+    named = (config[name] for name in ("train_file", "eval_file") if config[name])
+    return ", ".join(file.name for name in named for file in files_of(name))
 
 
 def _sections(metrics: dict[str, Any], head: Head, parts: Sequence[Method], stock: bool) -> list[str]:
@@ -109,11 +111,12 @@ def _with_peft(metrics: dict[str, Any], head: Head, stock: bool) -> str:
     """Say how PEFT alone loads an adapter; empty for a whole model, or one for which PEFT has no class."""
     if metrics["config"].get("lora") is None or not stock or head.peft_task_type is None:
         return ""
+    classes = f", num_labels={len(head.output_names)}" if head.output_names else ""
     name = f"AutoPeft{head.auto_class.removeprefix('Auto')}"
     return (
         "\n\nThe files are an adapter of PEFT, which `attendrop.load` merges into its model. PEFT alone:\n\n"
         f"```python\nfrom peft import {name}\n\n"
-        f"model = {name}.from_pretrained(folder, num_labels={len(head.output_names)})\n```"
+        f"model = {name}.from_pretrained(folder{classes})\n```"
     )
 
 

@@ -95,6 +95,7 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
         tokenizer = AutoTokenizer.from_pretrained(place, **keywords, **head.tokenizer_options)
     _report_loading(name, model, found, keeps_head=task is None)
     _set_padding(name, model, tokenizer)
+    head.prepare(model, tokenizer)
     return Loaded(model, tokenizer, frozenset([*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])]))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from attendrop.errors import AttendropError
 
@@ -16,7 +18,8 @@ class Source:
     Attributes:
         task: A task's name, with ``data_dir`` as in training and the name of a ``split``.
         file: Custom file, with ``text_columns`` and, to evaluate, ``label_column``; ``"-"`` is standard input, in
-            ``input_format`` (``"csv"``, ``"tsv"``, ``"jsonl"``, ``"conll"`` or ``"conllu"``).
+            ``input_format`` (``"csv"``, ``"tsv"``, ``"jsonl"``, ``"conll"``, ``"conllu"`` or ``"txt"``).
+        task_options: Options of the kind of task, which override those of the run.
         skip_bad_rows: Skip invalid rows of the file, and write them to ``skipped_file``, JSON lines.
         overwrite: Replace files that exist.
         max_length: In tokens.
@@ -30,6 +33,7 @@ class Source:
     file: str | None = None
     input_format: str | None = None
     text_columns: tuple[str, ...] = ()
+    task_options: Mapping[str, Any] = field(default_factory=dict)
     label_column: str | None = None
     skip_bad_rows: bool = False
     skipped_file: str | None = None

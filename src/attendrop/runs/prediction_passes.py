@@ -70,7 +70,8 @@ def sorted_batches(
     The arguments are those of :func:`predict_outputs`.
     """
     accepted = inspect.signature(model.forward).parameters
-    columns = {name: encoded[name] for name in tokenizer.model_input_names if name in encoded and name in accepted}
+    read = [*tokenizer.model_input_names, *(["labels"] if head.reads_labels else [])]
+    columns = {name: encoded[name] for name in read if name in encoded and name in accepted}
     order = np.argsort(-np.asarray(encoded["length"]), kind="stable")
     collate = head.collator(tokenizer)
     for start in range(0, len(order), batch_size):

@@ -14,11 +14,12 @@ import yaml
 from attendrop.argument_checks import suggestion
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
+from attendrop.tasks.file_formats import files_of
 
 RUN_FILE = "run.yaml"
 _FIELDS = {field.name: str(field.type) for field in dataclasses.fields(RunConfig)}
 _PATHS = ("train_file", "eval_file", "data_dir", "model")
-_MAPPINGS = {"options": "{p: 0.3}", "lora": "{r: 8}"}
+_MAPPINGS = {"options": "{p: 0.3}", "lora": "{r: 8}", "task_options": "{num_beams: 4}"}
 # Not a field of a run: a preset, for options that the file does not set.
 _ALSO = ("preset",)
 _KINDS: dict[str, tuple[type, ...]] = {"float": (int, float), "int": (int,), "bool": (bool,), "str": (str,)}
@@ -57,13 +58,15 @@ def run_file(config: RunConfig, seeds: Sequence[int] = ()) -> str:
         options["seed"] = list(seeds)
     if "task" in options and os.environ.get("ATTENDROP_DATA"):
         options.setdefault("data_dir", os.environ["ATTENDROP_DATA"])
-    options |= {name: str(Path(options[name]).absolute()) for name in _PATHS if _is_path(options.get(name))}
+    options |= {name: _absolute(options[name]) for name in _PATHS if options.get(name) is not None}
     text: str = yaml.safe_dump(options, sort_keys=False, allow_unicode=True)
     return f"# Repeats this run: attendrop train --config run.yaml --output-dir FOLDER\n{text}"
 
 
-def _is_path(value: str | None) -> bool:
-    return value is not None and Path(value).exists()
+def _absolute(value: str) -> str:
+    """Make the paths of files and folders that exist absolute; a hub id stays as it is."""
+    files = files_of(value)
+    return ",".join(str(file.absolute()) for file in files) if all(file.exists() for file in files) else value
 
 
 def convert_option(path: str, name: str, value: Any) -> Any:

@@ -25,9 +25,6 @@ from attendrop.tasks.tokenization import columns_of
 from attendrop.training.model_call import replaced_attribute
 from attendrop.training.trainer import RegularizedTrainer
 
-# The fit is measured on at most so many training rows.
-_MOST_FIT_ROWS = 1000
-
 
 @dataclass(frozen=True)
 class SetScores:
@@ -119,7 +116,7 @@ def training_fit(trainer: RegularizedTrainer, task: Task, rows: Dataset) -> dict
         ``rows``, ``loss``, ``metric`` with its ``score``, and whether the model has ``fitted`` these rows, by
         ``Head.fitted_at``.
     """
-    sample = rows.select(range(0, len(rows), math.ceil(len(rows) / _MOST_FIT_ROWS)))
+    sample = rows.select(range(0, len(rows), math.ceil(len(rows) / task.head.most_fit_rows)))
     outputs, loss = _outputs(trainer, task, sample)
     metric, least = task.head.fitted_at or (task.metric, -math.inf)
     score = task.head.metrics[metric].score(task.head.references(columns_of(sample)), task.head.checked(outputs))

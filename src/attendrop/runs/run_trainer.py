@@ -6,10 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
 from torch.utils.data import DataLoader, Sampler
 from transformers import EvalPrediction
 from transformers.trainer_utils import EvalLoopOutput
 
+from attendrop.peft_models import transformers_model
+from attendrop.tasks.heads.base import Head
 from attendrop.training.model_call import replaced_attribute
 from attendrop.training.sampler import row_lengths
 from attendrop.training.trainer import RegularizedTrainer
@@ -20,7 +24,29 @@ class RunTrainer(RegularizedTrainer):
 
     Metrics, and callers of ``predict``, get predictions and labels in the order of the rows, so that these can be
     compared with columns of the rows that the trainer does not see.
+
+    Args:
+        *args: As for ``RegularizedTrainer``.
+        head: Head of the task, which makes the predictions of what the model returns.
+        **kwargs: As for ``RegularizedTrainer``.
     """
+
+    def __init__(self, *args: Any, head: Head, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.head = head
+        if head.generates:
+            self.compute_reward_metrics = None
+
+    def prediction_step(
+        self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> tuple[Any, Any, Any]:
+        """As in ``transformers.Trainer``, with the raw outputs of the head instead of the logits."""
+        loss, logits, labels = super().prediction_step(model, inputs, *args, **kwargs)
+        if logits is not None:
+            batch, unwrapped = self._prepare_inputs(inputs), self.accelerator.unwrap_model(model)
+            with torch.no_grad():
+                logits = self.head.trainer_outputs(unwrapped, batch, logits)
+        return loss, logits, labels
 
     def evaluation_loop(self, dataloader: DataLoader[Any], *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """As in ``transformers.Trainer``, but for the order of the outputs."""
@@ -36,6 +62,13 @@ class RunTrainer(RegularizedTrainer):
         return output._replace(
             predictions=_ordered(output.predictions, places), label_ids=_ordered(output.label_ids, places)
         )
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """As in ``transformers.Trainer``, but for weights that no checkpoint has: tied ones, and fixed positions."""
+        model: Any = transformers_model(self.model)
+        absent = {*model.all_tied_weights_keys, *(model._keys_to_ignore_on_save or ())}
+        missing = [key for key in load_result.missing_keys if key not in absent]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int] | None:
         return _Order(self._longest_first(eval_dataset))

@@ -176,7 +176,8 @@ def _train(
     announce_fit(fit)
     metrics = run_metrics(run, final, trainer, scores, fitted.seconds, selected)
     metrics |= {"head_start": fitted.head_start, "train_fit": fit}
-    metrics["training"]["head_start"] = "random" if fitted.head_start is None else "frozen"
+    random_head = None if run.task.head.pretrained else "random"
+    metrics["training"]["head_start"] = random_head if fitted.head_start is None else "frozen"
     metrics["data"]["report"] = report
     metrics |= _final_report(trainer, encoded)
     metrics["total_seconds"] = round(time.monotonic() - began, 3)
@@ -345,7 +346,7 @@ def _trainer(
         compute_metrics=lambda found: _scores(config, run.task, found, selection, tokenizer),
         compute_reward_metrics=lambda found: _scores(config, run.task, found, {"labels": found.label_ids}, tokenizer),
         compute_loss_func=run_loss(config, run.task, encoded.train["labels"][:]),
-        preprocess_logits_for_metrics=run.task.head.trainer_outputs,
+        head=run.task.head,
         callbacks=[*own, *callbacks],
     )
     silence(trainer)

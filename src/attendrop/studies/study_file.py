@@ -41,6 +41,7 @@ from attendrop.runs.config import RunConfig
 from attendrop.runs.run_file import convert_option
 from attendrop.studies.baseline_names import BASELINES
 from attendrop.studies.units import Unit
+from attendrop.tasks.file_formats import files_of
 
 REFERENCE = "finetune"
 _KEYS = ("data", "models", "methods", "baselines", "seeds", "run", "reference")
@@ -161,7 +162,7 @@ class _Reader:
             raise AttendropError(
                 f"The study file '{self.path}' names '{given}', but {unset[1]} is not set; set it to the folder."
             )
-        return str(Path(found).absolute())
+        return ",".join(str(file.absolute()) for file in files_of(found))
 
     def models(self, content: Mapping[str, Any]) -> list[str]:
         models = [self.option("model", name) for name in _listed(content.get("models") or "minilm")]

@@ -1,7 +1,9 @@
 """Tasks: columns, classes and metrics, and the data loaded for a task."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from datasets import Dataset
 
@@ -23,6 +25,7 @@ class Task:
         description: One line.
         other_metrics: Scores reported beside ``metric``.
         token_columns: Columns with numbers for each word, or token, that all splits have, beside "place".
+        options: Options of the head, by name.
     """
 
     name: str
@@ -33,11 +36,12 @@ class Task:
     description: str
     other_metrics: tuple[str, ...] = ()
     token_columns: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def head(self) -> Head:
         """The head of this kind of task: model class, encoding, metrics, predictions."""
-        return get_head(self.kind, self.label_names)
+        return get_head(self.kind, self.label_names, self.options)
 
     @property
     def num_labels(self) -> int:

@@ -30,7 +30,7 @@ def load_files(
     token_columns: Sequence[TokenColumn] = (),
     skip_bad_rows: bool = False,
 ) -> TaskData:
-    """Load custom .csv, .tsv, .jsonl, .parquet, .conll or .conllu files as the splits "train", "dev" and "test".
+    """Load custom files, of a format that :func:`read_chunks` reads, as the splits "train", "dev" and "test".
 
     The index of a row is its number in the file, from 0.
 
@@ -41,11 +41,11 @@ def load_files(
         text_columns: As many column names as the head reads: of classification and regression, one or two; of multiple
             choice, the question and the choices, in one column or several.
         label_column: Required for ``train_file`` and ``eval_file``.
-        label_type: "class", "number", "tags", "labels", "choice" or "auto". With "auto", labels are tags if texts are
-            lists of words, choices if there are more than two text columns or the second has lists, several labels if
-            they are lists, numbers if at least one has a decimal fraction or an exponent, otherwise whole numbers and
-            text are classes. The labels of all files count. Spaces around labels are ignored, and ``1`` and ``1.0`` are
-            the same class.
+        label_type: One of ``LABEL_TYPES`` of :mod:`attendrop.tasks.heads.registry`. With "auto", labels are tags if
+            texts are lists of words, choices if there are more than two text columns or the second has lists, several
+            labels if they are lists, numbers if at least one has a decimal fraction or an exponent, otherwise whole
+            numbers and text are classes. The labels of all files count. Spaces around labels are ignored, and ``1`` and
+            ``1.0`` are the same class.
         head: Head of an existing model, with its classes. By default, the classes are the labels of the training file
             (otherwise of the evaluation file): integers by value, then text in alphabetical order.
         token_columns: Further columns of the training file to read. "train" then has them, and "place", where each row
@@ -72,7 +72,8 @@ def load_files(
     reader = head or kinds[0]
     _check_inputs(text_columns, token_columns, reader)
     tables = {split: _with_texts(table, text_columns, reader, bad) for split, table in tables.items()}
-    labelled = [split for split in tables if split != "test" and reader.needs_labels]
+    scored = [split for split in tables if split != "test"]
+    labelled = scored if reader.needs_labels or label_column is not None else []
     if labelled and label_column is None:
         raise AttendropError("no label column is given; training and evaluation need one.")
     if not labelled and head is None and reader.needs_labels:
@@ -82,8 +83,8 @@ def load_files(
     if head is None:
         found = {split: tables[split] for split in labelled}
         head = find_head(kinds, found, str(label_column), asked=label_type != "auto")
-    for split in labelled:
-        tables[split] = _not_empty(_with_labels(tables[split], text_columns, str(label_column), head, bad))
+    for split in scored:
+        tables[split] = _not_empty(_with_labels(tables[split], text_columns, label_column, head, bad))
     for column in token_columns if "train" in tables else ():
         tables["train"] = _not_empty(tables["train"].checked(column.name, numbers_problem(column), bad))
     splits = {
@@ -159,7 +160,8 @@ def files_task(text_columns: Sequence[str], head: Head) -> Task:
         head: The head, with its classes.
     """
     metric, *others = head.default_metrics
-    return Task("files", head.kind, tuple(text_columns), head.label_names, metric, "own files", tuple(others))
+    columns = tuple(text_columns)
+    return Task("files", head.kind, columns, head.label_names, metric, "own files", tuple(others), (), head.options())
 
 
 def _check_names(text_columns: tuple[str, ...], label_column: str | None, token_columns: Sequence[TokenColumn]) -> None:
@@ -192,15 +194,19 @@ def _kinds(
     return candidate_heads(label_type, texts, next((label for label in labels if label is not None), None))
 
 
-def _with_labels(table: Table, text_columns: tuple[str, ...], label_column: str, head: Head, bad: BadRows) -> Table:
-    """Keep the rows whose labels the head can read, and which fit their texts."""
+def _with_labels(
+    table: Table, text_columns: tuple[str, ...], label_column: str | None, head: Head, bad: BadRows
+) -> Table:
+    """Keep the rows whose labels the head can read, and which fit their texts; the label of no column is None."""
+    columns = (*text_columns, *([] if label_column is None else [label_column]))
 
     def problem(row: list[Any]) -> str | None:
-        *texts, label = row
-        return head.row_problem(head.read_texts(texts), label)
+        texts, labels = row[: len(text_columns)], row[len(text_columns) :]
+        return head.row_problem(head.read_texts(texts), labels[0] if labels else None)
 
-    table = table.checked(label_column, head.label_problem, bad)
-    return table.checked_rows((*text_columns, label_column), problem, bad)
+    if label_column is not None:
+        table = table.checked(label_column, head.label_problem, bad)
+    return table.checked_rows(columns, problem, bad)
 
 
 def _with_texts(table: Table, text_columns: tuple[str, ...], reader: Head | type[Head], bad: BadRows) -> Table:

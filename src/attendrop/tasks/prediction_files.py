@@ -20,7 +20,7 @@ from attendrop.tasks.table import Table
 from attendrop.tasks.tokenization import columns_of
 
 STDOUT = "-"
-FORMATS = ("csv", "tsv", "jsonl", "conll")
+FORMATS = ("csv", "tsv", "jsonl", "conll", "txt")
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
@@ -38,14 +38,15 @@ def write_predictions(path: str | Path, task: Task, dataset: Dataset, outputs: A
 
 
 class PredictionWriter:
-    """Context manager that writes predictions to a .tsv, .csv, .jsonl or .conll file, in batches.
+    """Context manager that writes predictions to a .tsv, .csv, .jsonl, .conll or .txt file, in batches.
 
     For GLUE tasks, the columns are those of a submission, ``index`` and ``prediction``: the label in the format of the
     official files; for STS-B, the number clamped to [0, 5], with three decimals. For other tasks, they are ``index``
     (the row's number in the file, from 0) with ``label`` and ``probability``, the softmax of the predicted class, or
     with ``score`` for regression. Lists, such as tags of words, are written as in JSON; a .conll file has a line for
     each word, with tabs between the columns, the prediction last, and a blank line after each row: instead of
-    ``index``, it has the words. The file is created when the block ends without an error.
+    ``index``, it has the words. A .txt file has a line for each row, with the prediction alone. The file is created
+    when the block ends without an error.
 
     Args:
         path: The file; "-" is standard output.
@@ -82,6 +83,9 @@ class PredictionWriter:
             raise AttendropError(
                 f"The model predicts {task.head.predicts}: it has no probabilities of classes; leave out the option."
             )
+        if self.format == "txt" and (probabilities or keep_columns):
+            raise AttendropError("A .txt file has the predictions alone; write .jsonl, .tsv or .csv for more.")
+        self._answer = "prediction" if task.name in GLUE else task.head.answer_column
         self._unfinished = self.path.with_name(f".{self.path.name}.partial")
         self._file: TextIO | None = None
         self._columns: list[str] = []
@@ -110,6 +114,9 @@ class PredictionWriter:
         assert self._file is not None
         if self.format == "jsonl":
             self._file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+            return
+        if self.format == "txt":
+            self._file.writelines(" ".join(str(row[self._answer]).split()) + "\n" for row in added)
             return
         if self.format == "conll":
             self._file.writelines(map(_sentence, rows))

@@ -15,6 +15,7 @@ from attendrop.tasks.choice_tasks import CHOICES
 from attendrop.tasks.custom_files import load_files
 from attendrop.tasks.glue import GLUE
 from attendrop.tasks.metrics import compute_scores, constant_scores, with_metric
+from attendrop.tasks.parallel_corpora import PARALLEL_CORPORA
 from attendrop.tasks.prediction_files import PredictionWriter, output_format, write_predictions
 from attendrop.tasks.sources import TaskSource
 from attendrop.tasks.splits import few_shot, hold_out, subset
@@ -42,7 +43,7 @@ __all__ = [
     "with_metric",
     "write_predictions",
 ]
-_EVERY_SOURCE: tuple[TaskSource, ...] = (*GLUE.values(), *TAGGING, *CHOICES)
+_EVERY_SOURCE: tuple[TaskSource, ...] = (*GLUE.values(), *TAGGING, *CHOICES, *PARALLEL_CORPORA)
 _SOURCES: dict[str, TaskSource] = {source.task.name: source for source in _EVERY_SOURCE}
 
 
@@ -78,7 +79,7 @@ def load_task(name: str, *, data_dir: str | Path | None = None, splits: Sequence
     Args:
         name: Name of the task.
         data_dir: A folder with the official files: it contains the folder of the task (of GLUE, ``glue/RTE`` or
-            ``RTE``; ``conll2003``, ``ptb``, ``ud``, ``swag``, ``arc``), or is that folder. By default,
+            ``RTE``; ``conll2003``, ``ptb``, ``ud``, ``swag``, ``arc``, ``wmt16/tr-en``), or is that folder. By default,
             ``$ATTENDROP_DATA`` if it has the task, otherwise the hub.
         splits: "dev" also loads, where present, "dev_mismatched" of MNLI (likewise "test_mismatched" with "test").
 

@@ -15,6 +15,8 @@ import pyarrow.parquet
 from attendrop.errors import AttendropError
 from attendrop.tasks.bad_rows import BadRows
 from attendrop.tasks.column_files import read_conll, read_conllu
+from attendrop.tasks.file_formats import files_of
+from attendrop.tasks.line_files import read_lines, read_parallel
 from attendrop.tasks.table import Table, separator_hint
 from attendrop.tasks.text_lines import STDIN, text_lines
 
@@ -34,14 +36,15 @@ def read_table(path: str | Path, bad: BadRows | None = None) -> Table:
 def read_chunks(
     path: str | Path, size: int | None, bad: BadRows | None = None, *, format: str | None = None
 ) -> Iterator[Table]:
-    """Read a .csv, .tsv, .jsonl, .parquet, .conll or .conllu file in chunks.
+    """Read a .csv, .tsv, .jsonl, .parquet, .conll, .conllu or .txt file in chunks, or two parallel text files.
 
     Text files are UTF-8, with or without a byte-order mark. CSV and TSV files have a header, quoting as in RFC 4180,
     and may have quoted line breaks; no string is read as a missing value. The columns of JSON lines are those of the
-    rows read so far. A row of a column file is a sentence, see :mod:`attendrop.tasks.column_files`.
+    rows read so far. A row of a column file is a sentence, see :mod:`attendrop.tasks.column_files`; of plain text, a
+    line, see :mod:`attendrop.tasks.line_files`.
 
     Args:
-        path: The file; "-" is standard input.
+        path: The file; "-" is standard input. Two files, ``"train.tr,train.en"``, are read in parallel.
         size: Number of rows in a chunk; None reads one table.
         bad: Handling of rows with a wrong number of fields, of lines that are not JSON objects, and of broken
             sentences. By default, the first raises.
@@ -53,6 +56,9 @@ def read_chunks(
     Raises:
         AttendropError: The file is missing, empty or broken, its extension is unknown, or a column occurs twice.
     """
+    if len(files := files_of(path)) > 1:
+        yield from read_parallel(files, size)
+        return
     suffix = f".{format}" if format is not None else Path(path).suffix.lower()
     if suffix not in _READERS:
         raise AttendropError(f"{path} has the unknown extension {suffix!r}; give a file with one of {_EXTENSIONS}.")
@@ -193,5 +199,6 @@ _READERS: dict[str, Callable[[Path, int | None, BadRows], Iterator[Table]]] = {
     ".parquet": _read_parquet,
     ".conll": read_conll,
     ".conllu": read_conllu,
+    ".txt": read_lines,
 }
 _EXTENSIONS = ", ".join(_READERS)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers
-from transformers import BertConfig
+from transformers import BertConfig, GPT2Config, MarianConfig, PreTrainedConfig
 
 import attendrop
 from attendrop.errors import AttendropError
@@ -19,7 +19,11 @@ from attendrop.tasks.heads.multi_label import MultiLabel
 from attendrop.tasks.heads.multiple_choice import MultipleChoice
 from attendrop.tasks.heads.registry import HEADS, LABEL_TYPES, get_head, head_of_model
 from attendrop.tasks.heads.regression import Regression
+from attendrop.tasks.heads.text_generation import TextGeneration
 from attendrop.tasks.heads.token_classification import TokenClassification
+from attendrop.tasks.heads.translation import Translation
+from attendrop.tasks.heads.written_text import WrittenText
+from attendrop.tasks.word_lists import row_array
 
 SOURCE = Path(attendrop.__file__).parent
 YES_NO = Classification(("no", "yes"))
@@ -29,7 +33,11 @@ EXAMPLES = {
     "regression": Regression(),
     "token-classification": TokenClassification(("O", "B-PER")),
     "multiple-choice": MultipleChoice(("A", "B")),
+    "translation": Translation(),
+    "text-generation": TextGeneration(),
 }
+# Configurations of models of each kind, where BERT has none.
+CONFIGS: dict[str, type[PreTrainedConfig]] = {"translation": MarianConfig, "text-generation": GPT2Config}
 # What a head decides: the model and its card, batches, and whether labels are classes.
 OF_HEADS = re.compile(
     r"DataCollatorWithPadding|AutoModelFor\w+|text-classification|problem_type = |argmax\(axis=1\)"
@@ -55,21 +63,22 @@ def test_every_head_is_complete(kind: type[Head]) -> None:
     assert kind.label_type in LABEL_TYPES
     assert set(head.default_metrics) <= set(head.metrics) and head.metrics[head.default_metrics[0]].selects
     assert set(head.metric_aliases.values()) <= set(head.metrics)
-    auto = getattr(transformers, head.auto_class)
-    own = head.model_class(BertConfig())
-    assert own is auto or issubclass(own, auto._model_mapping[BertConfig])
+    auto, config = getattr(transformers, head.auto_class), CONFIGS.get(kind.kind, BertConfig)()
+    own = head.model_class(config)
+    assert own is auto or issubclass(own, auto._model_mapping[type(config)])
     assert kind.least_inputs <= kind.most_inputs and set(kind.inputs_of(kind.most_inputs)) <= set(kind.inputs)
     compile(head.usage(2, 128), "card", "exec")
 
 
 @pytest.mark.parametrize("head", EXAMPLES.values(), ids=EXAMPLES)
 def test_a_saved_model_tells_its_head(head: Head, tmp_path: Path) -> None:
-    config = BertConfig()
+    config = CONFIGS.get(head.kind, BertConfig)()
     head.configure(config)
     config.save_pretrained(tmp_path)
-    saved = BertConfig.from_pretrained(tmp_path)
+    saved = type(config).from_pretrained(tmp_path)
     assert head_of_model(saved) == head
-    assert saved.num_labels == len(head.label_names or head.output_names) and saved.problem_type == head.problem_type
+    assert saved.problem_type == head.problem_type
+    assert head.pretrained or saved.num_labels == len(head.label_names or head.output_names)
 
 
 # Labels as they are written in files, and the outputs of a model that predicts them.
@@ -79,7 +88,13 @@ PERFECT: dict[str, tuple[list[Any], list[Any]]] = {
     "regression": (["1.5", "-2", "0"], [[1.5], [-2], [0]]),
     "token-classification": ([["B-PER", "O"], ["O"]], [np.eye(2)[[1, 0]], np.eye(2)[[0]]]),
     "multiple-choice": (["B", "A", "C"], [np.eye(2)[1], np.eye(2)[0], np.eye(3)[2]]),
+    "translation": (["un doi trei mare", "si un caine"], [WrittenText("un doi trei mare"), WrittenText("si un caine")]),
+    "text-generation": (["one", "two"], [WrittenText("one", 0.0, 1), WrittenText("two", 0.0, 1)]),
 }
+
+
+# Kinds whose outputs for a row are no fixed number of numbers.
+OBJECTS = ("token-classification", "multiple-choice", "translation", "text-generation")
 
 
 @pytest.mark.parametrize("head", EXAMPLES.values(), ids=EXAMPLES)
@@ -87,15 +102,28 @@ def test_labels_survive_a_perfect_model(head: Head) -> None:
     written, perfect = PERFECT[head.kind]
     labels = head.read_labels(written)
     assert not any(head.value_problem(value) or head.label_problem(value) for value in written)
-    outputs = np.empty(len(perfect), dtype=object)
-    outputs[:] = perfect
-    outputs = outputs if len({len(row) for row in perfect}) > 1 else np.array(perfect, dtype=float)
+    outputs = row_array(perfect) if head.kind in OBJECTS else np.array(perfect, dtype=float)
     assert head.decode(head.checked(outputs)) == labels
     rows = head.prediction_rows(outputs, probabilities=False)
     assert [next(iter(row)) for row in rows] == [head.answer_column] * len(written)
     assert str(rows[0][head.answer_column]) == str(written[0])
-    for name in head.default_metrics[:1]:
-        assert head.metrics[name].score(head.label_array(labels), outputs) == pytest.approx(1)
+    best = 0 if head.default_metrics[0].startswith("neg_") else 1
+    assert head.metrics[head.default_metrics[0]].score(head.label_array(labels), outputs) == pytest.approx(best)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"num_beam": "4"}, "the task, translation, has no option 'num_beam'. Did you mean 'num_beams'?"),
+        ({"num_beams": "many"}, "num_beams='many' is not a whole number"),
+        ({"num_beams": "0"}, "num_beams=0 must be a whole number, and at least 1"),
+    ],
+)
+def test_options_of_a_head_are_checked(given: dict[str, str], message: str) -> None:
+    with pytest.raises(AttendropError, match=re.escape(message)):
+        get_head("translation", (), given)
+    with pytest.raises(AttendropError, match="the task, regression, has no option 'num_beams'"):
+        get_head("regression", (), {"num_beams": 4})
 
 
 def test_a_kind_that_is_not_known() -> None:

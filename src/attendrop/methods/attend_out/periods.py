@@ -244,7 +244,8 @@ def _check(method: AttendOutOptions, training: TrainingContext) -> None:
         )
     if method.score == "metric" and training.metric is None:
         raise AttendropError(
-            "score='metric' needs a trainer with compute_metrics and metric_for_best_model; use score='loss'."
+            "score='metric' needs a trainer with compute_metrics and metric_for_best_model, whose outputs are not "
+            "generated; use score='loss'."
         )
     if method.score_on == "noisy_train" and training.mask_token is None:
         raise AttendropError(

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from attendrop.argument_checks import check_choice, check_count, check_positive, check_probability, check_switch
+from attendrop.argument_checks import (
+    check_choice,
+    check_count,
+    check_positive,
+    check_probability,
+    check_switch,
+    suggestion,
+)
 from attendrop.attention.layers import checked_layers
 from attendrop.errors import AttendropError
 
@@ -107,6 +114,24 @@ def described(method: type[Any]) -> dict[str, dict[str, Any]]:
         }
         for field in dataclasses.fields(method)
     }
+
+
+def read_options(kind: type[Any], given: Mapping[str, Any], owner: str) -> dict[str, Any]:
+    """Convert options, given as text or JSON values by name, to their declared types.
+
+    Args:
+        kind: Class whose dataclass fields are the options.
+        given: The options.
+        owner: What has these options, for errors.
+
+    Raises:
+        AttendropError: A name is unknown, or a value is not of its type.
+    """
+    names = tuple(field.name for field in dataclasses.fields(kind) if "range" in field.metadata)
+    for name in given:
+        if name not in names:
+            raise AttendropError(f"{owner} has no option {name!r}.{suggestion(name, names) if names else ''}")
+    return {name: read_option(kind, name, value) for name, value in given.items()}
 
 
 _SWITCHES = dict.fromkeys(("true", "on", "yes", "1"), True) | dict.fromkeys(("false", "off", "no", "0"), False)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from datasets import Dataset
 
 from attendrop.errors import AttendropError
+from attendrop.methods.core.options import check_options, read_options
 from attendrop.tasks.label_column import text_problem, value_problem
 from attendrop.tasks.table import Table
 from attendrop.tasks.token_columns import TokenColumn, align
@@ -43,6 +44,9 @@ class Metric:
 class Head(ABC):
     """A kind of task, with its classes. To add one, write a subclass and add it to ``heads/builtin.py``.
 
+    A subclass may have *options*, the values of ``--task-set``: further fields of its dataclass, each declared with
+    its range (:func:`attendrop.methods.core.options.option`).
+
     *Labels* are the values of the column ``"label"`` of a data set, *targets* the ``labels`` passed to the model.
     *Raw outputs* are what passes of the model return, collected over batches, and *outputs* an array with one entry per
     row of the data, which :meth:`row_outputs` makes of them. Metrics compare outputs with *references*, one entry per
@@ -71,6 +75,11 @@ class Head(ABC):
         reads_one_sequence: Whether a row is one sequence of tokens, whose attention can be shown.
         baselines: Baselines without fine-tuning that are defined for this kind of task.
         tokenizer_options: Arguments with which tokenizers of this kind of model are loaded.
+        pretrained: Whether pre-trained models have the head's weights, as language models do. Otherwise it is new.
+        generates: Whether outputs are generated, in many passes, so that no method is rewarded by their scores.
+        reads_labels: Whether raw outputs depend on the labels, if there are any.
+        most_fit_rows: Number of training rows on which the fit of a trained model is measured, at most.
+        refused: Commands that do not work for this kind of task, with the reason, a part of a sentence.
     """
 
     label_names: tuple[str, ...] = ()
@@ -96,6 +105,31 @@ class Head(ABC):
     reads_one_sequence: ClassVar[bool] = True
     baselines: ClassVar[tuple[str, ...]] = ()
     tokenizer_options: ClassVar[Mapping[str, Any]] = {}
+    pretrained: ClassVar[bool] = False
+    generates: ClassVar[bool] = False
+    reads_labels: ClassVar[bool] = False
+    most_fit_rows: ClassVar[int] = 1000
+    refused: ClassVar[Mapping[str, str]] = {}
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    def with_options(self, given: Mapping[str, Any]) -> Self:
+        """Return the head with other options, by name; values may be text.
+
+        Raises:
+            AttendropError: An option is unknown, or a value is of the wrong type or out of its range.
+        """
+        return replace(self, **read_options(type(self), given, f"the task, {self.kind},")) if given else self
+
+    def options(self) -> dict[str, Any]:
+        """Return the options by name."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if "range" in each.metadata}
+
+    def refuse(self, command: str) -> None:
+        """Raise AttendropError if a command does not work for this kind of task."""
+        if command in self.refused:
+            raise AttendropError(f"`attendrop {command}` does not work for {self.kind}: {self.refused[command]}.")
 
     # In words -------------------------------------------------------------------------------------------------------
 
@@ -174,6 +208,14 @@ class Head(ABC):
             return None
         found = mapping[type(config)]
         return str((found[0] if isinstance(found, tuple) else found).__name__)
+
+    def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Set what the options ask for in a loaded model and its tokenizer.
+
+        Raises:
+            AttendropError: The model cannot do what an option asks for.
+        """
+        return  # most kinds have no options
 
     def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
         """Return Python code that loads and calls the model, for its card.
@@ -299,6 +341,10 @@ tokenizer = AutoTokenizer.from_pretrained(folder)"""
         """Tell whether rows with these columns are tokenized as pairs of texts."""
         return len(cls.inputs_in(columns)) > 1
 
+    def without_answers(self, columns: Columns) -> dict[str, Any]:
+        """Return rows without what is to be predicted."""
+        return {name: values for name, values in columns.items() if name != "label"}
+
     def tokenize(self, columns: Columns, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> BatchEncoding:
         """Tokenize the texts of rows, without padding; with ``max_length=None``, without truncation."""
         texts = [columns[name] for name in self.inputs_in(columns)]
@@ -353,8 +399,14 @@ tokenizer = AutoTokenizer.from_pretrained(folder)"""
         logits: Array = model(**batch).logits.float().cpu().numpy()
         return logits
 
-    def trainer_outputs(self, logits: Any, labels: Any) -> Any:
-        """Select the raw outputs that the trainer keeps for scoring: its ``preprocess_logits_for_metrics``."""
+    def trainer_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], logits: Any) -> Any:
+        """Return the raw outputs that a trainer keeps for scoring, as tensors.
+
+        Args:
+            model: The model, in evaluation mode; called without gradients.
+            batch: The batch, with labels.
+            logits: What the model returned for it, beside the loss.
+        """
         return logits[0] if isinstance(logits, tuple) else logits  # some models return more than logits
 
     def concatenate(self, parts: Sequence[Any]) -> Array:

@@ -2,6 +2,8 @@
 
 # ruff: noqa: I001
 from attendrop.tasks.heads.multiple_choice import MultipleChoice as MultipleChoice
+from attendrop.tasks.heads.translation import Translation as Translation
+from attendrop.tasks.heads.text_generation import TextGeneration as TextGeneration
 from attendrop.tasks.heads.token_classification import TokenClassification as TokenClassification
 from attendrop.tasks.heads.multi_label import MultiLabel as MultiLabel
 from attendrop.tasks.heads.regression import Regression as Regression

@@ -18,18 +18,18 @@ HEADS: tuple[type[Head], ...] = tuple(head for head in vars(builtin).values() if
 LABEL_TYPES = ("auto", *sorted(head.label_type for head in HEADS))
 
 
-def get_head(kind: str, label_names: Sequence[str] = ()) -> Head:
-    """Return the head of a kind of task, with its classes; raise AttendropError for an unknown kind."""
+def get_head(kind: str, label_names: Sequence[str] = (), options: Mapping[str, Any] | None = None) -> Head:
+    """Return the head of a kind of task, with its classes and options; raise AttendropError for an unknown one."""
     found = {head.kind: head for head in HEADS}
     if kind not in found:
         hint = did_you_mean(kind, found) or f"; the kinds are {', '.join(sorted(found))}."
         raise AttendropError(f"there is no kind of task {kind!r}{hint}")
-    return found[kind](tuple(label_names))
+    return found[kind](tuple(label_names)).with_options(options or {})
 
 
-def head_of_model(config: PreTrainedConfig) -> Head:
-    """Return the head of a saved model, with its classes."""
-    return next(head for head in HEADS if head.recognizes(config)).from_config(config)
+def head_of_model(config: PreTrainedConfig, *, command: str | None = None) -> Head:
+    """Return the head of a saved model, with its classes; with a command, the first one that it works for."""
+    return next(head for head in HEADS if head.recognizes(config) and command not in head.refused).from_config(config)
 
 
 def saved_model_class(name: str, model_type: str) -> Any:

@@ -1,0 +1,236 @@
+"""Text generation: the completion of a prompt, or the reply of a chat, from a causal language model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import Tensor
+
+from attendrop.errors import AttendropError
+from attendrop.tasks.heads.base import Array, Columns, Metric
+from attendrop.tasks.heads.written_text import LIKELIHOOD_METRICS, WritingHead, log_likelihoods
+from attendrop.tasks.label_column import text_problem
+from attendrop.tasks.word_lists import IGNORED, json_list
+
+if TYPE_CHECKING:
+    from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
+
+# A prompt: a text, or the messages of a chat, with their roles and contents.
+Prompt = str | list[dict[str, str]]
+_ASSISTANT = "assistant"
+
+
+@dataclass(frozen=True)
+class TextGeneration(WritingHead):
+    """Head that completes prompts. The loss is on the tokens of the completion only, the end of the text included.
+
+    A prompt is a text, or a list of messages; of a list that ends with a message of the assistant, this is the
+    completion. Models are scored by the likelihood of the completions, in one pass; for predictions they generate.
+    """
+
+    kind = "text-generation"
+    label_type = "completion"
+    inputs = ("prompt",)
+    most_inputs = 1
+    needs_labels = False
+    auto_class = "AutoModelForCausalLM"
+    peft_task_type = "CAUSAL_LM"
+    pipeline_tag = "text-generation"
+    default_metrics = ("neg_log_loss", "perplexity")
+    metric_aliases: ClassVar = {"loss": "neg_log_loss"}
+    answer_column = "completion"
+    predicts = "a completion"
+    labels_are = "completions"
+    metrics: ClassVar[Mapping[str, Metric]] = LIKELIHOOD_METRICS
+    refused: ClassVar = {
+        "prune": "layers of constant attention are chosen and measured for encoders",
+        "export": "generation runs the model once for each token; load the folder with transformers, or with a program "
+        "that reads its files",
+        "attend": "the page shows models with one prediction for each text or word",
+        "patterns --probe": "the probe scores one prediction for each text or word",
+    }
+
+    def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
+        """Return Python code that completes a prompt."""
+        return f"""{self.loading(stock=stock)}
+inputs = tokenizer(prompt, return_tensors="pt")
+written = model.generate(**inputs{self.generation_arguments()})[0, inputs["input_ids"].shape[1] :]
+completion = tokenizer.decode(written, skip_special_tokens=True)"""
+
+    # Prompts and completions of custom files ------------------------------------------------------------------------
+
+    @classmethod
+    def may_read(cls, texts: Sequence[Any]) -> bool:
+        """Accept messages of a chat, also as JSON in CSV files."""
+        return any(isinstance(_read(text), list) for text in texts)
+
+    @staticmethod
+    def text_problem(value: Any, column: int = 0) -> str | None:
+        """Accept texts, and lists of messages, also as JSON."""
+        read = _read(value)
+        if not isinstance(read, list):
+            return text_problem(value)
+        for number, message in enumerate(read, start=1):
+            if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
+                return f"message {number} of {len(read)} is not an object with the texts 'role' and 'content'"
+        return None if read else "there are no messages"
+
+    @classmethod
+    def read_texts(cls, texts: Sequence[Any]) -> list[Prompt]:
+        """Return the texts, or the messages with their roles and contents alone."""
+        return [
+            [{"role": message["role"], "content": message["content"]} for message in read]
+            if isinstance(read, list)
+            else str(read)
+            for read in map(_read, texts)
+        ]
+
+    def row_problem(self, texts: Sequence[Any], label: Any) -> str | None:
+        """Refuse prompts without a completion, and chats with one beside their messages."""
+        prompt = texts[0]
+        if isinstance(prompt, str):
+            return None if label is not None else "there is no completion; name its column as label column"
+        if label is not None:
+            return "the last message is the completion; omit the label column"
+        return None if _ends_with_reply(prompt) and len(prompt) > 1 else "no message of the assistant ends the messages"
+
+    def without_answers(self, columns: Columns) -> dict[str, Any]:
+        """Return the prompts."""
+        return {**super().without_answers(columns), "prompt": [prompt for prompt, _ in _pairs(columns)]}
+
+    # Encoding -------------------------------------------------------------------------------------------------------
+
+    def tokenize(self, columns: Columns, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> BatchEncoding:
+        """Tokenize prompts and completions one after the other; add ``labels`` and ``references`` if these are known.
+
+        Where both are longer than ``max_length``, the prompt keeps at least the last half of it, and the completion is
+        cut at its end.
+        """
+        from transformers import BatchEncoding
+
+        pairs = _pairs(columns)
+        found: dict[str, list[Any]] = {"input_ids": [], "attention_mask": []}
+        if all(completion is not None for _, completion in pairs):
+            found |= {"labels": [], "references": [completion for _, completion in pairs]}
+        for prompt, completion in pairs:
+            before, after = _tokens(prompt, completion, tokenizer)
+            if max_length is not None:
+                after = after[: max_length - min(len(before), max_length // 2)]
+                before = before[max(0, len(before) + len(after) - max_length) :]
+            found["input_ids"].append(before + after)
+            found["attention_mask"].append([1] * len(before + after))
+            if "labels" in found:
+                found["labels"].append([IGNORED] * len(before) + after)
+        return BatchEncoding(found)
+
+    def targets(
+        self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase
+    ) -> list[list[int]]:
+        """Return the tokens of the completions at their positions, and -100 for the prompts."""
+        found: list[list[int]] = encoded["labels"]
+        return found
+
+    # Outputs --------------------------------------------------------------------------------------------------------
+
+    def predict(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Array:
+        """Compute the likelihoods of completions, if they are known; otherwise generate them."""
+        if "labels" in batch:
+            raw = self.trainer_outputs(model, batch, model(**batch).logits)
+        else:
+            generated = _generate(model, batch["input_ids"], batch["attention_mask"])
+            raw = torch.cat([torch.zeros(len(generated), 2, device=generated.device), generated.float()], dim=1)
+        return raw.cpu().numpy()
+
+    def trainer_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], logits: Any) -> Tensor:
+        """Compute the likelihoods of the completions."""
+        logits = logits[0] if isinstance(logits, tuple) else logits
+        return log_likelihoods(logits[:, :-1], batch["labels"][:, 1:])
+
+    # Reports on data ------------------------------------------------------------------------------------------------
+
+    def texts(self, rows: Dataset) -> list[tuple[str, ...]]:
+        """Return the prompts; of a chat, the contents of the messages with their roles."""
+        prompts = [prompt for prompt, _ in _pairs(rows.to_dict())]
+        return [(prompt if isinstance(prompt, str) else _written(prompt),) for prompt in prompts]
+
+    def describe_labels(self, rows: Dataset) -> dict[str, Any]:
+        """Count the words of the completions."""
+        words = [len((completion or "").split()) for _, completion in _pairs(rows.to_dict())]
+        return {"words": {"mean": float(np.mean(words)), "max": max(words)}}
+
+
+def _read(value: Any) -> Any:
+    """Return the list of a text in JSON; anything else as it is."""
+    found = json_list(value) if isinstance(value, str) else None
+    return found if found is not None and all(isinstance(each, dict) for each in found) else value
+
+
+def _ends_with_reply(messages: Sequence[Mapping[str, str]]) -> bool:
+    return bool(messages) and messages[-1]["role"] == _ASSISTANT
+
+
+def _written(messages: Sequence[Mapping[str, str]]) -> str:
+    return "\n".join(f"{message['role']}: {message['content']}" for message in messages)
+
+
+def _pairs(columns: Columns) -> list[tuple[Prompt, str | None]]:
+    """Return the prompt and the completion of each row; None where there is no completion."""
+    if "label" in columns:
+        return list(zip(columns["prompt"], columns["label"], strict=True))
+    return [
+        (prompt[:-1], prompt[-1]["content"])
+        if not isinstance(prompt, str) and _ends_with_reply(prompt)
+        else (prompt, None)
+        for prompt in columns["prompt"]
+    ]
+
+
+def _tokens(prompt: Prompt, completion: str | None, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """Tokenize a prompt and its completion, with the end of the text."""
+    if not isinstance(prompt, str):
+        return _chat_tokens(prompt, completion, tokenizer)
+    before = list(tokenizer(prompt, verbose=False)["input_ids"])
+    if before and before[-1] == tokenizer.eos_token_id:  # some tokenizers end every text
+        before.pop()
+    if completion is None:
+        return before, []
+    return before, [*_plain_tokens(completion, tokenizer), tokenizer.eos_token_id]
+
+
+def _chat_tokens(
+    messages: list[dict[str, str]], reply: str | None, tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[int], list[int]]:
+    """Tokenize a chat up to the reply, and the reply, by the tokenizer's chat template."""
+    if not tokenizer.chat_template:
+        raise AttendropError(
+            "the rows have messages, and the model's tokenizer has no chat template; use a model made for chats, or "
+            "prompts and completions."
+        )
+    before = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    if reply is None:
+        return _plain_tokens(before, tokenizer), []
+    whole = str(tokenizer.apply_chat_template([*messages, {"role": _ASSISTANT, "content": reply}], tokenize=False))
+    if not whole.startswith(before):
+        raise AttendropError(
+            "the chat template of the model's tokenizer writes earlier messages in another way before a reply, so "
+            "the reply cannot be told from them; use prompts and completions."
+        )
+    return _plain_tokens(before, tokenizer), _plain_tokens(whole.removeprefix(before), tokenizer)
+
+
+def _plain_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def _generate(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
+    """Generate from prompts that are padded on the right; returns the new tokens."""
+    width = ids.shape[1]
+    shifts = (width - mask.sum(1))[:, None]
+    places = (torch.arange(width, device=ids.device) - shifts) % width  # padding moves to the left
+    generated: Tensor = model.generate(input_ids=ids.gather(1, places), attention_mask=mask.gather(1, places))
+    return generated[:, width:]

@@ -1,0 +1,204 @@
+"""What heads share whose models write text: generation, likelihoods of reference texts, labels that are texts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+
+from attendrop.errors import AttendropError
+from attendrop.methods.core.options import count, option, optional
+from attendrop.tasks.heads.base import Array, Head, Metric
+from attendrop.tasks.label_column import text_problem
+from attendrop.tasks.table import Table
+from attendrop.tasks.word_lists import IGNORED, row_array
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+# Of models that do not say themselves how much they write.
+DEFAULT_NEW_TOKENS = 128
+
+
+@dataclass(frozen=True)
+class WrittenText:
+    """Output for a row.
+
+    Attributes:
+        text: What the model wrote; empty if it was not asked to.
+        log_likelihood: Log-likelihood of the reference; 0 without one.
+        tokens: Number of tokens of the reference.
+    """
+
+    text: str
+    log_likelihood: float = 0.0
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class WritingHead(Head):
+    """Head whose model writes a text. Labels and references are texts, outputs are objects, :class:`WrittenText`.
+
+    Raw outputs are numbers, ``(rows, 2 + tokens)``: the log-likelihood of the reference, the number of its tokens, and
+    the ids of the generated tokens, padded with -100.
+
+    Attributes:
+        num_beams: Number of beams of the beam search; 1 is greedy search. None: as the model's files say.
+        max_new_tokens: Number of tokens to generate, at most. None: as the model's files say, otherwise 128.
+    """
+
+    num_beams: int | None = option(None, optional(count()))
+    max_new_tokens: int | None = option(None, optional(count()))
+
+    pretrained = True
+    generates = True
+    reads_labels = True
+    most_fit_rows = 100
+    attributed = "the log-likelihood of the predicted tokens"
+    output_names = ()
+
+    # The model ------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_config(cls, config: PreTrainedConfig) -> Self:
+        """Make the head, with its default options."""
+        return cls()
+
+    def configure(self, config: PreTrainedConfig) -> None:
+        """Set the class of the model; its output layer stays as it is."""
+        config.architectures = [name] if (name := self._class_name(config)) else None
+
+    def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Set the options of generation, with which the model is also saved."""
+        generation = model.generation_config
+        if generation is None:
+            raise AttendropError(f"{type(model).__name__} does not generate text; use a model that does.")
+        if self.num_beams is not None:
+            generation.num_beams = self.num_beams
+        if self.max_new_tokens is not None or (generation.max_new_tokens is None and generation.max_length is None):
+            generation.max_new_tokens, generation.max_length = self.max_new_tokens or DEFAULT_NEW_TOKENS, None
+
+    def generation_arguments(self) -> str:
+        """Return the options of generation as arguments in Python code, after another one."""
+        given = {"num_beams": self.num_beams, "max_new_tokens": self.max_new_tokens or DEFAULT_NEW_TOKENS}
+        return "".join(f", {name}={value}" for name, value in given.items() if value is not None)
+
+    # Labels of custom files -----------------------------------------------------------------------------------------
+
+    @staticmethod
+    def value_problem(value: Any) -> str | None:
+        """Accept texts."""
+        return text_problem(value)
+
+    @classmethod
+    def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
+        """Make the head; any texts will do."""
+        return cls()
+
+    def label_problem(self, value: Any) -> str | None:
+        """Accept all texts."""
+        return None
+
+    def read_labels(self, values: Sequence[Any]) -> list[str]:
+        """Return the texts."""
+        return [str(value) for value in values]
+
+    # Encoding -------------------------------------------------------------------------------------------------------
+
+    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Callable[[list[Any]], Any]:
+        """Pad on the right, whatever the tokenizer does, labels with -100."""
+        padding = {"input_ids": tokenizer.pad_token_id, "labels": IGNORED}
+
+        def collate(rows: list[Any]) -> dict[str, Tensor]:
+            return {
+                name: pad_sequence(
+                    [torch.as_tensor(row[name]) for row in rows],
+                    batch_first=True,
+                    padding_value=padding.get(name, 0),
+                )
+                for name in rows[0]
+            }
+
+        return collate
+
+    # Outputs --------------------------------------------------------------------------------------------------------
+
+    def concatenate(self, parts: Sequence[Any]) -> Array:
+        """Concatenate raw outputs, padded to the longest."""
+        arrays = [np.asarray(part) for part in parts]
+        longest = max(array.shape[1] for array in arrays)
+        padded = [np.pad(a, ((0, 0), (0, longest - a.shape[1])), constant_values=IGNORED) for a in arrays]
+        return np.concatenate(padded)
+
+    def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Array:
+        """Decode the generated tokens."""
+        found = []
+        for likelihood, tokens, *ids in raw.tolist():
+            text = tokenizer.decode([int(token) for token in ids if token != IGNORED], skip_special_tokens=True)
+            found.append(WrittenText(str(text).strip(), likelihood, int(tokens)))
+        return row_array(found)
+
+    def references(self, encoded: Mapping[str, Any]) -> Array:
+        """Return the whole texts, of which the model may have seen a part."""
+        return self.label_array(encoded["references"][:])
+
+    def label_array(self, labels: Sequence[Any]) -> Array:
+        """Make an array of texts."""
+        return row_array(labels)
+
+    def finite(self, outputs: Array) -> Array:
+        """Tell of each row whether its likelihood is finite."""
+        return np.array([math.isfinite(each.log_likelihood) for each in outputs])
+
+    def decode(self, outputs: Array) -> list[str]:
+        """Return the texts."""
+        return [each.text for each in outputs]
+
+    def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
+        """Return the column with the texts."""
+        return [{self.answer_column: text} for text in self.decode(outputs)]
+
+    # Reports on data ------------------------------------------------------------------------------------------------
+
+    def describe_labels(self, rows: Dataset) -> dict[str, Any]:
+        """Count the words of the texts."""
+        words = [len(text.split()) for text in rows["label"][:]]
+        return {"words": {"mean": float(np.mean(words)), "max": max(words)}}
+
+    def label_lines(self, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+        """Show the mean and the largest number of words."""
+        return [[f"{self.answer_column}, words", *("{mean:.1f}, up to {max}".format(**p["words"]) for p in parts)]]
+
+
+def log_likelihoods(logits: Tensor, labels: Tensor) -> Tensor:
+    """Compute the log-likelihood of the labels of each row, and count these.
+
+    Args:
+        logits: ``(batch, n, tokens)``, at the positions that predict the labels.
+        labels: ``(batch, n)``, -100 where there is none.
+
+    Returns:
+        Both numbers, ``(batch, 2)``, in float32.
+    """
+    losses = functional.cross_entropy(logits.float().transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
+    return torch.stack([-losses.sum(1), (labels != IGNORED).sum(1).float()], dim=1)
+
+
+def _mean_log_likelihood(outputs: Array) -> float:
+    return float(sum(each.log_likelihood for each in outputs) / max(1, sum(each.tokens for each in outputs)))
+
+
+LIKELIHOOD_METRICS: dict[str, Metric] = {
+    "neg_log_loss": Metric(lambda references, outputs: _mean_log_likelihood(outputs), math.inf),
+    "perplexity": Metric(
+        lambda references, outputs: math.exp(min(-_mean_log_likelihood(outputs), 700)), math.inf, selects=False
+    ),
+}

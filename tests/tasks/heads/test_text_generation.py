@@ -1,0 +1,133 @@
+"""Text generation: tokens of prompts, completions and chats, likelihoods and generation against each row alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import tiny
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
+
+from attendrop.errors import AttendropError
+from attendrop.runs.prediction_passes import predict_outputs
+from attendrop.tasks.base import Task
+from attendrop.tasks.custom_files import load_files
+from attendrop.tasks.heads.registry import head_of_model
+from attendrop.tasks.heads.text_generation import TextGeneration
+from attendrop.tasks.tokenization import encode_columns
+
+TASK = Task("files", "text-generation", ("prompt",), (), "neg_log_loss", "", (), (), {"max_new_tokens": 5})
+ROWS = {"prompt": ["the cat sees", "a", "dog and bird"], "label": [" a dog", " red and blue bird", " good"]}
+CHAT = (
+    "{% for message in messages %}[{{ message.role }}]{{ message.content }};{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    folder = tiny.save_tiny_llama(tmp_path_factory.mktemp("llama"))
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    TASK.head.prepare(model, tokenizer)
+    return model.eval(), tokenizer
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_outputs_are_those_of_each_row_alone(loaded: tuple[Any, Any], side: str) -> None:
+    model, tokenizer = loaded
+    tokenizer.padding_side = side
+    scored = predict_outputs(model, tokenizer, TASK.head, encode_columns(ROWS, TASK, tokenizer, 32), 3, "cpu")
+    prompts = encode_columns(TASK.head.without_answers(ROWS), TASK, tokenizer, 32)
+    written = predict_outputs(model, tokenizer, TASK.head, prompts, 3, "cpu")
+    for row, (prompt, label) in enumerate(zip(ROWS["prompt"], ROWS["label"], strict=True)):
+        before, after = tokenizer(prompt)["input_ids"], [*tokenizer(label)["input_ids"], tokenizer.eos_token_id]
+        ids = torch.tensor([before + after])
+        with torch.no_grad():
+            likelihoods = model(ids).logits[0].log_softmax(-1)
+            generated = model.generate(torch.tensor([before]), max_new_tokens=5)[0, len(before) :]
+        places = range(len(before) - 1, len(before) + len(after) - 1)
+        expected = sum(float(likelihoods[place, token]) for place, token in zip(places, after, strict=True))
+        assert scored[row].log_likelihood == pytest.approx(expected, rel=1e-4)
+        assert scored[row].tokens == len(after)
+        assert written[row].text == tokenizer.decode(generated, skip_special_tokens=True).strip()
+
+
+def test_the_loss_is_on_the_completion(loaded: tuple[Any, Any]) -> None:
+    tokenizer = loaded[1]
+    encoded = encode_columns(ROWS, TASK, tokenizer, 32)
+    for ids, labels, prompt in zip(encoded["input_ids"], encoded["labels"], ROWS["prompt"], strict=True):
+        length = len(tokenizer(prompt)["input_ids"])
+        assert labels == [-100] * length + ids[length:] and ids[-1] == tokenizer.eos_token_id
+
+
+def test_what_is_too_long_is_cut_at_the_prompts_beginning_and_the_completions_end(loaded: tuple[Any, Any]) -> None:
+    tokenizer = loaded[1]
+    before, after = (tokenizer(text)["input_ids"] for text in ("the cat sees a dog", " and a red bird"))
+    (row,) = encode_columns({"prompt": ["the cat sees a dog"], "label": [" and a red bird"]}, TASK, tokenizer, 6)[
+        "input_ids"
+    ]
+    assert row == [*before[-3:], *after[:3]]
+    (short,) = encode_columns({"prompt": ["the cat sees a dog"], "label": [""]}, TASK, tokenizer, 3)["input_ids"]
+    assert short == [*before[-2:], tokenizer.eos_token_id]
+
+
+# Chats ----------------------------------------------------------------------------------------------------------------
+
+
+def chat(*contents: str) -> list[dict[str, str]]:
+    return [{"role": ("user", "assistant")[n % 2], "content": content} for n, content in enumerate(contents)]
+
+
+def test_the_last_reply_of_a_chat_is_the_completion(loaded: tuple[Any, Any]) -> None:
+    tokenizer = loaded[1]
+    tokenizer.chat_template = CHAT
+    columns = {"prompt": [chat("a cat", "red", "a dog", "blue")]}
+    encoded = encode_columns(columns, TASK, tokenizer, 64)
+    completion = [label for label in encoded["labels"][0] if label != -100]
+    assert tokenizer.decode(completion) == "blue;" and encoded["references"] == ["blue"]
+    assert tokenizer.decode(encoded["input_ids"][0]) == "[user]a cat;[assistant]red;[user]a dog;[assistant]blue;"
+    (prompt,) = encode_columns(TASK.head.without_answers(columns), TASK, tokenizer, 64)["input_ids"]
+    assert tokenizer.decode(prompt) == "[user]a cat;[assistant]red;[user]a dog;[assistant]"
+    tokenizer.chat_template = "{{ messages | length }}"
+    with pytest.raises(AttendropError, match="writes earlier messages in another way"):
+        encode_columns(columns, TASK, tokenizer, 64)
+    tokenizer.chat_template = None
+    with pytest.raises(AttendropError, match="has no chat template; use a model made for chats"):
+        encode_columns(columns, TASK, tokenizer, 64)
+
+
+def test_files_of_chats_need_no_label_column(tmp_path: Path) -> None:
+    line = '{"messages": [{"role": "user", "content": "a", "weight": 1}, {"role": "assistant", "content": "b"}]}\n'
+    (tmp_path / "chat.jsonl").write_text(line)
+    data = load_files(train_file=tmp_path / "chat.jsonl", text_columns=["messages"])
+    assert data.task.head == TextGeneration()
+    assert data.splits["train"]["prompt"][:] == [chat("a", "b")]
+
+
+@pytest.mark.parametrize(
+    ("row", "label", "message"),
+    [
+        ('{"messages": "a"}', None, "there is no completion; name its column as label column"),
+        ('{"messages": [{"role": "user", "content": "a"}]}', None, "no message of the assistant ends the messages"),
+        ('{"messages": [{"role": "user"}], "label": "a"}', None, "message 1 of 1 is not an object with"),
+        (
+            '{"messages": [{"role": "user", "content": "a"}], "label": "a"}', "label",
+            "the last message is the completion; omit the label column",
+        ),
+        ('{"messages": "a", "label": " "}', "label", "column 'label': the text is empty"),
+    ],
+)  # fmt: skip
+def test_rows_without_a_completion(tmp_path: Path, row: str, label: str | None, message: str) -> None:
+    (tmp_path / "rows.jsonl").write_text(f"{row}\n")
+    with pytest.raises(AttendropError, match=rf"rows\.jsonl, line 1.*{message}"):
+        load_files(
+            train_file=tmp_path / "rows.jsonl", text_columns=["messages"], label_column=label, label_type="completion"
+        )
+
+
+def test_language_models_are_recognized_but_shown_as_classifiers() -> None:
+    config = GPT2Config(architectures=["GPT2LMHeadModel"])
+    assert head_of_model(config) == TextGeneration()
+    assert head_of_model(config, command="attend").kind == "classification"

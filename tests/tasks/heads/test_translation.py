@@ -1,0 +1,134 @@
+"""Translation: raw outputs and their scores against other implementations, languages, texts and labels as tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sacrebleu
+import torch
+import transformers as hf
+from helpers import tiny_translators
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from attendrop.errors import AttendropError
+from attendrop.runs.prediction_passes import predict_outputs
+from attendrop.tasks.base import Task
+from attendrop.tasks.heads.translation import Translation
+from attendrop.tasks.heads.written_text import WrittenText
+from attendrop.tasks.tokenization import encode_columns
+from attendrop.tasks.word_lists import row_array
+
+TASK = Task("files", "translation", ("text",), (), "bleu", "", ("chrf", "neg_log_loss"), (), {"max_new_tokens": 6})
+PAIRS = [tiny_translators.pair(number) for number in range(5)]
+
+
+@pytest.fixture(scope="module", params=["marian", "t5"])
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    folder = tmp_path_factory.mktemp(request.param)
+    getattr(tiny_translators, f"save_tiny_{request.param}")(folder)
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    TASK.head.prepare(model, tokenizer)
+    return model.eval(), tokenizer
+
+
+def encoded(tokenizer: Any, max_length: int = 32) -> dict[str, list[Any]]:
+    texts, labels = map(list, zip(*PAIRS, strict=True))
+    return encode_columns({"text": texts, "label": labels}, TASK, tokenizer, max_length)
+
+
+def test_outputs_are_those_of_each_row_alone(loaded: tuple[Any, Any]) -> None:
+    model, tokenizer = loaded
+    found = predict_outputs(model, tokenizer, TASK.head, encoded(tokenizer), 3, "cpu")
+    for (text, label), output in zip(PAIRS, found, strict=True):
+        batch = tokenizer(text, text_target=label, return_tensors="pt")
+        labels = batch["labels"]
+        with torch.no_grad():
+            loss = model(**batch).loss
+            ids = model.generate(batch["input_ids"], max_new_tokens=6)[0]
+        assert output.log_likelihood == pytest.approx(-float(loss) * labels.numel(), rel=1e-4)
+        assert output.tokens == labels.numel()
+        assert output.text == tokenizer.decode(ids, skip_special_tokens=True).strip()
+
+
+def test_scores_are_those_of_sacrebleu_and_of_the_loss() -> None:
+    written = ["un caine mare si un doi", "trei un mare pisica si doi", ""]
+    references = ["un caine mare si doi", "trei un mare pisica si doi trei", "un"]
+    outputs = row_array([WrittenText(text, -3.0 * n, n) for n, text in enumerate(written, 1)])
+    scores = {name: metric.score(row_array(references), outputs) for name, metric in TASK.head.metrics.items()}
+    assert scores["bleu"] == pytest.approx(sacrebleu.corpus_bleu(written, [references]).score / 100)
+    assert scores["chrf"] == pytest.approx(sacrebleu.corpus_chrf(written, [references]).score / 100)
+    assert 0.3 < scores["bleu"] < scores["chrf"] < 1
+    assert scores["neg_log_loss"] == pytest.approx(-3)
+    assert scores["perplexity"] == pytest.approx(np.exp(3))
+
+
+def test_the_longer_side_counts_and_both_are_cut(loaded: tuple[Any, Any]) -> None:
+    tokenizer = loaded[1]
+    columns = encode_columns({"text": ["one"], "label": ["un doi trei mare"]}, TASK, tokenizer, 3)
+    assert (columns["length"], len(columns["labels"][0]), len(columns["input_ids"][0])) == ([3], 3, 2)
+    assert columns["references"] == ["un doi trei mare"]
+
+
+def test_a_prefix_comes_before_each_text(loaded: tuple[Any, Any]) -> None:
+    tokenizer = loaded[1]
+    head = Translation(source_prefix="one two ")
+    assert head.tokenize({"text": ["cat"]}, tokenizer, 32)["input_ids"] == tokenizer(["one two cat"])["input_ids"]
+    assert "'one two ' + text" in head.usage(1, 32)
+
+
+def test_diverged_models_are_noticed() -> None:
+    with pytest.raises(AttendropError, match="NaN or infinite for 1 of 2 rows"):
+        TASK.head.checked(row_array([WrittenText("a", float("nan"), 1), WrittenText("b")]))
+
+
+# Languages ------------------------------------------------------------------------------------------------------------
+
+
+def multilingual(kind: str) -> tuple[Any, Any]:
+    """A model and a tokenizer of the first mBART, whose labels end with the language, or of mBART-50."""
+    letters: list[Any] = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -1.0), ("a", -2.0)]
+    tokenizer = getattr(hf, kind)(vocab=letters, src_lang="en_XX", tgt_lang="ro_RO")
+    config = hf.MBartConfig(
+        vocab_size=len(tokenizer), d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=1,
+        decoder_attention_heads=1, encoder_ffn_dim=8, decoder_ffn_dim=8,
+    )  # fmt: skip
+    return hf.MBartForConditionalGeneration(config), tokenizer
+
+
+@pytest.mark.parametrize(
+    ("kind", "token"), [("MBartTokenizer", "decoder_start_token_id"), ("MBart50Tokenizer", "forced_bos_token_id")]
+)
+def test_generation_begins_with_the_target_language(kind: str, token: str, tmp_path: Path) -> None:
+    model, tokenizer = multilingual(kind)
+    head = Translation(source_lang="tr_TR", target_lang="en_XX", max_new_tokens=4)
+    head.prepare(model, tokenizer)
+    turkish, english = tokenizer.convert_tokens_to_ids(["tr_TR", "en_XX"])
+    assert getattr(model.generation_config, token) == english
+    encoded = head.tokenize({"text": ["a"], "label": ["a"]}, tokenizer, 16)
+    assert turkish in encoded["input_ids"][0] and english in encoded["target_ids"][0]
+    generated = model.generate(**tokenizer("a", return_tensors="pt"))[0].tolist()
+    assert english in generated[:2]
+    tokenizer.save_pretrained(tmp_path)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    assert (again.src_lang, again("a")["input_ids"]) == ("tr_TR", tokenizer("a")["input_ids"])
+
+
+def test_languages_that_are_not_known(loaded: tuple[Any, Any]) -> None:
+    with pytest.raises(AttendropError, match=r"has no language code 'turkish'; it has .*tr_TR"):
+        Translation(source_lang="turkish").prepare(*multilingual("MBart50Tokenizer"))
+    with pytest.raises(AttendropError, match="has no language codes, but 'tr_TR' is given"):
+        Translation(source_lang="tr_TR").prepare(*loaded)
+
+
+def test_models_keep_how_much_they_write(loaded: tuple[Any, Any]) -> None:
+    model, tokenizer = loaded
+    before = model.generation_config
+    model.generation_config = hf.GenerationConfig(max_length=20, num_beams=3)
+    Translation().prepare(model, tokenizer)
+    assert (model.generation_config.max_length, model.generation_config.num_beams) == (20, 3)
+    Translation(num_beams=2, max_new_tokens=5).prepare(model, tokenizer)
+    assert (model.generation_config.max_new_tokens, model.generation_config.num_beams) == (5, 2)
+    model.generation_config = before
