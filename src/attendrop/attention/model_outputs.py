@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
 from transformers.modeling_outputs import QuestionAnsweringModelOutput, SequenceClassifierOutput
+
+
+def logits_of(outputs: Any) -> Tensor:
+    """Return the logits of a model's outputs; of question answering those of start and end, ``(batch, n, 2)``."""
+    if hasattr(outputs, "start_logits"):
+        return torch.stack([outputs.start_logits, outputs.end_logits], dim=-1)
+    logits: Tensor = outputs.logits
+    return logits
 
 
 def named_outputs(outputs: Any, batch: Mapping[str, Any]) -> Any:

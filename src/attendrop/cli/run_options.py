@@ -12,7 +12,8 @@ TrainFile = Annotated[
     typer.Option(help="Training data: a .csv, .tsv, .jsonl, .parquet, .conll, .conllu or .txt file, or A.txt,B.txt."),
 ]
 LabelType = Annotated[
-    str | None, typer.Option(help="auto, class, number, labels, tags, choice, text or completion.", show_default="auto")
+    str | None,
+    typer.Option(help="auto, class, number, labels, tags, choice, answer, text or completion.", show_default="auto"),
 ]
 TaskSet = Annotated[
     list[str] | None,

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES
 
 from attendrop.argument_checks import check_choice
+from attendrop.attention.model_outputs import logits_of
 from attendrop.errors import AttendropError
 from attendrop.output_files import disk_errors, write_bytes
 from attendrop.pruning.held_attention import held_attention
@@ -41,8 +42,7 @@ class _Logits(nn.Module):
         self.names = names
 
     def forward(self, *tensors: Tensor) -> Tensor:
-        logits: Tensor = self.model(**dict(zip(self.names, tensors, strict=True)), return_dict=True).logits
-        return logits
+        return logits_of(self.model(**dict(zip(self.names, tensors, strict=True)), return_dict=True))
 
 
 def export_onnx(
@@ -57,8 +57,9 @@ def export_onnx(
 
     Inputs are those of the model's tokenizer, int64 ``(batch, length)``, for multiple choice ``(batch, choices,
     length)``: ``input_ids``, ``attention_mask`` and, for models with token types, ``token_type_ids``. The output is
-    ``logits``; logits of padding are undefined. Padding is computed, because the sizes of packed tensors depend on
-    values; constant attention and the last layer are as fast as in the model.
+    ``logits``, of question answering those of start and end, ``(batch, length, 2)``; logits of padding are undefined.
+    Padding is computed, because the sizes of packed tensors depend on values; constant attention and the last layer are
+    as fast as in the model.
 
     The file's metadata contain ``id2label`` (JSON) and ``problem_type``.
 
@@ -135,7 +136,7 @@ def _differences(path: Path, model: Any, names: Sequence[str]) -> list[tuple[flo
     for batch, length in ((1, 5), (2, 16), (5, 11)):
         inputs = _examples(reference, batch=batch, choices=3, length=min(length, _longest(reference)))
         with torch.no_grad():
-            expected = reference(**{name: inputs[name] for name in names}).logits.float()
+            expected = logits_of(reference(**{name: inputs[name] for name in names})).float()
         valid = inputs["attention_mask"].bool() if expected.ndim == 3 else ...  # logits of each token, or of the text
         difference = torch.from_numpy(run(inputs)).float()[valid] - expected[valid]
         found.append((float(difference.abs().max()), float(expected.abs().max())))

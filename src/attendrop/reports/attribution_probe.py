@@ -26,10 +26,11 @@ from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.isolation import evaluating
 from attendrop.attention.layers import AttentionLayer
+from attendrop.attention.model_outputs import logits_of
 from attendrop.attention.plan import Plan
 from attendrop.attribution.gradient import gradient_attribution
 from attendrop.attribution.targets import fix_target
-from attendrop.batches import Batch
+from attendrop.batches import Batch, number_of_rows
 from attendrop.candidates import candidate_region
 from attendrop.errors import AttendropError
 from attendrop.keyed_random import SampleKey, sample_mask
@@ -165,7 +166,7 @@ def _probe(
     for batch in batches:
         layers = adapter.trace(batch)
         attributions = gradient_attribution(adapter, batch, layers, "gold_label")
-        count = len(batch["labels"])
+        count = number_of_rows(batch)
         key = SampleKey(seed, 0, rows, count)
         rows += count
         plans = [(None, None), *_plans(layers, attributions, rates, key, signal)]
@@ -177,7 +178,7 @@ def _probe(
                 outputs = adapter.forward(batch, plan)
             kept = found.setdefault(entry, ([], []))
             kept[0].append(_row_losses(adapter.model, outputs, batch))
-            kept[1].append(outputs.logits.float().cpu().numpy())
+            kept[1].append(logits_of(outputs).float().cpu().numpy())
     plain = torch.cat(found[None][0]).numpy()
     results = [
         _result(entry, torch.cat(values).numpy(), plain, logits)
@@ -248,8 +249,8 @@ class _DropRegion(Plan):
 
 def _row_losses(model: torch.nn.Module, outputs: Any, batch: Batch) -> Tensor:
     """Compute the loss of each row: cross-entropy of classes, otherwise minus what gold labels are attributed by."""
-    labels, logits = batch["labels"], outputs.logits
-    if logits.ndim == 2 and labels.ndim == 1 and not labels.is_floating_point():
+    labels, logits = batch.get("labels"), logits_of(outputs)
+    if labels is not None and logits.ndim == 2 and labels.ndim == 1 and not labels.is_floating_point():
         losses = functional.cross_entropy(logits.float(), labels, reduction="none")
     else:
         losses = -fix_target(model, outputs, batch, "gold_label")(outputs)

@@ -45,7 +45,7 @@ def data_report(
         described[name] = {
             "rows": len(rows),
             **head.describe_labels(rows),
-            "truncated": _truncated(rows, tokens[name]["length"], head, tokenizer, limit),
+            "truncated": head.truncated(rows, tokens[name]["length"], tokenizer, limit),
             "unknown": sum(not set(row) - set(tokenizer.all_special_ids) for row in ids),
             "duplicates": len(texts[name]) - len(set(texts[name])),
         }
@@ -114,17 +114,6 @@ def _named(parts: Parts) -> dict[str, Dataset]:
         if rows is not None and not any(rows is known for known in named.values()):
             named[name] = rows
     return {name: named[name] for name in ("train", *others) if name in named}
-
-
-def _truncated(
-    rows: Dataset, lengths: Sequence[int], head: Head, tokenizer: PreTrainedTokenizerBase, limit: int
-) -> int:
-    """Count the truncated rows: of those that fill the whole length, the ones that are longer."""
-    full = [row for row, length in enumerate(lengths) if length >= limit]
-    if not full:
-        return 0
-    whole = head.tokenize(rows.select(full).to_dict(), tokenizer, None)
-    return sum(length > limit for length in head.lengths(whole))
 
 
 def _conflicts(texts: Sequence[_Text], rows: Dataset, head: Head) -> dict[str, Any]:

@@ -160,12 +160,17 @@ class _Run:
     def outputs(
         self, encoded: dict[str, list[Any]], rows: _Rows, source: Source, on_progress: OnProgress | None
     ) -> Array:
+        before = rows.done
+
         def count(done: int) -> None:
             rows.done += done
             if on_progress is not None:
                 on_progress(rows.done, rows.total)
 
-        return predict_outputs(self.model, self.tokenizer, self.head, encoded, source.batch_size, source.device, count)
+        size, device = source.batch_size, source.device
+        found = predict_outputs(self.model, self.tokenizer, self.head, encoded, size, device, count)
+        rows.done = before + len(found)  # a row may be encoded as several
+        return found
 
     def trained_on(self) -> tuple[str, ...]:
         """List the text columns that the model was trained on; empty if unknown."""

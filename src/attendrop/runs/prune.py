@@ -38,11 +38,11 @@ from attendrop.runs.owned_files import RUN, digests
 from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.runs.pruned_model_card import pruned_card
 from attendrop.runs.run_folder import METRICS, read_run
+from attendrop.runs.run_trainer import RunTrainer
 from attendrop.runs.speed import measure_speed
 from attendrop.runs.staged_folder import new_folder
 from attendrop.runs.training_args import on_cpu, recovery_arguments
 from attendrop.tasks.metrics import compute_scores
-from attendrop.training.trainer import RegularizedTrainer
 
 # Number and size of the batches on which speed is measured.
 _TIMED_BATCHES, _TIMED_ROWS = 8, 8
@@ -273,9 +273,10 @@ def _recover(
     logger.info("Fine-tuning for %d epoch(s) with layers %s pruned.", epochs, ", ".join(map(str, layers)))
     masked, rows = mask_layers(run.model, layers), run.encoded(_training_rows(run))
     with tempfile.TemporaryDirectory() as unused:
-        trainer = RegularizedTrainer(
+        trainer = RunTrainer(
             masked,
             recovery_arguments(run.config, unused, epochs),
+            head=run.task.head,
             train_dataset=rows,
             data_collator=run.task.head.collator(run.tokenizer),
             processing_class=run.tokenizer,

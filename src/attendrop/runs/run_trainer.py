@@ -70,6 +70,12 @@ class RunTrainer(RegularizedTrainer):
         missing = [key for key in load_result.missing_keys if key not in absent]
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
+    def _set_signature_columns_if_needed(self) -> None:
+        """Keep the targets, which the collator may give other names than the columns of the rows have."""
+        super()._set_signature_columns_if_needed()
+        known: Any = self._signature_columns
+        self._signature_columns: Any = [*known, *({"labels"} - {*known})]
+
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int] | None:
         return _Order(self._longest_first(eval_dataset))
 

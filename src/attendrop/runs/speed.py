@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from attendrop.attention.model_outputs import logits_of
+
 # Minimum duration of a measurement, and its number of rounds, which have the same work.
 SECONDS, ROUNDS = 2.0, 5
 Run = Callable[[Mapping[str, Any]], Any]
@@ -51,5 +53,5 @@ def _round(before: Run, after: Run, batches: Sequence[Mapping[str, Any]]) -> flo
 
 def _seconds(run: Run, batch: Mapping[str, Any]) -> float:
     start = time.perf_counter()
-    run(batch).logits.cpu()  # waits for a GPU
+    logits_of(run(batch)).cpu()  # waits for a GPU
     return time.perf_counter() - start

@@ -42,10 +42,10 @@ def load_files(
             choice, the question and the choices, in one column or several.
         label_column: Required for ``train_file`` and ``eval_file``.
         label_type: One of ``LABEL_TYPES`` of :mod:`attendrop.tasks.heads.registry`. With "auto", labels are tags if
-            texts are lists of words, choices if there are more than two text columns or the second has lists, several
-            labels if they are lists, numbers if at least one has a decimal fraction or an exponent, otherwise whole
-            numbers and text are classes. The labels of all files count. Spaces around labels are ignored, and ``1`` and
-            ``1.0`` are the same class.
+            texts are lists of words, choices if there are more than two text columns or the second has lists, answers
+            if they are objects as SQuAD has them, several labels if they are lists, numbers if at least one has a
+            decimal fraction or an exponent, otherwise whole numbers and text are classes. The labels of all files
+            count. Spaces around labels are ignored, and ``1`` and ``1.0`` are the same class.
         head: Head of an existing model, with its classes. By default, the classes are the labels of the training file
             (otherwise of the evaluation file): integers by value, then text in alphabetical order.
         token_columns: Further columns of the training file to read. "train" then has them, and "place", where each row

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
+from attendrop.tasks.answer_tasks import ANSWERS
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.choice_tasks import CHOICES
 from attendrop.tasks.custom_files import load_files
@@ -43,7 +44,7 @@ __all__ = [
     "with_metric",
     "write_predictions",
 ]
-_EVERY_SOURCE: tuple[TaskSource, ...] = (*GLUE.values(), *TAGGING, *CHOICES, *PARALLEL_CORPORA)
+_EVERY_SOURCE: tuple[TaskSource, ...] = (*GLUE.values(), *TAGGING, *CHOICES, *ANSWERS, *PARALLEL_CORPORA)
 _SOURCES: dict[str, TaskSource] = {source.task.name: source for source in _EVERY_SOURCE}
 
 
@@ -79,8 +80,8 @@ def load_task(name: str, *, data_dir: str | Path | None = None, splits: Sequence
     Args:
         name: Name of the task.
         data_dir: A folder with the official files: it contains the folder of the task (of GLUE, ``glue/RTE`` or
-            ``RTE``; ``conll2003``, ``ptb``, ``ud``, ``swag``, ``arc``, ``wmt16/tr-en``), or is that folder. By default,
-            ``$ATTENDROP_DATA`` if it has the task, otherwise the hub.
+            ``RTE``; ``conll2003``, ``ptb``, ``ud``, ``swag``, ``arc``, ``squad``, ``wmt16/tr-en``), or is that folder.
+            By default, ``$ATTENDROP_DATA`` if it has the task, otherwise the hub.
         splits: "dev" also loads, where present, "dev_mismatched" of MNLI (likewise "test_mismatched" with "test").
 
     Raises:

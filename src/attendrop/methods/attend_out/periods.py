@@ -211,6 +211,10 @@ class AttendOutState(MethodState):
         if self.method.score == "loss":
             return -float(loss)
         assert self.training.metric is not None
+        if "labels" not in batch:
+            raise AttendropError(
+                "score='metric' compares logits with 'labels', which the batch lacks; use score='loss'."
+            )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # from metrics that are ill-defined on few examples
             return self.training.metric(outputs.logits.float().cpu().numpy(), batch["labels"].cpu().numpy())

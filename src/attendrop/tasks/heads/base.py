@@ -358,6 +358,14 @@ tokenizer = AutoTokenizer.from_pretrained(folder)"""
         """Return the length of each row, in tokens."""
         return [len(ids) for ids in encoded["input_ids"]]
 
+    def truncated(self, rows: Dataset, lengths: Sequence[int], tokenizer: PreTrainedTokenizerBase, limit: int) -> int:
+        """Count the rows that were truncated to a limit, given their lengths: those that fill it and are longer."""
+        full = [row for row, length in enumerate(lengths) if length >= limit]
+        if not full:
+            return 0
+        whole = self.tokenize(rows.select(full).to_dict(), tokenizer, None)
+        return sum(length > limit for length in self.lengths(whole))
+
     def token_ids(self, encoded: Mapping[str, Any]) -> Sequence[Sequence[int]]:
         """Return all token ids of each row."""
         return encoded["input_ids"]  # type: ignore[no-any-return]

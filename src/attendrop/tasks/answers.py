@@ -1,0 +1,149 @@
+"""Answers in a text: as they are written in files, as spans of tokens, and as they are scored."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import string
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+# Offsets of a token that is not of the text.
+NOT_TEXT = [-1, -1]
+# Answers have at most so many tokens, as in the script of BERT's authors.
+MOST_TOKENS = 30
+
+
+class SpanAnswer(NamedTuple):
+    """The best answer to a question.
+
+    Attributes:
+        text: The answer.
+        start: Its first character in the text.
+        score: Its score: the sum of two logits.
+        none_score: Score of there being no answer.
+    """
+
+    text: str
+    start: int
+    score: float
+    none_score: float
+
+
+# In files -------------------------------------------------------------------------------------------------------------
+
+
+def read_answers(value: Any) -> dict[str, list[Any]] | None:
+    """Read the accepted answers to a question, as ``text`` and ``answer_start``, which may be empty: not given.
+
+    Args:
+        value: A text; a list of texts; or both lists by name, as SQuAD has them. Lists and names may be JSON. Nothing
+            means that there is no answer.
+
+    Returns:
+        The answers; None if the value has another form.
+    """
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        with suppress(ValueError):  # an answer that begins with a bracket
+            value = json.loads(value)
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        value = ""
+    if isinstance(value, str):
+        value = [value] if value.strip() else []
+    found = value if isinstance(value, Mapping) else {"text": value}
+    texts, starts = found.get("text"), found.get("answer_start") or []
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text.strip() for text in texts):
+        return None
+    if not (isinstance(starts, list) and all(isinstance(start, int) for start in starts)):
+        return None
+    return {"text": texts, "answer_start": starts} if len(starts) in (0, len(texts)) else None
+
+
+def misplaced(answers: Mapping[str, list[Any]], context: str) -> str | None:
+    """Describe which answer is not in a text, or not where it says, or return None."""
+    starts = answers["answer_start"] or [context.find(text) for text in answers["text"]]
+    for text, start in zip(answers["text"], starts, strict=True):
+        if start < 0 or context[start : start + len(text)] != text:
+            where = f" at character {start}" if answers["answer_start"] else ""
+            return f"the answer {text!r} is not in the context{where}"
+    return None
+
+
+# Tokens ---------------------------------------------------------------------------------------------------------------
+
+
+def groups(numbers: Sequence[int]) -> Iterator[slice]:
+    """Yield the places of each question's windows, given the number of the question of each window."""
+    first = 0
+    for place in range(1, len(numbers) + 1):
+        if place == len(numbers) or numbers[place] != numbers[first]:
+            yield slice(first, place)
+            first = place
+
+
+def answer_tokens(answers: Mapping[str, list[Any]], context: str, offsets: Sequence[Sequence[int]]) -> list[int]:
+    """Return the first and the last token of the first answer in a window; ``[0, 0]`` if it is not all there.
+
+    Args:
+        answers: The answers.
+        context: The text.
+        offsets: Of each token of the window, its first character in the text and the one after its last;
+            ``NOT_TEXT`` for other tokens.
+    """
+    if not answers["text"]:
+        return [0, 0]
+    start = (answers["answer_start"] or [context.find(answers["text"][0])])[0]
+    end = start + len(answers["text"][0])
+    inside = [token for token, (first, last) in enumerate(offsets) if last > start and 0 <= first < end]
+    if not inside or offsets[inside[0]][0] > start or offsets[inside[-1]][1] < end:
+        return [0, 0]
+    return [inside[0], inside[-1]]
+
+
+def best_span(start: Array, end: Array) -> tuple[float, int, int]:
+    """Return the greatest sum of a start and an end logit, with their places, at most ``MOST_TOKENS`` tokens."""
+    best = (-math.inf, 0, 0)
+    for further in range(min(MOST_TOKENS, len(start))):
+        sums = start[: len(start) - further] + end[further:]
+        place = int(np.argmax(sums))
+        best = max(best, (float(sums[place]), place, place + further))
+    return best
+
+
+# Scores ---------------------------------------------------------------------------------------------------------------
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def words_of(answer: str) -> list[str]:
+    """Return the words that SQuAD compares: in lower case, without punctuation and articles."""
+    return _ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split()
+
+
+@lru_cache(maxsize=100_000)
+def answer_scores(answer: str, accepted: tuple[str, ...]) -> tuple[float, float]:
+    """Return the exact match and the F1 of an answer with the nearest of those accepted, as SQuAD defines them.
+
+    Args:
+        answer: The answer; empty: none.
+        accepted: The accepted answers; none: there is no answer.
+    """
+    given = words_of(answer)
+    pairs = [_scores(given, words_of(each)) for each in accepted or ("",)]
+    return max(match for match, _ in pairs), max(f1 for _, f1 in pairs)
+
+
+def _scores(given: list[str], wanted: list[str]) -> tuple[float, float]:
+    match = float(given == wanted)
+    if not given or not wanted:
+        return match, match
+    shared = sum((Counter(given) & Counter(wanted)).values())
+    return match, 2 * shared / (len(given) + len(wanted))

@@ -1,0 +1,314 @@
+"""Extractive question answering: the part of a text that answers a question."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+from datasets import Dataset
+
+from attendrop.attention.model_outputs import logits_of
+from attendrop.errors import AttendropError
+from attendrop.tasks.answers import (
+    NOT_TEXT,
+    SpanAnswer,
+    answer_scores,
+    answer_tokens,
+    best_span,
+    groups,
+    misplaced,
+    read_answers,
+)
+from attendrop.tasks.heads.base import Array, Columns, Head, Metric, saved_classes
+from attendrop.tasks.table import Table
+from attendrop.tasks.token_columns import TokenColumn
+from attendrop.tasks.word_lists import row_array
+
+if TYPE_CHECKING:
+    from transformers import BatchEncoding, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+# Names of the model's outputs: where each question has an answer in its text, and where some have none.
+ALWAYS, SOMETIMES = ("start", "end"), ("start or none", "end or none")
+# Of the maximum length, at most this part is the question, and this part of the text is in the next window, too.
+_QUESTION, _OVERLAP = 3, 4
+
+
+class QuestionAnswering(Head):
+    """Head that predicts the first and the last token of the answer.
+
+    Long texts are read in windows that overlap. A row of the encoded data is a window, with the number of its question;
+    the outputs of all windows of a question become its one :class:`SpanAnswer`. Labels are the accepted answers,
+    ``text`` and ``answer_start``; targets the two tokens in a window, both 0 where it has no answer. References are the
+    texts of the answers.
+    """
+
+    kind = "question-answering"
+    label_type = "answer"
+    inputs = ("question", "context")
+    least_inputs = 2
+    auto_class = "AutoModelForQuestionAnswering"
+    peft_task_type = "QUESTION_ANS"
+    pipeline_tag = "question-answering"
+    default_metrics = ("f1", "exact_match")
+    metric_aliases: ClassVar = {"em": "exact_match"}
+    fitted_at = ("f1", 0.9)
+    attributed = "the logits of the first and the last token of the predicted answer"
+    answer_column = "answer"
+    reads_one_sequence = False
+    tokenizer_options: ClassVar = {"padding_side": "right"}
+    predicts = "an answer in a text"
+    labels_are = "answers in texts"
+
+    # In words -------------------------------------------------------------------------------------------------------
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """Whether there may be none."""
+        return ("a part of the text", "none") if self._may_be_none else ("a part of the text",)
+
+    @property
+    def _may_be_none(self) -> bool:
+        return self.label_names == SOMETIMES
+
+    def fits(self, other: Head) -> bool:
+        """Accept questions with and without an answer."""
+        return self.kind == other.kind
+
+    # The model ------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_config(cls, config: PreTrainedConfig) -> Self:
+        """Make the head; a model that does not say that there may be no answer always gives one."""
+        return cls(SOMETIMES if saved_classes(config) == SOMETIMES else ALWAYS)
+
+    def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
+        """Return Python code that answers a question from a text of one window."""
+        return f"""{self.loading(stock=stock)}
+limits = {{"truncation": "only_second", "max_length": {max_length}}}
+inputs = tokenizer(question, context, **limits, return_offsets_mapping=True, return_tensors="pt")
+offsets = inputs.pop("offset_mapping")[0]
+outputs = model(**inputs)
+start, end = outputs.start_logits.argmax(), outputs.end_logits.argmax()
+answer = context[offsets[start][0] : offsets[end][1]]"""
+
+    # Labels of custom files -----------------------------------------------------------------------------------------
+
+    @classmethod
+    def may_read(cls, texts: Sequence[Any]) -> bool:
+        """Accept two texts."""
+        return len(texts) == 2 and all(isinstance(text, str) for text in texts)
+
+    @classmethod
+    def may_label(cls, label: Any) -> bool:
+        """Accept answers as SQuAD has them; others need to be asked for."""
+        return (isinstance(label, dict) or str(label).startswith("{")) and read_answers(label) is not None
+
+    @staticmethod
+    def value_problem(value: Any) -> str | None:
+        """Accept a text, a list of texts, and answers as SQuAD has them; nothing means no answer."""
+        if read_answers(value) is not None:
+            return None
+        return f"{value!r} is neither an answer, a list of answers, nor an object with 'text' and 'answer_start'"
+
+    @classmethod
+    def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
+        """Make the head; a row without an answer tells that there may be none."""
+        found = [read_answers(value) for table in tables.values() for value in table.column(column)]
+        return cls(ALWAYS if all(answers and answers["text"] for answers in found) else SOMETIMES)
+
+    def label_problem(self, value: Any) -> str | None:
+        """Accept all answers."""
+        return None
+
+    def row_problem(self, inputs: Sequence[Any], label: Any) -> str | None:
+        """Refuse answers that are not in the text."""
+        return misplaced(read_answers(label) or {"text": [], "answer_start": []}, inputs[1])
+
+    def read_labels(self, values: Sequence[Any]) -> list[Any]:
+        """Convert answers to ``text`` and ``answer_start``."""
+        return [read_answers(value) for value in values]
+
+    # Encoding -------------------------------------------------------------------------------------------------------
+
+    def tokenize(self, columns: Columns, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> BatchEncoding:
+        """Tokenize windows; each has its ``question_number``, ``context``, ``offsets`` and, if known, ``answers``."""
+        if not tokenizer.is_fast:
+            raise AttendropError(
+                f"{type(tokenizer).__name__} does not tell where tokens are in a text, so answers cannot be found; use "
+                "a model with a fast tokenizer."
+            )
+        questions, limits = list(columns["question"]), {}
+        if max_length is not None:
+            questions = _shortened(questions, tokenizer, max_length // _QUESTION)
+            limits = {"truncation": "only_second", "max_length": max_length, "stride": max_length // _OVERLAP}
+            limits["return_overflowing_tokens"] = True
+        encoded: BatchEncoding = tokenizer(
+            questions, list(columns["context"]), return_offsets_mapping=True, verbose=False, **limits
+        )
+        rows = encoded.pop("overflow_to_sample_mapping", range(len(questions)))
+        encoded["offsets"] = [
+            [list(span) if text == 1 else NOT_TEXT for span, text in zip(spans, encoded.sequence_ids(row), strict=True)]
+            for row, spans in enumerate(encoded.pop("offset_mapping"))
+        ]
+        numbers = columns.get("index", range(len(questions)))
+        encoded["question_number"] = [numbers[row] for row in rows]
+        encoded["context"] = [columns["context"][row] for row in rows]
+        if "label" in columns:
+            encoded["answers"] = [columns["label"][row] for row in rows]
+        return encoded
+
+    def truncated(self, rows: Dataset, lengths: Sequence[int], tokenizer: PreTrainedTokenizerBase, limit: int) -> int:
+        """Return 0: texts are not truncated, but read in windows."""
+        return 0
+
+    def align(
+        self,
+        token_columns: Sequence[TokenColumn],
+        columns: Columns,
+        encoded: BatchEncoding,
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> dict[str, list[Any]]:
+        """Refuse columns with an entry for each token."""
+        raise AttendropError(
+            f"The column {token_columns[0].name!r} has entries for the tokens of a whole text, and texts are read in "
+            "windows; use a method without such a column."
+        )
+
+    def targets(
+        self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase
+    ) -> list[list[int]]:
+        """Return the first and the last token of the answer in each window."""
+        contexts, offsets = encoded["context"], encoded["offsets"]
+        places = groups(encoded["question_number"])
+        return [
+            answer_tokens(label, contexts[window], offsets[window])
+            for label, place in zip(labels, places, strict=True)
+            for window in range(place.start, place.stop)
+        ]
+
+    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Callable[[list[Any]], Any]:
+        """Pad windows, and name the two targets as models do."""
+        pad = super().collator(tokenizer)
+
+        def collate(rows: list[Any]) -> Any:
+            batch = pad([{name: value for name, value in row.items() if name != "labels"} for row in rows])
+            if "labels" in rows[0]:
+                spans = batch["input_ids"].new_tensor([row["labels"] for row in rows])
+                batch["start_positions"], batch["end_positions"] = spans.unbind(1)
+            return batch
+
+        return collate
+
+    # Outputs --------------------------------------------------------------------------------------------------------
+
+    def predict(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Array:
+        """Compute the start and end logits, ``(windows, tokens, 2)``."""
+        found: Array = logits_of(model(**batch)).float().cpu().numpy()
+        return found
+
+    def trainer_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], logits: Any) -> Any:
+        """Join the start and end logits, which models return first."""
+        import torch
+
+        return torch.stack(logits[:2], dim=-1)
+
+    def concatenate(self, parts: Sequence[Any]) -> Array:
+        """Concatenate the logits of batches, padded to the longest."""
+        arrays = [np.asarray(part) for part in parts]
+        longest = max(array.shape[1] for array in arrays)
+        padding = [((0, 0), (0, longest - array.shape[1]), (0, 0)) for array in arrays]
+        return np.concatenate([np.pad(array, pad) for array, pad in zip(arrays, padding, strict=True)])
+
+    def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Array:
+        """Return the best answer over all windows of each question."""
+        numbers, contexts, offsets = (encoded[name][:] for name in ("question_number", "context", "offsets"))
+        return row_array(
+            [
+                _best_answer(contexts[place.start], offsets[place], np.asarray(raw[place], dtype=np.float64))
+                for place in groups(numbers)
+            ]
+        )
+
+    def references(self, encoded: Mapping[str, Any]) -> Array:
+        """Return the accepted answers to each question."""
+        answers = encoded["answers"][:]
+        return self.label_array([answers[place.start] for place in groups(encoded["question_number"][:])])
+
+    def label_array(self, labels: Sequence[Any]) -> Array:
+        """Make an array of the texts of each question's answers."""
+        return row_array([tuple(label["text"]) for label in labels])
+
+    def finite(self, outputs: Array) -> Array:
+        """Tell of each answer whether its scores are finite."""
+        return np.array([np.isfinite((answer.score, answer.none_score)).all() for answer in outputs])
+
+    def decode(self, outputs: Array) -> list[Any]:
+        """Return the answers as labels: none where that has the greater score, and there may be none."""
+        return [
+            {"text": [], "answer_start": []}
+            if self._is_none(answer)
+            else {"text": [answer.text], "answer_start": [answer.start]}
+            for answer in outputs
+        ]
+
+    def _is_none(self, answer: SpanAnswer) -> bool:
+        return self._may_be_none and answer.none_score > answer.score
+
+    def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
+        """Return ``answer``, empty for none, its ``start``, and by how much its ``score`` is above that of none."""
+        return [
+            ({"answer": "", "start": None} if self._is_none(answer) else {"answer": answer.text, "start": answer.start})
+            | {"score": round(answer.score - answer.none_score, 4)}
+            for answer in outputs
+        ]
+
+    # Scores ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        """F1 of words, and exact match."""
+        return {name: Metric(self._mean(place)) for place, name in enumerate(("exact_match", "f1"))}
+
+    def _mean(self, place: int) -> Callable[[Array, Array], float]:
+        def score(labels: Array, outputs: Array) -> float:
+            given = ("" if self._is_none(answer) else answer.text for answer in outputs)
+            return float(np.mean([answer_scores(*pair)[place] for pair in zip(given, labels, strict=True)]))
+
+        return score
+
+    # Reports on data ------------------------------------------------------------------------------------------------
+
+    def shown_label(self, label: Any) -> str:
+        """Return the first answer."""
+        return label["text"][0] if label["text"] else "no answer"
+
+    def describe_labels(self, rows: Dataset) -> dict[str, Any]:
+        """Count the questions with and without an answer."""
+        answered = sum(bool(label["text"]) for label in rows["label"][:])
+        return {"answers": {"with": answered, "without": len(rows) - answered}}
+
+    def label_lines(self, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+        """Show both numbers."""
+        titles = {"with": "with an answer", "without": "without"}
+        return [[f"  {title}", *(str(part["answers"][name]) for part in parts)] for name, title in titles.items()]
+
+
+def _shortened(questions: list[str], tokenizer: PreTrainedTokenizerBase, most: int) -> list[str]:
+    """Cut questions to a number of tokens."""
+    offsets = tokenizer(
+        questions, add_special_tokens=False, truncation=True, max_length=most, return_offsets_mapping=True
+    )["offset_mapping"]
+    return [question[: spans[-1][1] if spans else None] for question, spans in zip(questions, offsets, strict=True)]
+
+
+def _best_answer(context: str, windows: Sequence[Sequence[Sequence[int]]], logits: Array) -> SpanAnswer:
+    """Find the best answer in the windows of a text, given the offsets of their tokens and their logits."""
+    found = []
+    for offsets, scores in zip(windows, logits, strict=True):
+        tokens = np.array([token for token, (first, _) in enumerate(offsets) if first >= 0], dtype=int)
+        score, start, end = best_span(scores[tokens, 0], scores[tokens, 1])
+        if len(tokens):
+            found.append((score, offsets[tokens[start]][0], offsets[tokens[end]][1]))
+    score, first, last = max(found)
+    return SpanAnswer(context[first:last], first, score, float(logits[:, 0].sum(-1).min()))

@@ -1,0 +1,148 @@
+"""Whole runs that answer questions: training, scores by question, predictions, comparison, pruning, export."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import tiny
+from helpers.command_line import Captured
+
+from attendrop import cli
+from attendrop.studies.compare import compare
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+NOUNS = ("cat", "dog", "bird")
+OTHERS = [word for word in tiny.WORDS if word not in NOUNS]
+
+
+def row(number: int) -> dict[str, Any]:
+    """The noun of the text is the answer; every fourth text has none, and some are longer than a window."""
+    draw = random.Random(number)
+    words = [draw.choice(OTHERS) for _ in range(4 + number % 3 * 12)]
+    answers: dict[str, list[Any]] = {"text": [], "answer_start": []}
+    if number % 4:
+        place = draw.randrange(len(words))
+        words[place] = draw.choice(NOUNS)
+        answers = {"text": [words[place]], "answer_start": [len(" ".join(words[:place])) + bool(place)]}
+    return {"q": "the good", "text": " ".join(words), "answers": answers}
+
+
+def write(path: Path, first: int, count: int) -> Path:
+    path.write_text("".join(json.dumps(row(number)) + "\n" for number in range(first, first + count)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("answers")
+    tiny.save_tiny_bert(folder / "model")
+    write(folder / "train.jsonl", 0, 60)
+    write(folder / "dev.jsonl", 100, 20)
+    assert cli.main(train(folder, "run", "--epochs", "6", "--learning-rate", "1e-2", "--method", "finetune")) == 0
+    return folder
+
+
+def train(folder: Path, name: str, *more: str) -> list[str]:
+    return [
+        *("train", "--train-file", f"{folder}/train.jsonl", "--eval-file", f"{folder}/dev.jsonl"),
+        *("--text-columns", "q,text", "--label-column", "answers", "--model", f"{folder}/model"),
+        *("--output-dir", f"{folder}/{name}", "--batch-size", "8", "--max-length", "24", "--device", "cpu", "--quiet"),
+        *more,
+    ]
+
+
+def test_a_run_learns_to_answer_and_is_scored_by_question(folder: Path) -> None:
+    metrics = tiny.read_metrics(folder / "run")
+    scores = metrics["all_scores"]["dev"]
+    assert list(scores) == ["f1", "exact_match"] and metrics["score"] == scores["f1"] > 0.9
+    assert scores["exact_match"] * 20 == pytest.approx(round(scores["exact_match"] * 20))
+    assert metrics["data"]["rows"] == {"train": 60, "dev": 20}
+    assert metrics["data"]["report"]["parts"]["train"]["answers"] == {"with": 45, "without": 15}
+
+
+def test_evaluation_repeats_the_score_and_texts_are_predicted(folder: Path, capsys: Captured) -> None:
+    assert cli.main(["evaluate", f"{folder}/run", "--device", "cpu", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["all_scores"] == pytest.approx(tiny.read_metrics(folder / "run")["all_scores"]["dev"])
+    assert found["rows"] == 20
+    asked = ["predict", f"{folder}/run", "--predict-file", f"{folder}/dev.jsonl", "--device", "cpu", "--quiet"]
+    assert cli.main([*asked, "--output", f"{folder}/out.csv"]) == 0
+    rows = list(csv.DictReader((folder / "out.csv").open()))
+    assert [each["index"] for each in rows] == list(map(str, range(20)))
+    right = [each["answer"] == "".join(row(number)["answers"]["text"]) for number, each in enumerate(rows, start=100)]
+    assert sum(right) / 20 == pytest.approx(found["all_scores"]["exact_match"])
+
+
+def test_the_card_tells_how_to_answer(folder: Path) -> None:
+    card = (folder / "run" / "README.md").read_text()
+    assert "pipeline_tag: question-answering" in card
+    names: dict[str, Any] = {"folder": str(folder / "run"), "question": "the good", "context": row(1)["text"]}
+    exec(card.split("```python\n")[1].split("```")[0], names)
+    assert names["answer"] in row(1)["text"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("ad-drop", ("cross_tuning=false",)),
+        ("attendout", ("dropout_step=2", "init_drop_prob=0.5")),
+        ("r-drop+vanilla", ("r-drop.alpha=1",)),
+        ("mixout", ("p=0.5",)),
+    ],
+)
+def test_methods_train_on_answers(folder: Path, method: str, settings: tuple[str, ...]) -> None:
+    options = [part for setting in settings for part in ("--set", setting)]
+    assert cli.main([*train(folder, f"run-{method}", "--max-steps", "4", "--method", method), *options]) == 0
+    history = tiny.read_metrics(folder / f"run-{method}")["history"]
+    assert history[-1]["regularized"] and all(value > 0 for value in history[-1]["dropped"].values())
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_goes_on(folder: Path) -> None:
+    options = ("--epochs", "2", "--method", "ad-drop", "--set", "cross_tuning=false")
+    for name in ("whole", "stopped"):
+        assert cli.main(train(folder, name, *options)) == 0
+    for name in ("metrics.json", "model.safetensors", "config.json"):
+        (folder / "stopped" / name).unlink()
+    checkpoints = sorted((folder / "stopped").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    checkpoints[-1].rename(folder / "away")
+    assert cli.main([*train(folder, "stopped", *options), "--resume"]) == 0
+    weights = [(folder / name / "model.safetensors").read_bytes() for name in ("whole", "stopped")]
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.slow
+def test_other_commands_work_on_answers(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    run = f"{folder}/run"
+    settings = ("--method", "attendout", "--set", "score=metric", "--set", "dropout_step=2", "--patience", "2")
+    assert cli.main([*train(folder, "metric", "--max-steps", "4"), *settings, "--no-refit"]) == 2
+    assert "use score='loss'" in capsys.readouterr().err
+    assert cli.main([*train(folder, "adapter", "--max-steps", "4"), "--lora", "r=2"]) == 0
+    for command in (
+        ["prune", run, "--output-dir", f"{folder}/pruned", "--layers", "1", "--recover-epochs", "1", "--device", "cpu"],
+        ["export", run, "--output", f"{tmp_path}/onnx", "--quantize", "int8"],
+        ["evaluate", f"{folder}/adapter", "--device", "cpu"],
+        ["evaluate", f"{folder}/pruned", "--device", "cpu"],
+        ["patterns", run, "--device", "cpu", "--probe"],
+    ):
+        assert cli.main([*command, "--quiet"]) == 0, command
+    assert len(tiny.read_metrics(folder / "pruned")["pruned"]["layers"]) == 1
+    assert cli.main(["attend", run, "the cat", "--device", "cpu", "--overwrite"]) == 2
+    assert "attention is shown for models that read one" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.slow
+def test_a_comparison_has_no_baselines(folder: Path, tmp_path: Path) -> None:
+    outcome = compare(
+        output_dir=str(tmp_path / "answer"), model=str(folder / "model"), train_file=f"{folder}/train.jsonl",
+        eval_file=f"{folder}/dev.jsonl", text_columns=["q", "text"], label_column="answers", methods=["ad-drop"],
+        seeds=1, max_steps=2, device="cpu", workers=1, keep_best=False, max_length=24,
+    )  # fmt: skip
+    assert {row.method for row in outcome.answer.rows} == {"finetune", "ad-drop"}
