@@ -26,7 +26,7 @@ from report import machine
 
 RESULTS = Path(__file__).with_name("study_throughput.json")
 TARGET = 0.6
-METHODS: dict[str, dict[str, Any]] = {"finetune": {}, "ad-drop": {"cross_tuning": False}, "r-drop": {}}
+METHODS: dict[str, dict[str, Any]] = {"finetune": {}, "ad-drop": {}, "r-drop": {}}
 OPTIONS = {"max_train_samples": 128, "max_steps": 40, "max_length": 64}
 _PROGRAM = "import sys; from attendrop.cli import main; sys.exit(main())"
 # Variables by which a user, or this repository's tests, set the number of threads.

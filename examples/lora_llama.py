@@ -46,7 +46,7 @@ trainer = RegularizedTrainer(
     ),
     train_dataset=train,
     data_collator=DataCollatorWithPadding(tokenizer),
-    regularizer=ADDrop(p=0.3, q=0.3),  # epochs 0, 2, ... are plain, 1, 3, ... drop
+    regularizer=ADDrop(p=0.3, q=0.3),
 )
 trainer.train()
 trainer.save_model()

@@ -29,7 +29,6 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5)
 model.train()
 with regularize(model, ADDrop(p=0.3, q=0.3)) as reg:
     for epoch in range(2):
-        reg.set_epoch(epoch)  # cross-tuning: plain in epoch 0, AD-DROP in epoch 1
         for batch in loader:
             loss = reg.loss(batch)
             loss.backward()

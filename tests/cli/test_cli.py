@@ -72,7 +72,19 @@ def test_one_prediction_is_one_prediction(folder: Path, tmp_path: Path, capsys: 
 def test_train_says_what_it_did(folder: Path, capsys: Captured) -> None:
     assert (
         cli.main(
-            train_arguments(folder, "said", "--set", "p=0.5", "--save-steps", "2", "--patience", "2", "--no-refit")
+            train_arguments(
+                folder,
+                "said",
+                "--set",
+                "p=0.5",
+                "--set",
+                "cross_tuning=true",
+                "--save-steps",
+                "2",
+                "--patience",
+                "2",
+                "--no-refit",
+            )
         )
         == 0
     )
@@ -108,7 +120,7 @@ def test_quiet_prints_nothing(folder: Path, capfd: Captured) -> None:
 
 
 def test_warnings_come_through_when_quiet(folder: Path, capsys: Captured) -> None:
-    assert cli.main(train_arguments(folder, "warned", "--quiet", "--epochs", "1")) == 0
+    assert cli.main(train_arguments(folder, "warned", "--quiet", "--epochs", "1", "--set", "cross_tuning=true")) == 0
     assert "Warning: Method ad-drop would regularise none of the 1 epoch" in capsys.readouterr().err
 
 
@@ -169,8 +181,8 @@ def test_methods_and_tasks(capsys: Captured) -> None:
     assert cli.main(["methods", "ad-drop"]) == 0
     shown = capsys.readouterr().out
     assert "cross_tuning: Plain fine-tuning in epochs 0, 2, 4" in shown
-    assert "cross_tuning  bool   true            true or false" in shown
-    assert "steps         int    8               1 or more" in shown
+    assert "cross_tuning  bool        false           true or false" in shown
+    assert "steps         int         8               1 or more" in shown
     assert cli.main(["methods", "addrop"]) == 2
     assert "Did you mean 'ad-drop'" in capsys.readouterr().err
     assert cli.main(["tasks"]) == 0

@@ -101,7 +101,7 @@ def test_learnt_probabilities_are_used_and_short_runs_are_told(folder: Path, cap
     learnt = tiny.read_metrics(folder / "concrete-dropout")["concrete_dropout"]
     for layer, share in found["by_layer"].items():
         assert share["low"] - 0.05 < learnt[layer] < share["high"] + 0.05
-    train(tiny.config(folder, "short", method="ad-drop", epochs=1, max_steps=None))
+    train(tiny.config(folder, "short", method="ad-drop", options={"cross_tuning": True}, epochs=1, max_steps=None))
     assert cli.main(["patterns", f"{folder}/short", "--rows", "8", "--device", "cpu"]) == 0
     assert "the method was active in none of its epochs" in capsys.readouterr().out
 

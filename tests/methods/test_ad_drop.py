@@ -68,7 +68,7 @@ def test_regression_equals_the_naive_implementation(backend: str, direction: str
     expected, _ = oracles.ad_drop(eager, batch, "regression", 0.4, direction=direction)
     expected.backward()
     model = zoo.build("bert", backend, dtype=torch.float64, num_labels=1)
-    loss, found = step(model, ADDrop(p=0.4, q=1.0, direction=direction, **ON), [batch])
+    loss, found = step(model, ADDrop(p=0.4, q=1.0, direction=direction, layers="all", **ON), [batch])
     assert float(loss) == pytest.approx(expected.item(), abs=1e-9)
     zoo.assert_same(found, zoo.gradients(eager), 1e-9)
 
@@ -86,6 +86,26 @@ def test_in_regression_only_magnitudes_do_not_depend_on_the_gold_value() -> None
 
     assert torch.equal(prediction("magnitude", 9.0), prediction("magnitude", -9.0))
     assert not torch.equal(prediction("high", 9.0), prediction("high", -9.0))
+
+
+@pytest.mark.parametrize(
+    ("labels", "named"),
+    [({"num_labels": 1}, {"layers": "first", "direction": "magnitude"}), ({}, {"layers": "all", "direction": "high"})],
+)
+def test_defaults_follow_from_the_kind_of_prediction(labels: dict[str, int], named: dict[str, str]) -> None:
+    """From the first step on, before transformers has written the kind into the configuration."""
+    batch = zoo.batch_of("bert")
+    batch |= {"labels": batch["labels"].double()} if labels else {}
+    losses = []
+    for options in ({}, named, {"layers": "all", "direction": "magnitude"}):
+        model = zoo.build("bert", dtype=torch.float64, **labels)
+        losses.append(float(step(model, ADDrop(p=0.4, q=1.0, **options), [batch])[0]))
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_the_preset_of_the_paper_is_its_algorithm() -> None:
+    assert ADDrop.preset("paper", "stsb").options == {"layers": "first", "direction": "high", "cross_tuning": True}
+    assert ADDrop.preset("paper", "rte").options == {"layers": "all", "direction": "high", "cross_tuning": True}
 
 
 @pytest.mark.parametrize(

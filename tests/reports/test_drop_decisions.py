@@ -159,7 +159,7 @@ def test_hidden_units_are_no_positions() -> None:
 def test_what_acts_in_attention() -> None:
     assert acting_in_attention(FineTune()) is None
     assert acting_in_attention(Compose(Mixout(), RDrop())) is None
-    drop = ADDrop()
+    drop = ADDrop(cross_tuning=True)
     assert acting_in_attention(drop) is drop
     assert acting_in_attention(Compose(drop, RDrop())) == drop
     both = Compose(drop, Vanilla())
@@ -167,9 +167,9 @@ def test_what_acts_in_attention() -> None:
 
 
 def test_epochs_in_which_all_methods_act() -> None:
-    assert active_epochs(ADDrop(), 4) == [1, 3]
-    assert active_epochs(Compose(ADDrop(), Vanilla()), 3) == [1]
-    assert active_epochs(ADDrop(), 1) == []
+    assert active_epochs(ADDrop(cross_tuning=True), 4) == [1, 3]
+    assert active_epochs(Compose(ADDrop(cross_tuning=True), Vanilla()), 3) == [1]
+    assert active_epochs(ADDrop(cross_tuning=True), 1) == []
 
 
 # --- What a run learnt

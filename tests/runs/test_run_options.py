@@ -139,7 +139,6 @@ def test_balanced_loss_does_not_depend_on_how_a_step_is_cut() -> None:
 def test_class_weights_change_what_is_learnt_under_a_method(folder: Path, method: str) -> None:
     tiny.write_csv(folder / "rare.csv", ["no", "no", "no", "yes"] * 8)
     options: dict[str, Any] = {"train_file": str(folder / "rare.csv"), "method": method, "learning_rate": 1e-2}
-    options |= {"options": {"cross_tuning": False}} if method == "ad-drop" else {}
     options |= {"epochs": 1}
     plain = train(tiny.config(folder, f"plain-{method}", **options))
     balanced = train(tiny.config(folder, f"balanced-{method}", class_weights="balanced", **options))
@@ -158,9 +157,12 @@ def test_class_weights_are_for_classes(folder: Path) -> None:
     assert not (folder / "weighted-numbers").exists()
 
 
+CROSS = {"cross_tuning": True}
+
+
 def test_logs_between_epochs_leave_the_history_as_it_is(folder: Path) -> None:
-    each_epoch = train(tiny.config(folder, "each-epoch"))
-    each_step = train(tiny.config(folder, "each-step", logging_steps=2))
+    each_epoch = train(tiny.config(folder, "each-epoch", options=CROSS))
+    each_step = train(tiny.config(folder, "each-step", options=CROSS, logging_steps=2))
     for one, other in zip(each_epoch["history"], each_step["history"], strict=True):
         assert one["train_loss"] == pytest.approx(other["train_loss"], abs=1e-3)
         assert one["dropped"] == pytest.approx(other["dropped"], abs=0.02)

@@ -178,7 +178,7 @@ def test_from_python(folder: Path) -> None:
         eval_file=config.eval_file,
         text_columns=config.text_columns,
         label_column="label",
-        methods=[ADDrop(p=0.2, cross_tuning=False)],
+        methods=[ADDrop(p=0.2)],
         seeds=1,
         baselines=(),
         keep_best=False,
@@ -187,7 +187,7 @@ def test_from_python(folder: Path) -> None:
         max_length=16,
         device="cpu",
     )
-    assert [row.label for row in outcome.answer.rows] == ["finetune", "ad-drop p=0.2 cross_tuning=False"]
+    assert [row.label for row in outcome.answer.rows] == ["finetune", "ad-drop p=0.2"]
     assert outcome.best is None
 
 

@@ -25,7 +25,7 @@ from attendrop.methods.core.base import Method
 from attendrop.training.checkpoints import is_complete, last_checkpoint
 from attendrop.training.sampler import EpochSampler
 
-CROSS = ADDrop(p=0.5, q=0.5)
+CROSS = ADDrop(p=0.5, q=0.5, cross_tuning=True)
 LATE = ADDrop(p=0.5, q=0.5, cross_tuning=False, start_epoch=1)
 
 
@@ -50,7 +50,7 @@ def trained(folder: Path, method: Method | None = ALWAYS, **options: Any) -> dic
 # --- The same weights
 
 
-@pytest.mark.parametrize("method", [None, FineTune(), ALWAYS, ADDrop()], ids=["none", "finetune", "always", "cross"])
+@pytest.mark.parametrize("method", [None, FineTune(), ALWAYS, CROSS], ids=["none", "finetune", "always", "cross"])
 def test_the_same_run_gives_the_same_weights(method: Method | None, tmp_path: Path) -> None:
     zoo.assert_same(trained(tmp_path, method), trained(tmp_path, method))
 
@@ -76,7 +76,7 @@ def test_a_method_changes_the_weights(tmp_path: Path) -> None:
 
 
 def test_the_first_epoch_of_cross_tuning_is_plain(tmp_path: Path) -> None:
-    zoo.assert_same(trained(tmp_path, ADDrop(), num_train_epochs=1), trained(tmp_path, None, num_train_epochs=1))
+    zoo.assert_same(trained(tmp_path, CROSS, num_train_epochs=1), trained(tmp_path, None, num_train_epochs=1))
 
 
 def test_the_model_is_restored_after_training_and_after_an_error(tmp_path: Path) -> None:

@@ -61,6 +61,15 @@ def fix_target(model: nn.Module, outputs: Any, batch: Batch, target: str) -> Tar
     return lambda outputs: Tensor.squeeze(outputs.logits.gather(-1, index), -1)
 
 
+def is_regression(model: nn.Module) -> bool:
+    """Tell from its configuration whether a model predicts numbers: as transformers does at the first loss."""
+    config: Any = getattr(model, "config", None)
+    problem = getattr(config, "problem_type", None)
+    if problem is not None or type(model).__name__.endswith("ForMultipleChoice"):
+        return problem == "regression"
+    return getattr(config, "num_labels", None) == 1
+
+
 def _span_target(outputs: Any, batch: Batch, target: str) -> Target:
     if target == "gold_label":
         first = _required(batch.get("start_positions"), "gold_label", "start_positions")

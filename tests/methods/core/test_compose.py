@@ -144,7 +144,7 @@ def _kept(edit: Any, shares: list[Tensor]) -> Any:
 
 def test_each_follows_its_own_epochs() -> None:
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    method = Compose(ADDrop(), Vanilla())
+    method = Compose(ADDrop(cross_tuning=True), Vanilla())
     assert method.needs_epoch()
     assert method.regularized_epochs(2) == [0, 1]
     with regularize(model, method) as reg:
