@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers as hf
@@ -14,14 +15,19 @@ WORDS = {"one": "un", "two": "doi", "three": "trei", "cat": "pisica", "dog": "ca
 
 
 def save_tiny_marian(folder: Path, *, size: int = 16, init_std: float = 0.02) -> Path:
-    """Save a random Marian of two layers in the encoder and one in the decoder, with a vocabulary of words."""
-    tokens = _save_tokenizer(folder)
+    """Save a random Marian with a vocabulary of words."""
+    return save_marian(folder, word_tokenizer(), size=size, init_std=init_std)
+
+
+def save_marian(folder: Path, tokenizer: Any, *, size: int = 16, init_std: float = 0.02) -> Path:
+    """Save a random Marian of two layers in the encoder and one in the decoder, with its tokenizer."""
     config = hf.MarianConfig(
-        vocab_size=tokens, d_model=size, encoder_layers=2, decoder_layers=1, encoder_attention_heads=2,
+        vocab_size=len(tokenizer), d_model=size, encoder_layers=2, decoder_layers=1, encoder_attention_heads=2,
         decoder_attention_heads=2, encoder_ffn_dim=2 * size, decoder_ffn_dim=2 * size, max_position_embeddings=32,
-        pad_token_id=0, eos_token_id=1, decoder_start_token_id=0, forced_eos_token_id=None, dropout=0.0,
-        scale_embedding=True, init_std=init_std,
+        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, forced_eos_token_id=None,
+        decoder_start_token_id=tokenizer.pad_token_id, dropout=0.0, scale_embedding=True, init_std=init_std,
     )  # fmt: skip
+    tokenizer.save_pretrained(folder)
     torch.manual_seed(1)
     hf.MarianMTModel(config).save_pretrained(folder)
     return folder
@@ -29,26 +35,27 @@ def save_tiny_marian(folder: Path, *, size: int = 16, init_std: float = 0.02) ->
 
 def save_tiny_t5(folder: Path) -> Path:
     """Save a random T5 of two layers, with a vocabulary of words."""
+    tokenizer = word_tokenizer()
     config = hf.T5Config(
-        vocab_size=_save_tokenizer(folder), d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, pad_token_id=0,
+        vocab_size=len(tokenizer), d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, pad_token_id=0,
         eos_token_id=1, decoder_start_token_id=0,
     )  # fmt: skip
+    tokenizer.save_pretrained(folder)
     torch.manual_seed(1)
     hf.T5ForConditionalGeneration(config).save_pretrained(folder)
     return folder
 
 
-def _save_tokenizer(folder: Path) -> int:
-    folder.mkdir(parents=True, exist_ok=True)
+def word_tokenizer() -> hf.PreTrainedTokenizerFast:
+    """Make a tokenizer of the words of both languages."""
     vocabulary = ["<pad>", "</s>", "<unk>", *WORDS, *WORDS.values()]
     tokens = Tokenizer(models.WordLevel({word: number for number, word in enumerate(vocabulary)}, unk_token="<unk>"))
     tokens.pre_tokenizer = pre_tokenizers.Whitespace()
     tokens.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    hf.PreTrainedTokenizerFast(
+    return hf.PreTrainedTokenizerFast(
         tokenizer_object=tokens, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", model_max_length=32,
         model_input_names=["input_ids", "attention_mask"],
-    ).save_pretrained(folder)  # fmt: skip
-    return len(vocabulary)
+    )  # fmt: skip
 
 
 def pair(number: int) -> tuple[str, str]:

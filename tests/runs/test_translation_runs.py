@@ -13,7 +13,7 @@ import torch
 from helpers import tiny, tiny_translators
 from helpers.command_line import Captured, assert_refused
 from safetensors.torch import load_file
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianTokenizer, TrainerCallback
 
 from attendrop import cli
 from attendrop.methods.core.registry import method_names
@@ -211,3 +211,35 @@ def test_a_translator_learns(folder: Path) -> None:
         asked[asked.index(option) + 1] = f"{folder}/{name}.en,{folder}/{name}.ro"
     assert cli.main(asked) == 0
     assert tiny.read_metrics(folder / "learnt")["all_scores"]["dev"]["chrf"] > 0.8
+
+
+@pytest.mark.slow
+def test_the_tokenizer_of_marian_has_a_vocabulary_for_each_language(folder: Path, tmp_path: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    vocabulary = {"</s>": 0, "<unk>": 1}
+    for side, language in {"source": "en", "target": "ro"}.items():
+        sentencepiece.SentencePieceTrainer.train(
+            input=f"{folder}/train.{language}", model_prefix=f"{tmp_path}/{side}", vocab_size=30, hard_vocab_limit=False
+        )
+        (tmp_path / f"{side}.model").rename(tmp_path / f"{side}.spm")
+        pieces = (line.split("\t")[0] for line in (tmp_path / f"{side}.vocab").read_text().splitlines()[3:])
+        vocabulary |= {piece: len(vocabulary) + place for place, piece in enumerate(set(pieces) - vocabulary.keys())}
+    vocabulary["<pad>"] = len(vocabulary)
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+    tokenizer = MarianTokenizer(
+        *(str(tmp_path / name) for name in ("source.spm", "target.spm", "vocab.json")), source_lang="en",
+        target_lang="ro", model_max_length=32,
+    )  # fmt: skip
+    tiny_translators.save_marian(folder / "spm", tokenizer, init_std=0.1, size=32)
+    files = ("--train-file", f"{folder}/many.en,{folder}/many.ro", "--eval-file", f"{folder}/dev.en,{folder}/dev.ro")
+    tiny_translators.write_pairs(folder, "many", range(1000))
+    asked = [
+        *train(folder, "run-spm", "--method", "finetune"),
+        *files,
+        "--model",
+        f"{folder}/spm",
+        "--max-steps",
+        "300",
+    ]
+    assert cli.main([*asked, "--batch-size", "16", "--learning-rate", "3e-3", "--task-set", "num_beams=1"]) == 0
+    assert tiny.read_metrics(folder / "run-spm")["all_scores"]["dev"]["chrf"] > 0.5

@@ -106,6 +106,12 @@ def test_files_of_chats_need_no_label_column(tmp_path: Path) -> None:
     assert data.splits["train"]["prompt"][:] == [chat("a", "b")]
 
 
+@pytest.mark.parametrize("text", [["a", "word"], '["a", "word"]', "[]", "", None])
+def test_words_and_texts_are_no_chats(text: Any) -> None:
+    assert not TextGeneration.may_read([text])
+    assert TextGeneration.may_read([text, chat("a", "b")])
+
+
 @pytest.mark.parametrize(
     ("row", "label", "message"),
     [

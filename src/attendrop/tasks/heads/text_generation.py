@@ -67,7 +67,8 @@ completion = tokenizer.decode(written, skip_special_tokens=True)"""
     @classmethod
     def may_read(cls, texts: Sequence[Any]) -> bool:
         """Accept messages of a chat, also as JSON in CSV files."""
-        return any(isinstance(_read(text), list) for text in texts)
+        read = [_read(text) for text in texts]
+        return any(isinstance(each, list) and each and isinstance(each[0], dict) for each in read)
 
     @staticmethod
     def text_problem(value: Any, column: int = 0) -> str | None:
