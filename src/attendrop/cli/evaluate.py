@@ -42,6 +42,9 @@ def evaluate(
     skipped_file: SkippedFile = None,
     overwrite: Overwrite = False,
     max_length: Annotated[int | None, typer.Option(show_default="as in training")] = None,
+    long_texts: Annotated[
+        str | None, typer.Option(help="head, head+tail or windows.", show_default="as in training")
+    ] = None,
     batch_size: Annotated[int, typer.Option()] = 64,
     task_options: TaskSet = None,
     device: Device = "auto",
@@ -53,6 +56,7 @@ def evaluate(
         task=task, data_dir=data_dir, split=split, file=eval_file, text_columns=split_columns(text_columns),
         label_column=label_column, input_format=input_format, skip_bad_rows=skip_bad_rows, skipped_file=skipped_file,
         overwrite=overwrite, task_options=read_task_set(task_options or []), max_length=max_length,
+        long_texts=long_texts,
         batch_size=batch_size, device=device or "auto",
     )  # fmt: skip
 

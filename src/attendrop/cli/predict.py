@@ -49,6 +49,9 @@ def predict(
     skipped_file: SkippedFile = None,
     overwrite: Overwrite = False,
     max_length: Annotated[int | None, typer.Option(show_default="as in training")] = None,
+    long_texts: Annotated[
+        str | None, typer.Option(help="head, head+tail or windows.", show_default="as in training")
+    ] = None,
     batch_size: Annotated[int, typer.Option()] = 64,
     task_options: TaskSet = None,
     device: Device = "auto",
@@ -61,6 +64,7 @@ def predict(
         input_format=input_format, skip_bad_rows=skip_bad_rows,
         skipped_file=skipped_file or (f"{output}.skipped.jsonl" if skip_bad_rows and output != STDIN else None),
         overwrite=overwrite, task_options=read_task_set(task_options or []), max_length=max_length,
+        long_texts=long_texts,
         batch_size=batch_size, device=device or "auto",
     )  # fmt: skip
     if as_json and output == STDIN:

@@ -45,6 +45,10 @@ WeightDecay = Annotated[float | None, typer.Option(show_default="0.01")]
 Schedule = Annotated[str | None, typer.Option(help="linear, constant or cosine.", show_default="linear")]
 Warmup = Annotated[float | None, typer.Option(help="Fraction of all steps.", show_default="0.1")]
 MaxLength = Annotated[int | None, typer.Option(help="In tokens.", show_default="128")]
+LongTexts = Annotated[
+    str | None,
+    typer.Option(help="Texts over --max-length: head, head+tail, or windows with one score.", show_default="head"),
+]
 MaxTrainSamples = Annotated[int | None, typer.Option(help="Number of training rows to use.")]
 Shots = Annotated[int | None, typer.Option(help="Number of training rows per class to use.")]
 ClassWeights = Annotated[

@@ -23,6 +23,7 @@ from attendrop.cli.run_options import (
     HeadStart,
     LabelType,
     LearningRate,
+    LongTexts,
     Lora,
     MaxLength,
     MaxSteps,
@@ -96,6 +97,7 @@ def train(
     schedule: Schedule = None,
     warmup: Warmup = None,
     max_length: MaxLength = None,
+    long_texts: LongTexts = None,
     max_train_samples: MaxTrainSamples = None,
     shots: Shots = None,
     protocol: Annotated[

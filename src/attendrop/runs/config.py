@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from attendrop.argument_checks import check_choice
 from attendrop.errors import AttendropError
 from attendrop.tasks.file_formats import default_columns, default_label_type
+from attendrop.tasks.long_texts import LONG_TEXTS
 
 if TYPE_CHECKING:
     from attendrop.methods.core.base import Method
@@ -81,7 +82,10 @@ class RunConfig:
         max_steps: Number of optimizer steps, instead of ``epochs``; for comparisons between methods that
             train on different numbers of rows. None: ``epochs``, and without these what the recipe says. 0: only a
             head that starts from the frozen encoder.
-        max_length: Maximum length in tokens; longer texts are truncated.
+        max_length: Maximum length in tokens.
+        long_texts: What is done with longer texts: ``"head"``, truncate them; ``"head+tail"``, keep their beginning and
+            their end; ``"windows"``, train on windows of this length, and average the outputs of a text's windows.
+            None: ``"head"``.
         test_fraction: Fraction of the training rows to set aside as the evaluation data, where there is no
             ``eval_file``: the same rows for every seed, stratified by class; rows with the same text are on the same
             side. Of a task, they take the place of its development set, which then stays unseen: settings can be chosen
@@ -137,6 +141,7 @@ class RunConfig:
     schedule: str = "linear"
     warmup: float = 0.1
     max_length: int = 128
+    long_texts: str | None = None
     max_train_samples: int | None = None
     shots: int | None = None
     protocol: str = "honest"
@@ -176,6 +181,8 @@ class RunConfig:
         check_choice("report_to", self.report_to, REPORT_TO)
         check_choice("pooling", self.pooling, POOLINGS)
         check_choice("head_start", self.head_start, HEAD_STARTS)
+        if self.long_texts is not None:
+            check_choice("long_texts", self.long_texts, LONG_TEXTS)
         if self.class_weights is not None:
             check_choice("class_weights", self.class_weights, CLASS_WEIGHTS)
         self._check_data()

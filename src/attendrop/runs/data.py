@@ -60,7 +60,7 @@ def load_data(config: RunConfig) -> TaskData:
         data = shared(key, lambda: _load(config), _size, kind="data")
     else:
         data = _load(config)
-    task = replace(data.task, options=config.task_options)
+    task = replace(data.task.with_long_texts(config.long_texts), options=config.task_options)
     return replace(data, task=task if config.metric is None else with_metric(task, config.metric))
 
 

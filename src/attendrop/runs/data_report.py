@@ -12,8 +12,11 @@ from transformers import PreTrainedTokenizerBase
 from attendrop.runs.data import Parts
 from attendrop.tasks.base import TaskData
 from attendrop.tasks.heads.base import Head
+from attendrop.tasks.long_texts import HEAD, HEAD_TAIL, WINDOWS, of_documents
+from attendrop.tasks.tokenization import columns_of
 
 _Text = tuple[str, ...]
+_TREATED = {HEAD: "cut", HEAD_TAIL: "cut in the middle", WINDOWS: "in windows"}
 
 
 def data_report(
@@ -26,14 +29,14 @@ def data_report(
         parts: Their splits.
         encoded: The same splits, tokenized.
         tokenizer: The tokenizer of the model.
-        max_length: In tokens; longer texts were truncated.
+        max_length: In tokens; longer texts were truncated, or split.
 
     Returns:
         Plain values: ``kind``; ``parts``, of each ``rows``, ``classes`` (rows of each) or ``numbers`` (``min``,
-        ``mean``, ``max``), ``truncated`` and ``unknown`` (rows that were cut; that have no token known to the
-        tokenizer), ``duplicates`` (rows whose text an earlier row of the part has) and ``in_train`` (rows whose text
-        is in train, too); ``conflicts`` in train (``texts`` with several labels, their ``rows``, an ``example``);
-        ``similar_classes``, which differ in case only; ``skipped`` bad rows.
+        ``mean``, ``max``), ``truncated`` and ``unknown`` (rows longer than ``max_length``; rows, or windows, that have
+        no token known to the tokenizer), ``duplicates`` (rows whose text an earlier row of the part has) and
+        ``in_train`` (rows whose text is in train, too); ``conflicts`` in train (``texts`` with several labels, their
+        ``rows``, an ``example``); ``similar_classes``, which differ in case only; ``skipped`` bad rows.
     """
     limit = min(max_length, tokenizer.model_max_length)
     head = data.task.head
@@ -41,11 +44,12 @@ def data_report(
     tokens = _named(encoded)
     described = {}
     for name, rows in _named(parts).items():
-        ids = head.token_ids(tokens[name])
+        columns = columns_of(tokens[name])
+        ids = head.token_ids(columns)
         described[name] = {
             "rows": len(rows),
             **head.describe_labels(rows),
-            "truncated": head.truncated(rows, tokens[name]["length"], tokenizer, limit),
+            "truncated": head.truncated(rows, of_documents(columns["length"], columns), tokenizer, limit),
             "unknown": sum(not set(row) - set(tokenizer.all_special_ids) for row in ids),
             "duplicates": len(texts[name]) - len(set(texts[name])),
         }
@@ -55,6 +59,7 @@ def data_report(
     return {
         "kind": data.task.kind,
         "max_length": limit,
+        "long_texts": data.task.long_texts,
         "parts": described,
         "conflicts": _conflicts(texts["train"], parts.train, head),
         "similar_classes": head.similar_classes(),
@@ -68,7 +73,7 @@ def report_table(report: dict[str, Any], head: Head) -> str:
     lines = [["", *parts], ["rows", *(str(part["rows"]) for part in parts.values())]]
     lines += head.label_lines(list(parts.values()))
     cut = (f"{100 * part['truncated'] / max(part['rows'], 1):.1f} %" for part in parts.values())
-    lines.append([f"over {report['max_length']} tokens, cut", *cut])
+    lines.append([f"over {report['max_length']} tokens, {_TREATED[report.get('long_texts', HEAD)]}", *cut])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         [f"Data: {head.kind}, {head.labels_are}"]

@@ -85,8 +85,10 @@ def export_run(
                 _add_tokenizer_and_config(Path(partial), model, tokenizer, target.parent, overwrite=overwrite)
             if format == "onnx":
                 run = read_run(Path(run_dir)) or {}
-                length = run.get("config", {}).get("max_length")
-                metadata = {} if length is None else {"max_length": str(length)}
+                config = run.get("config", {})
+                metadata = {
+                    name: str(config[name]) for name in ("max_length", "long_texts") if config.get(name) is not None
+                }
                 found["difference"] = export_onnx(model, file, quantize=quantize, metadata=metadata)
             else:
                 export_torch(model, file)

@@ -237,6 +237,7 @@ def _open_rows(run: _Run, source: Source, split: str) -> _Rows:
     else:
         raise AttendropError("No data are given; give a task or a file.")
     _check_texts(run, rows.task.text_columns)
+    rows.task = rows.task.with_long_texts(source.long_texts or run.options.get("long_texts"))
     if run.options.get("metric") is not None:
         rows.task = with_metric(rows.task, run.options["metric"])
     first = next(rows.chunks, None)

@@ -82,7 +82,7 @@ def _sections(metrics: dict[str, Any], head: Head, parts: Sequence[Method], stoc
     config, rows = metrics["config"], metrics["data"]["rows"]
     bibtex = "\n\n".join(dict.fromkeys(part.bibtex for part in parts if part.bibtex))
     shown = ("epochs", "max_steps", "batch_size", "gradient_accumulation", "learning_rate", "schedule", "warmup")
-    others = ("weight_decay", "pooling", "head_start", "max_length", "seed")
+    others = ("weight_decay", "pooling", "head_start", "max_length", "long_texts", "seed")
     options = {f"`{name}`": value for name, value in flat_options(metrics["options"]).items()}
     values = config | metrics["training"]
     training = {f"`{name}`": values[name] for name in (*shown, *others) if values[name] is not None}

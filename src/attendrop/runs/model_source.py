@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from attendrop.argument_checks import check_choice
 from attendrop.errors import AttendropError
+from attendrop.tasks.long_texts import LONG_TEXTS
 
 STDIN = "-"
 
@@ -23,6 +25,7 @@ class Source:
         skip_bad_rows: Skip invalid rows of the file, and write them to ``skipped_file``, JSON lines.
         overwrite: Replace files that exist.
         max_length: In tokens.
+        long_texts: See :class:`attendrop.runs.config.RunConfig`; None: as in training.
         batch_size: Rows in a batch.
         device: ``"auto"`` or ``"cpu"``.
     """
@@ -39,6 +42,7 @@ class Source:
     skipped_file: str | None = None
     overwrite: bool = False
     max_length: int | None = None
+    long_texts: str | None = None
     batch_size: int = 64
     device: str = "auto"
 
@@ -47,6 +51,8 @@ class Source:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise AttendropError(f"{name.replace('_', '-')} must be at least 1, not {value}.")
+        if self.long_texts is not None:
+            check_choice("long_texts", self.long_texts, LONG_TEXTS)
         if self.file is not None and (self.task or self.split or self.data_dir):
             raise AttendropError("Give a task (with its split and data-dir) or a file, and not both.")
         if self.task is not None and (self.text_columns or self.label_column):

@@ -28,6 +28,7 @@ from attendrop.runs.shared_results import digest_of_model, shared
 from attendrop.studies.baseline_names import BASELINES, FROZEN, MAJORITY, TFIDF
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.base import Array
+from attendrop.tasks.long_texts import document_means
 from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.tokenization import encode
 
@@ -184,7 +185,8 @@ def _frozen(run: ResolvedRun) -> Fit:
         size, device = config.eval_batch_size, str(compute_device(config.device))
 
         def compute() -> Array:
-            return frozen_features(model, tokenizer, task.head, encoded, size, config.device)
+            found = frozen_features(model, tokenizer, task.head, encoded, size, config.device)
+            return document_means(found, encoded)
 
         if not share:
             return compute()

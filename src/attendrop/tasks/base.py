@@ -1,15 +1,16 @@
 """Tasks: columns, classes and metrics, and the data loaded for a task."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 from datasets import Dataset
 
 from attendrop.tasks.bad_rows import SkippedRow
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.registry import get_head
+from attendrop.tasks.long_texts import HEAD, check_long_texts
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Task:
         other_metrics: Scores reported beside ``metric``.
         token_columns: Columns with numbers for each word, or token, that all splits have, beside "place".
         options: Options of the head, by name.
+        long_texts: What is done with texts that are too long, see :mod:`attendrop.tasks.long_texts`.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Task:
     other_metrics: tuple[str, ...] = ()
     token_columns: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    long_texts: str = HEAD
 
     @cached_property
     def head(self) -> Head:
@@ -47,6 +50,15 @@ class Task:
     def num_labels(self) -> int:
         """Number of outputs per prediction: the number of classes, 1 for regression."""
         return len(self.head.output_names)
+
+    def with_long_texts(self, wanted: str | None) -> Self:
+        """Return the task with another treatment of long texts; None leaves it as it is.
+
+        Raises:
+            AttendropError: Rows of this task do not have it.
+        """
+        check_long_texts(wanted, self.head.long_texts, len(self.text_columns), self.name)
+        return self if wanted is None else replace(self, long_texts=wanted)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from attendrop.tasks.prediction_files import PredictionWriter, output_format, wr
 from attendrop.tasks.sources import TaskSource
 from attendrop.tasks.splits import few_shot, hold_out, subset
 from attendrop.tasks.tagging import TAGGING
+from attendrop.tasks.text_tasks import TEXT_TASKS
 from attendrop.tasks.token_columns import TokenColumn
 from attendrop.tasks.tokenization import encode
 
@@ -44,7 +45,7 @@ __all__ = [
     "with_metric",
     "write_predictions",
 ]
-_EVERY_SOURCE: tuple[TaskSource, ...] = (*GLUE.values(), *TAGGING, *CHOICES, *ANSWERS, *PARALLEL_CORPORA)
+_EVERY_SOURCE: tuple[TaskSource, ...] = (*GLUE.values(), *TAGGING, *CHOICES, *ANSWERS, *PARALLEL_CORPORA, *TEXT_TASKS)
 _SOURCES: dict[str, TaskSource] = {source.task.name: source for source in _EVERY_SOURCE}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,6 +44,7 @@ class FolderSource(ABC):
         hub: Names of the data sets on the hub, each with that of its configuration if it has several; none: the task is
             not there.
         revision: Revision on the hub.
+        hub_splits: Names of the splits on the hub, where they are others.
     """
 
     task: Task
@@ -52,6 +53,7 @@ class FolderSource(ABC):
     read: Callable[[Path, str], Iterator[Any]]
     hub: tuple[tuple[str, ...], ...] = ()
     revision: str | None = None
+    hub_splits: Mapping[str, str] = field(default_factory=lambda: {"dev": "validation"}, kw_only=True)
 
     @abstractmethod
     def columns(self, path: Path, rows: Sequence[Any]) -> dict[str, list[Any]]:
@@ -102,15 +104,12 @@ class FolderSource(ABC):
                 f"{self.task.name} is not in a local folder, and not on the hub; name the folder that holds "
                 f"'{self.folders[0]}' with --data-dir or ATTENDROP_DATA."
             )
-        there, options = _HUB_SPLITS.get(split, split), {} if self.revision is None else {"revision": self.revision}
+        there, options = self.hub_splits.get(split, split), {} if self.revision is None else {"revision": self.revision}
         raw = [load_from_hub(self.task, *names, split=there, **options) for names in self.hub]
         rows = [list(self.read_hub(part)) for part in raw]
         return _numbered(
             [Dataset.from_dict(self.columns(Path(names[0]), part)) for names, part in zip(self.hub, rows, strict=True)]
         )
-
-
-_HUB_SPLITS = {"dev": "validation"}
 
 
 def _first_file(folder: Path, names: Sequence[str]) -> Path | None:

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task
+from attendrop.tasks.long_texts import DOCUMENT, HEAD, split_long
 from attendrop.tasks.token_columns import TokenColumn
 
 # Default of runs, and of models that were not made by a run.
@@ -35,7 +36,8 @@ def encode(
 
     Returns:
         What the head makes of the rows (:meth:`Head.tokenize`), "labels" (if there are labels) and "length", in
-        tokens, without the raw columns.
+        tokens, without the raw columns. Where the task does more with long texts than to truncate them, "document", the
+        number of the row in the data set, of which there are several for a text in windows.
 
     Raises:
         AttendropError: ``max_length`` leaves no room for the texts, or a row of a token column does not have one entry
@@ -43,13 +45,18 @@ def encode(
     """
     limit = length_limit(tokenizer, max_length, pair=task.head.joins_pairs(dataset.column_names))
 
-    def tokenise(columns: dict[str, list[Any]]) -> dict[str, Any]:
-        return encode_columns(columns, task, tokenizer, limit, token_columns)
+    def tokenise(columns: dict[str, list[Any]], rows: list[int]) -> dict[str, Any]:
+        return encode_columns(columns, task, tokenizer, limit, token_columns, first_row=rows[0])
 
     # Rows in memory have no use for a fingerprint, for which the whole tokenizer would be hashed in seconds.
     fingerprint = None if dataset.cache_files else uuid4().hex
     return dataset.map(
-        tokenise, batched=True, remove_columns=dataset.column_names, desc="tokenising", new_fingerprint=fingerprint
+        tokenise,
+        batched=True,
+        with_indices=True,
+        remove_columns=dataset.column_names,
+        desc="tokenising",
+        new_fingerprint=fingerprint,
     )
 
 
@@ -89,8 +96,15 @@ def encode_columns(
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
     token_columns: Sequence[TokenColumn] = (),
+    *,
+    first_row: int = 0,
 ) -> dict[str, list[Any]]:
-    """Tokenize rows given as columns, as :func:`encode` does, with a ``max_length`` of :func:`length_limit`."""
+    """Tokenize rows given as columns, as :func:`encode` does, with a ``max_length`` of :func:`length_limit`.
+
+    ``first_row`` is the number of the first row among all rows.
+    """
+    if task.long_texts != HEAD:
+        return _encode_long(columns, task, tokenizer, max_length, token_columns, first_row)
     cut = task.head.tokenize(columns, tokenizer, max_length)
     encoded: dict[str, Any] = dict(cut)
     if token_columns:
@@ -99,3 +113,24 @@ def encode_columns(
     if "label" in columns:
         encoded["labels"] = task.head.targets(columns["label"], cut, tokenizer)
     return encoded
+
+
+def _encode_long(
+    columns: dict[str, list[Any]],
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    token_columns: Sequence[TokenColumn],
+    first_row: int,
+) -> dict[str, list[Any]]:
+    if token_columns:
+        raise AttendropError(
+            f"column {token_columns[0].name!r}, which the method reads, has an entry for each token of a whole text; "
+            f"use long-texts {HEAD!r}."
+        )
+    whole = task.head.tokenize(columns, tokenizer, None)
+    encoded, documents = split_long(whole, tokenizer, max_length, task.long_texts)
+    encoded["length"] = task.head.lengths(encoded)
+    if "label" in columns:
+        encoded["labels"] = task.head.targets([columns["label"][row] for row in documents], whole, tokenizer)
+    return encoded | {DOCUMENT: [first_row + row for row in documents]}

@@ -13,6 +13,7 @@ from datasets import Dataset
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import check_options, read_options
 from attendrop.tasks.label_column import text_problem, value_problem
+from attendrop.tasks.long_texts import HEAD
 from attendrop.tasks.table import Table
 from attendrop.tasks.token_columns import TokenColumn, align
 
@@ -73,6 +74,7 @@ class Head(ABC):
         has_class_weights: Whether the loss supports class weights.
         has_pooling: Whether models read one vector for the whole input, for which there is a choice.
         reads_one_sequence: Whether a row is one sequence of tokens, whose attention can be shown.
+        long_texts: What can be done with texts that are too long, see :mod:`attendrop.tasks.long_texts`.
         baselines: Baselines without fine-tuning that are defined for this kind of task.
         tokenizer_options: Arguments with which tokenizers of this kind of model are loaded.
         pretrained: Whether pre-trained models have the head's weights, as language models do. Otherwise it is new.
@@ -103,6 +105,7 @@ class Head(ABC):
     has_class_weights: ClassVar[bool] = False
     has_pooling: ClassVar[bool] = False
     reads_one_sequence: ClassVar[bool] = True
+    long_texts: ClassVar[tuple[str, ...]] = (HEAD,)
     baselines: ClassVar[tuple[str, ...]] = ()
     tokenizer_options: ClassVar[Mapping[str, Any]] = {}
     pretrained: ClassVar[bool] = False

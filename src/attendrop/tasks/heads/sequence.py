@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attendrop.tasks.heads.base import Head
+from attendrop.tasks.heads.base import Array, Head
+from attendrop.tasks.long_texts import LONG_TEXTS, document_means, of_documents
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 
 class SequenceHead(Head):
@@ -18,6 +19,7 @@ class SequenceHead(Head):
     peft_task_type = "SEQ_CLS"
     pipeline_tag = "text-classification"
     has_pooling = True
+    long_texts = LONG_TEXTS
     baselines = ("majority", "tfidf", "frozen")
 
     @classmethod
@@ -36,6 +38,14 @@ class SequenceHead(Head):
         from attendrop.tasks.heads.mean_pooling import find_mean_pooling_class
 
         return find_mean_pooling_class(name, model_type)
+
+    def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Array:
+        """Return the outputs of each text; of a text in windows, their mean."""
+        return document_means(raw, encoded)
+
+    def references(self, encoded: Mapping[str, Any]) -> Array:
+        """Return the target of each text."""
+        return self.label_array(of_documents(encoded["labels"][:], encoded))
 
     def model_class(self, config: PreTrainedConfig) -> Any:
         """Return the class of transformers; for the mean, where that has no such option, one of this library."""

@@ -1,0 +1,117 @@
+"""Texts that are longer than a model reads: their first tokens, their first and last, or windows over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attendrop.errors import AttendropError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+HEAD, HEAD_TAIL, WINDOWS = LONG_TEXTS = ("head", "head+tail", "windows")
+# Column with the number of the text that an encoded row is of.
+DOCUMENT = "document"
+# Fraction of what is kept that is from the beginning: 128 of 510 tokens in Sun et al. (2019).
+_HEAD_FRACTION = 0.25
+# Fraction of a window that the next one repeats, at least.
+_OVERLAP = 0.25
+
+
+def check_long_texts(wanted: str | None, allowed: Sequence[str], texts: int, task: str) -> None:
+    """Refuse a treatment of long texts that a kind of task does not have.
+
+    Args:
+        wanted: One of ``LONG_TEXTS``; None: the default, ``"head"``.
+        allowed: Those of the kind of task.
+        texts: Number of texts of a row.
+        task: Name of the task.
+
+    Raises:
+        AttendropError: It is not among those allowed, or rows have several texts.
+    """
+    if wanted in (None, HEAD):
+        return
+    if wanted not in allowed:
+        raise AttendropError(
+            f"long-texts {wanted!r} is for tasks with one prediction for a text, which {task} is not; omit it."
+        )
+    if texts > 1:
+        raise AttendropError(f"long-texts {wanted!r} is for single texts; rows of {task} have {texts}; omit it.")
+
+
+def split_long(
+    whole: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, max_length: int, long_texts: str
+) -> tuple[dict[str, list[Any]], list[int]]:
+    """Cut encoded texts, or split them into windows, each with the special tokens of a whole text.
+
+    Args:
+        whole: Columns of the encoded texts, not truncated, with an entry for each token.
+        tokenizer: The tokenizer.
+        max_length: In tokens, including special tokens.
+        long_texts: ``"head+tail"`` keeps a quarter of ``max_length`` from the beginning and the rest from the end (Sun
+            et al., 2019); ``"windows"`` keeps all tokens, in windows of ``max_length`` that are spread evenly and
+            overlap by a quarter at least.
+
+    Returns:
+        The columns, with a row for each piece, and the number of the text of each piece.
+    """
+    first, last = _special_tokens(tokenizer)
+    rows: dict[str, list[Any]] = {name: [] for name in whole}
+    documents = []
+    for number, ids in enumerate(whole["input_ids"]):
+        for tokens in _pieces(len(ids) - first - last, max_length - first - last, long_texts):
+            kept = [*range(first), *(first + token for token in tokens), *range(len(ids) - last, len(ids))]
+            for name, values in whole.items():
+                rows[name].append([values[number][token] for token in kept])
+            documents.append(number)
+    return rows, documents
+
+
+def document_means(raw: np.ndarray[Any, Any], encoded: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+    """Average the rows of each text; rows that are whole texts stay as they are."""
+    starts = _starts(encoded)
+    if starts is None:
+        return raw
+    counts = np.diff([*starts, len(raw)]).reshape(-1, *[1] * (raw.ndim - 1))
+    means: np.ndarray[Any, Any] = np.add.reduceat(raw, starts, axis=0) / counts
+    return means.astype(raw.dtype)
+
+
+def of_documents(values: Sequence[Any], encoded: Mapping[str, Any]) -> list[Any]:
+    """Return the value of each text, of values that all rows of a text have."""
+    starts = _starts(encoded)
+    return list(values) if starts is None else [values[start] for start in starts]
+
+
+def _starts(encoded: Mapping[str, Any]) -> list[int] | None:
+    """Find the first row of each text; None if rows are whole texts."""
+    if DOCUMENT not in encoded:
+        return None
+    documents = encoded[DOCUMENT][:]
+    return [row for row, number in enumerate(documents) if row == 0 or number != documents[row - 1]]
+
+
+def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
+    """Count the special tokens before and after a text."""
+    count = tokenizer.num_special_tokens_to_add(pair=False)
+    ids = tokenizer("a")["input_ids"]
+    mask = tokenizer.get_special_tokens_mask(ids, already_has_special_tokens=True)
+    first = next((place for place, special in enumerate(mask) if not special), count)
+    return min(first, count), count - min(first, count)
+
+
+def _pieces(length: int, size: int, long_texts: str) -> list[Sequence[int]]:
+    """List the tokens of each piece of a text of ``length`` tokens, for pieces of at most ``size``."""
+    if length <= size:
+        return [range(length)]
+    if long_texts == HEAD_TAIL:
+        head = int(size * _HEAD_FRACTION)
+        return [[*range(head), *range(length - (size - head), length)]]
+    overlap = int(size * _OVERLAP)
+    count = -(-(length - overlap) // (size - overlap))
+    starts = [round(number * (length - size) / (count - 1)) for number in range(count)]
+    return [range(start, start + size) for start in starts]

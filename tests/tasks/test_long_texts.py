@@ -1,0 +1,144 @@
+"""Texts that are longer than a model reads."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import transformers as hf
+from datasets import Dataset
+from helpers import tiny
+
+from attendrop.errors import AttendropError
+from attendrop.tasks.heads.registry import get_head
+from attendrop.tasks.long_texts import document_means, of_documents
+from attendrop.tasks.registry import get_task
+from attendrop.tasks.token_columns import TokenColumn
+from attendrop.tasks.tokenization import encode
+
+TASK = get_task("sst2")
+# Numbers of words of the texts; 8 are left of a maximum length of 10.
+WORDS = [3, 8, 9, 20, 21]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return hf.AutoTokenizer.from_pretrained(tiny.save_tiny_bert(tmp_path_factory.mktemp("model")))
+
+
+def rows() -> Dataset:
+    texts = [" ".join(tiny.WORDS[(place + number) % 16] for place in range(n)) for number, n in enumerate(WORDS)]
+    return Dataset.from_dict({"text": texts, "label": [0, 1, 0, 1, 0]})
+
+
+def whole_texts(tokenizer: Any) -> list[list[int]]:
+    return [tokenizer(text)["input_ids"] for text in rows()["text"]]
+
+
+def test_head_and_tail_keep_a_quarter_of_the_length_from_the_beginning_and_the_rest_from_the_end(
+    tokenizer: Any,
+) -> None:
+    found = encode(rows(), TASK.with_long_texts("head+tail"), tokenizer, 10)
+    expected = [ids if len(ids) <= 10 else ids[:3] + ids[-7:] for ids in whole_texts(tokenizer)]
+    assert found["input_ids"][:] == expected
+    assert found["length"][:] == [5, 10, 10, 10, 10]
+    assert found["labels"][:] == [0, 1, 0, 1, 0]
+
+
+def test_windows_cover_all_tokens_and_overlap_by_a_quarter_at_least(tokenizer: Any) -> None:
+    found = encode(rows(), TASK.with_long_texts("windows"), tokenizer, 10)
+    assert found["document"][:] == [0, 1, 2, 2, 3, 3, 3, 4, 4, 4, 4]
+    assert found["labels"][:] == [0, 1, 0, 0, 1, 1, 1, 0, 0, 0, 0]
+    for number, ids in enumerate(whole_texts(tokenizer)):
+        windows = [
+            window for window, document in zip(found["input_ids"], found["document"], strict=True) if document == number
+        ]
+        starts, first = [], 0
+        for window in windows:
+            assert (window[0], window[-1]) == (ids[0], ids[-1])
+            body = window[1:-1]
+            first = next(place for place in range(first, len(ids)) if ids[place : place + len(body)] == body)
+            starts.append(first)
+            first += 1
+        assert starts[0] == 1
+        assert starts[-1] + len(windows[-1]) - 2 == len(ids) - 1
+        assert all(later - earlier <= 6 for earlier, later in itertools.pairwise(starts))
+
+
+def test_windows_of_a_text_do_not_depend_on_the_rows_that_are_encoded_with_it(tokenizer: Any) -> None:
+    task = TASK.with_long_texts("windows")
+    many = Dataset.from_dict({name: rows()[name][:] * 250 for name in ("text", "label")})  # more than a batch of map
+    found = encode(many, task, tokenizer, 10)
+    assert found["document"][:] == sorted(found["document"][:])
+    assert len(set(found["document"][:])) == len(many)
+    assert found["input_ids"][-11:] == encode(rows(), task, tokenizer, 10)["input_ids"][:]
+
+
+def test_a_text_in_windows_has_the_mean_of_their_outputs_and_one_reference() -> None:
+    encoded = {"document": [4, 4, 7, 9, 9, 9], "labels": [1, 1, 0, 1, 1, 1]}
+    raw = np.arange(12, dtype=np.float32).reshape(6, 2)
+    means = np.array([raw[:2].mean(0), raw[2], raw[3:].mean(0)])
+    assert np.array_equal(document_means(raw, encoded), means)
+    assert of_documents(encoded["labels"], encoded) == [1, 0, 1]
+    for kind, names in (("classification", ("no", "yes")), ("regression", ())):
+        head = get_head(kind, names)
+        tokenizer: Any = None
+        assert np.array_equal(head.row_outputs(raw, encoded, tokenizer), means)
+        assert head.references(encoded).tolist() == [1, 0, 1]
+        assert np.array_equal(head.row_outputs(raw, {"labels": [0] * 6}, tokenizer), raw)
+
+
+def test_columns_with_an_entry_for_each_token_are_refused(tokenizer: Any) -> None:
+    with pytest.raises(AttendropError, match="use long-texts 'head'"):
+        encode(rows(), TASK.with_long_texts("windows"), tokenizer, 10, (TokenColumn("importance", float),))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("rte", "is for single texts; rows of rte have 2"),
+        ("ptb-pos", "one prediction for a text, which ptb-pos is not"),
+    ],
+)
+def test_pairs_and_tags_are_refused(name: str, message: str) -> None:
+    assert get_task(name).with_long_texts("head") == get_task(name)
+    with pytest.raises(AttendropError, match=message):
+        get_task(name).with_long_texts("windows")
+
+
+@pytest.mark.parametrize("how", ["train.jsonl", "train"])
+def test_imdb_is_read_from_json_lines_and_from_the_official_folders(how: str, tmp_path: Path) -> None:
+    folder = tmp_path / "aclImdb"
+    for split in ("train", "test"):
+        if how == "train":
+            for label in ("neg", "pos"):
+                (folder / split / label).mkdir(parents=True)
+                (folder / split / label / "0_3.txt").write_text(f"a {label} film<br />", encoding="utf-8")
+        else:
+            folder.mkdir(exist_ok=True)
+            lines = [f'{{"text": "a {label} film<br />", "label": "{label}"}}' for label in ("neg", "pos")]
+            (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    data = load(tmp_path)
+    assert data.splits["train"].to_dict() == data.splits["dev"].to_dict()
+    assert data.splits["train"]["text"][:] == ["a neg film<br />", "a pos film<br />"]
+    assert data.splits["train"]["label"][:] == [0, 1]
+
+
+def test_broken_files_of_imdb_are_refused_with_their_place(tmp_path: Path) -> None:
+    (tmp_path / "imdb").mkdir()
+    for content, message in (
+        ('{"text": "a"}', "no column 'label'"),
+        ('{"text": "a", "label": "2"}', "the label '2' is not one of neg, pos"),
+    ):
+        (tmp_path / "imdb" / "train.jsonl").write_text(content, encoding="utf-8")
+        with pytest.raises(AttendropError, match=message):
+            load(tmp_path)
+
+
+def load(folder: Path) -> Any:
+    from attendrop.tasks.registry import load_task
+
+    return load_task("imdb", data_dir=folder)
