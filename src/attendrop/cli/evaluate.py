@@ -67,4 +67,7 @@ def evaluate(
         found = evaluate_run(run, source, progress)
     lines = {"data": f"{found['task']}, {found['split']}: {found['rows']} rows ({found['source']})"}
     lines |= {name.replace("_", " "): f"{value:.4f}" for name, value in found["all_scores"].items()}
+    for groups in found["groups"].values():
+        metric = found["metric"]
+        lines |= {name: f"{group[metric]:.4f} ({group['rows']} rows)" for name, group in groups.items()}
     show(found, aligned(lines), quiet=quiet, as_json=as_json)

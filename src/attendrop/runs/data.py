@@ -149,6 +149,17 @@ def encode_parts(config: RunConfig, task: Task, parts: Parts, tokenizer: PreTrai
     return Parts(encoded(parts.train, _token_columns(config.regularizer)), selection, report, reward)
 
 
+def sampled_rows(parts: Parts) -> dict[str, list[int]]:
+    """Return the indices of the rows of the train split that a run trains on, selects on and is rewarded on."""
+    named = {"train": parts.train, "selection": parts.selection, "reward": parts.reward}
+    evaluated = list(parts.report.values())
+    return {
+        name: rows["index"][:]
+        for name, rows in named.items()
+        if rows is not None and not any(rows is other for other in evaluated)
+    }
+
+
 def fingerprint(parts: Parts) -> str:
     """Hash the rows that determine the weights, which must be the same when a run is resumed."""
     digest = hashlib.sha256()

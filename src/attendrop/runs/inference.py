@@ -30,6 +30,7 @@ from attendrop.tasks.prediction_files import PredictionWriter, output_format
 from attendrop.tasks.registry import get_task, load_task, task_files
 from attendrop.tasks.table import Table
 from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, encode_columns, length_limit
+from attendrop.tasks.transfer import group_scores, read_as, reading_of
 
 # Number of rows in memory at a time, which are sorted by length into batches.
 CHUNK_ROWS = 4096
@@ -42,7 +43,9 @@ def evaluate(run_dir: str, source: Source, on_progress: OnProgress | None = None
     """Score a model on labelled data, by default on the development set.
 
     Returns:
-        ``model, task, source, split, rows, skipped, metric, score, all_scores, predicted``.
+        ``model, task, source, split, rows, skipped, metric, score, all_scores, predicted``, and ``groups``: by column
+        and value, the ``rows`` and the metric of the groups that the task has, see
+        :func:`attendrop.tasks.transfer.group_scores`.
 
     Raises:
         AttendropError: There is no finished run, or the data cannot be read, have no labels or other classes.
@@ -55,16 +58,19 @@ def _evaluate(run_dir: str, source: Source, on_progress: OnProgress | None) -> d
     run = _load_run(run_dir, source.task_options)
     rows = _open_rows(run, source, "dev")
     outputs, references = [], []
+    groups: dict[str, list[str]] = {name: [] for name in rows.task.group_columns}
     for chunk in rows.chunks:
         encoded = run.encode(chunk.columns, rows.task, source)
         if "labels" not in encoded:
             raise AttendropError(f"The split '{rows.split}' of {rows.task.name} has no labels to score; use predict.")
         outputs.append(run.outputs(encoded, rows, source, on_progress))
         references.append(run.head.references(encoded))
+        for name, values in groups.items():
+            values += chunk.columns[name]
     every, labels = np.concatenate(outputs), np.concatenate(references)
     scores = compute_scores(rows.task, every, labels)
     rows.write_skipped(source)
-    predicted = run.head.predicted_counts(every)
+    predicted = (run if rows.reading is None else rows.task).head.predicted_counts(every)
     if len(predicted) == 1 and len(labels) > 1:
         logger.warning("The model predicts one class for all %d rows: %s.", len(labels), next(iter(predicted)))
     return rows.found(run_dir) | {
@@ -72,6 +78,7 @@ def _evaluate(run_dir: str, source: Source, on_progress: OnProgress | None) -> d
         "score": scores[rows.task.metric],
         "all_scores": scores,
         "predicted": predicted,
+        "groups": group_scores(rows.task, every, labels, groups),
     }
 
 
@@ -170,7 +177,7 @@ class _Run:
         size, device = source.batch_size, source.device
         found = predict_outputs(self.model, self.tokenizer, self.head, encoded, size, device, count)
         rows.done = before + len(found)  # a row may be encoded as several
-        return found
+        return read_as(found, rows.reading, rows.task.num_labels)
 
     def trained_on(self) -> tuple[str, ...]:
         """List the text columns that the model was trained on; empty if unknown."""
@@ -181,7 +188,11 @@ class _Run:
 
 @dataclass
 class _Rows:
-    """Rows in chunks, counted while they are read; ``total`` is None if unknown."""
+    """Rows in chunks, counted while they are read.
+
+    ``total`` is None if unknown, and ``reading`` if the model's classes are the task's, see
+    :func:`attendrop.tasks.transfer.reading_of`.
+    """
 
     task: Task
     split: str
@@ -190,6 +201,7 @@ class _Rows:
     total: int | None
     bad: BadRows
     done: int = 0
+    reading: list[int] | None = None
 
     def found(self, run_dir: str) -> dict[str, Any]:
         return {
@@ -248,13 +260,15 @@ def _open_rows(run: _Run, source: Source, split: str) -> _Rows:
 
 
 def _task_rows(run: _Run, source: Source, name: str, split: str) -> _Rows:
-    _check_head(get_task(name), run.head)
+    reading = reading_of(get_task(name), run.head)
+    if reading is None:
+        _check_head(get_task(name), run.head)
     if source.skip_bad_rows:
         raise AttendropError("skip-bad-rows is for custom files; omit it for a task.")
     data = load_task(name, data_dir=source.data_dir, splits=(split,))
     task, dataset = replace(data.task, options=run.head.options()), data.splits[split]
     chunks = (_Chunk(columns) for columns in dataset.iter(CHUNK_ROWS))
-    return _Rows(task, split, data.source, chunks, len(dataset), BadRows())
+    return _Rows(task, split, data.source, chunks, len(dataset), BadRows(), reading=reading)
 
 
 def _file_rows(run: _Run, source: Source, file: str, split: str) -> _Rows:

@@ -34,6 +34,8 @@ from attendrop.runs.owned_files import (
 from attendrop.runs.run_file import RUN_FILE, run_file
 
 METRICS = "metrics.json"
+# The training rows, where they are a sample of the data.
+SAMPLED_ROWS = "sampled_rows.json"
 
 
 def is_main_process() -> bool:

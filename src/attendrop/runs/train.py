@@ -42,7 +42,7 @@ from attendrop.runs.announcements import (
 from attendrop.runs.callbacks import AfterFirstStep, LogEvery, Meter, SaveEvery, StopAfter, silence
 from attendrop.runs.class_weights import run_loss
 from attendrop.runs.config import RunConfig
-from attendrop.runs.data import Parts, encode_parts, fingerprint
+from attendrop.runs.data import Parts, encode_parts, fingerprint, sampled_rows
 from attendrop.runs.data_report import data_report
 from attendrop.runs.diverged_training import refuse_diverged
 from attendrop.runs.experiment_tracking import check_integration, keep_in_folder
@@ -55,6 +55,7 @@ from attendrop.runs.resolved_run import ResolvedRun, resolve_run
 from attendrop.runs.run_file import RUN_FILE, run_file
 from attendrop.runs.run_folder import (
     METRICS,
+    SAMPLED_ROWS,
     begin_run,
     check_data,
     clear_unfinished,
@@ -190,6 +191,8 @@ def _train(
             write_json(files / METRICS, metrics)
             if not (place / RUN_FILE).exists():  # the process that began the run died before it was written
                 write_text(files / RUN_FILE, run_file(config))
+            if config.shots is not None or config.max_train_samples is not None:
+                write_json(files / SAMPLED_ROWS, sampled_rows(run.parts))
             if run.data.skipped:
                 write_skipped(files / SKIPPED, run.data.skipped)
         replace_run(Path(config.output_dir))

@@ -28,6 +28,9 @@ class Task:
         token_columns: Columns with numbers for each word, or token, that all splits have, beside "place".
         options: Options of the head, by name.
         long_texts: What is done with texts that are too long, see :mod:`attendrop.tasks.long_texts`.
+        group_columns: Columns whose values make groups of rows that are also scored for themselves.
+        readings: Classes of models trained on other tasks, each with the class of this task that it is read as. Where
+            there are any, models with other classes are not scored.
     """
 
     name: str
@@ -40,6 +43,8 @@ class Task:
     token_columns: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     long_texts: str = HEAD
+    group_columns: tuple[str, ...] = ()
+    readings: tuple[Mapping[str, str], ...] = ()
 
     @cached_property
     def head(self) -> Head:
