@@ -156,7 +156,7 @@ def test_other_commands_work_on_choices(folder: Path, tmp_path: Path, capsys: Ca
     assert len(metrics["pruned"]["layers"]) == 1 and 0 <= metrics["score"] <= 1
     capsys.readouterr()
     assert cli.main(["attend", run, "the cat", "--device", "cpu", "--overwrite"]) == 2
-    assert "attention is shown for models that read one" in " ".join(capsys.readouterr().err.split())
+    assert "`attendrop attend` does not work for" in " ".join(capsys.readouterr().err.split())
 
 
 def _arc(folder: Path) -> Path:

@@ -85,10 +85,6 @@ def _columns(stages: Stages, texts: Sequence[str], pairs: Sequence[str]) -> dict
         raise AttendropError(
             f"{len(texts)} text(s) and {len(pairs)} second text(s) are given; give one --text-pair for each text."
         )
-    if not stages.head.reads_one_sequence:
-        raise AttendropError(
-            "The model reads several sequences of tokens for each row; attention is shown for models that read one."
-        )
     if stages.num_texts is not None and stages.num_texts != 1 + bool(pairs):
         what = {1: "single texts; omit --text-pair", 2: "pairs of texts; give one --text-pair for each text"}
         raise AttendropError(f"The model was trained on {what[stages.num_texts]}.")

@@ -73,7 +73,6 @@ class Head(ABC):
         has_probabilities: Whether predictions can come with the probabilities of all classes.
         has_class_weights: Whether the loss supports class weights.
         has_pooling: Whether models read one vector for the whole input, for which there is a choice.
-        reads_one_sequence: Whether a row is one sequence of tokens, whose attention can be shown.
         long_texts: What can be done with texts that are too long, see :mod:`attendrop.tasks.long_texts`.
         baselines: Baselines without fine-tuning that are defined for this kind of task.
         tokenizer_options: Arguments with which tokenizers of this kind of model are loaded.
@@ -104,7 +103,6 @@ class Head(ABC):
     has_probabilities: ClassVar[bool] = False
     has_class_weights: ClassVar[bool] = False
     has_pooling: ClassVar[bool] = False
-    reads_one_sequence: ClassVar[bool] = True
     long_texts: ClassVar[tuple[str, ...]] = (HEAD,)
     baselines: ClassVar[tuple[str, ...]] = ()
     tokenizer_options: ClassVar[Mapping[str, Any]] = {}

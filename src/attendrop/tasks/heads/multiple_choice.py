@@ -6,7 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from datasets import Dataset
@@ -46,7 +46,7 @@ class MultipleChoice(Head):
     fitted_at = ("accuracy", 0.9)
     attributed = "the logit of the predicted choice"
     has_probabilities = True
-    reads_one_sequence = False
+    refused: ClassVar = {"attend": "it shows one sequence of tokens, and a question is read once with each choice"}
     baselines = ("majority",)
     predicts = "a choice"
     labels_are = "the correct choice"

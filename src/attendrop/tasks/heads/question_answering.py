@@ -55,7 +55,7 @@ class QuestionAnswering(Head):
     fitted_at = ("f1", 0.9)
     attributed = "the logits of the first and the last token of the predicted answer"
     answer_column = "answer"
-    reads_one_sequence = False
+    refused: ClassVar = {"attend": "it shows one sequence of tokens, and texts are read in windows"}
     tokenizer_options: ClassVar = {"padding_side": "right"}
     predicts = "an answer in a text"
     labels_are = "answers in texts"
