@@ -21,7 +21,7 @@ COMMANDS = {
     "own_csv.sh": ["bash"],
 }
 SAYS = {
-    "trainer_script.py": "active in epochs [1], counted from 0",
+    "trainer_script.py": "active in epochs [0, 1], counted from 0",
     "own_loop.py": "'ad_drop/dropped'",
     "lora_llama.py": "predicts the same: True",
     "lora_completions.sh": "PEFT loads the adapter, of rank 8",
@@ -35,6 +35,7 @@ def test_all_examples_are_run() -> None:
     assert {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".sh")} == set(COMMANDS)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name in MODELS else ()) for name in COMMANDS]
 )

@@ -16,6 +16,7 @@ from attendrop.argument_checks import (
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.blocks import Block, block_of
 from attendrop.attention.call import AttentionCall
+from attendrop.attention.dropout_draws import DropoutDraws
 from attendrop.attention.edits import AttentionEdit, BlockEdit
 from attendrop.attention.example_inputs import example_inputs
 from attendrop.attention.isolation import evaluating, forked_rng, in_full_precision
@@ -28,7 +29,7 @@ from attendrop.attribution.gradient import gradient_attribution
 from attendrop.attribution.head_importance import GatePlan, head_importance
 from attendrop.attribution.integrated_gradients import QUADRATURE_RULES, SCOPES, integrated_gradient_attribution
 from attendrop.attribution.label_positions import aligned_labels
-from attendrop.attribution.targets import fix_target
+from attendrop.attribution.targets import fix_target, is_regression
 from attendrop.batches import Batch, number_of_rows, refuse_graph, to_device
 from attendrop.candidates import Region, candidate_region, floor_fraction, pack, unpack
 from attendrop.errors import AttendropError
@@ -110,6 +111,7 @@ __all__ = [
     "CombinedPlan",
     "ComputeLoss",
     "ConstantAttention",
+    "DropoutDraws",
     "GatePlan",
     "InitialState",
     "LabelledData",
@@ -169,6 +171,7 @@ __all__ = [
     "head_importance",
     "in_full_precision",
     "integrated_gradient_attribution",
+    "is_regression",
     "kind_of",
     "layer_parameters",
     "mean",

@@ -126,6 +126,7 @@ def test_a_copy_that_is_made_within_the_block_is_stock(method: Method, copied: A
     assert torch.equal(other(**batch).logits, stock(**batch).logits)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.gpu
 @every_method
 def test_a_run_that_is_resumed_goes_on_exactly(method: Method, tmp_path: Path) -> None:
@@ -150,6 +151,7 @@ def _logged(history: list[dict[str, float]]) -> list[dict[str, float]]:
     return [{k: v for k, v in entry.items() if not any(word in k for word in timed)} for entry in history]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in BY_MICRO_BATCH])
 def test_accumulation_equals_the_whole_batch(name: str, tmp_path: Path) -> None:
     found = []
@@ -187,6 +189,7 @@ def test_padding_changes_nothing(name: str) -> None:
     zoo.assert_same(found[0], found[1], 1e-8)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.gpu
 @every_method
 def test_half_precision(method: Method, tmp_path: Path) -> None:

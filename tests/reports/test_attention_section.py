@@ -57,7 +57,7 @@ def test_the_kept_model_is_shown_before_and_after_training_on_evaluation_rows(fo
     assert "attention maps of 3 texts" in err
     page = (folder / "report" / "report.html").read_text(encoding="utf-8")
     assert page.index('id="figures"') < page.index('id="attention"') < page.index('id="runs"')
-    assert "ad-drop cross_tuning=False, seed 0, 40 training rows" in page
+    assert "ad-drop, seed 0, 40 training rows" in page
     assert "3 of the evaluation rows, those whose length is nearest to 16 tokens, of different labels.</p>" in page
     assert "Crossed out is" not in page  # said only where the method is not the run's own
     assert "<img" not in page

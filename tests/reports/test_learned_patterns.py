@@ -299,6 +299,14 @@ def test_a_fit_is_written_with_the_command_that_uses_it(tmp_path: Path, capsys: 
     )
 
 
+def test_the_command_has_options_with_names(tmp_path: Path, capsys: Captured) -> None:
+    named = {"lora": {"r": 8, "targets": None}, "task_options": {"num_beams": 4}}
+    config = {"model": "m", "task": "cola", "options": {"layers": "all"}} | named
+    assert cli.main(["patterns", str(write_run(tmp_path / "run", config=config)), "--fit", "2"]) == 0
+    command = capsys.readouterr().out.splitlines()[-1]
+    assert " --task-set num_beams=4 " in command and " --lora r=8 " in command and "targets" not in command
+
+
 def test_json_and_files_of_ones_own(tmp_path: Path, capsys: Captured) -> None:
     run, picture, fit = write_run(tmp_path / "run"), tmp_path / "p.png", tmp_path / "f.json"
     arguments = ["--fit", "1", "--output", str(picture), "--options", str(fit), "--json"]
@@ -430,7 +438,7 @@ def test_options_come_from_a_file_and_set_goes_over_it(
         ('{"p": 3}', "p=3 must be above 0 and below 1"),
         ('{"steps": 2.5}', "steps=2.5 is not a whole number"),
         ('{"cross_tuning": 3}', "cross_tuning=3 must be true or false"),
-        ('{"layers": null}', "layers=None is not a selection"),
+        ('{"layers": "last"}', "layers='last' is not a selection"),
         ('{"attribution": ["gradient"]}', "attribution=['gradient'] is not known"),
     ],
 )

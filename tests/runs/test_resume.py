@@ -83,6 +83,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("run", "goes_on_from"),
     [
@@ -122,6 +123,7 @@ def test_killed_and_resumed(
         assert resumed_epoch["dropped"] == epoch["dropped"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "method",
     [

@@ -207,7 +207,7 @@ def test_a_few_broken_rows_are_left_out(write: Callable[[str, str], Path]) -> No
     [
         ("rtee", {}, "there is no task 'rtee'; did you mean 'rte'?"),
         ("RTE", {}, "there is no task 'RTE'; did you mean 'rte'?"),
-        ("squad", {}, "there is no task 'squad'; the tasks are cola, sst2"),
+        ("xsum", {}, "there is no task 'xsum'; the tasks are cola, sst2"),
         ("rte", {"splits": ["tran"]}, "rte has no split 'tran'; did you mean 'train'?"),
         ("rte", {"splits": ["ood"]}, "rte has no split 'ood'; it has train, dev, test."),
         ("rte", {"splits": ["test"]}, "has no file 'test.tsv', which rte test needs."),

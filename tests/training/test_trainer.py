@@ -527,6 +527,7 @@ def resumable(schedule: str) -> dict[str, Any]:
     return SCHEDULES[schedule] | logged | {"eval_dataset": examples(count=8), "compute_metrics": accuracy}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("schedule", "stop"),
     [(schedule, stop) for schedule in ("every-step", "last-step-and-evaluation", "best") for stop in (3, 4, 5)]

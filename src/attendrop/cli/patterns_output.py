@@ -149,15 +149,23 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return [" ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
 
 
+# Options of a run whose names on the command line differ.
+_FLAGS = {"task_options": "--task-set"}
+
+
 def _command(config: Mapping[str, Any], schedule: Path) -> str:
     """Write the training command of a run with the schedule in place of its method."""
     words = ["attendrop", "train"]
     for field in dataclasses.fields(RunConfig):
-        value = config.get(field.name, field.default)
         default = field.default_factory() if callable(field.default_factory) else field.default
+        value = config.get(field.name, default)
         if field.name in ("output_dir", "method", "options") or value in (default, [], ()):
             continue
-        flag = f"--{field.name.replace('_', '-')}"
+        flag = _FLAGS.get(field.name, f"--{field.name.replace('_', '-')}")
+        if isinstance(value, Mapping):
+            given = [f"{name}={each}" for name, each in value.items() if each is not None]
+            words += [word for each in given for word in (flag, each)]
+            continue
         text = ",".join(value) if isinstance(value, list | tuple) else str(value)
         words += [flag] if value is True else [flag, text]
     return shlex.join([*words, "--method", "scheduler", "--options", str(schedule)])

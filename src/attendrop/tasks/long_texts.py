@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from attendrop.errors import AttendropError
 
 if TYPE_CHECKING:
+    import numpy as np
     from transformers import PreTrainedTokenizerBase
 
 HEAD, HEAD_TAIL, WINDOWS = LONG_TEXTS = ("head", "head+tail", "windows")
@@ -76,6 +75,8 @@ def document_means(raw: np.ndarray[Any, Any], encoded: Mapping[str, Any]) -> np.
     starts = _starts(encoded)
     if starts is None:
         return raw
+    import numpy as np
+
     counts = np.diff([*starts, len(raw)]).reshape(-1, *[1] * (raw.ndim - 1))
     means: np.ndarray[Any, Any] = np.add.reduceat(raw, starts, axis=0) / counts
     return means.astype(raw.dtype)
