@@ -59,6 +59,14 @@ def logits_at(logits: Array, starts: Array) -> Array:
     return np.where((starts == NO_TOKEN)[:, None], -np.inf, logits[starts])
 
 
+def joined_logits(parts: Sequence[Any]) -> Array:
+    """Concatenate logits ``(rows, tokens, outputs)`` of batches, padded with zeros to the longest."""
+    arrays = [np.asarray(part) for part in parts]
+    longest = max(array.shape[1] for array in arrays)
+    padding = [((0, 0), (0, longest - array.shape[1]), (0, 0)) for array in arrays]
+    return np.concatenate([np.pad(array, pad) for array, pad in zip(arrays, padding, strict=True)])
+
+
 def row_array(rows: Sequence[Any]) -> Array:
     """Make an array of objects, one for each row."""
     found = np.empty(len(rows), dtype=object)

@@ -23,7 +23,7 @@ from attendrop.tasks.answers import (
 from attendrop.tasks.heads.base import Array, Columns, Head, Metric, saved_classes
 from attendrop.tasks.table import Table
 from attendrop.tasks.token_columns import TokenColumn
-from attendrop.tasks.word_lists import row_array
+from attendrop.tasks.word_lists import joined_logits, row_array
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -215,10 +215,7 @@ answer = context[offsets[start][0] : offsets[end][1]]"""
 
     def concatenate(self, parts: Sequence[Any]) -> Array:
         """Concatenate the logits of batches, padded to the longest."""
-        arrays = [np.asarray(part) for part in parts]
-        longest = max(array.shape[1] for array in arrays)
-        padding = [((0, 0), (0, longest - array.shape[1]), (0, 0)) for array in arrays]
-        return np.concatenate([np.pad(array, pad) for array, pad in zip(arrays, padding, strict=True)])
+        return joined_logits(parts)
 
     def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Array:
         """Return the best answer over all windows of each question."""

@@ -23,6 +23,7 @@ from attendrop.tasks.word_lists import (
     NO_TOKEN,
     first_tokens,
     flat,
+    joined_logits,
     json_list,
     labelled,
     list_problem,
@@ -219,10 +220,7 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
 
     def concatenate(self, parts: Sequence[Any]) -> Array:
         """Concatenate the logits of batches, padded to the longest."""
-        arrays = [np.asarray(part) for part in parts]
-        longest = max(array.shape[1] for array in arrays)
-        padding = [((0, 0), (0, longest - array.shape[1]), (0, 0)) for array in arrays]
-        return np.concatenate([np.pad(array, pad) for array, pad in zip(arrays, padding, strict=True)])
+        return joined_logits(parts)
 
     def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Array:
         """Return the logits of the words of each row."""
