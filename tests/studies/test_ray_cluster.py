@@ -172,7 +172,12 @@ def test_runs_end_with_the_process_that_started_them(folder: Path, tmp_path: Pat
     assert found, said
     _, alive = psutil.wait_procs(found.values(), timeout=SECONDS_TO_END)
     assert not alive
-    assert process.returncode == -number
+    if number == signal.SIGINT:
+        # Python ends by the signal, or with code 1 if Ray evaluated a string after it, at shutdown.
+        assert process.returncode in (-number, 1), said
+        assert said.splitlines()[-1] == "KeyboardInterrupt", said
+    else:
+        assert process.returncode == -number, said
 
 
 def test_a_study_on_this_machine_with_a_run_that_fails(folder: Path, tmp_path: Path, capsys: Captured) -> None:

@@ -98,7 +98,8 @@ class RayCluster:
         import ray
 
         for process in self._processes:
-            with suppress(ray.exceptions.RayError):
+            # Of any kind, for it would hide what ends this. The processes end with this one in any case.
+            with suppress(Exception):
                 ray.kill(process.actor)
         ray.shutdown()
 
