@@ -9,7 +9,7 @@ from pruned import contenders, onnx_contenders
 from rows import Row
 from runs import time_runs
 from texts import INFERENCE_BATCH, cola_rows, epoch_batches, inference_batches, step_batches, why_no_real_data
-from workloads import BATCH_SIZE, Setting, build_model, made_up, reward_items
+from workloads import BATCH_SIZE, Setting, build_model, family_models, made_up, reward_items
 
 from attendrop import ADDrop, AttendOut, ChildTuning, Compose, FineTune, Method, RDrop
 from attendrop.methods.core.registry import build_method, method_names
@@ -271,6 +271,19 @@ def inference(setting: Setting) -> Iterator[Row]:
             yield Row("ONNX Runtime: unpruned / pruned", case, ratios(times, "stock", "pruned"), target, at_least=True)
 
 
+def families(setting: Setting) -> Iterator[Row]:
+    """The same, of other families than BERT, on the first batches."""
+    for shape, model in family_models(setting).items():
+        compared = contenders(model)
+        for name, found in inference_batches(setting).items():
+            if "IMDB" in name:
+                continue
+            times = interleave(compared, found[:3], rounds=max(5, setting.rounds), seconds=0)
+            case = f"{shape}, batch {INFERENCE_BATCH}, {name}"
+            yield Row("stock / all layers constant but the first", case, ratios(times, "stock", "pruned"), None)
+            yield Row("stock / unpruned without padding", case, ratios(times, "stock", "unpadded"), None)
+
+
 FIGURES: dict[str, Callable[[Setting], Iterator[Row]]] = {
     "steps": steps,
     "floors": floors,
@@ -282,6 +295,7 @@ FIGURES: dict[str, Callable[[Setting], Iterator[Row]]] = {
     "attendout": attendout,
     "methods": methods,
     "inference": inference,
+    "families": families,
 }
 
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 from measure import Contender, Step
-from transformers import BertForSequenceClassification
+from transformers import BertForSequenceClassification, PreTrainedModel
 from workloads import Batch, Setting
 
 from attendrop import export_onnx, prune
 from attendrop.pruning.pruned_model import unpadded
 
 
-def contenders(model: BertForSequenceClassification) -> dict[str, Contender]:
+def contenders(model: PreTrainedModel) -> dict[str, Contender]:
     """The stock model; the same without padding; and with all layers constant but the first."""
     model = model.eval()
     last = range(1, model.config.num_hidden_layers)

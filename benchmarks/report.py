@@ -45,7 +45,8 @@ weights and optimizer, and nothing of attendrop in the way.
   search. LayerDrop and Attn.LayerDrop are timed over 8 steps, since every step skips other layers.
 - *Prediction*: in `inference_mode`, without labels; "full": every sequence has all tokens; "RTE lengths", "IMDB
   lengths": texts as they come, padded to the longest of their batch, cut at 256 and 512 tokens. "Without padding" is
-  the same form with no layer pruned. ONNX Runtime computes padding in both of its models.
+  the same form with no layer pruned. ONNX Runtime computes padding in both of its models. ModernBERT and
+  DeBERTa-v3 have the sizes of MiniLM and random weights.
 """
 
 

@@ -1,10 +1,18 @@
 """What is measured on: models of random weights, and made-up batches."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    DebertaV2Config,
+    DebertaV2ForSequenceClassification,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
+)
 
 Batch = dict[str, Tensor]
 
@@ -68,6 +76,33 @@ def build_model(
     options = {"attention_probs_dropout_prob": attention_dropout, "attn_implementation": implementation}
     config = BertConfig(**_SHAPES[shape], **options, num_labels=2)
     return BertForSequenceClassification(config).to(setting.device).train()
+
+
+# With its sizes, what the configuration of the -base models says.
+_DEBERTA_V3 = {
+    "relative_attention": True,
+    "position_buckets": 256,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": "p2c|c2p",
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+}
+
+
+def family_models(setting: Setting) -> dict[str, Any]:
+    """Make classifiers of other families, of random weights: in the sizes of MiniLM."""
+    torch.manual_seed(0)
+    sizes = _SHAPES["tiny" if setting.quick else "MiniLM"]
+    words = {"vocab_size": 30522, "num_labels": 2}
+    special = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0)
+    models = {
+        "ModernBERT": ModernBertForSequenceClassification(ModernBertConfig(**sizes, **words, **special)),
+        "DeBERTa-v3": DebertaV2ForSequenceClassification(DebertaV2Config(**sizes, **words, **_DEBERTA_V3)),
+    }
+    return {
+        f"{name}, {model.config.num_hidden_layers} layers": model.to(setting.device) for name, model in models.items()
+    }
 
 
 def made_up(length: int, *, ragged: bool) -> Batch:

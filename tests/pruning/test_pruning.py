@@ -45,6 +45,7 @@ BERT = {**zoo.ZOO["bert"].options, **DEEP}
 ELECTRA = {**zoo.ZOO["electra"].options, **DEEP}
 DISTILBERT = {**zoo.ZOO["distilbert"].options, "n_layers": 3}
 DEBERTA = {**zoo.ZOO["deberta-v3"].options, **DEEP}
+MODERNBERT = {**zoo.ZOO["modernbert"].options, **DEEP, "global_attn_every_n_layers": 3}  # the first is global
 # Class, options, and the row of the zoo whose batches it takes.
 FAST: dict[str, tuple[str, dict[str, Any], str]] = {
     "bert": ("BertForSequenceClassification", BERT, "bert"),
@@ -70,11 +71,24 @@ FAST: dict[str, tuple[str, dict[str, Any], str]] = {
     "deberta-v3-tokens": ("DebertaV2ForTokenClassification", DEBERTA, "bert-tokens"),
     "deberta-v3-choice": ("DebertaV2ForMultipleChoice", DEBERTA, "bert-choice"),
     "deberta-v2": ("DebertaV2ForSequenceClassification", DEBERTA | {"share_att_key": False}, "bert"),
+    "modernbert": ("ModernBertForSequenceClassification", MODERNBERT, "bert"),
+    "modernbert-global": (
+        "ModernBertForSequenceClassification",
+        MODERNBERT | {"global_attn_every_n_layers": 2, "attention_bias": True, "norm_bias": True},
+        "bert",
+    ),
+    "modernbert-mean": ("ModernBertForSequenceClassification", MODERNBERT | {"classifier_pooling": "mean"}, "bert"),
+    "modernbert-tokens": ("ModernBertForTokenClassification", MODERNBERT, "bert-tokens"),
+    "modernbert-choice": ("ModernBertForMultipleChoice", MODERNBERT, "bert-choice"),
+    "modernbert-base": ("ModernBertModel", MODERNBERT, "bert"),
 }
-SLOW_DEBERTA = pytest.param("deberta-v3", marks=pytest.mark.slow)
+SLOW = [pytest.param(case, marks=pytest.mark.slow) for case in ("deberta-v3", "modernbert")]
 # They read the first token, and of one that is padding stock models make what depends on all the padding.
-PADDED_ON_THE_RIGHT = ("deberta-v3", "deberta-v3-choice", "deberta-v2")
-PLAIN = ("modernbert", "gpt2-class", "llama-class", "vit", "bart-class")
+PADDED_ON_THE_RIGHT = (
+    *("deberta-v3", "deberta-v3-choice", "deberta-v2"),
+    *("modernbert", "modernbert-global", "modernbert-choice"),
+)
+PLAIN = ("gpt2-class", "llama-class", "vit", "bart-class")
 PADDINGS = {
     "right": {},
     "further": {"extra": 3},
@@ -107,17 +121,24 @@ def output(model: Any, batch: zoo.Batch) -> Tensor:
 
 
 def naive(model: Any, layers: Sequence[int], batch: zoo.Batch) -> Tensor:
-    """The answer of a stock model, in some of whose layers each token gets the mean of its sequence's values."""
+    """The answer of a stock model, in some of whose layers each token gets the mean of the values that it sees."""
     mask = batch["attention_mask"].flatten(0, -2).bool()
 
     def average(module: Any, args: tuple[Tensor, ...], _: Any) -> tuple[Tensor, None]:
-        distilled = hasattr(module, "v_lin")
-        name = next(name for name in ("v_lin", "value", "value_proj") if hasattr(module, name))
-        values = getattr(module, name)(args[0])
-        context = torch.empty_like(values)
+        if hasattr(module, "Wqkv"):
+            values = module.Wqkv(args[0])[..., -args[0].shape[-1] :]
+        else:
+            name = next(name for name in ("v_lin", "value", "value_proj") if hasattr(module, name))
+            values = getattr(module, name)(args[0])
+        reach = getattr(module, "sliding_window", None) or 1000  # one more than the distance
+        context = torch.zeros_like(values)
+        columns = torch.arange(mask.shape[1], device=mask.device)
         for row, valid in enumerate(mask):
-            context[row] = sum(values[row, valid]) / int(valid.sum())
-        return (module.out_lin(context) if distilled else context), None
+            for token in columns:
+                seen = valid & ((columns - token).abs() < reach)
+                context[row, token] = values[row, seen].sum(0) / max(1, int(seen.sum()))
+        output = getattr(module, "out_lin", getattr(module, "Wo", None))
+        return (context if output is None else output(context)), None
 
     modules = [model.get_submodule(prunable_layers(model)[number].name) for number in layers]
     hooks = [module.register_forward_hook(average) for module in modules]
@@ -166,7 +187,7 @@ def test_fast_form_equals_naive_anywhere(
     near(output(prune(model, sorted(layers)), batch), naive(model, sorted(layers), batch))
 
 
-@pytest.mark.parametrize("case", ["bert", "bert-tokens", "distilbert", "deberta-v3"])
+@pytest.mark.parametrize("case", ["bert", "bert-tokens", "distilbert", "deberta-v3", "modernbert"])
 def test_without_attention_mask(case: str) -> None:
     batch = batch_for(case, lengths=(6, 6))
     light = prune(stock(case), [1])
@@ -214,7 +235,7 @@ def test_loss_of_token_labels() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("case", ["bert", "distilbert-tokens", "deberta-v3"])
+@pytest.mark.parametrize("case", ["bert", "distilbert-tokens", "deberta-v3", "modernbert-tokens"])
 def test_half_precision(case: str, dtype: torch.dtype) -> None:
     model, batch = stock(case), batch_for(case)
     found = output(prune(copy.deepcopy(model).to(dtype), [0, 2]), batch)
@@ -247,7 +268,7 @@ def test_the_form_without_padding_of_a_whole_model() -> None:
 # The plain form -------------------------------------------------------------------------------------------------------
 
 
-ZEROED = (*PLAIN, "bert", "roberta", "electra", "distilbert", "bart", "deberta-v3")
+ZEROED = (*PLAIN, "modernbert", "bert", "roberta", "electra", "distilbert", "bart", "deberta-v3")
 
 
 @pytest.mark.parametrize(("name", "attention"), [build for build in zoo.BUILDS if build[0] in ZEROED])
@@ -305,7 +326,9 @@ def test_heads_that_look_at_padding_keep_the_plain_form(head: str) -> None:
     assert not prune(model, [1]).fast
 
 
-@pytest.mark.parametrize("case", ["bert", "electra-tokens", "distilbert", "deberta-v3", "deberta-v2"])
+@pytest.mark.parametrize(
+    "case", ["bert", "electra-tokens", "distilbert", "deberta-v3", "deberta-v2", "modernbert", "modernbert-global"]
+)
 def test_to_stock_computes_the_same(case: str) -> None:
     light = prune(stock(case), [0, 2])
     plain = light.to_stock()
@@ -337,11 +360,12 @@ def test_the_given_model_stays_as_it_was() -> None:
     assert not shared
 
 
-def test_pruned_layers_lose_three_of_four_matrices() -> None:
-    model = stock("bert")
-    size = BERT["hidden_size"]
-    count = [sum(p.numel() for p in m.parameters()) for m in (model, prune(model, [1, 2]))]
-    assert count[0] - count[1] == 2 * 3 * (size * size + size)
+@pytest.mark.parametrize(("case", "biases"), [("bert", 3), ("deberta-v3", 3), ("modernbert", 0)])
+def test_pruned_layers_lose_three_of_four_matrices(case: str, biases: int) -> None:
+    model = stock(case)
+    size = model.config.hidden_size
+    count = [sum(value.numel() for value in m.state_dict().values()) for m in (model, prune(model, [1, 2]))]
+    assert count[0] - count[1] == 2 * (3 * size * size + biases * size)
 
 
 def test_it_does_not_train() -> None:
@@ -562,7 +586,8 @@ def test_a_pruned_model_is_not_pruned_again() -> None:
 
 @pytest.mark.parametrize("layers", [(), (1,), (0, 1, 2)], ids=str)
 @pytest.mark.parametrize(
-    "case", ["bert", "bert-number", "bert-base", "roberta-tokens", "electra-choice", "distilbert", "deberta-v3"]
+    "case",
+    ["bert", "bert-number", "bert-base", "roberta-tokens", "electra-choice", "distilbert", "deberta-v3", "modernbert"],
 )
 def test_saved_and_loaded(case: str, layers: tuple[int, ...], tmp_path: Path) -> None:
     light = prune(stock(case), layers)
@@ -690,7 +715,7 @@ assert session.get_modelmeta().custom_metadata_map["id2label"] == '{"0": "no", "
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("case", ["bert", "roberta-tokens", "bert-mean", "distilbert", SLOW_DEBERTA])
+@pytest.mark.parametrize("case", ["bert", "roberta-tokens", "bert-mean", "distilbert", *SLOW])
 def test_onnx_without_this_library(case: str, tmp_path: Path) -> None:
     import numpy as np
 
@@ -731,7 +756,7 @@ def test_a_file_that_does_not_compute_what_the_model_does_is_not_written(
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("case", ["electra", "bert-tokens", "roberta-choice", SLOW_DEBERTA])
+@pytest.mark.parametrize("case", ["electra", "bert-tokens", "roberta-choice", *SLOW])
 def test_torch_export(case: str, tmp_path: Path) -> None:
     light = prune(stock(case), [0, 2])
     export_torch(light, tmp_path / "model.pt2")

@@ -23,7 +23,7 @@ from attendrop.errors import AttendropError
 from attendrop.output_files import disk_errors, write_bytes
 from attendrop.pruning.held_attention import held_attention
 from attendrop.pruning.onnx_file import describe, onnx_model, quantize_int8
-from attendrop.pruning.packed_encoder import PackedEncoder
+from attendrop.pruning.packed_encoder import PackedEncoder, PackedLayer
 from attendrop.pruning.pruned_model import PrunedModel
 
 QUANTIZATIONS = ("int8",)
@@ -165,7 +165,7 @@ def _prepared(model: Any, token_types: bool | None) -> tuple[_Logits, tuple[Tens
         )
     inner = copy.deepcopy(given).eval().cpu()
     for module in inner.modules():
-        if isinstance(module, PackedEncoder):
+        if isinstance(module, PackedEncoder | PackedLayer):
             module.padded = True
     if token_types is None:
         token_types = getattr(inner.config, "type_vocab_size", 0) > 1

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, nn
 
-from attendrop.attention.projections import BERT_NAMES, DEBERTA_NAMES, DISTILBERT_NAMES, ProjectionNames
-from attendrop.tasks.heads.mean_pooling import pools_mean
+from attendrop.attention.projections import BERT_NAMES, DEBERTA_NAMES, DISTILBERT_NAMES
+from attendrop.pruning.layer_parts import LayerParts, PostNormParts, PreNormParts
+from attendrop.tasks.heads.mean_pooling import pooling_of
+
+
+def _no_window(_: Any) -> int | None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -17,13 +23,14 @@ class Family:
     """Names of the parts of an encoder.
 
     Attributes:
-        encoder: Attribute of the base model that runs the layers.
+        encoder: Attribute of the base model that runs the layers; None: the base model runs them itself.
+        layers: Path of their list in the base model.
         attention: The module of a layer that holds the projections to queries, keys and values.
-        projections: Their names in it.
+        projections: Their names in it; or of one that makes all three.
         output: The output projection of attention.
-        norm: The layer norm after attention.
-        up, activation, down: The feed-forward part.
-        last_norm: The layer norm after it.
+        block: What a layer computes with its parts.
+        parts_of_block: Its fields that are not named here, with their paths in a layer.
+        window: Function from an attention module to the largest distance at which its tokens attend; None: to all.
         attention_inputs: If attention is more than the softmax of products: function that makes the keyword arguments
             of a layer's own attention module from the model's encoder, the hidden states ``(batch, length, hidden)``
             and the mask ``(batch, length)``.
@@ -31,56 +38,65 @@ class Family:
         unsupported: Attribute of the encoder that the fast form does not run; models that have it keep the plain form.
     """
 
-    encoder: str
+    encoder: str | None
+    layers: str
     attention: str
-    projections: ProjectionNames
+    projections: tuple[str, ...]
     output: str
-    norm: str
-    up: str
-    activation: str
-    down: str
-    last_norm: str
+    block: type[LayerParts]
+    parts_of_block: Mapping[str, str]
+    window: Callable[[Any], int | None] = _no_window
     attention_inputs: Callable[[Any, Tensor, Tensor], dict[str, Any]] | None = None
     reads_states: bool = False
     unsupported: str | None = None
 
     @property
-    def query(self) -> str:
-        """Name of the query projection in a layer."""
-        return f"{self.attention}.{self.projections.query}"
+    def projection_paths(self) -> list[str]:
+        """Paths of the projections in a layer."""
+        return [f"{self.attention}.{name}" for name in self.projections]
 
-    @property
-    def key(self) -> str:
-        """Name of the key projection in a layer."""
-        return f"{self.attention}.{self.projections.key}"
-
-    @property
-    def value(self) -> str:
-        """Name of the value projection in a layer."""
-        return f"{self.attention}.{self.projections.value}"
+    def parts(self, layer: nn.Module) -> LayerParts:
+        """Pick the parts of a layer."""
+        attention = layer.get_submodule(self.attention)
+        projections = (getattr(attention, name) for name in self.projections)
+        return self.block(
+            attention=attention,
+            projections=tuple(projection for projection in projections if projection is not None),
+            output=attrgetter(self.output)(layer),
+            window=self.window(attention),
+            **{field: attrgetter(path)(layer) for field, path in self.parts_of_block.items()},
+        )
 
 
 _BERT = Family(
     encoder="encoder",
+    layers="encoder.layer",
     attention="attention.self",
     projections=BERT_NAMES,
     output="attention.output.dense",
-    norm="attention.output.LayerNorm",
-    up="intermediate.dense",
-    activation="intermediate.intermediate_act_fn",
-    down="output.dense",
-    last_norm="output.LayerNorm",
+    block=PostNormParts,
+    parts_of_block={
+        "norm": "attention.output.LayerNorm",
+        "up": "intermediate.dense",
+        "activation": "intermediate.intermediate_act_fn",
+        "down": "output.dense",
+        "last_norm": "output.LayerNorm",
+    },
 )
 _DISTILBERT = Family(
     encoder="transformer",
+    layers="transformer.layer",
     attention="attention",
     projections=DISTILBERT_NAMES,
     output="attention.out_lin",
-    norm="sa_layer_norm",
-    up="ffn.lin1",
-    activation="ffn.activation",
-    down="ffn.lin2",
-    last_norm="output_layer_norm",
+    block=PostNormParts,
+    parts_of_block={
+        "norm": "sa_layer_norm",
+        "up": "ffn.lin1",
+        "activation": "ffn.activation",
+        "down": "ffn.lin2",
+        "last_norm": "output_layer_norm",
+    },
 )
 
 
@@ -99,9 +115,32 @@ _DEBERTA = replace(
     reads_states=True,
     unsupported="conv",
 )
+
+
+def _modernbert_window(attention: Any) -> int | None:
+    return None if attention.sliding_window is None else attention.sliding_window - 1  # which counts the token itself
+
+
+_MODERNBERT = Family(
+    encoder=None,
+    layers="layers",
+    attention="attn",
+    projections=("Wqkv",),
+    output="attn.Wo",
+    block=PreNormParts,
+    parts_of_block={
+        "norm": "attn_norm",
+        "up": "mlp.Wi",
+        "activation": "mlp.act",
+        "down": "mlp.Wo",
+        "last_norm": "mlp_norm",
+    },
+    window=_modernbert_window,
+)
 FAMILIES = dict.fromkeys(("bert", "roberta", "electra", "xlm-roberta", "camembert"), _BERT) | {
     "distilbert": _DISTILBERT,
     "deberta-v2": _DEBERTA,  # and DeBERTa-v3
+    "modernbert": _MODERNBERT,
 }
 # Heads that ignore padding, and models without a head ("Model"); then the heads that read only the first token.
 _HEADS = ("ForSequenceClassification", "ForMultipleChoice", "ForTokenClassification", "Model")
@@ -117,13 +156,15 @@ def has_fast_form(model: Any) -> bool:
         return False
     if config.model_type not in FAMILIES:
         return False
-    encoder, unsupported = getattr(model.base_model, family_of(model).encoder), family_of(model).unsupported
-    return unsupported is None or getattr(encoder, unsupported) is None
+    family = family_of(model)
+    if family.encoder is None or family.unsupported is None:
+        return True
+    return getattr(getattr(model.base_model, family.encoder), family.unsupported) is None
 
 
 def reads_first_token(model: Any) -> bool:
     """Tell whether a model's head reads only the first token of each sequence."""
-    return type(model).__name__.endswith(_FIRST_TOKEN_HEADS) and not pools_mean(model)
+    return type(model).__name__.endswith(_FIRST_TOKEN_HEADS) and pooling_of(model.config) != "mean"
 
 
 def family_of(model: Any) -> Family:
@@ -133,7 +174,7 @@ def family_of(model: Any) -> Family:
 
 def encoder_layers(model: Any) -> nn.ModuleList:
     """Return the encoder layers of a model that has a fast form."""
-    found: nn.ModuleList = getattr(model.base_model, family_of(model).encoder).layer
+    found: nn.ModuleList = attrgetter(family_of(model).layers)(model.base_model)
     return found
 
 

@@ -2,64 +2,21 @@
 
 Tokens are concatenated, ``(tokens, hidden)``, and padded only for attention that is not constant. In a layer with
 constant attention, the output of all heads is ``mean_valid(X) W_V W_O + b_V W_O + b_O``, the same for every token of a
-sequence: the two matrices are folded into one, which is applied once per sequence.
+sequence: the two matrices are folded into one, which is applied once per sequence. Local attention has a mean for each
+token instead, over its window.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from attendrop.errors import AttendropError
 from attendrop.pruning.families import Family
-
-# Number of tokens per chunk of the feed-forward part on a CPU: its activations then fit in the cache and reuse memory.
-_CHUNK = 512
-
-
-@dataclass(frozen=True)
-class LayerParts:
-    """Modules of one encoder layer, normalised after each half.
-
-    Attributes:
-        query, key, value: None in a layer with constant attention.
-        output: The output projection; in a layer with constant attention ``W_V W_O``, with its bias.
-        norm, up, activation, down, last_norm: The norm after attention, the feed-forward part and the last norm.
-        attention: The module that holds query, key and value.
-    """
-
-    query: nn.Linear | None
-    key: nn.Linear | None
-    value: nn.Linear | None
-    output: nn.Linear
-    norm: nn.LayerNorm
-    up: nn.Linear
-    activation: Callable[[Tensor], Tensor]
-    down: nn.Linear
-    last_norm: nn.LayerNorm
-    attention: nn.Module
-
-    @property
-    def constant(self) -> bool:
-        """Whether attention is constant."""
-        return self.query is None
-
-    @classmethod
-    def of(cls, layer: nn.Module, family: Family) -> LayerParts:
-        """Pick the parts of ``layer`` by the names that a family gives them."""
-        return cls(**{field.name: attrgetter(getattr(family, field.name))(layer) for field in fields(cls)})
-
-    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        """Apply the residual, the norm and the feed-forward part after attention; ``(..., hidden)``."""
-        x = self.norm(x + attended)
-        return self.last_norm(x + self.down(self.activation(self.up(x))))  # type: ignore[no-any-return]
+from attendrop.pruning.packed_attention import Attention, OwnAttention, ProductAttention
+from attendrop.pruning.token_layouts import PackedLayout, PaddedLayout
 
 
 class PackedEncoder(nn.Module):
@@ -83,7 +40,7 @@ class PackedEncoder(nn.Module):
         self.first_only = first_only
         self.keep_first = first_only or pools_first
         self.padded = False  # set by export, since the sizes of packed tensors depend on values
-        self._parts = [LayerParts.of(module, family) for module in stock.layer]
+        self._parts = [family.parts(module) for module in stock.layer]
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any) -> Any:
         """Encode ``(batch, length, hidden)``, with a mask ``(batch, length)``, True on real tokens.
@@ -95,36 +52,18 @@ class PackedEncoder(nn.Module):
         Raises:
             AttendropError: The mask has another shape, or hides a first token that the model reads.
         """
-        batch = hidden_states.shape[:2]
-        if attention_mask is not None and attention_mask.shape != batch:
-            raise AttendropError(
-                f"A pruned model takes an attention_mask of shape {tuple(batch)}, (batch, length), not "
-                f"{tuple(attention_mask.shape)}; its to_stock() takes others."
-            )
+        _check_mask(hidden_states, attention_mask)
         attention = self._attention(hidden_states, attention_mask)
-        make_layout = PaddedLayout if self.padded else PackedLayout
-        layout = make_layout(hidden_states, attention_mask, keep_first=self.keep_first)
+        layout = _layout(hidden_states, attention_mask, padded=self.padded, keep_first=self.keep_first)
         x = layout.pack(hidden_states)
-        for parts in self._parts[:-1] if self.first_only else self._parts:
-            x = self._layer(parts, x, layout, attention)
+        for parts in self._parts[:-1]:
+            x = parts.run(x, layout, attention)
         if self.first_only:
-            last = self._first_of_last_layer(self._parts[-1], x, layout, attention)[:, None]
+            last = self._parts[-1].run_first(x, layout, attention)[:, None]
         else:
-            last = layout.unpack(x)
+            last = layout.unpack(self._parts[-1].run(x, layout, attention))
         states = (last,) if self._family.reads_states else None
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=last, hidden_states=states)
-
-    def _layer(self, parts: LayerParts, x: Tensor, layout: PaddedLayout, attention: Attention) -> Tensor:
-        if parts.constant:
-            vector = parts.output(layout.mean(x))
-            return layout.in_chunks(x, lambda chunk: parts.finish(x[chunk], layout.spread(vector, chunk)))
-        attended = attention.of_all(parts, x, layout)
-        return layout.in_chunks(x, lambda chunk: parts.finish(x[chunk], parts.output(attended[chunk])))
-
-    def _first_of_last_layer(self, parts: LayerParts, x: Tensor, layout: PaddedLayout, attention: Attention) -> Tensor:
-        """Compute the last layer's output for the first token of each sequence, ``(batch, hidden)``."""
-        attended = layout.mean(x) if parts.constant else attention.of_first(parts, x, layout)
-        return parts.finish(layout.first(x), parts.output(attended))
 
     def _attention(self, hidden_states: Tensor, mask: Tensor | None) -> Attention:
         """Return how layers attend in this pass."""
@@ -132,157 +71,82 @@ class PackedEncoder(nn.Module):
             return ProductAttention(self._heads)
         if mask is None:
             mask = hidden_states.new_ones(hidden_states.shape[:2])
-        if self.first_only and not self.padded and not mask[:, 0].all():
-            raise AttendropError(
-                "A sequence begins with padding, which the model would read as its first token; pad on the right."
-            )
+        if self.first_only and not self.padded:
+            _check_first_token(mask)
         return OwnAttention(self._family.attention_inputs(self._stock[0], hidden_states, mask))
 
 
-class ProductAttention:
-    """Attention of layers that are not constant: softmax of the products of queries and keys.
+class _Tokens(NamedTuple):
+    """What one :class:`PackedLayer` hands to the next in place of hidden states."""
+
+    x: Tensor
+    layout: PaddedLayout
+
+
+class PackedLayer(nn.Module):
+    """Layer of a model that runs its layers itself: as :class:`PackedEncoder`, one layer at a time.
 
     Args:
-        heads: Number of heads.
+        stock: The model's own layer; with constant attention it has no projections.
+        family: Names of the parts of a layer.
+        heads: Number of attention heads.
+        last: Whether it is the last layer.
+        first_only: The model reads only the first token; the last layer then computes no other.
     """
 
-    def __init__(self, heads: int) -> None:
-        self.heads = heads
+    def __init__(self, stock: Any, family: Family, heads: int, *, last: bool, first_only: bool) -> None:
+        super().__init__()
+        for name, child in stock.named_children():
+            self.add_module(name, child)
+        self.attention_type = stock.attention_type  # the model chooses masks and position embeddings by it
+        self._heads = heads
+        self._last = last
+        self.first_only = first_only
+        self.padded = False
+        self._parts = family.parts(stock)
 
-    def of_all(self, parts: LayerParts, x: Tensor, layout: PaddedLayout) -> Tensor:
-        """Compute the outputs of the heads for all tokens, in their layout ``(..., hidden)``."""
-        assert parts.query is not None
-        return layout.pack(self._attend(layout.unpack(parts.query(x)), parts, x, layout))
+    def forward(
+        self,
+        hidden_states: Tensor | _Tokens,
+        attention_mask: Tensor | None = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **_: Any,
+    ) -> Tensor | _Tokens:
+        """Run the layer: the first is given ``(batch, length, hidden)``, and the last returns it.
 
-    def of_first(self, parts: LayerParts, x: Tensor, layout: PaddedLayout) -> Tensor:
-        """Compute the outputs of the heads for the first token of each sequence, ``(batch, hidden)``."""
-        assert parts.query is not None
-        return self._attend(parts.query(layout.first(x))[:, None], parts, x, layout)[:, 0]
-
-    def _attend(self, query: Tensor, parts: LayerParts, x: Tensor, layout: PaddedLayout) -> Tensor:
-        """Compute attention of padded tensors ``(batch, length, hidden)``."""
-        assert parts.key is not None and parts.value is not None
-        padded = query, layout.unpack(parts.key(x)), layout.unpack(parts.value(x))
-        q, k, v = (x.view(*x.shape[:2], self.heads, -1).transpose(1, 2) for x in padded)
-        mask = None if layout.mask is None else layout.mask[:, None, None]
-        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
-
-
-class OwnAttention:
-    """Attention of layers that are not constant, as a layer's own module computes it on padded tensors.
-
-    Its functions are those of :class:`ProductAttention`.
-
-    Args:
-        inputs: Keyword arguments of the modules, beside the hidden states.
-    """
-
-    def __init__(self, inputs: Mapping[str, Any]) -> None:
-        self.inputs = inputs
-
-    def of_all(self, parts: LayerParts, x: Tensor, layout: PaddedLayout) -> Tensor:
-        return layout.pack(self._padded(parts, x, layout))
-
-    def of_first(self, parts: LayerParts, x: Tensor, layout: PaddedLayout) -> Tensor:
-        return self._padded(parts, x, layout)[:, 0]
-
-    def _padded(self, parts: LayerParts, x: Tensor, layout: PaddedLayout) -> Tensor:
-        attended: Tensor = parts.attention(layout.unpack(x), **self.inputs)[0]
-        return attended
+        Raises:
+            AttendropError: The mask has another shape, or hides a first token that the model reads.
+        """
+        if isinstance(hidden_states, _Tokens):
+            x, layout = hidden_states
+        else:
+            _check_mask(hidden_states, attention_mask)
+            if self.first_only and attention_mask is not None and not self.padded:
+                _check_first_token(attention_mask)
+            layout = _layout(hidden_states, attention_mask, padded=self.padded, keep_first=False)
+            x = layout.pack(hidden_states)
+        attention = ProductAttention(self._heads, position_embeddings)
+        if self._last and self.first_only:
+            return self._parts.run_first(x, layout, attention)[:, None]
+        x = self._parts.run(x, layout, attention)
+        return layout.unpack(x) if self._last else _Tokens(x, layout)
 
 
-Attention = ProductAttention | OwnAttention
+def _layout(hidden_states: Tensor, mask: Tensor | None, *, padded: bool, keep_first: bool) -> PaddedLayout:
+    return (PaddedLayout if padded else PackedLayout)(hidden_states, mask, keep_first=keep_first)
 
 
-class PaddedLayout:
-    """Layout of tokens with padding, ``(batch, length, hidden)``.
-
-    Args:
-        hidden_states: ``(batch, length, hidden)``, for shape, dtype and device.
-        mask: ``(batch, length)``, True on real tokens; None: everywhere.
-        keep_first: Whether each sequence's first column is needed, even if it is padding.
-    """
-
-    def __init__(self, hidden_states: Tensor, mask: Tensor | None, *, keep_first: bool) -> None:
-        self.batch, self.length = hidden_states.shape[:2]
-        self.mask = None if mask is None else mask.bool()
-        weights = hidden_states.new_ones(self.batch, self.length) if self.mask is None else self.mask
-        weights = weights / weights.sum(1, keepdim=True, dtype=torch.float32).clamp(min=1)
-        self._mean_weights = weights.to(hidden_states.dtype)  # weight of a token in the mean over its sequence
-
-    def pack(self, x: Tensor) -> Tensor:
-        """Convert ``(batch, length, hidden)`` to this layout."""
-        return x
-
-    def unpack(self, x: Tensor) -> Tensor:
-        """Convert this layout to ``(batch, length, hidden)``."""
-        return x
-
-    def mean(self, x: Tensor) -> Tensor:
-        """Compute the mean over the real tokens of each sequence, ``(batch, hidden)``."""
-        return (self._mean_weights[:, None] @ x)[:, 0]
-
-    def first(self, x: Tensor) -> Tensor:
-        """Select the first token of each sequence, ``(batch, hidden)``."""
-        return x[:, 0]
-
-    def spread(self, vectors: Tensor, chunk: slice) -> Tensor:
-        """Give each token of ``chunk`` the vector of its sequence; ``vectors`` is ``(batch, hidden)``."""
-        return vectors[:, None]
-
-    def in_chunks(self, x: Tensor, function: Callable[[slice], Tensor]) -> Tensor:
-        """Compute a layer's output from its input ``x``, which may be overwritten, chunk by chunk."""
-        return function(slice(None))
+def _check_mask(hidden_states: Tensor, mask: Tensor | None) -> None:
+    batch = hidden_states.shape[:2]
+    if mask is not None and mask.shape != batch:
+        raise AttendropError(
+            f"A pruned model takes an attention_mask of shape {tuple(batch)}, (batch, length), not "
+            f"{tuple(mask.shape)}; its to_stock() takes others."
+        )
 
 
-class PackedLayout(PaddedLayout):
-    """Layout of the real tokens one after another, ``(tokens, hidden)``."""
-
-    def __init__(self, hidden_states: Tensor, mask: Tensor | None, *, keep_first: bool) -> None:
-        super().__init__(hidden_states, mask, keep_first=keep_first)
-        device = hidden_states.device
-        kept = torch.ones(self.batch, self.length, dtype=torch.bool, device=device) if mask is None else self.mask
-        assert kept is not None
-        if keep_first and mask is not None:
-            kept = kept.clone()
-            kept[:, 0] = True  # read by the head, even if it is padding on the left
-        self._places = kept.flatten().nonzero()[:, 0]  # the only synchronization with a GPU
-        self._tokens = len(self._places)
-        self._full = self._tokens == self.batch * self.length
-        counts = kept.sum(1)
-        self._starts = counts.cumsum(0) - counts
-        self._sequence = self._places // self.length
-        self._mean_weights = self._mean_weights.flatten()[self._places]
-        self._indices = torch.arange(self._tokens, device=device)
-        self._chunk = _CHUNK if device.type == "cpu" else self._tokens
-        if self._full and not keep_first:
-            self.mask = None
-
-    def pack(self, x: Tensor) -> Tensor:
-        x = x.flatten(0, 1)
-        return x.clone() if self._full else x[self._places]
-
-    def unpack(self, x: Tensor) -> Tensor:
-        if not self._full:
-            padded = x.new_zeros(self.batch * self.length, x.shape[-1])
-            x = padded.index_copy_(0, self._places, x)
-        return x.view(self.batch, self.length, x.shape[-1])
-
-    def mean(self, x: Tensor) -> Tensor:
-        # The fastest sum over segments of different lengths; half precision is accumulated in single.
-        weights = self._mean_weights
-        return functional.embedding_bag(self._indices, x, self._starts, mode="sum", per_sample_weights=weights)
-
-    def first(self, x: Tensor) -> Tensor:
-        return x[self._starts]
-
-    def spread(self, vectors: Tensor, chunk: slice) -> Tensor:
-        return vectors[self._sequence[chunk]]
-
-    def in_chunks(self, x: Tensor, function: Callable[[slice], Tensor]) -> Tensor:
-        if self._tokens <= self._chunk:
-            return function(slice(None))
-        for start in range(0, self._tokens, self._chunk):
-            chunk = slice(start, start + self._chunk)
-            x[chunk] = function(chunk)
-        return x
+def _check_first_token(mask: Tensor) -> None:
+    if not mask[:, 0].all():
+        raise AttendropError(
+            "A sequence begins with padding, which the model would read as its first token; pad on the right."
+        )

@@ -24,7 +24,7 @@ from attendrop.pruning.families import (
     reads_first_token,
 )
 from attendrop.pruning.held_attention import HeldAttention, held_attention
-from attendrop.pruning.packed_encoder import PackedEncoder
+from attendrop.pruning.packed_encoder import PackedEncoder, PackedLayer
 from attendrop.pruning.saved_adapter import is_adapter, load_adapter
 from attendrop.pruning.serialization import (
     CONFIG,
@@ -44,8 +44,9 @@ class PrunedModel(nn.Module):
     """A model with constant attention in some layers, for inference. Made by :func:`prune`, loaded by :func:`load`.
 
     Inputs and outputs are those of the original model. Families in ``FAMILIES`` have a fast form: pruned layers keep
-    one matrix, applied to one vector for each sequence; padding is not computed, and if the head reads only the first
-    token, the last layer computes no other. Other families run in the plain form, as fast as before.
+    one matrix, applied to one vector for each sequence (in local attention, for each token); padding is not computed,
+    and if the head reads only the first token, the last layer computes no other. Other families run in the plain form,
+    as fast as before.
 
     Args:
         masked: A model with constant attention in the pruned layers, as :func:`mask_layers` makes it, which is not
@@ -123,13 +124,13 @@ class PrunedModel(nn.Module):
         family, path = family_of(self.model), encoder_layers_path(self.model)
         for number in self.layers:
             prefix = f"{path}.{number}."
-            for kind in ("weight", "bias"):
-                folded = found.pop(f"{prefix}{family.output}.{kind}")
-                zero, identity = torch.zeros_like(folded), torch.eye(len(folded)).to(folded)
-                for name in (family.query, family.key):
-                    found[f"{prefix}{name}.{kind}"] = zero
-                found[f"{prefix}{family.value}.{kind}"] = folded if kind == "weight" else zero
-                found[f"{prefix}{family.output}.{kind}"] = identity if kind == "weight" else folded
+            folded = found[f"{prefix}{family.output}.weight"]
+            found[f"{prefix}{family.output}.weight"] = torch.eye(len(folded)).to(folded)
+            for name in family.projection_paths:
+                for kind, parameter in stock.get_submodule(prefix + name).named_parameters():
+                    found[f"{prefix}{name}.{kind}"] = torch.zeros_like(parameter)
+            # Values are made last, by a projection of their own or by the last rows of one that makes all.
+            found[f"{prefix}{name}.weight"][-len(folded) :] = folded
         stock.load_state_dict(found)
         return mask_layers(stock, self.layers).eval()
 
@@ -220,31 +221,38 @@ def _fold(model: Any, layers: Collection[int]) -> None:
     family = family_of(model)
     for number in layers:
         layer = encoder_layers(model)[number]
-        value: Any = layer.get_submodule(family.value)
         output: Any = layer.get_submodule(family.output)
-        weight = output.weight.detach().double() @ value.weight.detach().double()
-        bias = output.weight.detach().double() @ value.bias.detach().double() + output.bias.detach().double()
+        value: Any = layer.get_submodule(family.projection_paths[-1])
+        rows = slice(-output.in_features, None)  # of one that makes queries, keys and values, the last third
+        weight = output.weight.detach().double()
+        bias = None if output.bias is None else weight @ value.bias[rows].detach().double() + output.bias.double()
+        weight = weight @ value.weight[rows].detach().double()
         _drop_attention(model, number)
         output.weight = nn.Parameter(weight.to(output.weight.dtype))
-        output.bias = nn.Parameter(bias.to(output.bias.dtype))
+        if bias is not None:
+            output.bias = nn.Parameter(bias.to(output.bias.dtype))
 
 
 def _drop_attention(model: Any, number: int) -> None:
     """Remove the projections to queries, keys and values from a layer."""
     family = family_of(model)
     attention = encoder_layers(model)[number].get_submodule(family.attention)
-    for name in (family.projections.query, family.projections.key, family.projections.value):
+    for name in family.projections:
         setattr(attention, name, None)
 
 
 def _pack(model: Any) -> None:
-    """Replace the model's encoder by one that computes no padding."""
-    family, base = family_of(model), model.base_model
-    pools_first = getattr(base, "pooler", None) is not None
-    heads = model.config.num_attention_heads
-    encoder = PackedEncoder(
-        getattr(base, family.encoder), family, heads, first_only=reads_first_token(model), pools_first=pools_first
-    )
-    setattr(base, family.encoder, encoder)
+    """Replace the model's encoder, or the layers that it runs itself, by those that compute no padding."""
+    family, base, heads = family_of(model), model.base_model, model.config.num_attention_heads
+    first_only = reads_first_token(model)
+    if family.encoder is None:
+        layers = encoder_layers(model)
+        for number, layer in enumerate(layers):
+            last = number == len(layers) - 1
+            layers[number] = PackedLayer(layer, family, heads, last=last, first_only=first_only)
+    else:
+        stock, pools_first = getattr(base, family.encoder), getattr(base, "pooler", None) is not None
+        encoder = PackedEncoder(stock, family, heads, first_only=first_only, pools_first=pools_first)
+        setattr(base, family.encoder, encoder)
     leave_masks_unchanged(model.config)
     model.requires_grad_(False)
