@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from attendrop.pruning.packed_attention import Attention
-    from attendrop.pruning.token_layouts import PaddedLayout
+from attendrop.pruning.token_layouts import PaddedLayout
+
+
+class Attention(Protocol):
+    """Attention of layers in which it is not constant."""
+
+    def of_all(self, parts: LayerParts, x: Tensor, layout: PaddedLayout) -> Tensor:
+        """Compute the outputs of the heads for all tokens, in their layout ``(..., hidden)``."""
+        ...
+
+    def of_first(self, parts: LayerParts, x: Tensor, layout: PaddedLayout) -> Tensor:
+        """Compute the outputs of the heads for the first token of each sequence, ``(batch, hidden)``."""
+        ...
 
 
 @dataclass(frozen=True)

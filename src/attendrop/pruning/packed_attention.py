@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop.pruning.layer_parts import LayerParts
+from attendrop.pruning.layer_parts import Attention, LayerParts
 from attendrop.pruning.token_layouts import PaddedLayout
 
 
-class ProductAttention:
+class ProductAttention(Attention):
     """Softmax of the products of queries and keys.
 
     Args:
@@ -26,12 +26,10 @@ class ProductAttention:
         self.rotary = rotary
 
     def of_all(self, parts: LayerParts, x: Tensor, layout: PaddedLayout) -> Tensor:
-        """Compute the outputs of the heads for all tokens, in their layout ``(..., hidden)``."""
         queries, keys, values = parts.project(x, lambda x: x)
         return layout.pack(self._attend(layout.unpack(queries), keys, values, layout, parts.window))
 
     def of_first(self, parts: LayerParts, x: Tensor, layout: PaddedLayout) -> Tensor:
-        """Compute the outputs of the heads for the first token of each sequence, ``(batch, hidden)``."""
         queries, keys, values = parts.project(x, layout.first)
         return self._attend(queries[:, None], keys, values, layout, parts.window)[:, 0]
 
@@ -49,8 +47,8 @@ class ProductAttention:
         return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
 
 
-class OwnAttention:
-    """Attention as a layer's own module computes it. Its functions are those of :class:`ProductAttention`.
+class OwnAttention(Attention):
+    """Attention as a layer's own module computes it.
 
     Args:
         inputs: Keyword arguments of the modules, beside the hidden states.
@@ -68,9 +66,6 @@ class OwnAttention:
     def _padded(self, parts: LayerParts, x: Tensor, layout: PaddedLayout) -> Tensor:
         attended: Tensor = parts.attention(layout.unpack(x), **self.inputs)[0]
         return attended
-
-
-Attention = ProductAttention | OwnAttention
 
 
 def _rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 
 from attendrop.errors import AttendropError
 from attendrop.pruning.families import Family
-from attendrop.pruning.packed_attention import Attention, OwnAttention, ProductAttention
+from attendrop.pruning.layer_parts import Attention
+from attendrop.pruning.packed_attention import OwnAttention, ProductAttention
 from attendrop.pruning.token_layouts import PackedLayout, PaddedLayout
 
 
