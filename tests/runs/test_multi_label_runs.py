@@ -66,7 +66,7 @@ def test_the_saved_model_is_stock_and_its_card_names_labels(folder: Path) -> Non
     ("method", "options"),
     [
         ("ad-drop", ("cross_tuning=false",)),
-        ("attendout", ("dropout_step=2", "init_drop_prob=0.5")),
+        pytest.param("attendout", ("dropout_step=2", "init_drop_prob=0.5"), marks=pytest.mark.slow),
         pytest.param("r-drop", (), marks=pytest.mark.slow),
     ],
 )

@@ -97,7 +97,10 @@ def test_the_card_tells_how_to_tag(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("method", "options"),
-    [("ad-drop", ("cross_tuning=false",)), ("attendout", ("dropout_step=2", "init_drop_prob=0.5"))],
+    [
+        ("ad-drop", ("cross_tuning=false",)),
+        pytest.param("attendout", ("dropout_step=2", "init_drop_prob=0.5"), marks=pytest.mark.slow),
+    ],
 )
 def test_methods_train_on_tags(folder: Path, method: str, options: tuple[str, ...]) -> None:
     settings = [part for option in options for part in ("--set", option)]

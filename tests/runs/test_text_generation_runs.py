@@ -1,4 +1,4 @@
-"""Whole runs that complete prompts: an adapter of PEFT with AD-DROP, scores, predictions, chats, all methods."""
+"""Whole runs that complete prompts: an adapter of PEFT with AD-DROP, scores, predictions, chats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from peft import AutoPeftModelForCausalLM
 from transformers import AutoTokenizer
 
 from attendrop import cli, load
-from attendrop.methods.core.registry import method_names
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 ADDED = ("--lora", "r=2", "--lora", "targets=all-linear", "--method", "ad-drop", "--set", "cross_tuning=false")
@@ -100,12 +99,3 @@ def test_a_chat_needs_a_template(folder: Path, tmp_path: Path, capsys: Captured)
         *("--model", f"{folder}/model", "--output-dir", f"{tmp_path}/run", "--device", "cpu", "--quiet"),
     ]
     assert_refused(asked, tmp_path / "run", "the model's tokenizer has no chat template", capsys)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", method_names())
-def test_every_method_trains_a_language_model(folder: Path, method: str) -> None:
-    options = {"autodropout": ("trials=2", "search=0.5"), "supert": ("fraction=0.3",), "attendout": ("dropout_step=2",)}
-    settings = [part for option in options.get(method, ()) for part in ("--set", option)]
-    assert cli.main(train(folder, f"method-{method}", "--max-steps", "12", "--method", method, *settings)) == 0
-    assert tiny.read_metrics(folder / f"method-{method}")["score"] < 0
