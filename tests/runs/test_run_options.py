@@ -71,7 +71,7 @@ def test_data_are_told_before_training_and_kept(folder: Path, capsys: Captured) 
     told = " ".join(err[: err.index("Epoch 1 of 2")].split())
     for part in (
         "Data: classification, 3 classes train dev rows 16 3 Yes 2 0 no 7 2 yes 7 1 over 6 tokens, cut 56.2 % 33.3 %",
-        "Warning: Skipped 2 invalid row(s); skipped_rows.jsonl in the run's folder lists them.",
+        "Warning: Skipped 2 invalid row(s) (line 16, line 17); skipped_rows.jsonl in the run's folder lists them.",
         "Warning: The classes 'Yes' and 'yes' differ only in case or spaces: are they the same?",
         "Warning: 1 of 3 rows of dev (33.3 %) have a text that is in train, too",
         "Warning: 1 texts of train have several labels, in 2 rows, such as 'the cat': 'Yes', 'no'.",

@@ -209,7 +209,7 @@ def test_a_comparison_leaves_out_baselines_of_whole_texts(folder: Path, tmp_path
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--pooling", "mean"), "pooling 'mean' is for tasks with one prediction for the whole input"),
+        (("--pooling", "mean"), "pooling 'mean' is for tasks with one prediction for a whole text"),
         (("--head-start", "frozen"), "head-start 'frozen' is not possible: it needs one vector for the whole input"),
         (("--class-weights", "balanced"), "class-weights='balanced' needs classes; the labels are 2 tags of words."),
         (("--text-columns", "tokens,tags"), "text, label and token columns must differ"),

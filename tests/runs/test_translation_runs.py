@@ -120,7 +120,7 @@ def test_commands_that_cannot_work_say_why(
     [
         (("--task-set", "beams=2"), "the task, translation, has no option 'beams'."),
         (("--task-set", "target_lang=en_XX"), "has no language codes, but 'en_XX' is given"),
-        (("--pooling", "mean"), "pooling 'mean' is for tasks with one prediction for the whole input"),
+        (("--pooling", "mean"), "pooling 'mean' is for tasks with one prediction for a whole text"),
         (("--class-weights", "balanced"), "class-weights='balanced' needs classes; the labels are translations."),
         (
             ("--metric", "accuracy"),

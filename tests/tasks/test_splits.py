@@ -17,7 +17,8 @@ from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
 from attendrop.tasks.base import Task
 from attendrop.tasks.splits import few_shot, hold_out, subset
-from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, encode, length_limit
+from attendrop.tasks.tokenization import encode
+from attendrop.tasks.tokenizers import DEFAULT_MAX_LENGTH, length_limit
 
 REGRESSION = Task("files", "regression", ("text",), (), "pearson", "numbers")
 

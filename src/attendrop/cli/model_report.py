@@ -23,6 +23,10 @@ _HEADS = (
     *("SEQUENCE_CLASSIFICATION", "IMAGE_CLASSIFICATION", "AUDIO_CLASSIFICATION", "SEQ_TO_SEQ_CAUSAL_LM"),
     *("SPEECH_SEQ_2_SEQ", "CAUSAL_LM", "CTC", "IMAGE_TEXT_TO_TEXT"),
 )
+_CLASSIFIERS = (
+    modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
+)
 # Exceptions when a model is built from its configuration alone and run.
 _FAILURES = (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, LookupError, ImportError)
 
@@ -35,8 +39,8 @@ def examine(name: str) -> dict[str, Any]:
 
     Returns:
         ``model, architecture, supported, reason`` (None if supported), ``trainable`` (whether it has a head for
-        sequence classification), ``sites``: ``name, kind, index`` of each attention layer, and ``not_run``: the names
-        of layers that the example input (text alone, one image, a sound) does not reach.
+        classification of texts or images), ``sites``: ``name, kind, index`` of each attention layer, and ``not_run``:
+        the names of layers that the example input (text alone, one image, a sound) does not reach.
 
     Raises:
         AttendropError: There is no such model.
@@ -55,7 +59,7 @@ def examine(name: str) -> dict[str, Any]:
         "architecture": config.model_type,
         "supported": reason is None,
         "reason": reason,
-        "trainable": type(config) in modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+        "trainable": any(type(config) in mapping for mapping in _CLASSIFIERS),
         "sites": [dataclasses.asdict(layer) for layer in attention_layers],
         "not_run": not_run,
     }

@@ -35,7 +35,7 @@ def predict(
     task: Annotated[str | None, typer.Option(help="Name of a task. Default: the task of the run.")] = None,
     split: Annotated[str | None, typer.Option(help="Split of the task.", show_default="test")] = None,
     data_dir: DataDir = None,
-    predict_file: Annotated[str | None, typer.Option(help="Your file instead of a task; - is stdin.")] = None,
+    predict_file: Annotated[str | None, typer.Option(help="Your file, or folder of images; - is stdin.")] = None,
     text_columns: Columns = None,
     input_format: InputFormat = None,
     output_format: Annotated[

@@ -9,11 +9,16 @@ import typer
 TaskName = Annotated[str | None, typer.Option(help="Name of a task; `attendrop tasks` lists them.")]
 TrainFile = Annotated[
     str | None,
-    typer.Option(help="Training data: a .csv, .tsv, .jsonl, .parquet, .conll, .conllu or .txt file, or A.txt,B.txt."),
+    typer.Option(
+        help="Training data: a .csv, .tsv, .jsonl, .parquet, .conll, .conllu or .txt file, A.txt,B.txt, or a folder of "
+        "images."
+    ),
 ]
 LabelType = Annotated[
     str | None,
-    typer.Option(help="auto, class, number, labels, tags, choice, answer, text or completion.", show_default="auto"),
+    typer.Option(
+        help="auto, class, number, labels, tags, choice, answer, text, completion or image-class.", show_default="auto"
+    ),
 ]
 TaskSet = Annotated[
     list[str] | None,

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES
 
 from attendrop.argument_checks import check_choice
 from attendrop.attention.model_outputs import logits_of
 from attendrop.errors import AttendropError
 from attendrop.output_files import disk_errors, write_bytes
+from attendrop.pruning.export_inputs import example_batch, free_sizes, input_names
 from attendrop.pruning.held_attention import held_attention
 from attendrop.pruning.onnx_file import describe, onnx_model, quantize_int8
 from attendrop.pruning.packed_encoder import PackedEncoder, PackedLayer
@@ -30,7 +30,6 @@ QUANTIZATIONS = ("int8",)
 # Largest difference of an ONNX file's logits from the model's, relative to the largest logit (at least 1), in single
 # and in half precision; sums have a different order.
 TOLERANCE, TOLERANCE_HALF = 1e-4, 2e-2
-INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class _Logits(nn.Module):
@@ -56,7 +55,8 @@ def export_onnx(
     """Write a model as ONNX, for onnxruntime and others, and check it against the model.
 
     Inputs are those of the model's tokenizer, int64 ``(batch, length)``, for multiple choice ``(batch, choices,
-    length)``: ``input_ids``, ``attention_mask`` and, for models with token types, ``token_type_ids``. The output is
+    length)``: ``input_ids``, ``attention_mask`` and, for models with token types, ``token_type_ids``. A model of images
+    has the one input ``pixel_values``, float32 ``(batch, channels, height, width)``, of any batch. The output is
     ``logits``, of question answering those of start and end, ``(batch, length, 2)``; logits of padding are undefined.
     Padding is computed, because the sizes of packed tensors depend on values; constant attention and the last layer are
     as fast as in the model.
@@ -64,7 +64,7 @@ def export_onnx(
     The file's metadata contain ``id2label`` (JSON) and ``problem_type``.
 
     Args:
-        model: A :class:`PrunedModel`, or a text model of transformers.
+        model: A :class:`PrunedModel`, or a model of transformers for texts or images.
         path: The file, below 2 GB including the weights. It is replaced when the new one is complete.
         token_types: Whether ``token_type_ids`` is an input. Default: if the model has more than one type.
         quantize: ``"int8"``: eight-bit weights, a quarter of the size; measure the loss of score.
@@ -134,7 +134,7 @@ def _differences(path: Path, model: Any, names: Sequence[str]) -> list[tuple[flo
     except Exception as error:  # onnxruntime's exceptions have no common base; bfloat16 raises one
         raise _failure(model, error) from error
     for batch, length in ((1, 5), (2, 16), (5, 11)):
-        inputs = _examples(reference, batch=batch, choices=3, length=min(length, _longest(reference)))
+        inputs = example_batch(reference, batch=batch, choices=3, length=length)
         with torch.no_grad():
             expected = logits_of(reference(**{name: inputs[name] for name in names})).float()
         valid = inputs["attention_mask"].bool() if expected.ndim == 3 else ...  # logits of each token, or of the text
@@ -167,37 +167,9 @@ def _prepared(model: Any, token_types: bool | None) -> tuple[_Logits, tuple[Tens
     for module in inner.modules():
         if isinstance(module, PackedEncoder | PackedLayer):
             module.padded = True
-    if token_types is None:
-        token_types = getattr(inner.config, "type_vocab_size", 0) > 1
-    names = INPUTS if token_types else INPUTS[:2]
-    inputs = _examples(inner, batch=3, choices=2, length=7)  # exporters treat a size of 1 as a constant
-    sizes = ("batch", "choices", "length") if _is_choice(inner) else ("batch", "length")
-    free = {
-        number: torch.export.Dim(name, max=_longest(inner) if name == "length" else None)
-        for number, name in enumerate(sizes)
-    }
+    names, free = input_names(inner, token_types), free_sizes(inner)
+    inputs = example_batch(inner, batch=3, choices=2, length=7)  # exporters treat a size of 1 as a constant
     return _Logits(inner, names), tuple(inputs[name] for name in names), tuple(free for _ in names)
-
-
-def _examples(model: Any, *, batch: int, choices: int, length: int) -> dict[str, Tensor]:
-    """Make a batch of texts of different lengths, the first without padding."""
-    shape = (batch, choices, length) if _is_choice(model) else (batch, length)
-    tokens = torch.randint(model.config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
-    mask = (torch.arange(length) < length - torch.arange(batch)[:, None] % length).long()
-    mask = mask.view(batch, *(1 for _ in shape[2:]), length).expand(shape).contiguous()
-    return {"input_ids": tokens, "attention_mask": mask, "token_type_ids": torch.zeros_like(tokens)}
-
-
-def _is_choice(model: Any) -> bool:
-    inner = model.model if isinstance(model, PrunedModel) else model
-    return type(inner).__name__ in MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES.values()
-
-
-def _longest(model: Any) -> int:
-    config = model.config
-    # RoBERTa's positions begin after the id of the padding token.
-    taken = config.pad_token_id + 1 if config.model_type in ("roberta", "xlm-roberta", "camembert") else 0
-    return int(config.max_position_embeddings) - taken
 
 
 def _failure(model: Any, error: Exception) -> AttendropError:

@@ -24,10 +24,10 @@ def onnx_model(path: Path) -> Callable[[Mapping[str, Any]], Array]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    names = [each.name for each in session.get_inputs()]
+    types = {each.name: np.float32 if "float" in each.type else np.int64 for each in session.get_inputs()}
 
     def run(inputs: Mapping[str, Any]) -> Array:
-        feed = {name: np.asarray(inputs[name], dtype=np.int64) for name in names}
+        feed = {name: np.asarray(inputs[name], dtype=dtype) for name, dtype in types.items()}
         return np.asarray(session.run(["logits"], feed)[0])
 
     return run

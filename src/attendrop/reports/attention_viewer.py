@@ -12,7 +12,7 @@ from attendrop.methods.core.registry import build_method, flat_options
 from attendrop.reports.attention_maps import MapSettings, TextMaps, compact, text_maps
 from attendrop.reports.attention_stages import Stages
 from attendrop.reports.html_page import MOST_BYTES, Section, render, render_page
-from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, length_limit
+from attendrop.tasks.tokenizers import DEFAULT_MAX_LENGTH
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -65,7 +65,7 @@ def show_texts(
     """
     columns = _columns(stages, texts, pairs)
     wanted = max_length or stages.max_length or DEFAULT_MAX_LENGTH
-    limit = length_limit(stages.tokenizer, wanted, pair=stages.head.joins_pairs(columns))
+    limit = stages.head.length_limit(stages.tokenizer, wanted, columns)
     encoded = dict(stages.head.tokenize(columns, stages.tokenizer, limit))
     found = []
     for number, text in enumerate(texts):

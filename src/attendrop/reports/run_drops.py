@@ -29,7 +29,7 @@ from attendrop.tasks.custom_files import files_task, stream_file
 from attendrop.tasks.file_formats import default_columns
 from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.splits import subset
-from attendrop.tasks.tokenization import encode_columns, length_limit
+from attendrop.tasks.tokenization import encode_columns
 from attendrop.training.labelled_data import with_columns
 
 # Rows of a step that is repeated: small, so that there are many steps.
@@ -116,9 +116,11 @@ def record_run_drops(
             f"`attendrop train --config {run_dir}/run.yaml`."
         )
     model, tokenizer, rows = _rows(run_dir, config, method, source)
+    head = head_of_model(model.config)
+    head.refuse("patterns")
     model.to(compute_device(source.device))  # type: ignore[arg-type]
     learnt, types = Learnt.of_run(folder), TokenTypes(tokenizer)
-    collate = with_columns(head_of_model(model.config).collator(tokenizer), tuple(method.columns))
+    collate = with_columns(head.collator(tokenizer), tuple(method.columns))
     num_epochs = len(metrics.get("history", ()))
     epochs = active_epochs(method, max(2, num_epochs))
     steps, batches = max(1, int(metrics.get("planned_steps") or 1)), range(0, len(rows), BATCH_SIZE)
@@ -171,7 +173,7 @@ def _file_columns(
     chunk = next(chunks, None)
     if chunk is None:
         raise AttendropError(f"{source.file} has no valid row.")
-    limit = length_limit(tokenizer, config.max_length, pair=head.joins_pairs(chunk.columns))
+    limit = head.length_limit(tokenizer, config.max_length, chunk.columns)
     encoded = encode_columns(dict(chunk.columns), files_task(texts, head), tokenizer, limit)
     outputs = predict_outputs(model, tokenizer, head, encoded, config.eval_batch_size, source.device)
     return {**encoded, "labels": assumed_targets(head, outputs, encoded, tokenizer)}

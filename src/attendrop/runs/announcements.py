@@ -74,7 +74,11 @@ def announce_data(report: dict[str, Any], head: Head) -> None:
     """Log the report on the data, and its warnings."""
     logger.info("%s", report_table(report, head))
     if report["skipped"]:
-        logger.warning("Skipped %d invalid row(s); %s in the run's folder lists them.", report["skipped"], SKIPPED)
+        places = report["skipped_places"]
+        shown = ", ".join(places) + (", ..." if report["skipped"] > len(places) else "")
+        logger.warning(
+            "Skipped %d invalid row(s) (%s); %s in the run's folder lists them.", report["skipped"], shown, SKIPPED
+        )
     for warning in report_warnings(report, head):
         logger.warning("%s", warning)
 

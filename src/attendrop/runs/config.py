@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from attendrop.argument_checks import check_choice
 from attendrop.errors import AttendropError
-from attendrop.tasks.file_formats import default_columns, default_label_type
+from attendrop.tasks.file_formats import default_columns, default_label_type, files_of
 from attendrop.tasks.long_texts import LONG_TEXTS
 
 if TYPE_CHECKING:
@@ -58,11 +58,11 @@ class RunConfig:
         output_dir: Folder of the run.
         task: Name of a task; None for custom files.
         data_dir: Folder of the task's files; None: ``$ATTENDROP_DATA``, then the hub.
-        train_file, eval_file: Custom files, with ``text_columns`` (as many as the kind of task reads), ``label_column``
-            and ``label_type`` (``"auto"``, or one of a kind of task). Files of some formats have columns by default: of
-            column files (.conll, .conllu) ``tokens``, and ``tags`` or ``upos``; of two parallel text files ``source``
-            and ``target``. Without an ``eval_file``, the score is one on held-out rows. Columns that the method reads
-            are needed in the ``train_file`` only.
+        train_file, eval_file: Custom files, or folders of images, with ``text_columns`` (as many as the kind of task
+            reads), ``label_column`` and ``label_type`` (``"auto"``, or one of a kind of task). Files of some formats
+            have columns by default: of column files (.conll, .conllu) ``tokens``, and ``tags`` or ``upos``; of two
+            parallel text files ``source`` and ``target``; of folders ``image`` and ``label``. Without an ``eval_file``,
+            the score is one on held-out rows. Columns that the method reads are needed in the ``train_file`` only.
         task_options: Options of the kind of task, such as the number of beams of a translation.
         skip_bad_rows: Skip invalid rows of custom files, and list them in the run's folder.
         metric: Metric that selects the best epoch, named as for :func:`attendrop.tasks.metrics.with_metric`; None:
@@ -208,6 +208,8 @@ class RunConfig:
         if self.train_file is not None and self.data_dir is not None:
             raise AttendropError("data-dir is for tasks; omit it for a train-file.")
         if self.train_file is not None and not self.text_columns:
+            if not any(file.exists() for file in files_of(self.train_file)):
+                raise AttendropError(f"There is no file or folder '{self.train_file}'.")
             raise AttendropError(
                 "No text-columns are given for the train-file; give its column names, comma-separated."
             )

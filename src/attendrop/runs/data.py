@@ -20,6 +20,7 @@ from attendrop.runs.shared_results import shared
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.custom_files import load_files
 from attendrop.tasks.file_formats import files_of
+from attendrop.tasks.image_folders import folder_sha256
 from attendrop.tasks.metrics import with_metric
 from attendrop.tasks.registry import load_task, task_files
 from attendrop.tasks.splits import few_shot, hold_out, subset
@@ -54,9 +55,9 @@ def load_data(config: RunConfig) -> TaskData:
     def key() -> list[Any]:
         options = (config.text_columns, config.label_column, config.label_type, config.skip_bad_rows)
         columns = [repr(column) for column in _token_columns(config.regularizer)]
-        return [config.task, config.data_dir, [[str(file), sha256(file)] for file in files], options, columns]
+        return [config.task, config.data_dir, [[str(file), digest(file)] for file in files], options, columns]
 
-    if files and all(file.is_file() for file in files):
+    if files and all(file.exists() for file in files):
         data = shared(key, lambda: _load(config), _size, kind="data")
     else:
         data = _load(config)
@@ -65,13 +66,18 @@ def load_data(config: RunConfig) -> TaskData:
 
 
 def data_files(config: RunConfig) -> list[Path]:
-    """List the files of a run's data, which may be missing; data of the hub have none."""
+    """List the files, or folders, of a run's data, which may be missing; data of the hub have none."""
     if config.task is None:
         return [file for name in (config.train_file, config.eval_file) if name is not None for file in files_of(name)]
     try:
         return task_files(config.task, config.data_dir)
     except AttendropError:  # loading tells what is wrong
         return []
+
+
+def digest(path: Path) -> str:
+    """Compute the SHA-256 of a file, or of the images in a folder; empty if there is neither."""
+    return folder_sha256(path) if path.is_dir() else sha256(path) if path.is_file() else ""
 
 
 def _load(config: RunConfig) -> TaskData:

@@ -12,10 +12,12 @@ from transformers import PreTrainedTokenizerBase
 from attendrop.runs.data import Parts
 from attendrop.tasks.base import TaskData
 from attendrop.tasks.heads.base import Head
-from attendrop.tasks.long_texts import HEAD, HEAD_TAIL, WINDOWS, of_documents
+from attendrop.tasks.long_texts import HEAD, HEAD_TAIL, WINDOWS
 from attendrop.tasks.tokenization import columns_of
 
 _Text = tuple[str, ...]
+# Number of skipped rows that are named.
+_SHOWN = 5
 _TREATED = {HEAD: "cut", HEAD_TAIL: "cut in the middle", WINDOWS: "in windows"}
 
 
@@ -33,24 +35,22 @@ def data_report(
 
     Returns:
         Plain values: ``kind``; ``parts``, of each ``rows``, ``classes`` (rows of each) or ``numbers`` (``min``,
-        ``mean``, ``max``), ``truncated`` and ``unknown`` (rows longer than ``max_length``; rows, or windows, that have
-        no token known to the tokenizer), ``duplicates`` (rows whose text an earlier row of the part has) and
-        ``in_train`` (rows whose text is in train, too); ``conflicts`` in train (``texts`` with several labels, their
-        ``rows``, an ``example``); ``similar_classes``, which differ in case only; ``skipped`` bad rows.
+        ``mean``, ``max``), what :meth:`Head.input_report` counts, ``duplicates`` (rows whose text an earlier
+        row of the part has) and ``in_train`` (rows whose text is in train, too); ``conflicts`` in train (``texts`` with
+        several labels, their ``rows``, an ``example``); ``similar_classes``, which differ in case only; ``skipped`` bad
+        rows, and ``skipped_places``, where the first of them are.
     """
-    limit = min(max_length, tokenizer.model_max_length)
     head = data.task.head
+    limit = min(max_length, getattr(tokenizer, "model_max_length", max_length))
     texts = {name: head.texts(rows) for name, rows in _named(parts).items()}
     tokens = _named(encoded)
     described = {}
     for name, rows in _named(parts).items():
         columns = columns_of(tokens[name])
-        ids = head.token_ids(columns)
         described[name] = {
             "rows": len(rows),
             **head.describe_labels(rows),
-            "truncated": head.truncated(rows, of_documents(columns["length"], columns), tokenizer, limit),
-            "unknown": sum(not set(row) - set(tokenizer.all_special_ids) for row in ids),
+            **head.input_report(rows, columns, tokenizer, limit),
             "duplicates": len(texts[name]) - len(set(texts[name])),
         }
         if name != "train":
@@ -64,6 +64,7 @@ def data_report(
         "conflicts": _conflicts(texts["train"], parts.train, head),
         "similar_classes": head.similar_classes(),
         "skipped": len(data.skipped),
+        "skipped_places": [row.place for row in data.skipped[:_SHOWN]],
     }
 
 
@@ -72,8 +73,9 @@ def report_table(report: dict[str, Any], head: Head) -> str:
     parts = report["parts"]
     lines = [["", *parts], ["rows", *(str(part["rows"]) for part in parts.values())]]
     lines += head.label_lines(list(parts.values()))
-    cut = (f"{100 * part['truncated'] / max(part['rows'], 1):.1f} %" for part in parts.values())
-    lines.append([f"over {report['max_length']} tokens, {_TREATED[report.get('long_texts', HEAD)]}", *cut])
+    if "truncated" in parts["train"]:
+        cut = (f"{100 * part['truncated'] / max(part['rows'], 1):.1f} %" for part in parts.values())
+        lines.append([f"over {report['max_length']} tokens, {_TREATED[report.get('long_texts', HEAD)]}", *cut])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         [f"Data: {head.kind}, {head.labels_are}"]
@@ -87,7 +89,8 @@ def report_table(report: dict[str, Any], head: Head) -> str:
 
 def report_warnings(report: dict[str, Any], head: Head) -> Iterator[str]:
     """Yield warnings about the data, one sentence each."""
-    parts = report["parts"]
+    parts, name_of_input = report["parts"], head.input_name
+    what = f"{'an' if name_of_input[0] in 'aeiou' else 'a'} {name_of_input}"
     for first, second in report["similar_classes"]:
         yield f"The classes {first!r} and {second!r} differ only in case or spaces: are they the same?"
     yield from head.label_warnings(parts["train"])
@@ -95,19 +98,19 @@ def report_warnings(report: dict[str, Any], head: Head) -> Iterator[str]:
         if part.get("in_train"):
             percent = 100 * part["in_train"] / part["rows"]
             yield (
-                f"{part['in_train']} of {part['rows']} rows of {name} ({percent:.1f} %) have a text that is in train, "
+                f"{part['in_train']} of {part['rows']} rows of {name} ({percent:.1f} %) have {what} that is in train, "
                 "too: the score on them is optimistic."
             )
     conflicts = report["conflicts"]
     if conflicts["texts"]:
         yield (
-            f"{conflicts['texts']} texts of train have several labels, in {conflicts['rows']} rows, such as "
+            f"{conflicts['texts']} {name_of_input}s of train have several labels, in {conflicts['rows']} rows, such as "
             f"{conflicts['example']}."
         )
     if parts["train"]["duplicates"]:
-        yield f"{parts['train']['duplicates']} rows of train repeat the text of another row."
+        yield f"{parts['train']['duplicates']} rows of train repeat the {name_of_input} of another row."
     for name, part in parts.items():
-        if part["unknown"]:
+        if part.get("unknown"):
             yield f"{part['unknown']} of {part['rows']} rows of {name} have no token that the model knows."
 
 
@@ -130,7 +133,7 @@ def _conflicts(texts: Sequence[_Text], rows: Dataset, head: Head) -> dict[str, A
     found: dict[str, Any] = {"texts": len(conflicting), "rows": sum(map(len, conflicting.values())), "example": None}
     for text, labels in list(conflicting.items())[:1]:
         names = list(dict.fromkeys(head.shown_label(label) for label in sorted(labels, key=str)))
-        shown = " | ".join(text)
+        shown = " | ".join(head.titles(rows.select([texts.index(text)]))[0])
         shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
         found["example"] = f"{shown!r}: {', '.join(map(repr, names))}"
     return found

@@ -170,5 +170,6 @@ def _onnx_logits(run: FinishedRun, name: str, model: Callable[[Mapping[str, Any]
 
 
 def _with_types(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Add token types of 0 to a batch of a tokenizer without token types."""
-    return {"token_type_ids": np.zeros_like(batch["input_ids"]), **batch}
+    """Add token types of 0 to a batch of texts of a tokenizer without token types."""
+    types = {"token_type_ids": np.zeros_like(batch["input_ids"])} if "input_ids" in batch else {}
+    return types | dict(batch)

@@ -71,7 +71,7 @@ def _started(
     rows: Dataset,
     config: RunConfig,
 ) -> dict[str, Any]:
-    if not head.has_pooling:
+    if not head.one_vector:
         raise _NoStart(f"it needs one vector for the whole input, and the model predicts {head.predicts}")
     linear = _new_linear_layer(model, new, strict=config.head_start == "auto")
     model.to(compute_device(config.device)).eval()  # type: ignore[arg-type]

@@ -29,7 +29,8 @@ from attendrop.tasks.metrics import compute_scores, with_metric
 from attendrop.tasks.prediction_files import PredictionWriter, output_format
 from attendrop.tasks.registry import get_task, load_task, task_files
 from attendrop.tasks.table import Table
-from attendrop.tasks.tokenization import DEFAULT_MAX_LENGTH, encode_columns, length_limit
+from attendrop.tasks.tokenization import encode_columns
+from attendrop.tasks.tokenizers import DEFAULT_MAX_LENGTH
 from attendrop.tasks.transfer import group_scores, read_as, reading_of
 
 # Number of rows in memory at a time, which are sorted by length into batches.
@@ -161,7 +162,7 @@ class _Run:
 
     def encode(self, columns: dict[str, list[Any]], task: Task, source: Source) -> dict[str, list[Any]]:
         wanted = source.max_length or self.options.get("max_length") or DEFAULT_MAX_LENGTH
-        limit = length_limit(self.tokenizer, wanted, pair=self.head.joins_pairs(columns))
+        limit = self.head.length_limit(self.tokenizer, wanted, columns)
         return encode_columns(columns, task, self.tokenizer, limit)
 
     def outputs(
@@ -275,12 +276,13 @@ def _file_rows(run: _Run, source: Source, file: str, split: str) -> _Rows:
     name = f"x.{source.input_format}" if file == STDIN else file
     texts, label = default_columns(name)
     as_trained = tuple(run.options.get("text_columns", ()))
+    trained_label = run.options.get("label_column")
     if texts and default_columns(run.options.get("train_file"))[0] != texts:
-        as_trained = ()  # files of this format have columns of their own
+        as_trained, trained_label = (), None  # files of this format have columns of their own
     columns = source.text_columns or as_trained or texts
     if not columns:
         raise AttendropError("No text-columns are given for the file; give its column names, comma-separated.")
-    label = (source.label_column or run.options.get("label_column") or label) if split == "dev" else None
+    label = (source.label_column or trained_label or label) if split == "dev" else None
     if split == "dev" and label is None and run.head.needs_labels:
         raise AttendropError("No label-column is given for the file; give the name of the label column.")
     bad = BadRows(skip=source.skip_bad_rows)

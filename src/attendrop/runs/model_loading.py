@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from torch import nn
 from transformers import (
     AutoConfig,
-    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -39,7 +37,7 @@ class Loaded:
 
     Attributes:
         model: The model, in evaluation mode, in float32.
-        tokenizer: The tokenizer of the model.
+        tokenizer: The tokenizer of the model, or what takes its place (:meth:`Head.load_preprocessor`).
         new: Names of the parameters that no file has, such as those of a new head; they are random.
     """
 
@@ -64,8 +62,6 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
         task: Task that determines the size, the label names and the loss of the head; a new head is initialized if the
             model has none that fits. None: the model is fine-tuned and keeps its head.
         pooling: What the head of the task reads: ``"mean"``, ``"cls"`` or ``"auto"``, see :func:`default_pooling`.
-
-    A tokenizer without a padding token, as GPT-2 and Llama have, pads with its end-of-sequence token.
 
     Raises:
         AttendropError: The model cannot be found or loaded, has pickled weights only, needs code of its own, or (with
@@ -92,9 +88,9 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
             dtype="float32",
             **keywords,
         )
-        tokenizer = AutoTokenizer.from_pretrained(place, **keywords, **head.tokenizer_options)
+        tokenizer = head.load_preprocessor(place)
     _report_loading(name, model, found, keeps_head=task is None)
-    _set_padding(name, model, tokenizer)
+    head.fit_preprocessor(name, model, tokenizer)
     head.prepare(model, tokenizer)
     return Loaded(model, tokenizer, frozenset([*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])]))
 
@@ -134,8 +130,10 @@ def _load_finished(name: str, task: Task | None) -> Loaded:
     if task is not None:
         refuse_untrainable(name)
     with _load_errors(name), _without_report():
-        model, tokenizer = load(name), AutoTokenizer.from_pretrained(name)
-    return Loaded(model.model if is_pruned(name) else model, tokenizer)
+        model = load(name)
+        model = model.model if is_pruned(name) else model
+        tokenizer = head_of_model(model.config).load_preprocessor(name)
+    return Loaded(model, tokenizer)
 
 
 def load_config(name: str) -> PreTrainedConfig:
@@ -177,22 +175,6 @@ def _report_loading(name: str, model: PreTrainedModel, found: dict[str, Any], *,
         )
     if resized:
         logger.warning("The head of %s has another number of outputs; a new one starts at random.", name)
-
-
-def _set_padding(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    if tokenizer.pad_token is None:
-        if tokenizer.eos_token is None:
-            raise AttendropError(f"The tokenizer of {name!r} has neither a padding nor an end-of-sequence token.")
-        tokenizer.pad_token = tokenizer.eos_token
-    if model.config.get_text_config().pad_token_id is None:
-        model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-    largest = max(tokenizer.get_vocab().values(), default=0)
-    embedding = model.get_input_embeddings()
-    if isinstance(embedding, nn.Embedding) and largest >= embedding.num_embeddings:
-        raise AttendropError(
-            f"The tokenizer of {name!r} has {largest + 1} tokens, its model only {embedding.num_embeddings}: "
-            "they do not belong together."
-        )
 
 
 @contextmanager

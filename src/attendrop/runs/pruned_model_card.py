@@ -46,11 +46,7 @@ ranked by {pruned["ranked_by"]}, and chosen on {pruned["rows"]} rows of `{pruned
 | parameters | {pruned["parameters"]["before"]:,} | {pruned["parameters"]["after"]:,} | |
 {_speed(pruned["speed"])}
 ```python
-import attendrop
-from transformers import AutoTokenizer
-
-model = attendrop.load(folder)
-tokenizer = AutoTokenizer.from_pretrained(folder)
+{head.loading(stock=False)}
 ```
 """
 

@@ -14,8 +14,8 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from attendrop.peft_models import transformers_model
 from attendrop.tasks.heads.base import Head
+from attendrop.tasks.tokenization import columns_of
 from attendrop.training.model_call import replaced_attribute
-from attendrop.training.sampler import row_lengths
 from attendrop.training.trainer import RegularizedTrainer
 
 
@@ -80,8 +80,7 @@ class RunTrainer(RegularizedTrainer):
         return _Order(self._longest_first(eval_dataset))
 
     def _longest_first(self, rows: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
-        lengths = row_lengths(rows, rows, self.args.length_column_name)
-        return np.argsort(-np.asarray(lengths), kind="stable")
+        return np.argsort(-np.asarray(self.head.lengths(columns_of(rows))), kind="stable")
 
 
 class _Order(Sampler[int]):

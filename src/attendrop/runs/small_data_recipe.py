@@ -57,14 +57,14 @@ def with_training(config: RunConfig, rows: int, *, has_pooling: bool = True, pro
     - The learning rate falls with the model's hidden size: 1e-4 up to 512, 5e-5 up to 900, 2e-5 beyond. An adapter's
       is ten times that.
     - The pooling is what the model was trained with, see :func:`attendrop.runs.model_loading.default_pooling`; None
-      where models do not read one vector for the whole input.
+      where there is no choice of it.
 
     The steps do not depend on the method, so that methods that set rows aside are compared over the same steps.
 
     Args:
         config: Options as given.
         rows: Number of training rows, including those that are held out.
-        has_pooling: Whether models for the task read one vector for the whole input.
+        has_pooling: Whether models for the task have a choice of pooling.
         processes: Number of processes.
 
     Raises:
@@ -77,7 +77,7 @@ def with_training(config: RunConfig, rows: int, *, has_pooling: bool = True, pro
         found["max_steps"] = steps(rows, found["batch_size"] * config.gradient_accumulation * processes)
     if not has_pooling:
         if config.pooling == "mean":
-            raise AttendropError("pooling 'mean' is for tasks with one prediction for the whole input; omit it here.")
+            raise AttendropError("pooling 'mean' is for tasks with one prediction for a whole text; omit it here.")
         found["pooling"] = None
     elif config.pooling == "auto":
         found["pooling"] = default_pooling(config.model)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from attendrop.errors import AttendropError
-from attendrop.output_files import sha256
 from attendrop.runs.config import RunConfig
 from attendrop.runs.folder_lock import refuse_if_locked
 
@@ -122,9 +121,9 @@ def data_sha256(config: RunConfig) -> str:
 
     Files that are missing do not count: the run itself fails, with an error that tells more. Nor do data of the hub.
     """
-    from attendrop.runs.data import data_files
+    from attendrop.runs.data import data_files, digest
 
-    digests = [sha256(path) if path.is_file() else "" for path in data_files(config)]
+    digests = [digest(path) for path in data_files(config)]
     return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 
 

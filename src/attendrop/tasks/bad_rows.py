@@ -17,7 +17,7 @@ class SkippedRow:
 
     Attributes:
         file: Path of the file.
-        place: Where in the file the row is, such as "line 7".
+        place: Where in the file the row is, such as "line 7", or where in the folder, such as "cats/1.jpg".
         reason: What is wrong with it.
         row: Its content: values by column, or what could be read of a row that has no columns.
     """
@@ -62,6 +62,12 @@ class BadRows:
 def write_skipped(path: str | Path, skipped: Sequence[SkippedRow]) -> None:
     """Write skipped rows as JSON lines, in the order of each file: ``file``, ``place``, ``reason``, ``row``."""
     files = list(dict.fromkeys(row.file for row in skipped))
-    ordered = sorted(skipped, key=lambda row: (files.index(row.file), int(row.place.split()[-1])))
+    ordered = sorted(skipped, key=lambda row: (files.index(row.file), _place_order(row.place)))
     lines = [json.dumps(asdict(row), ensure_ascii=False, default=str) + "\n" for row in ordered]
     Path(path).write_text("".join(lines), encoding="utf-8", errors="backslashreplace", newline="")
+
+
+def _place_order(place: str) -> tuple[int, str]:
+    """Return what orders places: the number of a line, or the name of a file."""
+    number = place.split()[-1]
+    return (int(number), "") if number.isdecimal() else (0, place)

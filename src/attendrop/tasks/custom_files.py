@@ -210,6 +210,7 @@ def _with_labels(
 
 
 def _with_texts(table: Table, text_columns: tuple[str, ...], reader: Head | type[Head], bad: BadRows) -> Table:
+    table = reader.located(table, text_columns)
     for number, name in enumerate(text_columns):
         table = table.checked(name, partial(reader.text_problem, column=number), bad)
     return table.checked_rows(text_columns, reader.texts_problem, bad)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SOURCE, TARGET = "source", "target"
+IMAGE, IMAGE_CLASS = "image", "label"
 _SEPARATOR = ","
 
 
@@ -24,6 +25,7 @@ _FORMATS = {
     ".txt": _Format(("text",)),
 }
 _PARALLEL = _Format((SOURCE,), TARGET, "text")
+_FOLDER = _Format((IMAGE,), IMAGE_CLASS, "image-class")
 
 
 def files_of(name: str | Path) -> tuple[Path, ...]:
@@ -41,7 +43,7 @@ def default_columns(name: str | None) -> tuple[tuple[str, ...], str | None]:
     """Return the text columns and the label column of custom data; none if their format names no columns.
 
     Args:
-        name: A file, as for :func:`files_of`, or a format such as ``"x.conll"``.
+        name: A file, as for :func:`files_of`, a folder of images, or a format such as ``"x.conll"``.
     """
     found = _format(name)
     return found.text_columns, found.label_column
@@ -54,4 +56,7 @@ def default_label_type(name: str | None) -> str:
 
 def _format(name: str | None) -> _Format:
     files = files_of(name or "")
-    return _PARALLEL if len(files) > 1 else _FORMATS.get(files[0].suffix.lower(), _Format())
+    if len(files) > 1:
+        return _PARALLEL
+    unknown = _FOLDER if name and files[0].is_dir() else _Format()
+    return _FORMATS.get(files[0].suffix.lower(), unknown)

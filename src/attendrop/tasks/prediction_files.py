@@ -108,7 +108,8 @@ class PredictionWriter:
             inputs = self.task.head.inputs_in(columns)
             rows = self._beside(inputs, zip(*(columns[name][:] for name in inputs), strict=True), added)
         else:
-            rows = [{"index": index} | row for index, row in zip(columns["index"][:], added, strict=True)]
+            name, ids = self.task.head.row_ids(columns)
+            rows = [{name: number} | row for number, row in zip(ids, added, strict=True)]
         if self._file is None:
             self._begin(list(rows[0]))
         assert self._file is not None

@@ -16,6 +16,7 @@ from attendrop.errors import AttendropError
 from attendrop.tasks.bad_rows import BadRows
 from attendrop.tasks.column_files import read_conll, read_conllu
 from attendrop.tasks.file_formats import files_of
+from attendrop.tasks.image_folders import read_image_folder
 from attendrop.tasks.line_files import read_lines, read_parallel
 from attendrop.tasks.table import Table, separator_hint
 from attendrop.tasks.text_lines import STDIN, text_lines
@@ -36,15 +37,16 @@ def read_table(path: str | Path, bad: BadRows | None = None) -> Table:
 def read_chunks(
     path: str | Path, size: int | None, bad: BadRows | None = None, *, format: str | None = None
 ) -> Iterator[Table]:
-    """Read a .csv, .tsv, .jsonl, .parquet, .conll, .conllu or .txt file in chunks, or two parallel text files.
+    """Read a .csv, .tsv, .jsonl, .parquet, .conll, .conllu or .txt file in chunks, two parallel text files, or images.
 
     Text files are UTF-8, with or without a byte-order mark. CSV and TSV files have a header, quoting as in RFC 4180,
     and may have quoted line breaks; no string is read as a missing value. The columns of JSON lines are those of the
     rows read so far. A row of a column file is a sentence, see :mod:`attendrop.tasks.column_files`; of plain text, a
-    line, see :mod:`attendrop.tasks.line_files`.
+    line, see :mod:`attendrop.tasks.line_files`; of a folder of images, an image, see
+    :mod:`attendrop.tasks.image_folders`.
 
     Args:
-        path: The file; "-" is standard input. Two files, ``"train.tr,train.en"``, are read in parallel.
+        path: The file or folder; "-" is standard input. Two files, ``"train.tr,train.en"``, are read in parallel.
         size: Number of rows in a chunk; None reads one table.
         bad: Handling of rows with a wrong number of fields, of lines that are not JSON objects, and of broken
             sentences. By default, the first raises.
@@ -60,6 +62,9 @@ def read_chunks(
         yield from read_parallel(files, size)
         return
     suffix = f".{format}" if format is not None else Path(path).suffix.lower()
+    if suffix not in _READERS and Path(path).is_dir():
+        yield from read_image_folder(Path(path), size, bad or BadRows())
+        return
     if suffix not in _READERS:
         raise AttendropError(f"{path} has the unknown extension {suffix!r}; give a file with one of {_EXTENSIONS}.")
     path, bad = Path(path), bad or BadRows()

@@ -1,6 +1,5 @@
 """Tokenization of texts."""
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
@@ -12,9 +11,6 @@ from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task
 from attendrop.tasks.long_texts import DOCUMENT, HEAD, split_long
 from attendrop.tasks.token_columns import TokenColumn
-
-# Default of runs, and of models that were not made by a run.
-DEFAULT_MAX_LENGTH = 128
 
 
 def encode(
@@ -31,7 +27,7 @@ def encode(
         task: The task.
         tokenizer: The tokenizer.
         max_length: In tokens, including special tokens; the longer of two texts is truncated first. It is lowered to
-            the limit of the tokenizer, see :func:`length_limit`.
+            the limit of the tokenizer, see :meth:`Head.length_limit`.
         token_columns: Columns of the data set, as read by :func:`load_files`, to keep and truncate with the texts.
 
     Returns:
@@ -43,7 +39,7 @@ def encode(
         AttendropError: ``max_length`` leaves no room for the texts, or a row of a token column does not have one entry
             for each token before truncation.
     """
-    limit = length_limit(tokenizer, max_length, pair=task.head.joins_pairs(dataset.column_names))
+    limit = task.head.length_limit(tokenizer, max_length, dataset.column_names)
 
     def tokenise(columns: dict[str, list[Any]], rows: list[int]) -> dict[str, Any]:
         return encode_columns(columns, task, tokenizer, limit, token_columns, first_row=rows[0])
@@ -65,31 +61,6 @@ def columns_of(rows: Dataset) -> dict[str, Any]:
     return {name: rows[name] for name in rows.column_names}
 
 
-def length_limit(tokenizer: PreTrainedTokenizerBase, max_length: int, *, pair: bool) -> int:
-    """Lower ``max_length`` to the limit of the tokenizer, with a warning unless it is the default.
-
-    Args:
-        tokenizer: The tokenizer.
-        max_length: In tokens, including special tokens.
-        pair: Whether the inputs are pairs of texts.
-
-    Raises:
-        AttendropError: It leaves no room for text.
-    """
-    special = tokenizer.num_special_tokens_to_add(pair=pair)
-    if max_length <= special:
-        raise AttendropError(
-            f"a maximum length of {max_length} leaves no room for text: the tokenizer adds {special} special tokens; "
-            "raise it."
-        )
-    if max_length > tokenizer.model_max_length:
-        limit = tokenizer.model_max_length
-        if max_length != DEFAULT_MAX_LENGTH:
-            warnings.warn(f"the maximum length {max_length} was lowered to the model's {limit} tokens.", stacklevel=3)
-        return limit
-    return max_length
-
-
 def encode_columns(
     columns: dict[str, list[Any]],
     task: Task,
@@ -99,7 +70,7 @@ def encode_columns(
     *,
     first_row: int = 0,
 ) -> dict[str, list[Any]]:
-    """Tokenize rows given as columns, as :func:`encode` does, with a ``max_length`` of :func:`length_limit`.
+    """Tokenize rows given as columns, as :func:`encode` does, with a ``max_length`` of :meth:`Head.length_limit`.
 
     ``first_row`` is the number of the first row among all rows.
     """

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import transformers
 from helpers import task_examples
-from transformers import BertConfig, GPT2Config, MarianConfig, PreTrainedConfig
+from transformers import BertConfig, GPT2Config, MarianConfig, PreTrainedConfig, ViTConfig
 
 import attendrop
 from attendrop.errors import AttendropError
 from attendrop.tasks.answers import SpanAnswer
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.classification import Classification
+from attendrop.tasks.heads.image_classification import ImageClassification
 from attendrop.tasks.heads.multi_label import MultiLabel
 from attendrop.tasks.heads.multiple_choice import MultipleChoice
 from attendrop.tasks.heads.question_answering import ALWAYS, QuestionAnswering
@@ -39,9 +40,14 @@ EXAMPLES = {
     "translation": Translation(),
     "text-generation": TextGeneration(),
     "question-answering": QuestionAnswering(ALWAYS),
+    "image-classification": ImageClassification(("cat", "dog")),
 }
 # Configurations of models of each kind, where BERT has none.
-CONFIGS: dict[str, type[PreTrainedConfig]] = {"translation": MarianConfig, "text-generation": GPT2Config}
+CONFIGS: dict[str, type[PreTrainedConfig]] = {
+    "translation": MarianConfig,
+    "text-generation": GPT2Config,
+    "image-classification": ViTConfig,
+}
 # What a head decides: the model and its card, batches, and whether labels are classes.
 OF_HEADS = re.compile(
     r"DataCollatorWithPadding|AutoModelFor\w+|text-classification|problem_type = |argmax\(axis=1\)"
@@ -94,6 +100,7 @@ def test_a_saved_model_tells_its_head(head: Head, tmp_path: Path) -> None:
 # Labels as they are written in files, and the outputs of a model that predicts them.
 PERFECT: dict[str, tuple[list[Any], list[Any]]] = {
     "classification": (["yes", "no", "yes"], [[0, 1], [1, 0], [0, 1]]),
+    "image-classification": (["dog", "cat"], [[0, 1], [1, 0]]),
     "multi-label-classification": ([["art"], [], ["art", "sport"]], [[1, -1], [-1, -1], [1, 1]]),
     "regression": (["1.5", "-2", "0"], [[1.5], [-2], [0]]),
     "token-classification": ([["B-PER", "O"], ["O"]], [np.eye(2)[[1, 0]], np.eye(2)[[0]]]),

@@ -13,9 +13,10 @@ from datasets import Dataset
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import check_options, read_options
 from attendrop.tasks.label_column import text_problem, value_problem
-from attendrop.tasks.long_texts import HEAD
+from attendrop.tasks.long_texts import HEAD, of_documents
 from attendrop.tasks.table import Table
 from attendrop.tasks.token_columns import TokenColumn, align
+from attendrop.tasks.tokenizers import length_limit, load_tokenizer, set_padding
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -51,13 +52,15 @@ class Head(ABC):
     *Labels* are the values of the column ``"label"`` of a data set, *targets* the ``labels`` passed to the model.
     *Raw outputs* are what passes of the model return, collected over batches, and *outputs* an array with one entry per
     row of the data, which :meth:`row_outputs` makes of them. Metrics compare outputs with *references*, one entry per
-    row. Rows are columns by name, as in :class:`attendrop.tasks.base.TaskData`.
+    row. Rows are columns by name, as in :class:`attendrop.tasks.base.TaskData`. The *tokenizer* is what makes a model's
+    inputs and is saved with it: :meth:`load_preprocessor` loads it, and for images it is an image processor.
 
     Attributes:
         label_names: The classes, in the order of their ids; empty if there are none.
         kind: Name of the kind of task, ``Task.kind``.
         label_type: Value of ``--label-type`` for labels of this kind.
         inputs: Columns of a data set that the head can read.
+        input_name: What an input is called in messages.
         least_inputs: Least number of ``--text-columns``, of which :meth:`read_texts` makes the inputs.
         most_inputs: Greatest number of those.
         needs_labels: Whether rows for training and scoring need a label.
@@ -72,7 +75,8 @@ class Head(ABC):
         answer_column: Column of the prediction; it is called ``predicted_...`` beside columns of the input.
         has_probabilities: Whether predictions can come with the probabilities of all classes.
         has_class_weights: Whether the loss supports class weights.
-        has_pooling: Whether models read one vector for the whole input, for which there is a choice.
+        one_vector: Whether models read one vector for the whole input, for which a linear model can be fitted.
+        has_pooling: Whether there is a choice of that vector.
         long_texts: What can be done with texts that are too long, see :mod:`attendrop.tasks.long_texts`.
         baselines: Baselines without fine-tuning that are defined for this kind of task.
         tokenizer_options: Arguments with which tokenizers of this kind of model are loaded.
@@ -88,6 +92,7 @@ class Head(ABC):
     kind: ClassVar[str]
     label_type: ClassVar[str]
     inputs: ClassVar[tuple[str, ...]] = ("text", "text_pair")
+    input_name: ClassVar[str] = "text"
     least_inputs: ClassVar[int] = 1
     most_inputs: ClassVar[int] = 2
     needs_labels: ClassVar[bool] = True
@@ -102,6 +107,7 @@ class Head(ABC):
     answer_column: ClassVar[str] = "label"
     has_probabilities: ClassVar[bool] = False
     has_class_weights: ClassVar[bool] = False
+    one_vector: ClassVar[bool] = False
     has_pooling: ClassVar[bool] = False
     long_texts: ClassVar[tuple[str, ...]] = (HEAD,)
     baselines: ClassVar[tuple[str, ...]] = ()
@@ -210,6 +216,27 @@ class Head(ABC):
         found = mapping[type(config)]
         return str((found[0] if isinstance(found, tuple) else found).__name__)
 
+    def load_preprocessor(self, place: str) -> Any:
+        """Load the tokenizer of a model, or what takes its place.
+
+        Args:
+            place: Folder or hub id of the model.
+        """
+        return load_tokenizer(place, **self.tokenizer_options)
+
+    def fit_preprocessor(self, name: str, model: PreTrainedModel, tokenizer: Any) -> None:
+        """Adapt a model and its tokenizer, or what takes its place, to each other.
+
+        Args:
+            name: Name of the model, for messages.
+            model: The model.
+            tokenizer: What :meth:`load_preprocessor` returned.
+
+        Raises:
+            AttendropError: They do not belong together.
+        """
+        set_padding(name, model, tokenizer)
+
     def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         """Set what the options ask for in a loaded model and its tokenizer.
 
@@ -284,6 +311,16 @@ tokenizer = AutoTokenizer.from_pretrained(folder)"""
         """Return the columns of a data set that are made of so many text columns of a file."""
         return cls.inputs[:text_columns]
 
+    @classmethod
+    def located(cls, table: Table, columns: Sequence[str]) -> Table:
+        """Return a table in which inputs that are names of files can be opened from here.
+
+        Args:
+            table: Rows of a file.
+            columns: Its text columns, some of which may be missing.
+        """
+        return table
+
     @staticmethod
     def text_problem(value: Any, column: int = 0) -> str | None:
         """Describe what is wrong with a text of a file, in the text column of this number, or return None."""
@@ -355,6 +392,14 @@ tokenizer = AutoTokenizer.from_pretrained(folder)"""
         encoding: BatchEncoding = tokenizer(*texts, **limits)
         return encoding
 
+    def length_limit(self, tokenizer: PreTrainedTokenizerBase, max_length: int, columns: Collection[str]) -> int:
+        """Return the number of tokens to which rows with these columns are truncated, given the one that was asked for.
+
+        Raises:
+            AttendropError: It leaves no room for text.
+        """
+        return length_limit(tokenizer, max_length, pair=self.joins_pairs(columns))
+
     def lengths(self, encoded: Mapping[str, Any]) -> list[int]:
         """Return the length of each row, in tokens."""
         return [len(ids) for ids in encoded["input_ids"]]
@@ -366,6 +411,27 @@ tokenizer = AutoTokenizer.from_pretrained(folder)"""
             return 0
         whole = self.tokenize(rows.select(full).to_dict(), tokenizer, None)
         return sum(length > limit for length in self.lengths(whole))
+
+    def input_report(
+        self, rows: Dataset, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, limit: int
+    ) -> dict[str, int]:
+        """Count what encoding lost, for the report on data.
+
+        Args:
+            rows: The rows.
+            encoded: The same rows, encoded.
+            tokenizer: The tokenizer.
+            limit: Length to which rows were truncated.
+
+        Returns:
+            ``truncated`` (rows longer than the limit) and ``unknown`` (rows, or windows of them, that have no token
+            known to the tokenizer); empty for inputs that can be neither.
+        """
+        special = set(tokenizer.all_special_ids)
+        return {
+            "truncated": self.truncated(rows, of_documents(encoded["length"], encoded), tokenizer, limit),
+            "unknown": sum(not set(ids) - special for ids in self.token_ids(encoded)),
+        }
 
     def token_ids(self, encoded: Mapping[str, Any]) -> Sequence[Sequence[int]]:
         """Return all token ids of each row."""
@@ -498,8 +564,16 @@ tokenizer = AutoTokenizer.from_pretrained(folder)"""
     # Reports on data ------------------------------------------------------------------------------------------------
 
     def texts(self, rows: Dataset) -> list[tuple[str, ...]]:
-        """Return the texts of each row, for comparison and display."""
+        """Return the texts of each row, for comparison."""
         return list(zip(*(rows[name][:] for name in self.inputs_in(rows.column_names)), strict=True))
+
+    def titles(self, rows: Dataset) -> list[tuple[str, ...]]:
+        """Return the texts of each row, for display."""
+        return self.texts(rows)
+
+    def row_ids(self, columns: Columns) -> tuple[str, Sequence[Any]]:
+        """Return what tells the rows in a file of predictions: the name of the column, and its values."""
+        return "index", columns["index"][:]
 
     def shown_label(self, label: Any) -> Any:
         """Return a label for display."""

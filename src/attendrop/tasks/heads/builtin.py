@@ -1,6 +1,7 @@
 """Heads of the library, in the order in which a saved model is asked for its own; the last accepts any model."""
 
 # ruff: noqa: I001
+from attendrop.tasks.heads.image_classification import ImageClassification as ImageClassification
 from attendrop.tasks.heads.question_answering import QuestionAnswering as QuestionAnswering
 from attendrop.tasks.heads.multiple_choice import MultipleChoice as MultipleChoice
 from attendrop.tasks.heads.translation import Translation as Translation

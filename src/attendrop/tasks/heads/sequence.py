@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attendrop.tasks.heads.base import Array, Head
 from attendrop.tasks.long_texts import LONG_TEXTS, document_means, of_documents
@@ -16,11 +16,12 @@ class SequenceHead(Head):
     """Head that reads one vector for the whole input: the first token's, the last one's, or the mean over all."""
 
     auto_class = "AutoModelForSequenceClassification"
-    peft_task_type = "SEQ_CLS"
+    peft_task_type: ClassVar[str | None] = "SEQ_CLS"
     pipeline_tag = "text-classification"
+    one_vector = True
     has_pooling = True
-    long_texts = LONG_TEXTS
-    baselines = ("majority", "tfidf", "frozen")
+    long_texts: ClassVar[tuple[str, ...]] = LONG_TEXTS
+    baselines: ClassVar[tuple[str, ...]] = ("majority", "tfidf", "frozen")
 
     @classmethod
     def may_read(cls, texts: Sequence[Any]) -> bool:

@@ -1,0 +1,266 @@
+"""Image classification: one of several classes for an image."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import torch
+from datasets import Dataset
+from torch import Tensor
+from transformers import BatchEncoding
+
+from attendrop.errors import AttendropError
+from attendrop.tasks.heads.base import Columns, Head
+from attendrop.tasks.heads.classification import Classification
+from attendrop.tasks.image_files import check_image, check_images, is_image, read_image
+from attendrop.tasks.image_folders import class_folders
+from attendrop.tasks.label_column import text_problem, value_problem
+from attendrop.tasks.long_texts import HEAD
+from attendrop.tasks.table import Table
+from attendrop.tasks.token_columns import TokenColumn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+PIXELS = "pixel_values"
+# Names of folders that are parts of a data set rather than classes.
+_SPLITS = frozenset({"train", "training", "dev", "val", "valid", "validation", "test", "eval"})
+
+
+class ImageClassification(Classification):
+    """Head that predicts the class of an image. Labels and targets are class ids, outputs logits ``(rows, classes)``.
+
+    Rows hold the path of an image and the hash of its file. Encoded rows hold the same, the path under the name of the
+    model's input: the collator reads the images of a batch, so that no others are in memory. Nothing is random in it.
+    """
+
+    kind = "image-classification"
+    label_type = "image-class"
+    inputs = ("image", "sha256")
+    input_name = "image"
+    most_inputs = 1
+    auto_class = "AutoModelForImageClassification"
+    peft_task_type = None
+    pipeline_tag = "image-classification"
+    has_pooling = False
+    long_texts = (HEAD,)
+    baselines = ("majority", "frozen")
+    refused: ClassVar = {
+        "attend": "it shows the tokens of texts",
+        "patterns": "it tells tokens of texts apart",
+        "patterns --probe": "it tells tokens of texts apart",
+    }
+
+    # The model ------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def recognizes(cls, config: PreTrainedConfig) -> bool:
+        """Accept classes of image classifiers, also a second one that a family has."""
+        return any(name.endswith("ForImageClassification") for name in _classes(config))
+
+    def model_class(self, config: PreTrainedConfig) -> Any:
+        """Return the class of transformers."""
+        return Head.model_class(self, config)
+
+    @classmethod
+    def saved_class(cls, name: str, model_type: str) -> Any:
+        """Return None: the classes are those of transformers."""
+        return None
+
+    def load_preprocessor(self, place: str) -> Any:
+        """Load the image processor that computes with Pillow, so that pixels are the same with and without torchvision.
+
+        Raises:
+            AttendropError: Pillow is not installed.
+        """
+        check_images([])
+        from transformers import AutoImageProcessor
+
+        loader: Any = AutoImageProcessor
+        return loader.from_pretrained(place, backend="pil", trust_remote_code=False)
+
+    def fit_preprocessor(self, name: str, model: PreTrainedModel, tokenizer: Any) -> None:
+        """Refuse a processor that makes images of a size, or a number of channels, that the model cannot read."""
+        from PIL import Image
+
+        pixels = tokenizer(Image.new("RGB", (64, 48)), return_tensors="pt")[PIXELS]
+        try:
+            with torch.no_grad():
+                model(pixel_values=pixels.to(model.device))
+        except (ValueError, RuntimeError) as error:
+            raise AttendropError(
+                f"The image processor of {name!r} makes images of {' x '.join(map(str, pixels.shape[1:]))}, which its "
+                f"model does not read ({str(error).splitlines()[0]})"
+            ) from None
+
+    def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
+        """Return Python code that predicts the class of an image."""
+        return f"""{self.loading(stock=stock)}
+inputs = processor(image.convert("RGB"), return_tensors="pt")
+logits = model(**inputs).logits"""
+
+    def loading(self, *, stock: bool) -> str:
+        """Return Python code that loads the model and its image processor."""
+        imports, load = f"{self.auto_class}, AutoImageProcessor", f"{self.auto_class}.from_pretrained"
+        if not stock:
+            imports, load = "AutoImageProcessor", "attendrop.load"
+        return f"""{"" if stock else "import attendrop"}
+from transformers import {imports}
+
+model = {load}(folder)
+processor = AutoImageProcessor.from_pretrained(folder, backend="pil")""".strip()
+
+    # Labels and images of custom files ------------------------------------------------------------------------------
+
+    @classmethod
+    def may_read(cls, texts: Sequence[Any]) -> bool:
+        """Accept the name of an image file."""
+        return len(texts) == 1 and isinstance(texts[0], str) and is_image(texts[0])
+
+    @classmethod
+    def inputs_of(cls, text_columns: int) -> tuple[str, ...]:
+        """Return both inputs, which are of one column."""
+        return cls.inputs
+
+    @classmethod
+    def located(cls, table: Table, columns: Sequence[str]) -> Table:
+        """Make paths, which are relative to the folder of the file, or in the folder, ones from here; check images."""
+        folder = table.path if table.path.is_dir() else table.path.parent
+        column = table.columns.index(columns[0]) if columns[0] in table.columns else None
+        if column is None:
+            return table
+        rows = [[*row] for row in table.rows]
+        for row in rows:
+            if isinstance(row[column], str) and row[column].strip():
+                row[column] = str(folder / row[column].strip())
+        check_images(row[column] for row in rows if cls._name_problem(row[column]) is None)
+        return Table(table.path, table.columns, rows, table.places, table.index)
+
+    @classmethod
+    def text_problem(cls, value: Any, column: int = 0) -> str | None:
+        """Refuse a file that is missing, or no image that can be decoded."""
+        return cls._name_problem(value) or check_image(value).problem
+
+    @staticmethod
+    def _name_problem(value: Any) -> str | None:
+        if text_problem(value) is not None:
+            return "there is no path of an image"
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return "the name of the file is not in UTF-8"
+        return None
+
+    @classmethod
+    def read_texts(cls, texts: Sequence[Any]) -> list[Any]:
+        """Return the path and the hash of the file."""
+        return [texts[0], check_image(texts[0]).sha256]
+
+    @staticmethod
+    def value_problem(value: Any) -> str | None:
+        """Refuse images beside the folders of classes."""
+        return "the image is in no folder of a class" if value is None else value_problem(value)
+
+    @classmethod
+    def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
+        """Make the head whose classes are those of "train" (otherwise "dev"): the names of its folders, or its labels.
+
+        Raises:
+            AttendropError: As for classes of texts; the folder of a class has no image; or folders are parts of a data
+                set.
+        """
+        source = tables.get("train") or tables["dev"]
+        if source.path.is_dir():
+            folders, found = class_folders(source.path), set(source.column(column))
+            if found <= _SPLITS and len(found) > 1:
+                raise AttendropError(
+                    f"{source.path} has the folders {', '.join(folders)}, which are no classes; give them one by one, "
+                    f"such as --train-file {source.path}/{folders[-1]}."
+                )
+            empty = [name for name in folders if name not in found]
+            if empty and "train" in tables:
+                raise AttendropError(
+                    f"{source.path}/{empty[0]} has no image that can be read; add images of this class, or move the "
+                    "folder away."
+                )
+        return super().from_labels(tables, column, asked=True)
+
+    # Encoding -------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def joins_pairs(cls, columns: Any) -> bool:
+        """Return False: there is one image."""
+        return False
+
+    def tokenize(self, columns: Columns, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> BatchEncoding:
+        """Keep the paths, under the name of the model's input, and the hashes."""
+        return BatchEncoding({PIXELS: columns["image"], "sha256": columns["sha256"]})
+
+    def length_limit(self, tokenizer: Any, max_length: int, columns: Any) -> int:
+        """Return ``max_length``, which does not matter: all images have the same size."""
+        return max_length
+
+    def lengths(self, encoded: Mapping[str, Any]) -> list[int]:
+        """Return 1 for each row: all images have the same number of patches."""
+        return [1] * len(encoded[PIXELS])
+
+    def input_report(
+        self, rows: Dataset, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, limit: int
+    ) -> dict[str, int]:
+        """Return nothing: no image is cut or unknown."""
+        return {}
+
+    def align(
+        self, token_columns: Sequence[TokenColumn], columns: Columns, encoded: BatchEncoding, tokenizer: Any
+    ) -> dict[str, list[Any]]:
+        """Refuse columns with an entry for each token."""
+        raise AttendropError(
+            f"The column {token_columns[0].name!r} has entries for the tokens of a text, and an image has none; use a "
+            "method without such a column."
+        )
+
+    def collator(self, tokenizer: Any) -> Callable[[list[Any]], Any]:
+        """Return a function that reads the images of a batch, and makes pixels ``(rows, channels, height, width)``."""
+
+        def pixels(path: str) -> Tensor:
+            found: Tensor = tokenizer(read_image(path), return_tensors="pt")[PIXELS][0]
+            return found
+
+        def collate(rows: list[Any]) -> dict[str, Tensor]:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:  # as many whole images are in memory at a time
+                images = list(pool.map(pixels, [row[PIXELS] for row in rows]))
+            sizes = {tuple(image.shape) for image in images}
+            if len(sizes) > 1:
+                raise AttendropError(
+                    f"The model's image processor makes images of different sizes, such as {sorted(sizes)[:2]}; set "
+                    "its size in preprocessor_config.json."
+                )
+            batch = {PIXELS: torch.stack(images)}
+            if "labels" in rows[0]:
+                batch["labels"] = torch.tensor([row["labels"] for row in rows])
+            return batch
+
+        return collate
+
+    # Reports and files ----------------------------------------------------------------------------------------------
+
+    def texts(self, rows: Dataset) -> list[tuple[str, ...]]:
+        """Return the hashes of the files, by which equal images are found."""
+        return [(found,) for found in rows["sha256"][:]]
+
+    def titles(self, rows: Dataset) -> list[tuple[str, ...]]:
+        """Return the names of the files, each with its folder."""
+        return [("/".join(Path(path).parts[-2:]),) for path in rows["image"][:]]
+
+    def row_ids(self, columns: Columns) -> tuple[str, Sequence[Any]]:
+        """Return the paths."""
+        return "file", columns["image"][:]
+
+
+def _classes(config: PreTrainedConfig) -> Sequence[str]:
+    # A family may have a second class, such as DeiT's "ForImageClassificationWithTeacher".
+    return [name.removesuffix("WithTeacher") for name in config.architectures or ()]

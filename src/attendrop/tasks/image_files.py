@@ -1,0 +1,115 @@
+"""Image files: their pixels as a model reads them, and checks that they can be read."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attendrop.errors import AttendropError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
+# A check decodes JPEG files at this fraction of their size, which takes a fraction of the time.
+_CHECKED_AT = 8
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """What a check found out about a file.
+
+    Attributes:
+        problem: What is wrong with it; None if it can be read.
+        sha256: Hash of its bytes.
+    """
+
+    problem: str | None
+    sha256: str = ""
+
+
+def is_image(path: str | Path) -> bool:
+    """Tell whether a file is an image, by its extension."""
+    return Path(path).suffix.lower() in IMAGE_SUFFIXES
+
+
+def read_image(path: str | Path) -> Image:
+    """Read an image as RGB: upright, as its EXIF orientation says, without transparency, of several frames the first.
+
+    This is what ``transformers.pipeline`` does, but for grey images of 16 bits, which it makes white.
+
+    Raises:
+        AttendropError: The file cannot be read.
+    """
+    try:
+        with _pillow().open(path) as image:
+            return _rgb(image)
+    except AttendropError:
+        raise
+    except Exception as error:  # Pillow's readers have no common exception
+        raise AttendropError(f"{path}: {_unreadable(error)}.") from error
+
+
+def _rgb(image: Image) -> Image:
+    from PIL import ImageOps
+
+    upright = ImageOps.exif_transpose(image)
+    if upright.mode.startswith("I;16"):
+        upright = _pillow().fromarray((np.asarray(upright) >> 8).astype(np.uint8))
+    if "transparency" in upright.info:  # of a palette, of which Pillow warns
+        upright = upright.convert("RGBA")
+    return upright.convert("RGB")
+
+
+def check_images(paths: Iterable[str]) -> None:
+    """Check files on all cores, so that :func:`check_image` knows the results."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for _ in pool.map(check_image, paths):
+            pass
+
+
+def check_image(path: str) -> ImageFile:
+    """Read a file, and decode its pixels without keeping them; results are remembered until the file changes."""
+    _pillow()
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        return ImageFile(f"the file cannot be read ({error.strerror})")
+    return _checked(path, found.st_size, found.st_mtime_ns)
+
+
+@lru_cache(maxsize=1 << 17)
+def _checked(path: str, size: int, changed: int) -> ImageFile:
+    try:
+        content = Path(path).read_bytes()
+        with _pillow().open(io.BytesIO(content)) as image:
+            image.draft("RGB", (image.width // _CHECKED_AT, image.height // _CHECKED_AT))
+            _rgb(image)
+    except Exception as error:  # as above
+        return ImageFile(_unreadable(error))
+    return ImageFile(None, hashlib.sha256(content).hexdigest())
+
+
+def _unreadable(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"the file cannot be read ({error.strerror})"
+    # Pillow's message of an unknown format has the file's path, or the place of a buffer in memory.
+    reason = "it is no image of a known format" if "cannot identify" in str(error) else str(error).splitlines()[0]
+    return f"the image cannot be read ({reason})"
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise AttendropError("Images need Pillow; run `pip install attendrop[images]`.") from None
+    return Image

@@ -1,0 +1,75 @@
+"""Tokenizers: loading, padding token, and greatest length."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from attendrop.errors import AttendropError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+# Default of runs, and of models that were not made by a run.
+DEFAULT_MAX_LENGTH = 128
+
+
+def load_tokenizer(place: str, **options: Any) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model, given its folder or hub id, without running code of its repository."""
+    from transformers import AutoTokenizer
+
+    found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
+    return found
+
+
+def set_padding(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Make a tokenizer without a padding token, as GPT-2 and Llama have, pad with its end-of-sequence token.
+
+    Args:
+        name: Name of the model, for messages.
+        model: The model, whose configuration is told the padding token if it has none.
+        tokenizer: The tokenizer.
+
+    Raises:
+        AttendropError: The tokenizer has neither token, or more tokens than the model.
+    """
+    from torch import nn
+
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            raise AttendropError(f"The tokenizer of {name!r} has neither a padding nor an end-of-sequence token.")
+        tokenizer.pad_token = tokenizer.eos_token
+    if model.config.get_text_config().pad_token_id is None:
+        model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    largest = max(tokenizer.get_vocab().values(), default=0)
+    embedding = model.get_input_embeddings()
+    if isinstance(embedding, nn.Embedding) and largest >= embedding.num_embeddings:
+        raise AttendropError(
+            f"The tokenizer of {name!r} has {largest + 1} tokens, its model only {embedding.num_embeddings}: "
+            "they do not belong together."
+        )
+
+
+def length_limit(tokenizer: PreTrainedTokenizerBase, max_length: int, *, pair: bool) -> int:
+    """Lower ``max_length`` to the limit of the tokenizer, with a warning unless it is the default.
+
+    Args:
+        tokenizer: The tokenizer.
+        max_length: In tokens, including special tokens.
+        pair: Whether the inputs are pairs of texts.
+
+    Raises:
+        AttendropError: It leaves no room for text.
+    """
+    special = tokenizer.num_special_tokens_to_add(pair=pair)
+    if max_length <= special:
+        raise AttendropError(
+            f"a maximum length of {max_length} leaves no room for text: the tokenizer adds {special} special tokens; "
+            "raise it."
+        )
+    if max_length > tokenizer.model_max_length:
+        limit = tokenizer.model_max_length
+        if max_length != DEFAULT_MAX_LENGTH:
+            warnings.warn(f"the maximum length {max_length} was lowered to the model's {limit} tokens.", stacklevel=3)
+        return limit
+    return max_length

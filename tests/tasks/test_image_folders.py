@@ -1,0 +1,165 @@
+"""Folders of images, and files with paths of images, as data of a task."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from helpers.tiny_images import draw, write_folder
+
+from attendrop.errors import AttendropError
+from attendrop.tasks.bad_rows import BadRows, write_skipped
+from attendrop.tasks.base import TaskData
+from attendrop.tasks.custom_files import load_files, stream_file
+from attendrop.tasks.heads.image_classification import ImageClassification
+from attendrop.tasks.image_folders import folder_sha256
+
+
+def load(train: Path, dev: Path | None = None, *, skip: bool = False) -> TaskData:
+    return load_files(
+        train_file=train, eval_file=dev, text_columns=["image"], label_column="label", label_type="image-class",
+        skip_bad_rows=skip,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return write_folder(tmp_path / "train", 0, 8)
+
+
+def paths(data: TaskData, split: str = "train") -> list[str]:
+    return [Path(path).name for path in data.splits[split]["image"][:]]
+
+
+def test_classes_are_the_names_of_folders_and_rows_are_paths(photos: Path) -> None:
+    (photos / "left" / "winter").mkdir()
+    draw(1, "left").save(photos / "left" / "winter" / "a.JPG")
+    data = load(photos)
+    assert data.task.kind == "image-classification" and data.task.label_names == ("left", "right")
+    rows = data.splits["train"]
+    labels = {path: data.task.label_names[label] for path, label in zip(rows["image"], rows["label"], strict=True)}
+    assert len(labels) == 9 and all(label in path for path, label in labels.items())
+    assert labels[str(photos / "left" / "winter" / "a.JPG")] == "left"
+    assert rows.data.nbytes < 4000  # no pixels
+
+
+def test_what_is_no_image_is_ignored_and_counted(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
+    known = paths(load(photos))
+    (photos / ".DS_Store").write_bytes(b"x")
+    (photos / "left" / "._001.jpg").write_bytes(b"x")
+    (photos / "left" / "notes.txt").write_text("x")
+    (photos / ".ipynb_checkpoints").mkdir()
+    draw(1, "left").save(photos / ".ipynb_checkpoints" / "copy.png")
+    with caplog.at_level(logging.INFO, "attendrop"):
+        assert paths(load(photos)) == known
+    assert caplog.messages == [f"{photos}: 8 images; ignored 2 hidden files, and 1 of other kinds."]
+
+
+def test_links_are_followed_but_not_in_circles(photos: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    shutil.move(photos / "left", elsewhere)
+    os.symlink(elsewhere, photos / "left")
+    os.symlink(photos, photos / "right" / "above")
+    assert len(paths(load(photos))) == 8
+
+
+def broken(photos: Path) -> Path:
+    """Add images that cannot be used, to "right"."""
+    (photos / "right" / "page.jpg").write_text("<html>")
+    whole = (photos / "right" / sorted(os.listdir(photos / "right"))[0]).read_bytes()
+    (photos / "right" / "cut.png").write_bytes(whole[: len(whole) // 2])
+    os.symlink(photos / "gone.png", photos / "right" / "gone.png")
+    draw(1, "left").save(photos / "stray.png")
+    draw(2, "left").save(os.fsencode(photos) + b"/right/\xff.png")
+    return photos
+
+
+PROBLEMS = {
+    "right/cut.png": "the image cannot be read",
+    "right/gone.png": "the file cannot be read (No such file or directory)",
+    "right/page.jpg": "the image cannot be read (it is no image of a known format)",
+    r"right/\udcff.png": "the name of the file is not in UTF-8",
+    "stray.png": "the image is in no folder of a class",
+}
+
+
+def test_bad_images_are_refused_by_name_or_skipped_and_listed(photos: Path, tmp_path: Path) -> None:
+    known = paths(load(photos))
+    broken(photos)
+    with pytest.raises(AttendropError, match=r"train, right/cut.png, column 'image': the image cannot be read"):
+        load(photos)
+    data = load(photos, skip=True)
+    assert paths(data) == known
+    write_skipped(tmp_path / "skipped.jsonl", data.skipped)
+    listed = [json.loads(line) for line in (tmp_path / "skipped.jsonl").read_text().splitlines()]
+    assert {row["place"]: row["reason"].partition(": ")[2].startswith(PROBLEMS[row["place"]]) for row in listed} == (
+        dict.fromkeys(PROBLEMS, True)
+    )
+
+
+def test_classes_without_images_are_refused(photos: Path) -> None:
+    (photos / "up").mkdir()
+    with pytest.raises(AttendropError, match=r"train/up has no image that can be read; add images of this class"):
+        load(photos)
+    (photos / "up" / "1.png").write_bytes(b"no image")
+    with pytest.raises(AttendropError, match="train/up has no image that can be read"):
+        load(photos, skip=True)
+
+
+def test_other_classes_in_dev_are_refused_or_skipped(photos: Path, tmp_path: Path) -> None:
+    dev = write_folder(tmp_path / "dev", 20, 4)
+    (dev / "up").mkdir()
+    draw(1, "left").save(dev / "up" / "1.png")
+    with pytest.raises(AttendropError, match=r"dev, up/1.png, column 'label': the label 'up' is not among those"):
+        load(photos, dev)
+    assert len(load(photos, dev, skip=True).splits["dev"]) == 4
+    (dev / "down").mkdir()  # nothing is asked for of it
+    assert len(load(photos, dev, skip=True).splits["dev"]) == 4
+
+
+@pytest.mark.parametrize("folders", [(), ("left",), ("train", "dev")])
+def test_folders_that_are_no_classes_are_refused(folders: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    for name in folders:
+        (tmp_path / "photos" / name).mkdir()
+        draw(1, "left").save(tmp_path / "photos" / name / "1.png")
+    message = {0: "photos has no image", 1: "photos has only one class, 'left'", 2: "dev, train, which are no classes"}
+    with pytest.raises(AttendropError, match=message[len(folders)]):
+        load(tmp_path / "photos")
+
+
+def test_a_file_has_paths_beside_it_or_absolute_ones(photos: Path) -> None:
+    names = sorted(str(path.relative_to(photos)) for path in photos.rglob("*.*"))
+    names[0] = str(photos / names[0])
+    lines = [f"{name},{'bright left' if 'left' in name else 'bright right'}" for name in names]
+    (photos / "all.csv").write_text("\n".join(["path,kind", *lines]) + "\n")
+    for label_type in ("image-class", "auto"):
+        data = load_files(
+            train_file=photos / "all.csv", text_columns=["path"], label_column="kind", label_type=label_type
+        )
+        assert data.task.label_names == ("bright left", "bright right")
+        assert sorted(data.splits["train"]["image"]) == sorted(str(photos / name) for name in names)
+    (photos / "all.csv").write_text("path,kind\nleft/none.png,a\n,b\n")
+    with pytest.raises(AttendropError, match=r"all.csv, line 2, column 'path': the file cannot be read \(No such"):
+        load_files(train_file=photos / "all.csv", text_columns=["path"], label_column="kind")
+
+
+def test_a_folder_to_predict_is_read_in_chunks_and_needs_no_classes(tmp_path: Path) -> None:
+    new = write_folder(tmp_path / "new", 0, 5, labelled=False)
+    head = ImageClassification(("left", "right"))
+    chunks = list(stream_file(new, text_columns=["image"], head=head, size=2, bad=BadRows()))
+    assert [len(chunk.columns["image"]) for chunk in chunks] == [2, 2, 1]
+    assert chunks[1].columns["index"] == [2, 3] and chunks[2].table.places == ["004.jpg"]
+
+
+def test_the_hash_of_a_folder_is_that_of_its_images(photos: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(photos, copy)
+    (copy / "notes.txt").write_text("x")
+    assert folder_sha256(photos) == folder_sha256(copy)
+    draw(99, "left").save(next(iter(sorted(copy.rglob("*.png")))))
+    assert folder_sha256(photos) != folder_sha256(copy)
