@@ -82,7 +82,7 @@ class Example:
         row: Makes the row of a number.
         families: Names of the families that learn it.
         texts: ``--text-columns``.
-        label: ``--label-column``.
+        label: ``--label-column``; empty for none.
         options: Further options of the run.
         draw: Draws the image of a number, which the row names; None: a row is all there is.
     """
@@ -134,6 +134,9 @@ EXAMPLES: dict[str, Example] = {
         _texts(lambda number: sentence(number + 1)),
         ("marian", "bart", "t5"),
         options={"label_type": "text", "task_options": {"max_new_tokens": 3, "num_beams": 1}},
+    ),
+    "masked-language-modeling": Example(
+        lambda number: {"text": sentence(number)}, _ENCODERS, label="", options={"label_type": "mlm"}
     ),
     "text-generation": Example(
         _texts(lambda number: f" {sentence(number + 1)}"), ("gpt2", "llama"), options={"label_type": "completion"}

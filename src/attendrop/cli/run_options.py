@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
-TaskName = Annotated[str | None, typer.Option(help="Name of a task; `attendrop tasks` lists them.")]
+TaskName = Annotated[
+    str | None, typer.Option(help="Name of a task; `attendrop tasks` lists them. With --train-file: mlm.")
+]
 TrainFile = Annotated[
     str | None,
     typer.Option(
@@ -17,12 +19,13 @@ TrainFile = Annotated[
 LabelType = Annotated[
     str | None,
     typer.Option(
-        help="auto, class, number, labels, tags, choice, answer, text, completion or image-class.", show_default="auto"
+        help="auto, class, number, labels, tags, choice, answer, text, completion, mlm or image-class.",
+        show_default="auto",
     ),
 ]
 TaskSet = Annotated[
     list[str] | None,
-    typer.Option("--task-set", metavar="NAME=VALUE", help="Option of the kind of task, such as num_beams=4."),
+    typer.Option("--task-set", metavar="NAME=VALUE", help="Option of the kind of task: num_beams=4, pack=true."),
 ]
 SkipBadRowsOfFiles = Annotated[bool | None, typer.Option(help="Skip invalid rows of your files, and list them.")]
 Model = Annotated[str | None, typer.Option(help="minilm, a folder, or a hub id.", show_default="minilm")]

@@ -56,7 +56,7 @@ class RunConfig:
     Attributes:
         model: Folder, hub id or ``"minilm"``.
         output_dir: Folder of the run.
-        task: Name of a task; None for custom files.
+        task: Name of a task; None for custom files. With a ``train_file``, a ``label_type``, such as ``"mlm"``.
         data_dir: Folder of the task's files; None: ``$ATTENDROP_DATA``, then the hub.
         train_file, eval_file: Custom files, or folders of images, with ``text_columns`` (as many as the kind of task
             reads), ``label_column`` and ``label_type`` (``"auto"``, or one of a kind of task). Files of some formats
@@ -157,6 +157,7 @@ class RunConfig:
     fp16: bool = False
 
     def __post_init__(self) -> None:
+        self._read_kind_of_task()
         texts, label = default_columns(self.train_file)
         object.__setattr__(self, "text_columns", tuple(self.text_columns) or texts)
         object.__setattr__(self, "label_column", self.label_column or label)
@@ -197,6 +198,19 @@ class RunConfig:
             object.__setattr__(self, "lora", self.adapter.as_dict())
             refuse_with_adapter(self.regularizer)
         self._check_rows_of_method(self.regularizer)
+
+    def _read_kind_of_task(self) -> None:
+        """Read a task that is a type of labels, as for ``label_type``."""
+        from attendrop.tasks.heads.registry import LABEL_TYPES
+
+        if self.task is None or self.task not in LABEL_TYPES:
+            return
+        if self.train_file is None:
+            raise AttendropError(f"Task {self.task!r} is for custom files; give a train-file.")
+        if self.label_type not in ("auto", self.task):
+            raise AttendropError(f"Task {self.task!r} and label-type {self.label_type!r} differ; give one of them.")
+        object.__setattr__(self, "label_type", self.task)
+        object.__setattr__(self, "task", None)
 
     def _check_data(self) -> None:
         if (self.task is None) == (self.train_file is None):

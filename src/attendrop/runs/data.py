@@ -152,7 +152,8 @@ def encode_parts(config: RunConfig, task: Task, parts: Parts, tokenizer: PreTrai
 
     selection, reward = (None if rows is None else encoded(rows) for rows in (parts.selection, parts.reward))
     report = {name: encoded(rows) for name, rows in parts.report.items()}
-    return Parts(encoded(parts.train, _token_columns(config.regularizer)), selection, report, reward)
+    train = encoded(task.head.training_rows(parts.train), _token_columns(config.regularizer))
+    return Parts(train, selection, report, reward)
 
 
 def sampled_rows(parts: Parts) -> dict[str, list[int]]:

@@ -64,10 +64,14 @@ def _evaluate(run_dir: str, source: Source, on_progress: OnProgress | None) -> d
         encoded = run.encode(chunk.columns, rows.task, source)
         if "labels" not in encoded:
             raise AttendropError(f"The split '{rows.split}' of {rows.task.name} has no labels to score; use predict.")
+        if not encoded["length"]:
+            continue  # the head left all rows out
         outputs.append(run.outputs(encoded, rows, source, on_progress))
         references.append(run.head.references(encoded))
         for name, values in groups.items():
             values += chunk.columns[name]
+    if not outputs:
+        raise AttendropError(f"{rows.source} has no row with a token that the model knows.")
     every, labels = np.concatenate(outputs), np.concatenate(references)
     scores = compute_scores(rows.task, every, labels)
     rows.write_skipped(source)

@@ -121,7 +121,13 @@ def add_adapter(model: PreTrainedModel, new: Collection[str], head: Head, option
 def _saved_modules(model: PreTrainedModel, new: Collection[str], head: Head) -> list[str]:
     """List the modules to train and save as a whole: a head of the task, and those with new parameters below it."""
     if head.pretrained:
-        return sorted({name.rpartition(".")[0] for name in new})
+        within = {name.rpartition(".")[0] for name in new}
+        if any(key.startswith(f"{module}.") for key in model.all_tied_weights_keys for module in within):
+            raise AttendropError(
+                f"The model has no trained head for {head.predicts}, and a new one, which shares weights with the "
+                "embeddings, is not saved with an adapter; omit lora, or use a model that has the head."
+            )
+        return sorted(within)
     body: Any = model.base_model
     children = [] if body is model else [(name, child) for name, child in model.named_children() if child is not body]
     heads = [name for name, child in children if any(True for _ in child.parameters())]

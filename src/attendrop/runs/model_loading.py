@@ -24,7 +24,7 @@ from attendrop.pruning.saved_adapter import is_adapter, saved_config
 from attendrop.pruning.serialization import is_pruned
 from attendrop.runs.saved_pooling import saved_pooling
 from attendrop.tasks.base import Task
-from attendrop.tasks.heads.mean_pooling import configure_pooling
+from attendrop.tasks.heads.mean_pooling import configure_pooling, is_encoder
 from attendrop.tasks.heads.registry import head_of_model
 
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -79,6 +79,8 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
             head.configure(config)
             if head.has_pooling:
                 configure_pooling(config, _default_pooling(name, place, config) if pooling == "auto" else pooling)
+            elif head.pretrained and is_encoder(config):  # for classifiers that are made of what is trained here
+                configure_pooling(config, _default_pooling(name, place, config))
         model, found = head.model_class(config).from_pretrained(
             place,
             config=config,
@@ -89,7 +91,7 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
             **keywords,
         )
         tokenizer = head.load_preprocessor(place)
-    _report_loading(name, model, found, keeps_head=task is None)
+    _report_loading(name, model, found, keeps_head=task is None, has_head=head.pretrained)
     head.fit_preprocessor(name, model, tokenizer)
     head.prepare(model, tokenizer)
     return Loaded(model, tokenizer, frozenset([*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])]))
@@ -159,8 +161,10 @@ def _check_weights(folder: Path) -> None:
     raise AttendropError(f"The folder '{folder}' holds no weights: it has no model.safetensors.")
 
 
-def _report_loading(name: str, model: PreTrainedModel, found: dict[str, Any], *, keeps_head: bool) -> None:
-    """Warn of weights that are in no file, except those of a head, which fine-tuning trains."""
+def _report_loading(
+    name: str, model: PreTrainedModel, found: dict[str, Any], *, keeps_head: bool, has_head: bool
+) -> None:
+    """Warn of weights that are in no file, except those of a head that pre-trained models do not have."""
     missing = sorted(found["missing_keys"])
     resized = sorted(key[0] for key in found["mismatched_keys"])
     body = f"{model.base_model_prefix}."
@@ -172,6 +176,14 @@ def _report_loading(name: str, model: PreTrainedModel, found: dict[str, Any], *,
     if in_body:
         logger.warning(
             "%d weights of %s are not in its files and start at random, among them %s.", len(in_body), name, in_body[0]
+        )
+    in_head = [key for key in missing if not key.startswith(body)]
+    if has_head and in_head:
+        logger.warning(
+            "%s has no trained head of this kind: %d of the head's weights start at random, among them %s.",
+            name,
+            len(in_head),
+            in_head[0],
         )
     if resized:
         logger.warning("The head of %s has another number of outputs; a new one starts at random.", name)

@@ -34,8 +34,20 @@ class RunTrainer(RegularizedTrainer):
     def __init__(self, *args: Any, head: Head, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.head = head
-        if head.generates:
+        tokenizer: Any = self.processing_class
+        self._training_collator: Any = head.training_collator(self.data_collator, tokenizer, self.args.seed)
+        if head.rewarded_by_loss:
             self.compute_reward_metrics = None
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """As in ``transformers.Trainer``, with the head's collator of training rows."""
+        with replaced_attribute(self, "data_collator", self._training_collator):
+            return super().get_train_dataloader()
+
+    def _begin_epoch(self, epoch: int) -> None:
+        super()._begin_epoch(epoch)
+        if hasattr(self._training_collator, "epoch"):
+            self._training_collator.epoch = epoch
 
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
@@ -71,10 +83,10 @@ class RunTrainer(RegularizedTrainer):
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     def _set_signature_columns_if_needed(self) -> None:
-        """Keep the targets, which the collator may give other names than the columns of the rows have."""
+        """Keep the targets, to which the collator may give other names than columns have, and columns for training."""
         super()._set_signature_columns_if_needed()
         known: Any = self._signature_columns
-        self._signature_columns: Any = [*known, *({"labels"} - {*known})]
+        self._signature_columns: Any = [*known, *({"labels", *self.head.training_columns} - {*known})]
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int] | None:
         return _Order(self._longest_first(eval_dataset))

@@ -73,6 +73,7 @@ def load_files(
     _check_inputs(text_columns, token_columns, reader)
     tables = {split: _with_texts(table, text_columns, reader, bad) for split, table in tables.items()}
     scored = [split for split in tables if split != "test"]
+    tables |= {split: _without_left_out(tables[split], text_columns, reader) for split in scored}
     labelled = scored if reader.needs_labels or label_column is not None else []
     if labelled and label_column is None:
         raise AttendropError("no label column is given; training and evaluation need one.")
@@ -214,6 +215,12 @@ def _with_texts(table: Table, text_columns: tuple[str, ...], reader: Head | type
     for number, name in enumerate(text_columns):
         table = table.checked(name, partial(reader.text_problem, column=number), bad)
     return table.checked_rows(text_columns, reader.texts_problem, bad)
+
+
+def _without_left_out(table: Table, text_columns: tuple[str, ...], reader: Head | type[Head]) -> Table:
+    texts = zip(*(table.column(name) for name in text_columns), strict=True)
+    kept = [row for row, given in enumerate(texts) if not reader.leaves_out(given)]
+    return table if len(kept) == len(table.rows) else table.only(kept)
 
 
 def _not_empty(table: Table) -> Table:

@@ -58,7 +58,7 @@ def split_long(
     Returns:
         The columns, with a row for each piece, and the number of the text of each piece.
     """
-    first, last = _special_tokens(tokenizer)
+    first, last = special_tokens(tokenizer)
     rows: dict[str, list[Any]] = {name: [] for name in whole}
     documents = []
     for number, ids in enumerate(whole["input_ids"]):
@@ -96,13 +96,12 @@ def _starts(encoded: Mapping[str, Any]) -> list[int] | None:
     return [row for row, number in enumerate(documents) if row == 0 or number != documents[row - 1]]
 
 
-def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
     """Count the special tokens before and after a text."""
     count = tokenizer.num_special_tokens_to_add(pair=False)
-    ids = tokenizer("a")["input_ids"]
-    mask = tokenizer.get_special_tokens_mask(ids, already_has_special_tokens=True)
-    first = next((place for place, special in enumerate(mask) if not special), count)
-    return min(first, count), count - min(first, count)
+    ids, own = (tokenizer("a", add_special_tokens=added)["input_ids"] for added in (True, False))
+    first = next((place for place in range(count) if ids[place : place + len(own)] == own), count)
+    return first, count - first
 
 
 def _pieces(length: int, size: int, long_texts: str) -> list[Sequence[int]]:

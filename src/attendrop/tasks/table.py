@@ -52,9 +52,10 @@ class Table:
                 content = dict(zip(self.columns, self.rows[row], strict=True))
                 bad.add(self.path, self.places[row], problem, content, column)
         good = [row for row, problem in enumerate(problems) if problem is None]
-        return self if len(good) == len(problems) else self._only(good)
+        return self if len(good) == len(problems) else self.only(good)
 
-    def _only(self, rows: Sequence[int]) -> "Table":
+    def only(self, rows: Sequence[int]) -> "Table":
+        """Return the table with these of its rows, given by their place in it."""
         rows_of, places, index = ([values[row] for row in rows] for values in (self.rows, self.places, self.index))
         return Table(self.path, self.columns, rows_of, places, index)  # type: ignore[arg-type]
 

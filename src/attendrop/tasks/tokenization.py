@@ -36,8 +36,8 @@ def encode(
         number of the row in the data set, of which there are several for a text in windows.
 
     Raises:
-        AttendropError: ``max_length`` leaves no room for the texts, or a row of a token column does not have one entry
-            for each token before truncation.
+        AttendropError: ``max_length`` leaves no room for the texts; the head leaves out all rows; or a row of a token
+            column does not have one entry for each token before truncation.
     """
     limit = task.head.length_limit(tokenizer, max_length, dataset.column_names)
 
@@ -46,7 +46,7 @@ def encode(
 
     # Rows in memory have no use for a fingerprint, for which the whole tokenizer would be hashed in seconds.
     fingerprint = None if dataset.cache_files else uuid4().hex
-    return dataset.map(
+    encoded = dataset.map(
         tokenise,
         batched=True,
         with_indices=True,
@@ -54,6 +54,9 @@ def encode(
         desc="tokenising",
         new_fingerprint=fingerprint,
     )
+    if not len(encoded):
+        raise AttendropError(f"none of {len(dataset)} rows has a token that the model knows.")
+    return encoded
 
 
 def columns_of(rows: Dataset) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from attendrop.tasks.answers import SpanAnswer
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.classification import Classification
 from attendrop.tasks.heads.image_classification import ImageClassification
+from attendrop.tasks.heads.masked_language_modeling import MaskedLanguageModeling, PredictedTokens
 from attendrop.tasks.heads.multi_label import MultiLabel
 from attendrop.tasks.heads.multiple_choice import MultipleChoice
 from attendrop.tasks.heads.question_answering import ALWAYS, QuestionAnswering
@@ -39,6 +40,7 @@ EXAMPLES = {
     "multiple-choice": MultipleChoice(("A", "B")),
     "translation": Translation(),
     "text-generation": TextGeneration(),
+    "masked-language-modeling": MaskedLanguageModeling(),
     "question-answering": QuestionAnswering(ALWAYS),
     "image-classification": ImageClassification(("cat", "dog")),
 }
@@ -110,12 +112,16 @@ PERFECT: dict[str, tuple[list[Any], list[Any]]] = {
     ),
     "multiple-choice": (["B", "A", "C"], [np.eye(2)[1], np.eye(2)[0], np.eye(3)[2]]),
     "translation": (["un doi trei mare", "si un caine"], [WrittenText("un doi trei mare"), WrittenText("si un caine")]),
+    "masked-language-modeling": ([[7], [5, 8]], [PredictedTokens((7,), text="7"), PredictedTokens((5, 8), text="5 8")]),
     "text-generation": (["one", "two"], [WrittenText("one", 0.0, 1), WrittenText("two", 0.0, 1)]),
 }
 
 
 # Kinds whose outputs for a row are no fixed number of numbers.
-OBJECTS = ("token-classification", "multiple-choice", "question-answering", "translation", "text-generation")
+OBJECTS = (
+    *("token-classification", "multiple-choice", "question-answering"),
+    *("translation", "text-generation", "masked-language-modeling"),
+)
 
 
 @pytest.mark.parametrize("head", EXAMPLES.values(), ids=EXAMPLES)

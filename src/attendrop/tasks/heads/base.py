@@ -81,8 +81,9 @@ class Head(ABC):
         baselines: Baselines without fine-tuning that are defined for this kind of task.
         tokenizer_options: Arguments with which tokenizers of this kind of model are loaded.
         pretrained: Whether pre-trained models have the head's weights, as language models do. Otherwise it is new.
-        generates: Whether outputs are generated, in many passes, so that no method is rewarded by their scores.
+        rewarded_by_loss: Whether methods are not rewarded by scores, because these are not of the logits of one pass.
         reads_labels: Whether raw outputs depend on the labels, if there are any.
+        training_columns: Columns of encoded rows that :meth:`training_collator` reads, and no model.
         most_fit_rows: Number of training rows on which the fit of a trained model is measured, at most.
         refused: Commands that do not work for this kind of task, with the reason, a part of a sentence.
     """
@@ -113,8 +114,9 @@ class Head(ABC):
     baselines: ClassVar[tuple[str, ...]] = ()
     tokenizer_options: ClassVar[Mapping[str, Any]] = {}
     pretrained: ClassVar[bool] = False
-    generates: ClassVar[bool] = False
+    rewarded_by_loss: ClassVar[bool] = False
     reads_labels: ClassVar[bool] = False
+    training_columns: ClassVar[tuple[str, ...]] = ()
     most_fit_rows: ClassVar[int] = 1000
     refused: ClassVar[Mapping[str, str]] = {}
 
@@ -332,6 +334,11 @@ tokenizer = AutoTokenizer.from_pretrained(folder)"""
         return None
 
     @classmethod
+    def leaves_out(cls, texts: Sequence[Any]) -> bool:
+        """Tell whether a row with these texts is no row of data to train or score on, such as an empty line."""
+        return False
+
+    @classmethod
     def read_texts(cls, texts: Sequence[Any]) -> list[Any]:
         """Convert the texts of a row, without a :meth:`texts_problem`, to the values of :meth:`inputs_of`."""
         return list(texts)
@@ -382,6 +389,10 @@ tokenizer = AutoTokenizer.from_pretrained(folder)"""
     def without_answers(self, columns: Columns) -> dict[str, Any]:
         """Return rows without what is to be predicted."""
         return {name: values for name, values in columns.items() if name != "label"}
+
+    def training_rows(self, rows: Dataset) -> Dataset:
+        """Return training rows as :meth:`tokenize` is to see them."""
+        return rows
 
     def tokenize(self, columns: Columns, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> BatchEncoding:
         """Tokenize the texts of rows, without padding; with ``max_length=None``, without truncation."""
@@ -466,6 +477,18 @@ tokenizer = AutoTokenizer.from_pretrained(folder)"""
         from transformers import DataCollatorWithPadding
 
         return DataCollatorWithPadding(tokenizer)
+
+    def training_collator(
+        self, collate: Callable[[list[Any]], Any], tokenizer: PreTrainedTokenizerBase, seed: int
+    ) -> Callable[[list[Any]], Any]:
+        """Return a function that makes a batch of training rows; the trainer sets its ``epoch``, if it has one.
+
+        Args:
+            collate: That of :meth:`collator`.
+            tokenizer: The tokenizer.
+            seed: Seed of the training.
+        """
+        return collate
 
     # Outputs --------------------------------------------------------------------------------------------------------
 

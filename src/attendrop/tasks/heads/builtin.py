@@ -6,6 +6,7 @@ from attendrop.tasks.heads.question_answering import QuestionAnswering as Questi
 from attendrop.tasks.heads.multiple_choice import MultipleChoice as MultipleChoice
 from attendrop.tasks.heads.translation import Translation as Translation
 from attendrop.tasks.heads.text_generation import TextGeneration as TextGeneration
+from attendrop.tasks.heads.masked_language_modeling import MaskedLanguageModeling as MaskedLanguageModeling
 from attendrop.tasks.heads.token_classification import TokenClassification as TokenClassification
 from attendrop.tasks.heads.multi_label import MultiLabel as MultiLabel
 from attendrop.tasks.heads.regression import Regression as Regression

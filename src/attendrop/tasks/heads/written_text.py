@@ -59,7 +59,7 @@ class WritingHead(Head):
     max_new_tokens: int | None = option(None, optional(count()))
 
     pretrained = True
-    generates = True
+    rewarded_by_loss = True
     reads_labels = True
     most_fit_rows = 100
     attributed = "the log-likelihood of the predicted tokens"

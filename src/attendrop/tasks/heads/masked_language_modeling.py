@@ -1,0 +1,385 @@
+"""Masked language modeling: tokens of a text that were hidden from the model, for pre-training on texts alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+from datasets import Dataset
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from attendrop.errors import AttendropError
+from attendrop.methods.core.options import SWITCH, option, unit_interval
+from attendrop.tasks.heads.base import Array, Columns, Head, Metric
+from attendrop.tasks.heads.written_text import LIKELIHOOD_METRICS
+from attendrop.tasks.label_column import text_problem
+from attendrop.tasks.mask_filling import fill, shown_token
+from attendrop.tasks.table import Table
+from attendrop.tasks.token_columns import TokenColumn
+from attendrop.tasks.token_masks import TokenMasks, unmasked
+from attendrop.tasks.token_rows import token_rows
+from attendrop.tasks.word_lists import IGNORED, row_array
+
+if TYPE_CHECKING:
+    from transformers import BatchEncoding, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+# Names of the column of texts where these are packed, and where their masks are to be filled.
+_PACKED, _TO_FILL = "packed_text", "masked_text"
+# Key of the masks of rows that are scored, the same in all runs.
+_SCORED = "scored"
+
+
+@dataclass(frozen=True)
+class PredictedTokens:
+    """Output for a row.
+
+    Attributes:
+        ids: The most likely token at each masked position.
+        log_likelihood: Log-likelihood of the hidden tokens.
+        tokens: Number of hidden tokens.
+        text: The text with its masks filled; empty if tokens were hidden at random.
+        written: The predicted tokens as they are written; None for a mask beyond the maximum length.
+        probabilities: Probability of each of these.
+    """
+
+    ids: tuple[int, ...]
+    log_likelihood: float = 0.0
+    tokens: int = 0
+    text: str = ""
+    written: tuple[str | None, ...] = ()
+    probabilities: tuple[float | None, ...] = ()
+
+
+@dataclass(frozen=True)
+class MaskedLanguageModeling(Head):
+    """Head that predicts hidden tokens of a text (Devlin et al., 2019). There are no labels in the data.
+
+    Rows are encoded with masks that depend on their tokens alone, on which all models are scored. In training, each
+    epoch has masks of its own. Raw outputs are, for each hidden token of a row, its log-likelihood, the most likely
+    token and the probability of that, ``(rows, tokens, 3)``, padded with -100. References are the ids of the hidden
+    tokens of each row.
+
+    Attributes:
+        mask_probability: Probability of a token, or word, to be hidden; of each row, one at least is.
+        whole_words: Whether all tokens of a word are hidden together.
+        pack: Whether training texts are joined, with a separator between them, and cut into rows of the maximum length.
+            Otherwise each is a row, and what is too long is cut off. Texts are scored one by one in any case.
+    """
+
+    mask_probability: float = option(0.15, unit_interval(one=True))
+    whole_words: bool = option(False, SWITCH)
+    pack: bool = option(False, SWITCH)
+
+    kind = "masked-language-modeling"
+    label_type = "mlm"
+    inputs = ("text",)
+    most_inputs = 1
+    needs_labels = False
+    auto_class = "AutoModelForMaskedLM"
+    pipeline_tag = "fill-mask"
+    default_metrics = ("neg_log_loss", "perplexity", "accuracy")
+    metric_aliases: ClassVar = {"loss": "neg_log_loss"}
+    attributed = "the log-likelihood of the predicted tokens"
+    answer_column = "filled"
+    pretrained = True
+    rewarded_by_loss = True
+    reads_labels = True
+    training_columns = ("words",)
+    predicts = "masked tokens"
+    output_names = ()
+    refused: ClassVar = {
+        "prune": "layers of constant attention are measured on labels; train the folder on a task, and prune that run",
+        "export": "what is exported predicts labels; train the folder on a task, and export that run",
+        "attend": "the page shows models with one prediction for each text or word",
+        "patterns --probe": "the probe scores one prediction for each text or word",
+    }
+
+    # The model ------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def recognizes(cls, config: PreTrainedConfig) -> bool:
+        """Accept encoders with a masked language model's head; transformers lists some encoder-decoders, too."""
+        return not config.is_encoder_decoder and super().recognizes(config)
+
+    @classmethod
+    def from_config(cls, config: PreTrainedConfig) -> Self:
+        """Make the head, with its default options."""
+        return cls()
+
+    def configure(self, config: PreTrainedConfig) -> None:
+        """Set the class of the model; its output layer stays as it is."""
+        name = self._class_name(config)
+        if name is None or config.is_encoder_decoder:
+            raise AttendropError(
+                f"Models of the family {config.model_type!r} are no masked language models; use an encoder, such as "
+                "BERT, RoBERTa, ELECTRA or ModernBERT."
+            )
+        config.architectures = [name]
+
+    def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Check that tokens can be masked."""
+        if tokenizer.mask_token is None:
+            raise AttendropError(
+                f"{type(tokenizer).__name__} has no mask token, so nothing can be masked; use an encoder such as BERT, "
+                "RoBERTa or ELECTRA with its own tokenizer."
+            )
+        if self.whole_words and not tokenizer.is_fast:
+            raise AttendropError(
+                f"{type(tokenizer).__name__} does not tell which tokens are of which word; omit whole_words."
+            )
+
+    def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
+        """Return Python code that fills the masks of a text."""
+        return f"""{self.loading(stock=stock)}
+inputs = tokenizer(text, truncation=True, max_length={max_length}, return_tensors="pt")  # with {{tokenizer.mask_token}}
+best = model(**inputs).logits.argmax(-1)[inputs["input_ids"] == tokenizer.mask_token_id]
+tokens = tokenizer.convert_ids_to_tokens(best.tolist())"""
+
+    # Texts of custom files ------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def text_problem(value: Any, column: int = 0) -> str | None:
+        """Accept texts, and empty ones, as between the paragraphs of a corpus."""
+        return None if _is_blank(value) else text_problem(value)
+
+    @classmethod
+    def leaves_out(cls, texts: Sequence[Any]) -> bool:
+        """Leave empty texts out."""
+        return _is_blank(texts[0])
+
+    @staticmethod
+    def value_problem(value: Any) -> str | None:
+        """Accept anything; :meth:`from_labels` refuses labels altogether."""
+        return None
+
+    @classmethod
+    def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
+        """Make the head; labels are refused."""
+        if tables:
+            raise AttendropError(
+                f"Masked language models are trained on texts alone, and {column!r} is the label column; omit it, or "
+                "give a file of texts."
+            )
+        return cls()
+
+    def label_problem(self, value: Any) -> str | None:
+        """Accept anything, as :meth:`value_problem`."""
+        return None
+
+    def read_labels(self, values: Sequence[Any]) -> list[Any]:
+        """Return hidden tokens as they are."""
+        return list(values)
+
+    def without_answers(self, columns: Columns) -> dict[str, Any]:
+        """Return the rows with their own masks to fill; no further tokens are hidden."""
+        return {_TO_FILL if name == "text" else name: values for name, values in columns.items()}
+
+    def training_rows(self, rows: Dataset) -> Dataset:
+        """Name the texts as those to pack, if they are packed."""
+        return rows.rename_column("text", _PACKED) if self.pack else rows
+
+    # Encoding -------------------------------------------------------------------------------------------------------
+
+    def tokenize(self, columns: Columns, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> BatchEncoding:
+        """Tokenize and mask texts; add ``labels``, and ``cut``, whether a text was cut off, unless they are packed.
+
+        Texts without a token to hide are left out. Texts with masks to fill are not changed: ``labels`` are at their
+        masks.
+        """
+        from transformers import BatchEncoding
+
+        if _TO_FILL in columns:
+            return _with_masks(columns[_TO_FILL], tokenizer, max_length)
+        pack = _PACKED in columns
+        rows = token_rows(columns[_PACKED if pack else "text"], tokenizer, max_length, pack=pack)
+        masks = TokenMasks(tokenizer, self.mask_probability)
+        found: dict[str, list[Any]] = {"input_ids": [], "attention_mask": [], "labels": [], "words": [], "cut": []}
+        for row in rows:
+            if masks.any_to_choose(row.ids):
+                ids, labels = masks.mask(row.ids, _SCORED, row.words if self.whole_words else None)
+                values = (ids, [1] * len(ids), labels, row.words, row.cut)
+                for column, value in zip(found.values(), values, strict=True):
+                    column.append(value)
+        unused = [*([] if self.whole_words else ["words"]), *(["cut"] if pack else [])]
+        return BatchEncoding({name: values for name, values in found.items() if name not in unused})
+
+    def input_report(
+        self, rows: Dataset, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, limit: int
+    ) -> dict[str, int]:
+        """Count the texts that were cut off, and those that were left out; of packed texts, neither is known."""
+        if "cut" not in encoded:
+            return {"truncated": 0, "unknown": 0}
+        return {"truncated": sum(encoded["cut"][:]), "unknown": len(rows) - len(encoded["cut"])}
+
+    def align(
+        self,
+        token_columns: Sequence[TokenColumn],
+        columns: Columns,
+        encoded: BatchEncoding,
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> dict[str, list[Any]]:
+        """Refuse columns with an entry for each token."""
+        raise AttendropError(
+            f"The column {token_columns[0].name!r} has entries for the tokens of a text, and masked language modeling "
+            "reads texts alone; use a method without such a column."
+        )
+
+    def targets(
+        self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase
+    ) -> list[list[int]]:
+        """Return the hidden tokens at their positions, and -100 elsewhere."""
+        found: list[list[int]] = encoded["labels"]
+        return found
+
+    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Callable[[list[Any]], Any]:
+        """Pad labels with -100; words are for training alone."""
+        from transformers import DataCollatorForTokenClassification
+
+        pad = DataCollatorForTokenClassification(tokenizer)
+        return lambda rows: pad([{name: row[name] for name in row if name != "words"} for row in rows])
+
+    def training_collator(
+        self, collate: Callable[[list[Any]], Any], tokenizer: PreTrainedTokenizerBase, seed: int
+    ) -> MaskingCollator:
+        """Mask rows anew in each epoch."""
+        return MaskingCollator(collate, TokenMasks(tokenizer, self.mask_probability), seed)
+
+    # Outputs --------------------------------------------------------------------------------------------------------
+
+    def predict(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Array:
+        """Compute the likelihoods of hidden tokens, and the most likely ones."""
+        inputs = {name: values for name, values in batch.items() if name != "labels"}
+        found: Array = self.trainer_outputs(model, batch, model(**inputs).logits).cpu().numpy()
+        return found
+
+    def trainer_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], logits: Any) -> Tensor:
+        """Compute the likelihoods of hidden tokens, and the most likely ones, from the logits of all positions."""
+        import torch
+
+        labels, logits = batch["labels"], logits[0] if isinstance(logits, tuple) else logits
+        hidden = labels != IGNORED
+        likelihoods = logits[hidden].float().log_softmax(-1)
+        best, ids = likelihoods.max(-1)
+        of_labels = likelihoods.gather(-1, labels[hidden][:, None]).squeeze(-1)
+        found = torch.stack([of_labels, ids.float(), best.exp()], dim=-1)
+        rows = torch.split(found, hidden.sum(1).tolist())
+        return pad_sequence(list(rows), batch_first=True, padding_value=IGNORED)
+
+    def concatenate(self, parts: Sequence[Any]) -> Array:
+        """Concatenate raw outputs, padded to the most hidden tokens."""
+        arrays = [np.asarray(part) for part in parts]
+        most = max(array.shape[1] for array in arrays)
+        return np.concatenate(
+            [np.pad(a, ((0, 0), (0, most - a.shape[1]), (0, 0)), constant_values=IGNORED) for a in arrays]
+        )
+
+    def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Array:
+        """Collect the predicted tokens of each row; fill in the masks of texts that have their own."""
+        rows = [row[row[:, 1] != IGNORED].astype(float) for row in raw]
+        if "texts" not in encoded:
+            return row_array([PredictedTokens(_ids(row), float(row[:, 0].sum()), len(row)) for row in rows])
+        return row_array([_filled(text, row, tokenizer) for text, row in zip(encoded["texts"][:], rows, strict=True)])
+
+    def references(self, encoded: Mapping[str, Any]) -> Array:
+        """Return the ids of the hidden tokens of each row."""
+        return self.label_array([[token for token in row if token != IGNORED] for row in encoded["labels"][:]])
+
+    def label_array(self, labels: Sequence[Any]) -> Array:
+        """Make an array of each row's hidden tokens."""
+        return row_array([np.asarray(row, dtype=int) for row in labels])
+
+    def finite(self, outputs: Array) -> Array:
+        """Tell of each row whether its likelihood is finite."""
+        return np.array([math.isfinite(each.log_likelihood) for each in outputs])
+
+    def decode(self, outputs: Array) -> list[list[int]]:
+        """Return the predicted token ids."""
+        return [list(each.ids) for each in outputs]
+
+    def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
+        """Return the ``filled`` text, and for each of its masks the ``tokens`` and their ``probabilities``."""
+        return [
+            {"filled": each.text, "tokens": list(each.written), "probabilities": list(each.probabilities)}
+            for each in outputs
+        ]
+
+    # Scores ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        """Likelihood of the hidden tokens, and how many of them are the most likely ones."""
+        return {**LIKELIHOOD_METRICS, "accuracy": Metric(_accuracy)}
+
+    # Reports on data ------------------------------------------------------------------------------------------------
+
+    def describe_labels(self, rows: Dataset) -> dict[str, Any]:
+        """Count the words of the texts."""
+        words = [len(text.split()) for text in rows["text"][:]]
+        return {"words": {"mean": float(np.mean(words)), "max": max(words)}}
+
+    def label_lines(self, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+        """Show the mean and the largest number of words."""
+        return [["words", *("{mean:.1f}, up to {max}".format(**part["words"]) for part in parts)]]
+
+
+class MaskingCollator:
+    """Collator of training rows: masks of an epoch instead of those that the rows were encoded with.
+
+    Masks depend on the seed, the epoch and the row alone, so that a run which is resumed continues exactly.
+
+    Attributes:
+        epoch: Number of the epoch, which the trainer sets.
+    """
+
+    def __init__(self, pad: Callable[[list[Any]], Any], masks: TokenMasks, seed: int) -> None:
+        self.pad = pad
+        self.masks = masks
+        self.seed = seed
+        self.epoch = 0
+
+    def __call__(self, rows: list[Any]) -> Any:
+        """Mask rows, and make a batch of them."""
+        return self.pad([self._masked(row) for row in rows])
+
+    def _masked(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        before = unmasked(row["input_ids"], row["labels"])
+        ids, labels = self.masks.mask(before, f"{self.seed}/{self.epoch}", row.get("words"))
+        return {**row, "input_ids": ids, "labels": labels}
+
+
+def _is_blank(text: Any) -> bool:
+    return isinstance(text, str) and not text.strip()
+
+
+def _with_masks(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> BatchEncoding:
+    """Tokenize texts that have masks to fill, with labels at these."""
+    mask = tokenizer.mask_token
+    if not any(mask in text for text in texts):
+        raise AttendropError(f"No text has a mask to fill: write {mask} where a token is to be predicted.")
+    encoded: BatchEncoding = tokenizer(list(texts), truncation=max_length is not None, max_length=max_length)
+    encoded["labels"] = [
+        [token if token == tokenizer.mask_token_id else IGNORED for token in row] for row in encoded["input_ids"]
+    ]
+    encoded["texts"] = list(texts)
+    return encoded
+
+
+def _ids(row: Array) -> tuple[int, ...]:
+    return tuple(row[:, 1].astype(int).tolist())
+
+
+def _filled(text: str, row: Array, tokenizer: PreTrainedTokenizerBase) -> PredictedTokens:
+    """Fill the masks of a text with predicted tokens, raw outputs of the text."""
+    ids = _ids(row)
+    beyond = text.count(tokenizer.mask_token) - len(ids)
+    written = (*(shown_token(token, tokenizer) for token in ids), *[None] * beyond)
+    probabilities = (*(round(float(each), 6) for each in row[:, 2]), *[None] * beyond)
+    return PredictedTokens(ids, 0.0, 0, fill(text, written, tokenizer.mask_token), written, probabilities)
+
+
+def _accuracy(references: Array, outputs: Array) -> float:
+    return float(np.mean(np.concatenate([each.ids for each in outputs]) == np.concatenate(references)))

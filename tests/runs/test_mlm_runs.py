@@ -1,0 +1,225 @@
+"""Whole runs that pre-train on texts: scores, filled masks, resumption, split batches, fine-tuning of the result."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import tiny
+from helpers.command_line import Captured, assert_refused
+from safetensors.torch import load_file
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from attendrop import cli
+from attendrop.runs.config import RunConfig
+from attendrop.runs.model_loading import default_pooling
+from attendrop.runs.train import train as train_run
+from attendrop.tasks.token_masks import TokenMasks
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+AD_DROP = ("--method", "ad-drop", "--set", "cross_tuning=false")
+
+
+def write(path: Path, first: int, count: int) -> Path:
+    """Write a corpus with an empty line after every fifth one, and one that no model knows."""
+    lines = [tiny.sentence(n) + ("\n" if n % 5 == 0 else "") for n in range(first, first + count)]
+    path.write_text("\n".join([*lines, "zebra"]) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    tiny.save_tiny_bert(folder / "model")
+    write(folder / "train.txt", 0, 40)
+    write(folder / "dev.txt", 100, 12)
+    assert cli.main(train(folder, "run", *AD_DROP)) == 0
+    return folder
+
+
+def train(folder: Path, name: str, *more: str) -> list[str]:
+    return [
+        *("train", "--task", "mlm", "--train-file", f"{folder}/train.txt", "--eval-file", f"{folder}/dev.txt"),
+        *("--model", f"{folder}/model", "--output-dir", f"{folder}/{name}", "--max-steps", "6", "--batch-size", "8"),
+        *("--max-length", "24", "--learning-rate", "1e-2", "--device", "cpu", "--quiet", *more),
+    ]
+
+
+def test_a_run_is_scored_by_the_likelihood_of_hidden_tokens(folder: Path, capsys: Captured) -> None:
+    metrics = tiny.read_metrics(folder / "run")
+    assert metrics["config"]["task"] is None and metrics["config"]["label_type"] == "mlm"
+    assert metrics["data"]["rows"] == {"train": 41, "dev": 13}
+    assert metrics["data"]["report"]["parts"]["dev"]["unknown"] == 1  # the zebra, which is not scored
+    assert metrics["history"][0]["dropped"]["ad-drop"] > 0.02
+    scores = metrics["all_scores"]["dev"]
+    assert list(scores) == ["neg_log_loss", "perplexity", "accuracy"]
+    assert scores["perplexity"] == pytest.approx(math.exp(-scores["neg_log_loss"])) and scores["perplexity"] < 21
+    capsys.readouterr()
+    assert cli.main(["evaluate", f"{folder}/run", "--device", "cpu", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["all_scores"] == pytest.approx(scores) and found["rows"] == 12
+
+
+def test_texts_of_unknown_tokens_alone_have_no_score(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "unknown.txt").write_text("zebra\n\nzebra zebra\n")
+    asked = ["evaluate", f"{folder}/run", "--eval-file", f"{tmp_path}/unknown.txt", "--device", "cpu"]
+    capsys.readouterr()
+    assert_refused(asked, tmp_path / "none", "unknown.txt has no row with a token that the model knows", capsys)
+    file = ["--train-file", f"{tmp_path}/unknown.txt"]
+    message = "none of 2 rows has a token that the model knows"
+    assert_refused(train(folder, "refused", *file), folder / "refused", message, capsys)
+
+
+def test_the_card_tells_how_to_fill_masks(folder: Path) -> None:
+    card = (folder / "run" / "README.md").read_text()
+    names: dict[str, Any] = {"folder": str(folder / "run"), "text": "the [MASK] sees a [MASK]"}
+    exec(card.split("```python\n")[1].split("```")[0], names)
+    assert len(names["tokens"]) == 2 and set(names["tokens"]) <= {*tiny.WORDS, "[UNK]"}
+    assert "pipeline_tag: fill-mask" in card
+
+
+def test_predict_fills_masks_line_by_line(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "in.txt").write_text("the [MASK] sees\n\na dog\n")
+    asked = ["predict", f"{folder}/run", "--device", "cpu", "--quiet", "--predict-file", f"{tmp_path}/in.txt"]
+    assert cli.main([*asked, "--output", f"{tmp_path}/out.txt"]) == 0
+    lines = (tmp_path / "out.txt").read_text().splitlines()
+    assert lines[1:] == ["", "a dog"] and lines[0].split()[1] in tiny.WORDS
+    (tmp_path / "in.txt").write_text("a dog\n")
+    capsys.readouterr()
+    assert_refused([*asked, "--output", f"{tmp_path}/no.csv"], tmp_path / "no.csv", "write [MASK] where", capsys)
+
+
+@pytest.mark.parametrize("command", ["prune", "export", "attend"])
+def test_what_needs_labels_is_refused(folder: Path, tmp_path: Path, command: str, capsys: Captured) -> None:
+    more = {"prune": ("--output-dir",), "export": ("--output",), "attend": ("the cat sees", "--output")}[command]
+    asked = [command, f"{folder}/run", *more, f"{tmp_path}/x", "--quiet"]
+    capsys.readouterr()
+    assert_refused(asked, tmp_path / "x", f"`attendrop {command}` does not work for masked-language-modeling", capsys)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--label-type", "class"), "Task 'mlm' and label-type 'class' differ; give one of them."),
+        (("--task-set", "mask_probability=0"), "mask_probability=0.0 must be"),
+        (("--long-texts", "windows"), "long-texts 'windows' is for tasks with one prediction for a text"),
+        (("--pooling", "mean"), "pooling 'mean' is for "),
+    ],
+)
+def test_options_that_do_not_fit(folder: Path, more: tuple[str, ...], message: str, capsys: Captured) -> None:
+    capsys.readouterr()
+    assert_refused(train(folder, "refused", *more), folder / "refused", message, capsys)
+
+
+def test_the_task_is_for_files(capsys: Captured, tmp_path: Path) -> None:
+    asked = ["train", "--task", "mlm", "--output-dir", f"{tmp_path}/run"]
+    assert_refused(asked, tmp_path / "run", "Task 'mlm' is for custom files; give a train-file.", capsys)
+
+
+# What training does not depend on -------------------------------------------------------------------------------------
+
+
+def config(folder: Path, name: str, **options: Any) -> RunConfig:
+    chosen = {"train_file": str(folder / "train.txt"), "eval_file": str(folder / "dev.txt"), "label_type": "mlm"}
+    chosen |= {"text_columns": (), "label_column": None, "selection_fraction": 0.0, "options": {"p": 0.5}}
+    return tiny.config(folder, name, **(chosen | options))
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+class Stopped(Exception):
+    pass
+
+
+class StopAfter(TrainerCallback):
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if state.global_step == 13:  # in the second epoch; the last checkpoint is that of step 12
+            raise Stopped
+
+
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Return the keys of all masks that are made from here on."""
+    found, mask = set(), TokenMasks.mask
+
+    def noted(self: TokenMasks, ids: Any, key: str, words: Any = None) -> Any:
+        found.add(key)
+        return mask(self, ids, key, words)
+
+    monkeypatch.setattr(TokenMasks, "mask", noted)
+    return found
+
+
+def test_a_resumed_run_sees_the_same_masks(folder: Path, keys: set[str]) -> None:
+    options: dict[str, Any] = {"epochs": 2, "save_steps": 3, "task_options": {"pack": True, "whole_words": True}}
+    options |= {"batch_size": 2, "max_length": 16}
+    train_run(config(folder, "whole", **options))
+    assert keys == {"scored", "0/0", "0/1"}  # seed and epoch
+    with pytest.raises(Stopped):
+        train_run(config(folder, "stopped", **options), callbacks=[StopAfter()])
+    keys.clear()
+    train_run(config(folder, "stopped", **options), resume=True)
+    assert keys == {"scored", "0/1"}
+    whole, resumed = weights(folder / "whole"), weights(folder / "stopped")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    scores = [tiny.read_metrics(folder / name)["all_scores"] for name in ("whole", "stopped")]
+    assert scores[0] == scores[1]
+
+
+def test_accumulated_batches_train_as_whole_ones(folder: Path) -> None:
+    without_dropout = tiny.save_tiny_bert(folder / "plain", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    options: dict[str, Any] = {"model": str(without_dropout), "epochs": 1, "learning_rate": 1e-4}
+    train_run(config(folder, "at-once", batch_size=8, **options))
+    train_run(config(folder, "in-parts", batch_size=1, gradient_accumulation=8, **options))
+    at_once, in_parts = weights(folder / "at-once"), weights(folder / "in-parts")
+    assert all(torch.allclose(at_once[name], in_parts[name], atol=1e-5) for name in at_once)
+
+
+# Afterwards -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_folder_is_a_model_to_fine_tune(folder: Path, tmp_path: Path) -> None:
+    tiny.write_data(tmp_path)
+    train_run(tiny.config(tmp_path, model=str(folder / "run"), epochs=1, learning_rate=1e-12))
+    before, after = weights(folder / "run"), weights(tmp_path / "run")
+    name = "bert.encoder.layer.1.attention.self.query.weight"
+    assert torch.allclose(before[name], after[name], atol=1e-6)
+    assert not torch.allclose(
+        load_file(folder / "model" / "model.safetensors")[name.removeprefix("bert.")], after[name]
+    )
+
+
+def test_the_folder_keeps_the_pooling_of_its_model(folder: Path, tmp_path: Path) -> None:
+    """A model of sentence-transformers says in files of its own, which no run writes, that it pools the mean."""
+    model = tiny.save_tiny_bert(tmp_path / "model")
+    (model / "modules.json").write_text('[{"type": "sentence_transformers.models.Pooling", "path": "pool"}]')
+    (model / "pool").mkdir()
+    (model / "pool" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    train_run(config(folder, "pooled", model=str(model), max_steps=1, epochs=None))
+    assert default_pooling(str(folder / "pooled")) == "mean" and default_pooling(str(folder / "run")) == "cls"
+
+
+def test_an_adapter_needs_a_trained_head(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    asked = ("--lora", "r=2", "--lora", "targets=all-linear", "--method", "finetune", "--max-steps", "2")
+    assert cli.main(train(folder, "adapter", *asked, "--model", f"{folder}/run")) == 0
+    capsys.readouterr()
+    assert cli.main(["evaluate", f"{folder}/adapter", "--device", "cpu", "--json"]) == 0
+    score = tiny.read_metrics(folder / "adapter")["score"]
+    assert json.loads(capsys.readouterr().out)["score"] == pytest.approx(score, abs=1e-5)
+    message = "no trained head for masked tokens, and a new one, which shares weights with the embeddings"
+    assert_refused(train(folder, "refused", *asked), folder / "refused", message, capsys)
+
+
+def test_attend_out_is_rewarded_by_the_loss(folder: Path, capsys: Captured) -> None:
+    asked = ("--method", "attendout", "--set", "dropout_step=2")
+    assert cli.main(train(folder, "attendout", *asked)) == 0
+    assert tiny.read_metrics(folder / "attendout")["data"]["rows"]["reward"] == 4
+    capsys.readouterr()
+    metric = train(folder, "metric", *asked, "--set", "score=metric")
+    assert_refused(metric, folder / "metric", "metric", capsys)

@@ -1,0 +1,153 @@
+"""Masked language modeling: rows, outputs against each row alone, filled masks, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import tiny
+from transformers import AutoModelForMaskedLM, AutoTokenizer, BartConfig, BertConfig, BertTokenizer, GPT2Config
+
+from attendrop.errors import AttendropError
+from attendrop.runs.prediction_passes import predict_outputs
+from attendrop.tasks.base import Task
+from attendrop.tasks.custom_files import load_files
+from attendrop.tasks.heads.masked_language_modeling import MaskedLanguageModeling
+from attendrop.tasks.heads.registry import head_of_model
+from attendrop.tasks.token_masks import unmasked
+from attendrop.tasks.tokenization import encode_columns
+
+KIND = "masked-language-modeling"
+TASK = Task("files", KIND, ("text",), (), "neg_log_loss", "", ("perplexity", "accuracy"), (), {"mask_probability": 0.3})
+ROWS = {"text": ["the cat sees a dog", "bird", "zebra", "a red and blue bird hears the dog"]}
+KNOWN = [0, 1, 3]
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    folder = tiny.save_tiny_bert(tmp_path_factory.mktemp("bert"))
+    torch.manual_seed(0)
+    return AutoModelForMaskedLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+
+
+def outputs_of(loaded: tuple[Any, Any], encoded: dict[str, Any]) -> Any:
+    return predict_outputs(*loaded, TASK.head, encoded, 3, "cpu")
+
+
+def test_outputs_are_those_of_each_row_alone(loaded: tuple[Any, Any]) -> None:
+    model, tokenizer = loaded
+    encoded = encode_columns(ROWS, TASK, tokenizer, 32)
+    whole = [unmasked(*row) for row in zip(encoded["input_ids"], encoded["labels"], strict=True)]
+    assert whole == tokenizer([ROWS["text"][row] for row in KNOWN])["input_ids"]
+    outputs, references = outputs_of(loaded, encoded), TASK.head.references(encoded)
+    for ids, labels, output, hidden in zip(encoded["input_ids"], encoded["labels"], outputs, references, strict=True):
+        with torch.no_grad():
+            likelihoods = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        places = [place for place, label in enumerate(labels) if label != -100]
+        assert places and [labels[place] for place in places] == hidden.tolist()
+        expected = sum(float(likelihoods[place, labels[place]]) for place in places)
+        assert output.log_likelihood == pytest.approx(expected, rel=1e-4) and output.tokens == len(places)
+        assert output.ids == tuple(likelihoods[places].argmax(-1).tolist())
+    right = np.concatenate([output.ids for output in outputs]) == np.concatenate(references)
+    assert TASK.head.metrics["accuracy"].score(references, outputs) == pytest.approx(right.mean())
+
+
+def test_masks_of_scored_rows_do_not_depend_on_other_rows(loaded: tuple[Any, Any]) -> None:
+    together = encode_columns(ROWS, TASK, loaded[1], 32)["input_ids"]
+    alone = [encode_columns({"text": [ROWS["text"][row]]}, TASK, loaded[1], 32)["input_ids"][0] for row in KNOWN]
+    assert together == alone
+
+
+def test_training_rows_are_masked_anew_in_each_epoch(loaded: tuple[Any, Any]) -> None:
+    tokenizer = loaded[1]
+    encoded = encode_columns(ROWS, TASK, tokenizer, 32)
+    rows = [{name: encoded[name][row] for name in ("input_ids", "attention_mask", "labels")} for row in range(3)]
+    collate = TASK.head.training_collator(TASK.head.collator(tokenizer), tokenizer, seed=3)
+    batches = []
+    for epoch in (0, 1, 0):
+        collate.epoch = epoch
+        batches.append(collate(rows))
+    first, second, again = (batch["labels"] for batch in batches)
+    assert torch.equal(first, again) and not torch.equal(first, second)
+    assert ((first != -100).sum(1) > 0).all() and (first[batches[0]["attention_mask"] == 0] == -100).all()
+    reversed_ = collate(rows[::-1])  # neither the order of the rows nor their padding counts
+    assert torch.equal(reversed_["labels"], first.flip(0))
+    assert torch.equal(collate(rows[1:2])["labels"][0], first[1, :3])
+
+
+def test_whole_words_are_hidden_in_scored_and_in_training_rows(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\ncat\n##s\n")
+    tokenizer = BertTokenizer(vocab=str(tmp_path / "vocab.txt"))
+    head = MaskedLanguageModeling(mask_probability=0.4, whole_words=True)
+    encoded = head.tokenize({"text": ["cats " * n for n in range(1, 40)]}, tokenizer, None)
+    collate = head.training_collator(head.collator(tokenizer), tokenizer, seed=0)
+    rows = [{name: encoded[name][row] for name in ("input_ids", "words", "labels")} for row in range(39)]
+    for labels in (*encoded["labels"], *collate(rows)["labels"].tolist()):
+        hidden = [label != -100 for label in labels[1:]]  # "cat", "##s", "cat" ..., and then "[SEP]" and padding
+        assert [*hidden[::2]][: len(hidden) // 2] == hidden[1::2] and any(hidden)
+
+
+def test_own_masks_of_texts_are_filled(loaded: tuple[Any, Any]) -> None:
+    model, tokenizer = loaded
+    texts = ["the [MASK] sees a [MASK]", "bird", "[MASK]"]
+    columns = TASK.head.without_answers({"text": texts, "index": [0, 1, 2]})
+    outputs = outputs_of(loaded, encode_columns(columns, TASK, tokenizer, 7))
+    rows = TASK.head.prediction_rows(outputs, probabilities=False)
+    with torch.no_grad():
+        likely = model(**tokenizer(texts[0], return_tensors="pt")).logits[0].softmax(-1)
+    best = tokenizer.convert_ids_to_tokens(likely[[2, 5]].argmax(-1).tolist())
+    assert rows[0]["tokens"] == best and rows[0]["filled"] == f"the {best[0]} sees a {best[1]}"
+    assert rows[0]["probabilities"] == pytest.approx(likely[[2, 5]].amax(-1).tolist(), abs=1e-5)
+    assert rows[1] == {"filled": "bird", "tokens": [], "probabilities": []}
+    cut = outputs_of(loaded, encode_columns(columns, TASK, tokenizer, 5))[0]
+    assert cut.written == (best_of_cut := (cut.written[0], None)) and cut.text == f"the {best_of_cut[0]} sees a [MASK]"
+    with pytest.raises(AttendropError, match=r"No text has a mask to fill: write \[MASK\] where"):
+        encode_columns(TASK.head.without_answers(ROWS), TASK, tokenizer, 8)
+
+
+def test_empty_lines_of_a_corpus_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("the cat\n\n \na dog\n")
+    data = load_files(train_file=tmp_path / "corpus.txt", text_columns=["text"], label_type="mlm")
+    assert data.task.kind == KIND and not data.skipped
+    assert data.splits["train"]["text"][:] == ["the cat", "a dog"] and data.splits["train"]["index"][:] == [0, 3]
+
+
+@pytest.mark.parametrize(
+    ("content", "label", "message"),
+    [
+        ('{"text": null}', None, "line 1.*the text is empty"),
+        ('{"text": 3}', None, "line 1.*3 is not text"),
+        (
+            '{"text": "a cat", "label": "x"}',
+            "label",
+            "trained on texts alone, and 'label' is the label column; omit it",
+        ),
+    ],
+)
+def test_what_is_no_corpus(tmp_path: Path, content: str, label: str | None, message: str) -> None:
+    (tmp_path / "rows.jsonl").write_text(f"{content}\n")
+    with pytest.raises(AttendropError, match=message):
+        load_files(train_file=tmp_path / "rows.jsonl", text_columns=["text"], label_column=label, label_type="mlm")
+
+
+@pytest.mark.parametrize("config", [GPT2Config(), BartConfig()], ids=lambda config: config.model_type)
+def test_models_without_masks_are_refused(config: Any) -> None:
+    with pytest.raises(AttendropError, match=f"'{config.model_type}' are no masked language models; use an encoder"):
+        MaskedLanguageModeling().configure(config)
+    bart = BartConfig(architectures=["BartForConditionalGeneration"])
+    assert not MaskedLanguageModeling.recognizes(bart) and head_of_model(bart).kind == "translation"
+
+
+def test_a_tokenizer_without_a_mask_token_is_refused(tmp_path: Path, loaded: tuple[Any, Any]) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny.save_tiny_llama(tmp_path))
+    with pytest.raises(AttendropError, match="has no mask token, so nothing can be masked; use an encoder"):
+        TASK.head.prepare(loaded[0], tokenizer)
+
+
+def test_pre_trained_encoders_fill_masks_but_are_shown_as_classifiers() -> None:
+    config = BertConfig(architectures=["BertForMaskedLM"])
+    assert head_of_model(config) == MaskedLanguageModeling()
+    assert head_of_model(config, command="attend").kind == "classification"
