@@ -6,7 +6,7 @@ Started by ``torchrun`` with an output folder and the part of the jobs to run: `
 import gc
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import IterableDataset
 from transformers import TrainerCallback, TrainingArguments
 
 from attendrop import ADDrop, AttendOut, RegularizedTrainer
@@ -66,8 +67,22 @@ class Gradients(TrainerCallback):
         )
 
 
+class Stream(IterableDataset[dict[str, torch.Tensor]]):
+    """The rows, without their number."""
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        return iter(zoo.rows("bert", LENGTHS))
+
+
 def train(
-    folder: Path, rank: int, world: int, name: str, method: Any = METHOD, resume: str | None = None, **options: Any
+    folder: Path,
+    rank: int,
+    world: int,
+    name: str,
+    method: Any = METHOD,
+    resume: str | None = None,
+    stream: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
     """Train with the trainer: global batches of eight, in two micro-batches."""
     kept = Gradients()
@@ -90,7 +105,7 @@ def train(
     trainer = RegularizedTrainer(
         model=zoo.build("bert", dtype=torch.float64),
         args=args,
-        train_dataset=list(zoo.rows("bert", LENGTHS)),
+        train_dataset=Stream() if stream else list(zoo.rows("bert", LENGTHS)),
         data_collator=zoo.collate,
         regularizer=method,
         reward_dataset=list(zoo.rows("bert", LENGTHS[:6], seed=9)),
@@ -120,11 +135,15 @@ def last_weights(folder: Path, rank: int, world: int, method: Any, **options: An
 # Adam makes whole steps of the rounding errors of weights that have no effect (biases of keys) and are pulled back.
 OPTIONS: dict[str, dict[str, Any]] = {"l2-sp": {"optim": "sgd"}}
 CHECKPOINTING = {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": False}}
+# Each process reads the stream and takes its rows; batches that one process reads must be equally long for all.
+STREAM = {"stream": True, "max_steps": 4, "accelerator_config": {"dispatch_batches": False}}
 JOBS: dict[str, Callable[[Path, int, int], Any]] = {
     "step bert": partial(one_step, name="bert"),
     "step bart-class": partial(one_step, name="bart-class"),
     "train random": partial(train, name="random"),
     "resumed random": partial(train, name="random", resume="checkpoint-3"),
+    "train stream": partial(train, name="stream", **STREAM),
+    "resumed stream": partial(train, name="stream", resume="checkpoint-3", **STREAM),
     "train group_by_length": partial(train, name="grouped", train_sampling_strategy="group_by_length"),
 }
 for variant in ("dropout", "pruning"):

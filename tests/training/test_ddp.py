@@ -1,8 +1,5 @@
 """Two processes that train together do what one does with the joint batch."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -10,40 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from filelock import FileLock
 from helpers import ddp_worker, zoo
+from helpers.two_processes import in_two_processes, once
 
 from attendrop.training.checkpoints import is_complete
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch was built without gloo")
-
-
-def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """A folder that is filled once, by whichever process of pytest-xdist is the first to need it."""
-    root = factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else factory.getbasetemp()
-    folder = root / name
-    with FileLock(root / f"{name}.lock"):
-        if not folder.exists():
-            partial = root / f"{name}-partial"
-            partial.mkdir()
-            make(partial)
-            partial.rename(folder)
-    return folder
-
-
-def in_two_processes(folder: Path, part: str) -> None:
-    tests = Path(__file__).parents[1]
-    path = os.pathsep.join([str(tests), str(tests.parent / "src"), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    run = subprocess.run(
-        [*command, str(tests / "helpers" / "ddp_worker.py"), str(folder), part],
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
 
 
 def in_one_process(folder: Path, part: str) -> None:
@@ -60,7 +29,11 @@ Results = Callable[[str], Any]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of the two processes that ran a job."""
-    return lambda job: once(tmp_path_factory, f"ddp-{part_of(job)}", partial(in_two_processes, part=part_of(job)))
+    return lambda job: once(
+        tmp_path_factory,
+        f"ddp-{part_of(job)}",
+        lambda folder: in_two_processes("ddp_worker", str(folder), part_of(job)),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +75,7 @@ def test_both_processes_end_with_the_same_weights(job: str, ranks: Results) -> N
     zoo.assert_same(first["weights"], second["weights"])
 
 
-@pytest.mark.parametrize("job", cases("train random", "train group_by_length"))
+@pytest.mark.parametrize("job", cases("train random", "train group_by_length", "train stream"))
 def test_the_trainer_takes_the_same_steps_as_one_process(job: str, ranks: Results, alone: Results) -> None:
     ours, one = ranks(job)[0], alone(job)
     assert len(ours["gradients"]) == len(one["gradients"]) == 4
@@ -135,9 +108,9 @@ def test_every_method_ends_with_the_weights_of_one_process(job: str, ranks: Resu
     zoo.assert_same(first, alone(job), 1e-7)
 
 
-@pytest.mark.gpu
-def test_a_resumed_run_of_two_processes_equals_the_uninterrupted_one(ranks: Results) -> None:
-    resumed, whole = ranks("resumed random")[0], ranks("train random")[0]
+@pytest.mark.parametrize("rows", cases("random", "stream", job="resumed {}"))
+def test_a_resumed_run_of_two_processes_equals_the_uninterrupted_one(rows: str, ranks: Results) -> None:
+    resumed, whole = ranks(f"resumed {rows}")[0], ranks(f"train {rows}")[0]
     assert len(resumed["gradients"]) == 1
     zoo.assert_same(resumed["weights"], whole["weights"])
 

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attendrop.errors import AttendropError
+from attendrop.sharded_models import true_everywhere
 
 NOT_FINITE = (
     "The attribution is not finite: training has diverged, or the model's activations are too large for float16. Lower "
@@ -23,28 +24,31 @@ _FACTORS = (2.0**10, 2.0**4, 2.0**-2, 2.0**-8)
 _Found = TypeVar("_Found")
 
 
-def first_finite(attempt: Callable[[float], _Found | None]) -> _Found:
+def first_finite(attempt: Callable[[float], _Found | None], model: nn.Module) -> _Found:
     """Return what is computed with the largest factor for which it is finite.
 
     Args:
         attempt: Function of a factor, by which it multiplies what it differentiates; returns None if a gradient is not
             finite. It is then called again with a smaller factor.
+        model: The model that it runs. If several processes run it together, they take the same factor.
 
     Raises:
         AttendropError: No factor makes the gradients finite.
     """
     for factor in _FACTORS:
         found = attempt(factor)
-        if found is not None:
+        if true_everywhere(model, found is not None):
+            assert found is not None
             return found
     raise AttendropError(NOT_FINITE)
 
 
-def finite_gradients(compute: Callable[[float], dict[str, Tensor]]) -> dict[str, Tensor]:
+def finite_gradients(compute: Callable[[float], dict[str, Tensor]], model: nn.Module) -> dict[str, Tensor]:
     """Compute gradients with the largest factor that does not overflow, and divide them by it.
 
     Args:
         compute: Function from a factor, by which it multiplies what it differentiates, to gradients.
+        model: As for :func:`first_finite`.
 
     Returns:
         The gradients, in float32 or better.
@@ -57,7 +61,7 @@ def finite_gradients(compute: Callable[[float], dict[str, Tensor]]) -> dict[str,
         found = compute(factor)
         return {key: wide(gradient) / factor for key, gradient in found.items()} if all_finite(found.values()) else None
 
-    return first_finite(attempt)
+    return first_finite(attempt, model)
 
 
 def gradients_of(

@@ -65,5 +65,5 @@ def gradient_attribution(
             plan.differentiate(wide(score).sum(), factor)
         return kept if all_true(finite) else None
 
-    kept = first_finite(attempt)
+    kept = first_finite(attempt, adapter.model)
     return {layer.key: kept[layer.key] for layer in attention_layers if layer.key in kept}

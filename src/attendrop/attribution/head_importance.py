@@ -110,4 +110,5 @@ def head_importance(
                 raise AttendropError("The importance of heads is that for the loss, and the batch has no 'labels'.")
             return gradients_of(wide(loss) * factor, list(plan.gates), list(plan.gates.values()))
 
-    return {key.partition("/")[2]: gradient.abs() for key, gradient in finite_gradients(gradients).items()}
+    found = finite_gradients(gradients, adapter.model)
+    return {key.partition("/")[2]: gradient.abs() for key, gradient in found.items()}

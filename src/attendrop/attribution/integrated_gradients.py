@@ -122,7 +122,7 @@ def integrated_gradient_attribution(
                         plan.differentiate(wide(scores).sum(), factor)
             return total if all_finite(total.values()) else None
 
-        integrals = first_finite(integral)
+        integrals = first_finite(integral, adapter.model)
     return {key: keep(calls[key], recorded.pop(key) * integrals.pop(key)) for key in [layer.key for layer in ran]}
 
 

@@ -118,7 +118,11 @@ class _Sampled(RandomMaskPlan):
     def changed(self, loss: Tensor, delta: float) -> dict[str, Tensor]:
         """Change the masks to raise the loss."""
         keys, masks = list(self.masks), list(self.masks.values())
-        found = finite_gradients(lambda factor: gradients_of(loss * factor, keys, masks, keep_graph=True))
+
+        def gradients(factor: float) -> dict[str, Tensor]:
+            return gradients_of(loss * factor, keys, masks, keep_graph=True)
+
+        found = finite_gradients(gradients, self.context.model)
         return {key: flipped(self.masks[key], found[key], self.valid[key], delta) for key in keys}
 
 

@@ -96,6 +96,7 @@ class ConcreteDropout(Method):
         acts_on=("weights", "loss"), state="a probability for each layer, and its optimizer"
     )
     adds_penalty: ClassVar[bool] = True
+    reads_weights: ClassVar[bool] = True
     needs_loss_scale: ClassVar[bool] = True
 
     rules: ClassVar[tuple[Rule, ...]] = probability_rules("concrete-dropout")

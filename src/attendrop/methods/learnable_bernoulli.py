@@ -71,6 +71,7 @@ class LearnableBernoulli(Method):
     )
     traits: ClassVar[Mapping[str, str]] = {DECIDES_PASSES: ""}
     adds_penalty: ClassVar[bool] = True
+    reads_weights: ClassVar[bool] = True
     needs_loss_scale: ClassVar[bool] = True
     rules: ClassVar[tuple[Rule, ...]] = probability_rules("learnable-bernoulli")
 

@@ -83,7 +83,7 @@ class _State(MethodState):
         self.perturbation = {}
         with forked_rng(context.model):
             loss, _ = compute_loss(context.batch)
-        self.perturbation = self._ascent(wide(loss))
+        self.perturbation = self._ascent(context.model, wide(loss))
         perturbed, outputs = compute_loss(context.batch)
         context.note("sharpness", perturbed.detach() - loss.detach())
         return perturbed, outputs
@@ -96,10 +96,14 @@ class _State(MethodState):
         self._override.close()
         self.perturbation = {}
 
-    def _ascent(self, loss: Tensor) -> dict[nn.Parameter, Tensor]:
+    def _ascent(self, model: nn.Module, loss: Tensor) -> dict[nn.Parameter, Tensor]:
         """Compute the perturbation of each parameter."""
         names, weights = list(self.weights), list(self.weights.values())
-        gradients = finite_gradients(lambda factor: gradients_of(loss * factor, names, weights, keep_graph=True))
+
+        def ascent(factor: float) -> dict[str, Tensor]:
+            return gradients_of(loss * factor, names, weights, keep_graph=True)
+
+        gradients = finite_gradients(ascent, model)
         norms = torch.stack([gradient.norm() for gradient in gradients.values()])
         scale = self.method.rho / norms.norm().clamp(min=torch.finfo(norms.dtype).tiny)
         return {

@@ -119,7 +119,7 @@ class _State(MethodState):
             raise AttendropError(f"{type(context.model).__name__} has no final projection; choose another method.")
         if method.where == "embeddings" and not clean.units:
             raise AttendropError(f"{type(context.model).__name__} embeds no words; set where='attention'.")
-        copy = perturbed(clean.perturbations(wide(loss), method.epsilon))
+        copy = perturbed(clean.perturbations(wide(loss), method.epsilon, context.model))
         with forked_rng(context.model):
             adversarial, _ = compute_loss(context.batch, copy)
         loss = loss + method.adversarial * adversarial
@@ -153,14 +153,17 @@ class _Perturbed(Plan):
         self.read = features if self.read is None else self.read
         return features
 
-    def perturbations(self, loss: Tensor, epsilon: float) -> dict[str, Tensor]:
+    def perturbations(self, loss: Tensor, epsilon: float, model: nn.Module) -> dict[str, Tensor]:
         """Compute ``epsilon g / ||g||`` of each sequence, at valid keys only; zero without gradient."""
         if not self.units:  # all layers were skipped
             return {}
         keys, units = list(self.units), list(self.units.values())
-        found = finite_gradients(lambda factor: gradients_of(loss * factor, keys, units, keep_graph=True))
+
+        def gradients(factor: float) -> dict[str, Tensor]:
+            return gradients_of(loss * factor, keys, units, keep_graph=True)
+
         perturbations = {}
-        for key, wanted in found.items():
+        for key, wanted in finite_gradients(gradients, model).items():
             unit = self.units[key]
             valid = self._valid.get(key)
             wanted = wanted if valid is None else wanted * valid

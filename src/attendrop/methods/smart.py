@@ -105,15 +105,18 @@ class _State(MethodState):
         assert clean.embedded is not None and clean.valid is not None
         delta = self.method.noise * word_noise("normal", context.key, "words", clean.valid, clean.embedded.shape[-1])
         for _ in range(self.method.steps):
-            delta = self._ascended(delta.requires_grad_(), divergence_with(delta))
+            delta = self._ascended(context, delta.requires_grad_(), divergence_with(delta))
         divergence = divergence_with(delta)
         context.note("divergence", divergence)
         return loss + self.method.weight * divergence, outputs
 
-    def _ascended(self, delta: Tensor, divergence: Tensor) -> Tensor:
+    def _ascended(self, context: StepContext, delta: Tensor, divergence: Tensor) -> Tensor:
         """Take one step along the gradient of the divergence, ``(batch, n, width)``, within the limits."""
-        found = finite_gradients(lambda factor: gradients_of(divergence * factor, ["words"], [delta], keep_graph=True))
-        gradient = found["words"]
+
+        def gradients(factor: float) -> dict[str, Tensor]:
+            return gradients_of(divergence * factor, ["words"], [delta], keep_graph=True)
+
+        gradient = finite_gradients(gradients, context.model)["words"]
         largest = gradient.abs().amax((1, 2), keepdim=True).clamp(min=torch.finfo(gradient.dtype).tiny)
         moved = delta.detach() + self.method.step_size * gradient / largest
         return moved.clamp(-self.method.epsilon, self.method.epsilon)

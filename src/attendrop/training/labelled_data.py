@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from attendrop.batches import Batch, number_of_rows, to_device
 from attendrop.errors import AttendropError
@@ -95,12 +95,19 @@ def labelled_data(name: str, value: Any, device: torch.device) -> LabelledData |
     if value is None or isinstance(value, LabelledData):
         return value
     if isinstance(value, DataLoader):
-        if not (hasattr(value.dataset, "__getitem__") and hasattr(value.dataset, "__len__")):
+        if is_stream(value.dataset):
             raise AttendropError(f"{name} is a loader over a stream; pass one over a data set with random access.")
         return LabelledRows(value.dataset, value.collate_fn, device)
     if isinstance(value, Sequence) and all(isinstance(batch, Mapping) for batch in value):
         return LabelledBatches(value, device)
     raise AttendropError(f"{name} must be a DataLoader or a list of batches with labels, not {type(value).__name__}.")
+
+
+def is_stream(rows: Any) -> bool:
+    """Tell whether rows come one after the other, without random access; None is none."""
+    if rows is None:
+        return False
+    return isinstance(rows, IterableDataset) or not (hasattr(rows, "__getitem__") and hasattr(rows, "__len__"))
 
 
 def set_aside(rows: Any, fraction: float, seed: int) -> tuple[Any, Any]:
@@ -109,7 +116,7 @@ def set_aside(rows: Any, fraction: float, seed: int) -> tuple[Any, Any]:
     Raises:
         AttendropError: The data has no length, or too few rows.
     """
-    if not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__"):
+    if is_stream(rows):
         raise AttendropError("Rows for rewards cannot be set aside from a stream; pass reward_dataset, or use 'eval'.")
     if len(rows) < 2:
         raise AttendropError(f"{len(rows)} training row cannot be divided; pass reward_dataset, or use 'eval'.")

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from attendrop.batches import Batch
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
-from attendrop.methods.core.context import TrainingContext, tokens_of
+from attendrop.methods.core.context import Processes, TrainingContext, tokens_of
+from attendrop.sharded_models import sharding_mesh
 from attendrop.training.labelled_data import labelled_data
 from attendrop.training.regularization import Regularization, loss_and_outputs
 
@@ -49,7 +50,10 @@ def regularize(
         ...             reg.step()
 
     Args:
-        model: A transformers model, compiled or not; without wrappers such as DistributedDataParallel.
+        model: A transformers model, compiled or not; without wrappers such as DistributedDataParallel. One that
+            ``fully_shard`` (FSDP2) has divided among processes is trained by all of them: each passes its own rows of a
+            batch, equally many, and calls the same functions of the regularised model, :meth:`Regularization.logs`
+            included.
         method: The method, such as ``ADDrop(p=0.3, q=0.3)``.
         seed: Seed of the method's random numbers. They do not touch torch's global random state.
         total_steps: Number of optimizer steps planned. Methods that follow a schedule need it.
@@ -63,7 +67,8 @@ def regularize(
         tokenizer: The tokenizer of the model, for methods that change tokens and have to know which are special.
 
     Raises:
-        AttendropError: The model is not supported by the method, or the method needs something that is not given.
+        AttendropError: The model is not supported by the method, or the method needs something that is not given; or
+            the method needs the whole model, and its parameters are divided among processes.
     """
     run, model = model, getattr(model, "_orig_mod", model)
     _refuse_wrapper(model)
@@ -76,6 +81,7 @@ def regularize(
         model=model,
         evaluate=evaluate,
         seed=seed,
+        processes=_processes(model, device),
         total_steps=total_steps,
         optimizer=optimizer,
         max_grad_norm=max_grad_norm,
@@ -99,5 +105,20 @@ def _refuse_wrapper(model: nn.Module) -> None:
     if around or list(children) in (["module"], ["_fsdp_wrapped_module"]):
         raise AttendropError(
             f"{type(model).__name__} is a wrapper around the model; pass the model itself, its "
-            f".{next(iter(children))}, and take one device. RegularizedTrainer trains on several (torchrun)."
+            f".{next(iter(children))}, and take one device. RegularizedTrainer trains on several (torchrun), and so "
+            "does a loop of your own with a model that fully_shard (FSDP2) has divided."
         )
+
+
+def _processes(model: nn.Module, device: torch.device) -> Processes:
+    """Return the processes among which a model is divided; a single one for a model that is whole."""
+    mesh = sharding_mesh(model)
+    if mesh is None:
+        return Processes()
+
+    def total(tensor: Tensor) -> Tensor:
+        found = tensor.to(device, copy=True)
+        distributed.all_reduce(found, group=mesh.get_group())
+        return found
+
+    return Processes(mesh.get_local_rank(), mesh.size(), total)

@@ -17,9 +17,10 @@ from attendrop.errors import AttendropError
 from attendrop.keyed_random import SampleKey
 from attendrop.methods.core.base import Method, MethodState
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.methods.core.declarations import check_declarations, refuse_with_adapter
+from attendrop.methods.core.declarations import check_declarations, refuse_sharded, refuse_with_adapter
 from attendrop.methods.core.running_statistics import RunningStatistics
 from attendrop.peft_models import has_adapter
+from attendrop.sharded_models import sharding_mesh
 from attendrop.training.effect_warnings import EffectTracker
 
 # No training loop multiplies a loss by more than this. Gradient scalers do, from their first step on.
@@ -72,6 +73,8 @@ class Regularization:
         if not self.idle:
             if has_adapter(training.model):
                 refuse_with_adapter(method)
+            if sharding_mesh(training.model) is not None:
+                refuse_sharded(method)
             if method.uses_attention:
                 self._adapter = ModelAdapter(training.model)
             self.method_state = method.start(training)
@@ -236,7 +239,8 @@ class Regularization:
         ``<method>/active`` is the fraction of passes in which the method acted. If it did, ``<method>/dropped`` is the
         fraction of positions dropped, of those in rows that can have candidates, and
         ``<method>/dropped/<kind>.<layer>`` that of one layer. Methods add metrics of their own. Each method of a
-        composition has its own name. :meth:`metrics` is included.
+        composition has its own name. :meth:`metrics` is included. Where several processes train a model, these are
+        the metrics of all, and all call this.
         """
         if self.idle:
             return {}

@@ -20,6 +20,7 @@ from attendrop.methods.core.base import Method, MethodState
 from attendrop.methods.core.context import LabelledData, Processes, TrainingContext, tokens_of
 from attendrop.methods.finetune import FineTune
 from attendrop.output_files import disk_errors
+from attendrop.sharded_models import sharding_mesh
 from attendrop.training.callbacks import SaveAfterEvaluation, TrainingClock
 from attendrop.training.checkpoints import (
     delete_unfinished,
@@ -30,7 +31,7 @@ from attendrop.training.checkpoints import (
     save_method_state,
     seal,
 )
-from attendrop.training.labelled_data import LabelledRows, set_aside, with_columns
+from attendrop.training.labelled_data import LabelledRows, is_stream, set_aside, with_columns
 from attendrop.training.model_call import replaced_attribute
 from attendrop.training.regularization import Regularization
 from attendrop.training.sampler import EpochSampler, row_lengths
@@ -92,6 +93,7 @@ class RegularizedTrainer(Trainer):
         if self.regularizer.skips_parameters and self.accelerator.ddp_handler is not None:
             self.accelerator.ddp_handler.find_unused_parameters = True
         self._divide_rows()
+        self._refuse_streams()
         self.add_callback(
             TrainingClock(
                 begin_training=self._begin_training,
@@ -258,8 +260,21 @@ class RegularizedTrainer(Trainer):
                     )
                 self.reward_dataset = self.eval_dataset
 
+    def _refuse_streams(self) -> None:
+        """Refuse streams where rows are chosen one by one; others are trained on in their own order."""
+        if self.args.train_sampling_strategy == "group_by_length" and is_stream(self.train_dataset):
+            raise AttendropError(
+                "train_sampling_strategy='group_by_length' needs the lengths of all training rows, and these are a "
+                "stream; leave it out, or pass a data set with random access."
+            )
+        if self.regularizer.rewarded_on() is not None and is_stream(self.reward_dataset):
+            raise AttendropError(
+                f"{self.regularizer.rewarded_by} scores models on labelled rows that are drawn at random, and those "
+                "given are a stream; pass a reward_dataset with random access."
+            )
+
     def _labelled(self, rows: Any) -> LabelledData | None:
-        if rows is None or not hasattr(rows, "__len__"):
+        if rows is None or is_stream(rows):
             return None
         collate = self.data_collator
         if hasattr(rows, "column_names"):  # of the package datasets, which need not be installed
@@ -359,8 +374,12 @@ class RegularizedTrainer(Trainer):
                 f"{self.args.n_gpu} GPUs in one process would train under DataParallel, which is not supported. Start "
                 "one process for each with `torchrun --nproc-per-node`, or set CUDA_VISIBLE_DEVICES to one."
             )
-        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
-            raise AttendropError("DeepSpeed and FSDP are not supported; train with DDP (torchrun, accelerate launch).")
+        divided = isinstance(self.model, nn.Module) and sharding_mesh(self.model) is not None
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled or divided:
+            raise AttendropError(
+                "RegularizedTrainer supports neither DeepSpeed nor FSDP; train with DDP (torchrun, accelerate launch), "
+                "or divide the model by fully_shard (FSDP2) and train it in a loop of your own, with regularize(...)."
+            )
         keywords = self.args.activation_checkpointing_kwargs
         if self.args.activation_checkpointing and isinstance(keywords, dict) and keywords.get("use_reentrant"):
             raise AttendropError(

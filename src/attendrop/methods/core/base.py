@@ -12,7 +12,15 @@ from torch import Tensor, nn
 from attendrop.attention.layers import AttentionLayer, select_layers, select_self_attention
 from attendrop.attention.plan import CombinedPlan, Plan
 from attendrop.batches import Batch
-from attendrop.methods.core.compatibility import ANY, DECIDES_PASSES, Rule
+from attendrop.methods.core.compatibility import (
+    ANY,
+    DECIDES_PASSES,
+    EXCHANGES_WEIGHTS,
+    REPLACES_PARAMETERS,
+    SCORES_ROWS,
+    SECOND_MODEL,
+    Rule,
+)
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
 from attendrop.methods.core.info import LayerRanking, MethodInfo, Preset
 from attendrop.methods.core.options import check_options
@@ -39,6 +47,7 @@ class Method:
         edits_gradients: Whether its state defines :meth:`MethodState.edit_gradients`.
         edits_pretrained_weights: Whether it writes into weights of the model also where they are frozen. An adapter of
             PEFT is not saved with them, so the method is refused with one.
+        reads_weights: Whether its penalty is computed from weights of the model itself.
         self_attention_only: Whether it acts on self-attention only: the selected layers of the encoder, or, if there
             are none, those of the decoder.
         skips_parameters: Whether some parameters may get no gradient in a step (needed for DDP).
@@ -65,6 +74,7 @@ class Method:
     adds_penalty: ClassVar[bool] = False
     edits_gradients: ClassVar[bool] = False
     edits_pretrained_weights: ClassVar[bool] = False
+    reads_weights: ClassVar[bool] = False
     skips_parameters: ClassVar[bool] = False
     order: ClassVar[int] = 0
     traits: ClassVar[Mapping[str, str]] = {}
@@ -107,6 +117,13 @@ class Method:
     def decides_passes(self) -> bool:
         """Whether the state runs the passes, in :meth:`MethodState.loss`: the trait ``DECIDES_PASSES``."""
         return self.has(DECIDES_PASSES)
+
+    @property
+    def needs_whole_model(self) -> bool:
+        """Whether parameters and gradients must be whole in each process, which they are not under FSDP."""
+        acts_on_weights = self.edits_gradients or self.edits_pretrained_weights or self.reads_weights
+        traits = (EXCHANGES_WEIGHTS, REPLACES_PARAMETERS, SCORES_ROWS, SECOND_MODEL)
+        return acts_on_weights or any(map(self.has, traits))
 
     def prepare(self, model: nn.Module, seed: int) -> None:
         """Change a model before its head starts from the features; a method that does so repeats it in its first step.

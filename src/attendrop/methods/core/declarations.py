@@ -38,6 +38,16 @@ def check_declarations(method_state: MethodState) -> None:
     )
 
 
+def refuse_sharded(method: Method) -> None:
+    """Raise AttendropError if a method cannot act on a model whose parameters are divided among processes."""
+    for part in method.parts:
+        if part.needs_whole_model:
+            raise AttendropError(
+                f"Method '{part.name}' needs the whole model in each process, and fully_shard (FSDP2) divides its "
+                "parameters; train with RegularizedTrainer and DDP (torchrun), or with another method."
+            )
+
+
 def refuse_with_adapter(method: Method) -> None:
     """Raise AttendropError if a method cannot act on a model with an adapter."""
     for part in method.parts:

@@ -1,0 +1,81 @@
+"""Streams of rows: trained on in their own order, resumed where they were, refused where rows are chosen."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from helpers import zoo
+from helpers.training import ALWAYS, examples, trainer_of, weights
+from torch.utils.data import IterableDataset
+from transformers import TrainerCallback
+
+from attendrop import AttendOut, AttendropError, AutoDropout, Method, RegularizedTrainer
+
+
+class Endless(IterableDataset[dict[str, Any]]):
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return itertools.cycle(examples())
+
+
+class Stop(TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 6:
+            raise KeyboardInterrupt
+
+
+def shuffled_stream() -> Any:
+    """Rows from two files, shuffled anew in each epoch, with a column that the model does not read."""
+    rows = [{name: value.tolist() for name, value in row.items()} | {"text": "a cat"} for row in examples()]
+    return Dataset.from_list(rows).to_iterable_dataset(num_shards=2).shuffle(seed=5, buffer_size=6)
+
+
+def collate(rows: Sequence[Any]) -> zoo.Batch:
+    return zoo.collate([{name: torch.as_tensor(value) for name, value in row.items()} for row in rows])
+
+
+def test_a_stream_trains_as_its_rows_in_that_order_and_is_resumed(tmp_path: Path) -> None:
+    """Masks are keyed by the place of a row in the stream. The run is stopped in its second epoch."""
+    rows: list[dict[str, Any]] = []
+    for epoch in (0, 1):
+        stream = shuffled_stream()
+        stream.set_epoch(epoch)
+        rows += [{name: value for name, value in row.items() if name != "text"} for row in stream]
+    assert rows[:16] != rows[16:]
+
+    def trainer(name: str, **given: Any) -> RegularizedTrainer:
+        options = {"max_steps": 8, "save_strategy": "steps", "save_steps": 3, "data_collator": collate}
+        return trainer_of(tmp_path / name, model=zoo.build("bert"), **options | given)
+
+    whole = trainer("rows", train_dataset=rows, train_sampling_strategy="sequential")
+    whole.train()
+    with pytest.raises(KeyboardInterrupt):
+        trainer("stream", train_dataset=shuffled_stream(), callbacks=[Stop()]).train()
+    resumed = trainer("stream", train_dataset=shuffled_stream())
+    resumed.train(resume_from_checkpoint=True)
+    zoo.assert_same(weights(resumed), weights(whole))
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "message"),
+    [
+        (
+            ALWAYS,
+            {"train_sampling_strategy": "group_by_length"},
+            "needs the lengths of all training rows, and these are a",
+        ),
+        (AttendOut(), {}, "Rows for rewards cannot be set aside from a stream; pass reward_dataset"),
+        (AttendOut(), {"reward_dataset": Endless()}, "labelled rows that are drawn at random, and those given are a"),
+        (AutoDropout(), {"reward_dataset": Endless()}, "labelled rows that are drawn at random, and those given are a"),
+    ],
+)
+def test_where_rows_are_chosen_a_stream_is_refused(
+    method: Method, given: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(AttendropError, match=message):
+        trainer_of(tmp_path, method, train_dataset=Endless(), max_steps=2, **given)
