@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from deployed import deployed
 from fidelity import Fidelity, enough_nodes
 from measure import Bench, Contender, interleave, peak_memory, ratios
 from pruned import contenders, onnx_contenders
@@ -272,13 +273,13 @@ def inference(setting: Setting) -> Iterator[Row]:
 
 
 def families(setting: Setting) -> Iterator[Row]:
-    """The same, of other families than BERT, on the first batches."""
+    """The same, of other families than BERT, on the first batch."""
     for shape, model in family_models(setting).items():
         compared = contenders(model)
         for name, found in inference_batches(setting).items():
             if "IMDB" in name:
                 continue
-            times = interleave(compared, found[:3], rounds=max(5, setting.rounds), seconds=0)
+            times = interleave(compared, found[:1], rounds=max(5, setting.rounds), seconds=0)
             case = f"{shape}, batch {INFERENCE_BATCH}, {name}"
             yield Row("stock / all layers constant but the first", case, ratios(times, "stock", "pruned"), None)
             yield Row("stock / unpruned without padding", case, ratios(times, "stock", "unpadded"), None)
@@ -296,6 +297,7 @@ FIGURES: dict[str, Callable[[Setting], Iterator[Row]]] = {
     "methods": methods,
     "inference": inference,
     "families": families,
+    "deployed": deployed,
 }
 
 

@@ -20,7 +20,11 @@ def contenders(model: PreTrainedModel) -> dict[str, Contender]:
     """The stock model; the same without padding; and with all layers constant but the first."""
     model = model.eval()
     last = range(1, model.config.num_hidden_layers)
-    return {"stock": _of(model), "unpadded": _of(unpadded(model)), "pruned": _of(prune(model, list(last)))}
+    return {
+        "stock": of_model(model),
+        "unpadded": of_model(unpadded(model)),
+        "pruned": of_model(prune(model, list(last))),
+    }
 
 
 def onnx_contenders(setting: Setting, model: BertForSequenceClassification) -> dict[str, Contender]:
@@ -43,7 +47,9 @@ def onnx_contenders(setting: Setting, model: BertForSequenceClassification) -> d
     return found
 
 
-def _of(model: Callable[..., Any]) -> Contender:
+def of_model(model: Callable[..., Any]) -> Contender:
+    """Return the passes of a model."""
+
     @contextmanager
     def contender() -> Iterator[Step]:
         with torch.inference_mode():

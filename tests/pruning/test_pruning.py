@@ -28,6 +28,7 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.plan import ConstantAttention
 from attendrop.pruning.comparison import Difference
 from attendrop.pruning.constant_attention import mask_layers, prunable_layers
+from attendrop.pruning.onnx_file import onnx_model
 from attendrop.pruning.pruned_model import unpadded
 from attendrop.pruning.selection import (
     LayerSelection,
@@ -39,6 +40,7 @@ from attendrop.pruning.selection import (
     undecided_message,
 )
 from attendrop.pruning.serialization import CONFIG
+from attendrop.pruning.token_layouts import GatheredLayout, PaddedLayout
 
 DEEP = {"num_hidden_layers": 3}
 BERT = {**zoo.ZOO["bert"].options, **DEEP}
@@ -756,6 +758,35 @@ def test_a_file_that_does_not_compute_what_the_model_does_is_not_written(
 
 
 @pytest.mark.sampled(3)
+@pytest.mark.parametrize("layout", [PaddedLayout, GatheredLayout])
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("case", FAST)
+def test_exported_forms_equal_naive(case: str, padding: str, layout: Any) -> None:
+    if padding == "left" and case in PADDED_ON_THE_RIGHT:
+        pytest.skip("padding on the left is not for this model")
+    light, batch = prune(stock(case), [0, 2]), batch_for(case, **PADDINGS[padding])
+    for module in light.modules():
+        if hasattr(module, "exported"):
+            module.exported = layout
+    near(output(light, batch), naive(stock(case), [0, 2], batch))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [stock, pytest.param(lambda case: prune(stock(case), [0, 2]), marks=pytest.mark.slow)],
+    ids=["whole", "pruned"],
+)
+def test_onnx_in_eight_bits_does_not_depend_on_padding(given: Any, tmp_path: Path) -> None:
+    export_onnx(given("bert"), tmp_path / "model.onnx", quantize="int8")
+    run = onnx_model(tmp_path / "model.onnx")
+    found, padded = (
+        run(batch | {"token_type_ids": torch.zeros_like(batch["input_ids"])})
+        for batch in (batch_for("bert"), batch_for("bert", extra=5))
+    )
+    near(torch.from_numpy(padded), torch.from_numpy(found), 1e-6)
+
+
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", ["electra", "bert-tokens", "roberta-choice", *SLOW])
 def test_torch_export(case: str, tmp_path: Path) -> None:
     light = prune(stock(case), [0, 2])
@@ -764,7 +795,7 @@ def test_torch_export(case: str, tmp_path: Path) -> None:
     for lengths in ((8, 5, 3), (11, 2), (2, 1, 7, 4, 4)):
         batch = batch_for(case, lengths=lengths)
         with torch.no_grad():
-            types = (torch.zeros_like(batch["input_ids"]),) if light.config.type_vocab_size > 1 else ()
+            types = (torch.zeros_like(batch["input_ids"]),) if getattr(light.config, "type_vocab_size", 0) > 1 else ()
             found = program(batch["input_ids"], batch["attention_mask"], *types)
         valid = batch["attention_mask"].bool()
         near(found[valid] if case == "bert-tokens" else found, output(light, batch), 1e-4)

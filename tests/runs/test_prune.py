@@ -66,11 +66,15 @@ def small_model(family: str) -> Any:
         return hf.AlbertModel(hf.AlbertConfig(embedding_size=8, **shared))
     if family == "mpnet":
         return hf.MPNetModel(hf.MPNetConfig(**shared))
+    if family == "t5":
+        ids = {"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 3}  # the last token of tiny BERT's texts
+        sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 2, "num_heads": 2}
+        return hf.T5Model(hf.T5Config(vocab_size=shared["vocab_size"], **sizes, **ids))
     return hf.DebertaV2Model(hf.DebertaV2Config(**shared, **DEBERTA_V3))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "fast"), [("albert", False), ("mpnet", False), ("deberta-v3", True)])
+@pytest.mark.parametrize(("family", "fast"), [("albert", False), ("t5", False), ("mpnet", False), ("deberta-v3", True)])
 def test_other_families_are_trained_pruned_and_used(family: str, fast: bool, tmp_path: Path, capsys: Captured) -> None:
     tiny.save_tiny_bert(tmp_path / "model")
     for file in ("config.json", "model.safetensors"):

@@ -40,7 +40,7 @@ class PackedEncoder(nn.Module):
         self._heads = heads
         self.first_only = first_only
         self.keep_first = first_only or pools_first
-        self.padded = False  # set by export, since the sizes of packed tensors depend on values
+        self.exported: type[PaddedLayout] | None = None  # layout of the form that is exported
         self._parts = [family.parts(module) for module in stock.layer]
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any) -> Any:
@@ -55,7 +55,8 @@ class PackedEncoder(nn.Module):
         """
         _check_mask(hidden_states, attention_mask)
         attention = self._attention(hidden_states, attention_mask)
-        layout = _layout(hidden_states, attention_mask, padded=self.padded, keep_first=self.keep_first)
+        make_layout = self.exported or PackedLayout
+        layout = make_layout(hidden_states, attention_mask, keep_first=self.keep_first)
         x = layout.pack(hidden_states)
         for parts in self._parts[:-1]:
             x = parts.run(x, layout, attention)
@@ -72,7 +73,7 @@ class PackedEncoder(nn.Module):
             return ProductAttention(self._heads)
         if mask is None:
             mask = hidden_states.new_ones(hidden_states.shape[:2])
-        if self.first_only and not self.padded:
+        if self.first_only and self.exported is None:
             _check_first_token(mask)
         return OwnAttention(self._family.attention_inputs(self._stock[0], hidden_states, mask))
 
@@ -103,7 +104,7 @@ class PackedLayer(nn.Module):
         self._heads = heads
         self._last = last
         self.first_only = first_only
-        self.padded = False
+        self.exported: type[PaddedLayout] | None = None
         self._parts = family.parts(stock)
 
     def forward(
@@ -122,19 +123,16 @@ class PackedLayer(nn.Module):
             x, layout = hidden_states
         else:
             _check_mask(hidden_states, attention_mask)
-            if self.first_only and attention_mask is not None and not self.padded:
+            if self.first_only and attention_mask is not None and self.exported is None:
                 _check_first_token(attention_mask)
-            layout = _layout(hidden_states, attention_mask, padded=self.padded, keep_first=False)
+            make_layout = self.exported or PackedLayout
+            layout = make_layout(hidden_states, attention_mask, keep_first=self.first_only)
             x = layout.pack(hidden_states)
         attention = ProductAttention(self._heads, position_embeddings)
         if self._last and self.first_only:
             return self._parts.run_first(x, layout, attention)[:, None]
         x = self._parts.run(x, layout, attention)
         return layout.unpack(x) if self._last else _Tokens(x, layout)
-
-
-def _layout(hidden_states: Tensor, mask: Tensor | None, *, padded: bool, keep_first: bool) -> PaddedLayout:
-    return (PaddedLayout if padded else PackedLayout)(hidden_states, mask, keep_first=keep_first)
 
 
 def _check_mask(hidden_states: Tensor, mask: Tensor | None) -> None:

@@ -121,3 +121,36 @@ class PackedLayout(PaddedLayout):
             chunk = slice(start, start + self._chunk)
             x[chunk] = function(chunk)
         return x
+
+
+class GatheredLayout(PaddedLayout):
+    """Layout of the real tokens one after another, in operations that ONNX has and that depend on no size."""
+
+    def __init__(self, hidden_states: Tensor, mask: Tensor | None, *, keep_first: bool) -> None:
+        super().__init__(hidden_states, mask, keep_first=keep_first)
+        columns = torch.arange(self.length, device=hidden_states.device)
+        kept = columns[None].expand(self.batch, -1) < self.length if self.mask is None else self.mask
+        if keep_first:
+            kept = kept | (columns == 0)
+        self._sequence, column = kept.nonzero().unbind(1)
+        self._places = self._sequence * self.length + column
+        self._slots = (kept.flatten().long().cumsum(0) - 1).clamp(min=0)  # of padding: of a token before it
+        sequences = torch.arange(self.batch, device=hidden_states.device)
+        member = self._sequence == sequences[:, None]
+        weights = self._mean_weights.flatten().index_select(0, self._places)
+        self._mean_weights = member.to(hidden_states.dtype) * weights
+
+    def pack(self, x: Tensor) -> Tensor:
+        return x.flatten(0, 1).index_select(0, self._places)
+
+    def unpack(self, x: Tensor) -> Tensor:
+        return x.index_select(0, self._slots).view(self.batch, self.length, x.shape[-1])
+
+    def mean(self, x: Tensor) -> Tensor:
+        return self._mean_weights @ x
+
+    def first(self, x: Tensor) -> Tensor:
+        return x.index_select(0, self._slots.view(self.batch, self.length)[:, 0])
+
+    def spread(self, vectors: Tensor, chunk: slice) -> Tensor:
+        return vectors.index_select(0, self._sequence)
