@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -105,3 +106,9 @@ def test_a_missing_file_is_told(tmp_path: Path) -> None:
 def test_images_are_told_by_their_extension() -> None:
     assert all(map(is_image, ("a.jpg", "a.JPEG", "b/c.Png", "d.webp", "e.bmp")))
     assert not any(map(is_image, ("a.txt", "jpg", "a.jpg.xmp", "Thumbs.db")))
+
+
+def test_pillow_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(AttendropError, match=r"Images need Pillow; run `pip install attendrop\[images\]`\."):
+        check_image(str(tmp_path / "any.png"))

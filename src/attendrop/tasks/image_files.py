@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import io
+import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 # A check decodes JPEG files at this fraction of their size, which takes a fraction of the time.
 _CHECKED_AT = 8
+# Checks of more files are announced, because they take long.
+_MANY = 1000
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,10 @@ def _rgb(image: Image) -> Image:
     return upright.convert("RGB")
 
 
-def check_images(paths: Iterable[str]) -> None:
+def check_images(paths: Sequence[str]) -> None:
     """Check files on all cores, so that :func:`check_image` knows the results."""
+    if len(paths) > _MANY:
+        logger.info("Checking %d images.", len(paths))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for _ in pool.map(check_image, paths):
             pass

@@ -65,6 +65,8 @@ def read_chunks(
     if suffix not in _READERS and Path(path).is_dir():
         yield from read_image_folder(Path(path), size, bad or BadRows())
         return
+    if suffix not in _READERS and not Path(path).suffix and not Path(path).exists():
+        raise AttendropError(f"there is no file or folder {path}.")
     if suffix not in _READERS:
         raise AttendropError(f"{path} has the unknown extension {suffix!r}; give a file with one of {_EXTENSIONS}.")
     path, bad = Path(path), bad or BadRows()

@@ -10,16 +10,20 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.output_files import sha256, share_permissions, write_json
+from attendrop.training.model_call import replaced_attribute
 
 MANIFEST = "attendrop_manifest.json"
 STATE = "attendrop_state.json"
@@ -55,6 +59,20 @@ def load_method_state(checkpoint: Path, rank: int) -> tuple[dict[str, Any], dict
         )
     found = [_load(checkpoint / METHOD_STATE), _load(_rank_file(checkpoint, rank))]
     return found[0], found[1]
+
+
+@contextmanager
+def own_names(model: Any) -> Iterator[None]:
+    """Have a model save its parameters under their own names.
+
+    The files of some families (ViT, DeiT, DINOv2) have other names, which ``from_pretrained`` converts. The trainer of
+    transformers reads a checkpoint without converting: it would leave such parameters as they are, with a warning.
+    """
+    if not isinstance(model, PreTrainedModel):  # of PEFT
+        yield
+        return
+    with replaced_attribute(model, "save_pretrained", partial(model.save_pretrained, save_original_format=False)):
+        yield
 
 
 def mark_unfinished(checkpoint: Path) -> None:

@@ -28,6 +28,7 @@ from attendrop.training.checkpoints import (
     load_method_state,
     load_state,
     mark_unfinished,
+    own_names,
     save_method_state,
     seal,
 )
@@ -338,7 +339,7 @@ class RegularizedTrainer(Trainer):
             mark_unfinished(checkpoint)
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
-            with disk_errors(checkpoint):
+            with disk_errors(checkpoint), own_names(self.accelerator.unwrap_model(self.model)):
                 super()._save_checkpoint(model, trial)
                 self._complete_checkpoint(checkpoint)
         except BaseException:

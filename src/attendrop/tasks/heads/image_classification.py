@@ -63,7 +63,16 @@ class ImageClassification(Classification):
         return any(name.endswith("ForImageClassification") for name in _classes(config))
 
     def model_class(self, config: PreTrainedConfig) -> Any:
-        """Return the class of transformers."""
+        """Return the class of transformers.
+
+        Raises:
+            AttendropError: The family of models has none.
+        """
+        if self._class_name(config) is None:
+            raise AttendropError(
+                f"Models of the family {config.model_type} have no class for images; give another, such as "
+                "google/vit-base-patch16-224-in21k."
+            )
         return Head.model_class(self, config)
 
     @classmethod
@@ -87,7 +96,9 @@ class ImageClassification(Classification):
         """Refuse a processor that makes images of a size, or a number of channels, that the model cannot read."""
         from PIL import Image
 
-        pixels = tokenizer(Image.new("RGB", (64, 48)), return_tensors="pt")[PIXELS]
+        size = getattr(model.config, "image_size", 224)  # a processor that changes no sizes fits images of this one
+        height, width = (size, size) if isinstance(size, int) else size
+        pixels = tokenizer(Image.new("RGB", (width, height)), return_tensors="pt")[PIXELS]
         try:
             with torch.no_grad():
                 model(pixel_values=pixels.to(model.device))
@@ -137,7 +148,7 @@ processor = AutoImageProcessor.from_pretrained(folder, backend="pil")""".strip()
         for row in rows:
             if isinstance(row[column], str) and row[column].strip():
                 row[column] = str(folder / row[column].strip())
-        check_images(row[column] for row in rows if cls._name_problem(row[column]) is None)
+        check_images([row[column] for row in rows if cls._name_problem(row[column]) is None])
         return Table(table.path, table.columns, rows, table.places, table.index)
 
     @classmethod
