@@ -201,9 +201,11 @@ class RunConfig:
 
     def _read_kind_of_task(self) -> None:
         """Read a task that is a type of labels, as for ``label_type``."""
-        from attendrop.tasks.heads.registry import LABEL_TYPES
+        if self.task is None:
+            return
+        from attendrop.tasks.heads.registry import LABEL_TYPES  # loads torch
 
-        if self.task is None or self.task not in LABEL_TYPES:
+        if self.task not in LABEL_TYPES:
             return
         if self.train_file is None:
             raise AttendropError(f"Task {self.task!r} is for custom files; give a train-file.")
