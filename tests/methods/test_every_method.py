@@ -198,12 +198,21 @@ def test_half_precision(method: Method, tmp_path: Path) -> None:
     assert all(value.dtype == torch.float32 and value.isfinite().all() for value in weights(trainer).values())
 
 
-@pytest.mark.gpu
+OTHER_BUILDS = ("llama-class", "bart-class", "modernbert", "deberta-v3")
+
+
 @every_method
-def test_activation_checkpointing_changes_nothing(method: Method) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("bert", marks=pytest.mark.gpu),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER_BUILDS),
+    ],
+)
+def test_activation_checkpointing_changes_nothing(method: Method, name: str) -> None:
     found = []
     for checkpointing in (False, True):
-        model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+        model, batch = zoo.build(name, dtype=torch.float64), zoo.batch_of(name)
         if checkpointing:
             model.activation_checkpointing_enable({"use_reentrant": False})
         with regularize(model, method, **given(model, batch)) as reg:

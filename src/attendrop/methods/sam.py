@@ -42,9 +42,7 @@ class SAM(Method):
 
     Source: Foret et al. (2021), https://arxiv.org/abs/2010.01412, Eq. 2 and 3, with their default of 0.05; they, too,
     perturb by the gradient of the part of the batch on one accelerator, and leave out the second-order term. The logged
-    loss is that at the perturbed weights; ``sharpness`` in the log is its difference from the loss at ``w``. Under
-    activation checkpointing, a parameter that another module than its own reads (DeBERTa's embedding of relative
-    positions) is not perturbed.
+    loss is that at the perturbed weights; ``sharpness`` in the log is its difference from the loss at ``w``.
     """
 
     name: ClassVar[str] = "sam"

@@ -25,8 +25,9 @@ class ParameterOverride:
         function: Maps a parameter's name and the parameter to its replacement. It must be deterministic within a
             step: under activation checkpointing it is called again in the backward pass.
         throughout: Whether to override the parameters while the whole model runs, so that modules that read parameters
-            of others do so, too (DeBERTa reads the weights of its embedding of relative positions). Under activation
-            checkpointing, which runs modules again by themselves, they do not.
+            of others do so, too (DeBERTa reads the weights of its embedding of relative positions). Activation
+            checkpointing runs blocks again by themselves: of these, all that is below them is overridden. The function
+            must then save nothing for the backward pass, as a sum.
     """
 
     def __init__(
@@ -38,14 +39,17 @@ class ParameterOverride:
         throughout: bool = False,
     ) -> None:
         self._hooks = ModuleHooks()
-        self._throughout = False  # while the whole model runs
+        self._running: nn.Module | None = None  # the model, or a block that runs again, throughout which all is swapped
         places = []
         for name in names:
             path, _, own = name.rpartition(".")
             places.append((model.get_submodule(path), name, own))
             self._swap(*places[-1], function)
         if throughout:
-            self._swap_throughout(model, places, function)
+            blocks = (module for module in model.modules() if hasattr(module, "gradient_checkpointing"))
+            for module in dict.fromkeys([model, *blocks]):
+                below = {*module.modules()}
+                self._swap_throughout(module, [place for place in places if place[0] in below], function)
 
     def close(self) -> None:
         """Remove the hooks. Idempotent."""
@@ -53,11 +57,11 @@ class ParameterOverride:
 
     def _swap(self, module: nn.Module, name: str, own: str, function: Callable[[str, nn.Parameter], Tensor]) -> None:
         def enter(module: nn.Module, args: Any) -> None:
-            if not self._throughout:
+            if self._running is None:
                 _override(module, name, own, function)
 
         def leave(module: nn.Module, args: Any, output: Any) -> None:
-            if not self._throughout:
+            if self._running is None:
                 module.__dict__.pop(own, None)
 
         self._hooks.before(module, enter)
@@ -65,25 +69,24 @@ class ParameterOverride:
 
     def _swap_throughout(
         self,
-        model: nn.Module,
+        whole: nn.Module,
         places: list[tuple[nn.Module, str, str]],
         function: Callable[[str, nn.Parameter], Tensor],
     ) -> None:
         def enter(_: nn.Module, args: Any) -> None:
-            if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
-                return
-            self._throughout = True
-            for module, name, own in places:
-                _override(module, name, own, function)
+            if self._running is None:
+                self._running = whole
+                for module, name, own in places:
+                    _override(module, name, own, function)
 
         def leave(_: nn.Module, args: Any, output: Any) -> None:
-            if self._throughout:
+            if self._running is whole:
                 for module, _name, own in places:
                     module.__dict__.pop(own, None)
-            self._throughout = False
+                self._running = None
 
-        self._hooks.before(model, enter)
-        self._hooks.after(model, leave, always_call=True)
+        self._hooks.before(whole, enter)
+        self._hooks.after(whole, leave, always_call=True)
 
 
 def _override(module: nn.Module, name: str, own: str, function: Callable[[str, nn.Parameter], Tensor]) -> None:
