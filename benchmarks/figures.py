@@ -25,13 +25,14 @@ def steps(setting: Setting) -> Iterator[Row]:
     for shape in setting.shapes:
         bench = Bench(setting, build_model(setting, shape))
         gradient = 1.85 if shape == "MiniLM" else 1.70
+        attention, at_random = (ADDrop(attribution=name, layers="all") for name in ("attention", "random"))
         compared: dict[str, tuple[str, Contender, float | None]] = {
             "finetune": ("finetune through the library", partial(bench.library, FineTune()), 1.03),
-            "gradient": ("AD-DROP, gradient, all layers", partial(bench.library, ADDrop()), gradient),
+            "gradient": ("AD-DROP, gradient, all layers", partial(bench.library, ADDrop(layers="all")), gradient),
             "first": ("AD-DROP, gradient, first layer", partial(bench.library, ADDrop(layers="first")), 1.65),
             "reference": ("reference style, first layer", partial(bench.reference, "first"), None),
-            "attention": ("AD-DROP, attention weights", partial(bench.library, ADDrop(attribution="attention")), 1.45),
-            "random": ("AD-DROP, random region", partial(bench.library, ADDrop(attribution="random")), 1.12),
+            "attention": ("AD-DROP, attention weights", partial(bench.library, attention), 1.45),
+            "random": ("AD-DROP, random region", partial(bench.library, at_random), 1.12),
         }
         contenders = {"stock": bench.stock} | {name: contender for name, (_, contender, _) in compared.items()}
         for name, batch in step_batches(setting, shape).items():
@@ -72,7 +73,7 @@ def epochs(setting: Setting) -> Iterator[Row]:
         padded = [setting.to_device(batch) for batch in epoch_batches(rows)]
         fixed = [setting.to_device(batch) for batch in epoch_batches(rows, REFERENCE_LENGTH)]
         contenders: dict[str, Contender] = {
-            "library": partial(bench.library, ADDrop()),
+            "library": partial(bench.library, ADDrop(layers="all")),
             "equal": partial(bench.reference, "all"),
             "fixed": partial(bench.reference, "all"),
             "stock": bench.stock,
@@ -115,11 +116,11 @@ def iga(setting: Setting) -> Iterator[Row]:
         bench = Bench(setting, build_model(setting, shape))
         contenders: dict[str, Contender] = {"stock": bench.stock}
         for scope, count in chosen.items():
-            method = ADDrop(attribution="integrated_gradient", scope=scope, steps=count)
+            method = ADDrop(attribution="integrated_gradient", layers="all", scope=scope, steps=count)
             contenders[scope] = partial(bench.library, method)
         for length in setting.lengths[:1]:
             batch = setting.to_device(made_up(length, ragged=True))
-            contenders["default"] = partial(bench.library, ADDrop(attribution="integrated_gradient"))
+            contenders["default"] = partial(bench.library, ADDrop(attribution="integrated_gradient", layers="all"))
             times = interleave(contenders, [batch], rounds=min(2, setting.rounds), seconds=0)
             timed = (
                 ("joint", chosen["joint"], 8.0),
@@ -139,7 +140,7 @@ def memory(setting: Setting) -> Iterator[Row]:
         peaks = {}
         for implementation in ("eager", "sdpa"):
             bench = Bench(setting, build_model(setting, shape, implementation))
-            contender = bench.stock if implementation == "eager" else partial(bench.library, ADDrop())
+            contender = bench.stock if implementation == "eager" else partial(bench.library, ADDrop(layers="all"))
             peaks[implementation] = peak_memory(bench, contender, batch)
             del bench, contender
         case = f"{shape}, {setting.lengths[-1]} ragged"
@@ -158,7 +159,7 @@ def long_inputs(setting: Setting) -> Iterator[Row]:
         for name in ("AD-DROP", "eager", "sdpa"):
             model = build_model(setting, shape, "eager" if name == "eager" else "sdpa", attention_dropout=dropout)
             bench = Bench(setting, model)
-            contender = partial(bench.library, ADDrop()) if name == "AD-DROP" else bench.stock
+            contender = partial(bench.library, ADDrop(layers="all")) if name == "AD-DROP" else bench.stock
             peaks[name], _ = peak_memory(bench, contender, batch)
             del bench, contender, model
         case = f"{shape}, batch {LONG_BATCH}, {length} full, attention dropout {dropout:g}"

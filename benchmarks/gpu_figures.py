@@ -22,7 +22,7 @@ from attendrop import ADDrop, AttendOut, FineTune, Mixout, RDrop
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _METHODS = {
     "finetune through the library": FineTune(),
-    "AD-DROP": ADDrop(),
+    "AD-DROP": ADDrop(layers="all"),
     "R-Drop": RDrop(),
     "mixout": Mixout(),
 }

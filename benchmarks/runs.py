@@ -23,7 +23,7 @@ def time_runs(
     makers: dict[str, Callable[..., Trainer]] = {
         "stock": Trainer,
         "finetune": lambda **given: RegularizedTrainer(**given, regularizer=FineTune()),
-        "ad-drop": lambda **given: RegularizedTrainer(**given, regularizer=ADDrop(cross_tuning=True)),
+        "ad-drop": lambda **given: RegularizedTrainer(**given, regularizer=ADDrop(layers="all", cross_tuning=True)),
     }
     times: dict[str, list[float]] = {name: [] for name in makers}
     _run(setting, model, rows.select(range(BATCH_SIZE)), makers["ad-drop"])

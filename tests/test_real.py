@@ -55,7 +55,7 @@ def test_a_step_on_the_real_model_drops_and_leaves_no_trace(minilm: str) -> None
     )
     with torch.no_grad():
         before = model.eval()(**batch).logits
-    with regularize(model.train(), ADDrop(cross_tuning=False)) as reg:
+    with regularize(model.train(), ADDrop(layers="all")) as reg:
         reg.loss({**batch, "labels": torch.tensor([0, 1])}).backward()
         assert 0.02 < reg.logs()["ad_drop/dropped"] < 0.15  # about p * q
     with torch.no_grad():

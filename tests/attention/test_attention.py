@@ -24,7 +24,7 @@ from attendrop.attention.layers import AttentionLayer, parse_layers, select_laye
 from attendrop.attention.plan import CombinedPlan, Plan
 
 BACKENDS = ["sdpa", "eager"]
-METHOD = ADDrop(p=0.5, q=0.5, cross_tuning=False)
+METHOD = ADDrop(p=0.5, q=0.5, layers="all")
 
 
 class Everywhere(Plan):
@@ -458,7 +458,7 @@ def test_an_exception_within_the_attribution_pass_leaves_no_trace(attribution: s
     random = torch.get_rng_state()
     with (
         pytest.raises(ZeroDivisionError),
-        regularize(model, ADDrop(attribution=attribution, cross_tuning=False)) as reg,
+        regularize(model, ADDrop(attribution=attribution, layers="all")) as reg,
     ):
         reg.loss(batch)
         random = torch.get_rng_state()
@@ -494,12 +494,12 @@ def test_two_models_never_see_each_others_plans() -> None:
     one, batch = zoo.build("bert"), zoo.batch_of("bert")
     other = copy.deepcopy(one)
     alone = {}
-    for method in (METHOD, ADDrop(p=0.3, q=1.0, cross_tuning=False)):
+    for method in (METHOD, ADDrop(p=0.3, q=1.0, layers="all")):
         with regularize(one, method, seed=3) as reg:
             alone[method] = reg.loss(batch)
     with (
         regularize(one, METHOD, seed=3) as first,
-        regularize(other, ADDrop(p=0.3, q=1.0, cross_tuning=False)) as second,
+        regularize(other, ADDrop(p=0.3, q=1.0, layers="all")) as second,
     ):
         losses = first.loss(batch), second.loss(batch)
         for loss in reversed(losses):

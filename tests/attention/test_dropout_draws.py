@@ -41,6 +41,6 @@ def test_ad_drop_draws_the_dropout_of_each_layer_once(attribution: str, monkeypa
     monkeypatch.setattr(dropout_draws, "pack", lambda kept: drawn.append(kept) or (kept, kept.shape))
     monkeypatch.setattr(dropout_draws, "unpack", lambda kept, shape: kept)
     model = zoo.build("bert", dropout=0.5, num_hidden_layers=3)
-    with regularize(model, ADDrop(attribution=attribution, cross_tuning=False)) as reg:
+    with regularize(model, ADDrop(attribution=attribution, layers="all")) as reg:
         reg.loss(zoo.batch_of("bert")).backward()
     assert len(drawn) == 3

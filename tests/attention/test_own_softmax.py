@@ -19,7 +19,7 @@ from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.plan import Plan
 from attendrop.reports.drop_decisions import DropMoment, record_drops
 
-METHOD = ADDrop(p=0.4, q=1.0, cross_tuning=False)
+METHOD = ADDrop(p=0.4, q=1.0, layers="all")
 NAMES = ("deberta-v3", "mpnet")
 _V2 = zoo.ZOO["deberta-v3"].options
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -92,12 +92,12 @@ def test_ad_drop_equals_the_naive_implementation(variant: str, attribution: str)
     expected, drops = oracles.ad_drop(oracle, batch, "class", 0.4, attribution=attribution)
     expected.backward()
     assert sum(int(drop.sum()) for drop in drops) > 10
-    found = loss_and_gradients(made(variant), batch, ADDrop(p=0.4, q=1.0, attribution=attribution, cross_tuning=False))
+    found = loss_and_gradients(made(variant), batch, ADDrop(p=0.4, q=1.0, attribution=attribution, layers="all"))
     zoo.assert_same(found, zoo.gradients(oracle) | {"loss": expected.detach()}, 1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("method", [ADDrop(attribution="random", cross_tuning=False), Vanilla(p=0.5)], ids=str)
+@pytest.mark.parametrize("method", [ADDrop(attribution="random", layers="all"), Vanilla(p=0.5)], ids=str)
 def test_what_is_sampled_is_dropped_as_the_oracle_drops_it(name: str, method: Any) -> None:
     oracle, batch = made(name), zoo.batch_of(name)
     (recorded,) = record_drops(oracle, method, batch, DropMoment(seed=3))

@@ -16,10 +16,10 @@ from attendrop.attention.adapter import ModelAdapter, find_attention_layers
 from attendrop.attention.trace_cache import _CACHES
 from attendrop.extend import Plan
 
-RANDOM = ADDrop(attribution="random", cross_tuning=False)
+RANDOM = ADDrop(attribution="random", layers="all")
 METHODS = {
     **{
-        name: ADDrop(attribution=name, cross_tuning=False)
+        name: ADDrop(attribution=name, layers="all")
         for name in ("gradient", "integrated_gradient", "attention", "random")
     },
     "vanilla": Vanilla(p=0.3),

@@ -84,7 +84,7 @@ def test_a_bias_hides_nothing() -> None:
 @pytest.mark.parametrize("attribution", ["gradient", "integrated_gradient", "attention", "random"])
 def test_rows_of_minus_infinity_alone_do_no_harm(attribution: str) -> None:
     """A custom mask hides padding from every row, and every key from rows of padding."""
-    method = ADDrop(attribution=attribution, cross_tuning=False)
+    method = ADDrop(attribution=attribution, layers="all")
     batch = zoo.batch_of("bert")
     real = batch["attention_mask"].bool()
     seen = real[:, None, None, :] & real[:, None, :, None]

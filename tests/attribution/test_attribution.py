@@ -89,7 +89,7 @@ def test_models_that_skip_layers_are_trained_whatever_runs(name: str, attributio
     else:
         kind, options, row = LAYERDROP[name]
         model, batch = zoo.from_class(kind, zoo.ZOO[row].options | options).train(), zoo.batch_of(row)
-    method = ADDrop(attribution=attribution, steps=2, cross_tuning=False)
+    method = ADDrop(attribution=attribution, steps=2, layers="all")
     logged = set()
     with regularize(model, method) as reg:
         for _ in range(8):

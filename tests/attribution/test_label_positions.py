@@ -129,7 +129,7 @@ def test_without_a_loss_labels_stand_where_they_are_predicted() -> None:
     assert torch.equal(labels, batch["labels"])
 
 
-@pytest.mark.parametrize("method", [ADDrop(cross_tuning=False), RDrop()], ids=lambda method: method.name)
+@pytest.mark.parametrize("method", [ADDrop(layers="all"), RDrop()], ids=lambda method: method.name)
 @pytest.mark.parametrize("name", ["speech", "prompt tuning"])
 def test_labels_that_no_position_predicts_are_refused(name: str, method: Method) -> None:
     if name == "speech":

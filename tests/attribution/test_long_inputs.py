@@ -87,7 +87,7 @@ def test_attributions_are_handed_over_one_layer_at_a_time(attribute: Any) -> Non
     assert most <= 1
 
 
-@pytest.mark.parametrize("method", [ADDrop(cross_tuning=False), Vanilla(p=0.3)], ids=["ad-drop", "vanilla"])
+@pytest.mark.parametrize("method", [ADDrop(layers="all"), Vanilla(p=0.3)], ids=["ad-drop", "vanilla"])
 def test_the_graph_of_the_training_pass_holds_masks_in_bits(method: Any) -> None:
     model = zoo.build("bert", **SIZES)
     with regularize(model, method) as reg:

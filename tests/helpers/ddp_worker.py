@@ -26,7 +26,7 @@ from helpers import zoo
 from helpers.device import ON_CPU
 from helpers.table import BY_MICRO_BATCH, TABLE
 
-METHOD = ADDrop(p=0.5, q=0.5, cross_tuning=False)
+METHOD = ADDrop(p=0.5, q=0.5, layers="all")
 OTHERS = {
     name: method
     for name, method in TABLE.items()

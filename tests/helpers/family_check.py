@@ -18,7 +18,7 @@ from attendrop.attention.plan import Plan
 from helpers.families import any_model, takes
 from helpers.family_batches import INPUTS, Batch, text_alone
 
-METHODS: tuple[Method, ...] = (ADDrop(p=0.5, q=0.5, cross_tuning=False), Vanilla(p=0.5))
+METHODS: tuple[Method, ...] = (ADDrop(p=0.5, q=0.5, layers="all"), Vanilla(p=0.5))
 
 
 def row(family: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from attendrop.methods.core.base import Method
 from helpers import zoo
 from helpers.device import ON_CPU
 
-ALWAYS = ADDrop(p=0.5, q=0.5, cross_tuning=False)
+ALWAYS = ADDrop(p=0.5, q=0.5, layers="all")
 LENGTHS = (9, 4, 6, 5, 8, 3, 7, 5, 6, 6, 4, 9, 3, 8, 7, 5)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attendrop import ADDrop, AttendropError, regularize
 
-ON = {"cross_tuning": False}
+ON = {"layers": "all"}
 SUM = torch.float64
 
 
@@ -68,7 +68,7 @@ def test_regression_equals_the_naive_implementation(backend: str, direction: str
     expected, _ = oracles.ad_drop(eager, batch, "regression", 0.4, direction=direction)
     expected.backward()
     model = zoo.build("bert", backend, dtype=torch.float64, num_labels=1)
-    loss, found = step(model, ADDrop(p=0.4, q=1.0, direction=direction, layers="all", **ON), [batch])
+    loss, found = step(model, ADDrop(p=0.4, q=1.0, direction=direction, **ON), [batch])
     assert float(loss) == pytest.approx(expected.item(), abs=1e-9)
     zoo.assert_same(found, zoo.gradients(eager), 1e-9)
 
@@ -88,16 +88,13 @@ def test_in_regression_only_magnitudes_do_not_depend_on_the_gold_value() -> None
     assert not torch.equal(prediction("high", 9.0), prediction("high", -9.0))
 
 
-@pytest.mark.parametrize(
-    ("labels", "named"),
-    [({"num_labels": 1}, {"layers": "first", "direction": "magnitude"}), ({}, {"layers": "all", "direction": "high"})],
-)
-def test_defaults_follow_from_the_kind_of_prediction(labels: dict[str, int], named: dict[str, str]) -> None:
+@pytest.mark.parametrize(("labels", "direction"), [({"num_labels": 1}, "magnitude"), ({}, "high")])
+def test_the_default_direction_follows_from_the_kind_of_prediction(labels: dict[str, int], direction: str) -> None:
     """From the first step on, before transformers has written the kind into the configuration."""
     batch = zoo.batch_of("bert")
     batch |= {"labels": batch["labels"].double()} if labels else {}
     losses = []
-    for options in ({}, named, {"layers": "all", "direction": "magnitude"}):
+    for options in ({}, {"layers": "first", "direction": direction}, {"direction": "low"}):
         model = zoo.build("bert", dtype=torch.float64, **labels)
         losses.append(float(step(model, ADDrop(p=0.4, q=1.0, **options), [batch])[0]))
     assert losses[0] == losses[1] != losses[2]
@@ -114,7 +111,7 @@ def test_the_preset_of_the_paper_is_its_algorithm() -> None:
 def test_only_the_chosen_layers_drop(layers: Any, touched: set[int]) -> None:
     model, batch = zoo.build("bart", dtype=torch.float64), zoo.batch_of("bart")
     keys = ["encoder.0", "encoder.1", "decoder.0", "cross.0", "decoder.1", "cross.1"]
-    with regularize(model, ADDrop(p=0.5, q=1.0, layers=layers, **ON)) as reg:
+    with regularize(model, ADDrop(p=0.5, q=1.0, layers=layers)) as reg:
         reg.loss(batch)
         logs = reg.logs()
     assert {keys.index(name.rpartition("/")[2]) for name in logs if name.count("/") == 2} == touched
@@ -122,7 +119,7 @@ def test_only_the_chosen_layers_drop(layers: Any, touched: set[int]) -> None:
 
 def test_layers_out_of_range_are_refused_at_the_first_loss() -> None:
     with (
-        regularize(zoo.build("bert"), ADDrop(layers="0,7", **ON)) as reg,
+        regularize(zoo.build("bert"), ADDrop(layers="0,7")) as reg,
         pytest.raises(AttendropError, match=r"no layer 7; layers are 0 to 1"),
     ):
         reg.loss(zoo.batch_of("bert"))
@@ -223,7 +220,7 @@ def test_draws_do_not_depend_on_which_other_layers_drop() -> None:
     batch = zoo.batch_of("bert")
     found = []
     for layers in ("0", "all"):
-        with regularize(zoo.build("bert"), ADDrop(attribution="random", p=0.5, q=0.5, layers=layers, **ON)) as reg:
+        with regularize(zoo.build("bert"), ADDrop(attribution="random", p=0.5, q=0.5, layers=layers)) as reg:
             reg.loss(batch)
             found.append(reg.logs()["ad_drop/dropped/encoder.0"])
     assert found[0] == found[1]

@@ -36,7 +36,7 @@ from attendrop import (
 from attendrop.methods.common.initial_state import InitialState
 
 MODELS = ("bert", "llama-class")
-ALWAYS = ADDrop(p=0.5, q=0.5, cross_tuning=False)
+ALWAYS = ADDrop(p=0.5, q=0.5, layers="all")
 # Methods that see the parameters, for which an adapter and its sum with the model are not the same.
 OF_PARAMETERS = (Mixout, DropConnect, ChildTuning, SAM, SuperT, LayerReinit)
 # Methods that read or change the weights that an adapter leaves as they are.

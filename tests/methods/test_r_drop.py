@@ -153,7 +153,7 @@ def test_a_sum_is_over_the_global_batch(counted: bool, tmp_path: Path) -> None:
     for size, steps in ((8, 1), (2, 4)):
         kept = Gradients()
         options = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps, "max_steps": 2}
-        method = Compose(RDrop(reduction="sum"), ADDrop(cross_tuning=False))
+        method = Compose(RDrop(reduction="sum"), ADDrop(layers="all"))
         model = zoo.build("bert", dtype=torch.float64)
         trainer = trainer_of(tmp_path, method, model=model, callbacks=[kept], max_grad_norm=0.0, **options)
         trainer.model_accepts_loss_kwargs = counted

@@ -85,7 +85,7 @@ def test_integrated_gradients_add_up_to_what_the_attention_adds_to_the_score(fol
 
 
 def test_ad_drop_drops_the_highest_attributions_of_each_row(folder: Path) -> None:
-    drops = DropSettings(ADDrop(p=0.3, q=1.0, cross_tuning=False), DropMoment())
+    drops = DropSettings(ADDrop(p=0.3, q=1.0, layers="all"), DropMoment())
     model = load(folder)
     model.train()
     maps = maps_of(folder, MapSettings(drops=drops), model=model)
@@ -156,7 +156,7 @@ def expand(layer: dict[str, Any], tokens: int) -> LayerMaps:
 
 
 def test_the_compact_form_is_precise_and_small(folder: Path) -> None:
-    drops = DropSettings(ADDrop(cross_tuning=False), DropMoment())
+    drops = DropSettings(ADDrop(layers="all"), DropMoment())
     for settings in (MapSettings(), MapSettings(drops=drops)):
         maps = maps_of(folder, settings)
         found = compact(maps)

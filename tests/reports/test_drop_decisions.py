@@ -57,7 +57,7 @@ def fraction(found: LayerDrops) -> Tensor:
 @pytest.mark.parametrize("name", ["bert", "distilbert-mean", "gpt2-class", "llama-class"])
 def test_what_ad_drop_drops_is_its_candidate_region(name: str) -> None:
     model, batch = zoo.build(name), zoo.batch_of(name)
-    method = ADDrop(p=0.4, q=1.0, cross_tuning=False)
+    method = ADDrop(p=0.4, q=1.0, layers="all")
     (found,) = record_drops(model, method, batch, MOMENT)
     adapter = ModelAdapter(model)
     adapter.attach()
@@ -106,7 +106,7 @@ def test_nothing_of_the_model_changes(name: str) -> None:
 
 
 def test_the_same_moment_gives_the_same_decisions_and_another_others() -> None:
-    method = ADDrop(cross_tuning=False)
+    method = ADDrop(layers="all")
     first, again = (record(method)[0].layers["encoder.0"].dropped for _ in range(2))
     other = record(method, moment=DropMoment(3, 3, 4, 1))[0].layers["encoder.0"].dropped
     assert torch.equal(first, again)
@@ -143,7 +143,7 @@ def test_the_models_own_dropout_is_no_drop_of_the_method_and_can_be_switched_off
     for own in (True, False):
         (found,) = record(method, model=model, own_dropout=own)
         assert 0.05 < fraction(found.layers["encoder.0"]).item() < 0.4
-    high = ADDrop(q=1.0, cross_tuning=False)
+    high = ADDrop(q=1.0, layers="all")
     with_own, without = (record(high, model=model, own_dropout=own)[0].layers for own in (True, False))
     eval_model = model.eval()
     again = record(high, model=eval_model, own_dropout=False)[0].layers

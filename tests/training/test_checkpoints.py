@@ -94,7 +94,7 @@ def test_sealing_again_counts_the_files_anew(tmp_path: Path) -> None:
     [
         (FineTune(), r"from method 'ad-drop', not from 'finetune'"),
         (ADDrop(p=0.5, layers=[0, 1]), r"made with p=0\.4, not p=0\.5"),
-        (ADDrop(p=0.4), r"made with layers=\[0, 1\], not layers=None"),
+        (ADDrop(p=0.4), r"made with layers=\[0, 1\], not layers='first'"),
     ],
 )
 def test_a_checkpoint_of_another_method_is_refused(other: Method, message: str, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from attendrop import (
     RegularizedTrainer,
 )
 
-ALWAYS = ADDrop(p=0.5, q=0.5, cross_tuning=False)
+ALWAYS = ADDrop(p=0.5, q=0.5, layers="all")
 METHODS: dict[str, Method] = {
     "ad-drop": ALWAYS,
     "r-drop": RDrop(),

@@ -30,7 +30,7 @@ from attendrop import (
 )
 from attendrop.methods.core.context import Processes
 
-METHOD = ADDrop(p=0.5, q=0.5, cross_tuning=False)
+METHOD = ADDrop(p=0.5, q=0.5, layers="all")
 CROSS = ADDrop(p=0.5, q=0.5, cross_tuning=True)
 
 
@@ -320,7 +320,7 @@ def test_layers_that_are_replaced_by_compiled_ones_drop_attention_and_are_not_sk
 
 TUPLES = {
     "ad-drop": METHOD,
-    "ad-drop integrated": ADDrop(attribution="integrated_gradient", steps=2, cross_tuning=False),
+    "ad-drop integrated": ADDrop(attribution="integrated_gradient", steps=2, layers="all"),
     "headmask": HeadMask(fraction=0.5, select_by="importance"),
     "r-drop": RDrop(),
     "hiddencut": HiddenCut(alpha=0.3),

@@ -26,7 +26,7 @@ from attendrop.training.checkpoints import is_complete, last_checkpoint
 from attendrop.training.sampler import EpochSampler
 
 CROSS = ADDrop(p=0.5, q=0.5, cross_tuning=True)
-LATE = ADDrop(p=0.5, q=0.5, cross_tuning=False, start_epoch=1)
+LATE = ADDrop(p=0.5, q=0.5, layers="all", start_epoch=1)
 
 
 class Rows(list[dict[str, Any]]):
@@ -660,7 +660,7 @@ def test_rotation_keeps_a_complete_checkpoint_at_every_moment(
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (ADDrop(p=0.4, q=0.5, cross_tuning=False), r"made with p=0\.5, not p=0\.4"),
+        (ADDrop(p=0.4, q=0.5, layers="all"), r"made with p=0\.5, not p=0\.4"),
         (CROSS, r"made with cross_tuning=False, not cross_tuning=True"),
         (FineTune(), r"from method 'ad-drop', not from 'finetune'"),
         (None, r"from method 'ad-drop', not from 'finetune'"),

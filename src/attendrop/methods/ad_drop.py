@@ -51,8 +51,7 @@ class ADDrop(Method):
         attribution: ``"gradient"`` (Eq. 5), ``"integrated_gradient"`` (Eq. 3), ``"attention"`` (the weights
             themselves), ``"random"`` (each valid position is a candidate with probability ``p``; no attribution pass).
         target: ``"pseudo_label"``, the model's prediction, or ``"gold_label"``. Regression always uses the gold value.
-        layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`. None:
-            the first in regression, otherwise all.
+        layers: ``"first"``, ``"all"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
         direction: Attributions to drop: ``"high"`` (the paper's), ``"low"`` as in its prior experiment (Fig. 2), or
             ``"magnitude"``, high in absolute value. In regression, ``"high"`` drops what keeps the prediction near the
             gold value, of the other sign for each example whose error has the other sign; magnitudes rank the influence
@@ -74,8 +73,9 @@ class ADDrop(Method):
     (the reference code runs one per layer); ``steps`` defaults to 8 Gauss-Legendre nodes; a row without signal has no
     candidates; p and q default to 0.3 (the paper tunes both per data set). Defaults that follow from measurements
     (docs/does-it-help.md) and differ from the paper's, which ``preset="paper"`` has: no cross-tuning; magnitudes in
-    regression, where the paper, too, acts in the first layer only (STS-B). ``units="hidden"`` is future work in the
-    paper; the rule used here is ours, as are ``start_epoch`` and ``direction="magnitude"``.
+    regression; the first layer only, as in the paper on SST-2, MNLI, QNLI, QQP and STS-B, while on its other tasks it
+    acts in all. ``units="hidden"`` is future work in the paper; the rule used here is ours, as are ``start_epoch`` and
+    ``direction="magnitude"``.
     """
 
     name: ClassVar[str] = "ad-drop"
@@ -109,7 +109,7 @@ class ADDrop(Method):
     q: float = option(0.3, unit_interval(one=True), search=(0.1, 0.2, 0.5))
     attribution: str = option("gradient", choice(*ATTRIBUTIONS))
     target: str = option("pseudo_label", choice(*TARGETS))
-    layers: str | int | Sequence[int] | None = option(None, optional(LAYERS), search=("first",))
+    layers: str | int | Sequence[int] = option("first", LAYERS, search=("all",))
     direction: str | None = option(None, optional(choice("high", "low", "magnitude")))
     cross_tuning: bool = option(False, SWITCH, search=(True,))
     start_epoch: int = option(0, count(0))
@@ -148,15 +148,10 @@ class ADDrop(Method):
         return _DropHigh(method, context, method._attribute(context, attention_layers, draws), draws)
 
     def _resolved(self, model: nn.Module) -> ADDrop:
-        """Replace options that are None by what suits the model's kind of prediction."""
-        if self.layers is not None and self.direction is not None:
+        """Replace a direction of None by what suits the model's kind of prediction."""
+        if self.direction is not None:
             return self
-        layers, direction = ("first", "magnitude") if is_regression(model) else ("all", "high")
-        return replace(
-            self,
-            layers=layers if self.layers is None else self.layers,
-            direction=direction if self.direction is None else self.direction,
-        )
+        return replace(self, direction="magnitude" if is_regression(model) else "high")
 
     def _attribute(
         self, context: StepContext, attention_layers: Sequence[AttentionLayer], draws: DropoutDraws

@@ -42,7 +42,7 @@ from attendrop.methods.core.compatibility import DECIDES_PASSES
 from attendrop.methods.core.context import StepContext, TrainingContext
 from attendrop.methods.core.registry import build_method, method_names
 
-ALWAYS = ADDrop(p=0.5, q=0.5, cross_tuning=False)
+ALWAYS = ADDrop(p=0.5, q=0.5, layers="all")
 
 
 class Dropping(Plan):

@@ -53,7 +53,7 @@ def test_a_method_changes_the_loss(name: str) -> None:
 def test_every_kind_of_target(name: str, options: dict[str, Any], labels: torch.Tensor | None, target: str) -> None:
     model, batch = zoo.build(name, **options), zoo.batch_of(name)
     batch = batch if labels is None else batch | {"labels": labels}
-    with regularize(model, ADDrop(target=target, cross_tuning=False)) as reg:
+    with regularize(model, ADDrop(target=target, layers="all")) as reg:
         reg.loss(batch).backward()
         assert reg.logs()["ad_drop/dropped"] > 0
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
@@ -116,7 +116,7 @@ def test_defaults_are_those_that_were_measured() -> None:
         "q": 0.3,
         "attribution": "gradient",
         "target": "pseudo_label",
-        "layers": None,
+        "layers": "first",
         "direction": None,
         "cross_tuning": False,
         "start_epoch": 0,

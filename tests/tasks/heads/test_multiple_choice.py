@@ -84,8 +84,8 @@ def test_padded_choices_never_win_and_do_not_enter_the_loss(
 @pytest.mark.parametrize(
     "method",
     [
-        ADDrop(p=0.5, q=0.5, cross_tuning=False),
-        ADDrop(p=0.5, q=0.5, cross_tuning=False, attribution="integrated_gradient", steps=2),
+        ADDrop(p=0.5, q=0.5, layers="all"),
+        ADDrop(p=0.5, q=0.5, layers="all", attribution="integrated_gradient", steps=2),
         DropHead(p_start=0.5, schedule="constant"),
         Vanilla(p=0.4),
         Compose(RDrop(), Vanilla(p=0.4)),

@@ -144,14 +144,13 @@ class Method:
         return [epoch for epoch in range(num_epochs) if self.active(epoch)]
 
     def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
-        """Select the layers to act on by the option ``layers``; all without one, or where it is None.
+        """Select the layers to act on by the option ``layers``; all without one.
 
         Raises:
             AttendropError: The options do not match the model's layers.
         """
         select = select_self_attention if self.self_attention_only else select_layers
-        layers = getattr(self, "layers", None)
-        return select(attention_layers, "all" if layers is None else layers)
+        return select(attention_layers, getattr(self, "layers", "all"))
 
     def batch(self, context: StepContext) -> Batch:
         """Return the batch to train on, given ``context.batch``. Copies of a repeated row are adjacent."""
