@@ -12,8 +12,8 @@ import typer
 from attendrop.cli.app import Json, Quiet, app
 from attendrop.errors import AttendropError
 
-# Chosen on Banking77 and on other draws of the messages: docs/does-it-help.md.
-SETTINGS = ("--methods", "finetune,ad-drop", "--epochs", "10")
+# Chosen on other draws of the messages: docs/does-it-help.md.
+SETTINGS = ("--methods", "finetune,ad-drop", "--set", "ad-drop.layers=all", "--epochs", "10")
 logger = logging.getLogger(__name__)
 
 
@@ -52,4 +52,5 @@ def _has_fast_bfloat16() -> bool:
     """Tell whether the processor multiplies matrices of bfloat16 much faster than of float32."""
     import torch
 
-    return bool(torch.cpu.get_capabilities().get("amx_bf16"))
+    capabilities = torch.cpu.get_capabilities()
+    return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
