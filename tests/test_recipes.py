@@ -150,6 +150,7 @@ def test_a_twin_that_was_run_has_a_table_of_its_own(pages: ModuleType, tmp_path:
     assert re.search(r"torch \d.*, transformers \d.*; \d{4}-\d\d-\d\d\.", after)
 
 
+@pytest.mark.slow
 def test_costs_stand_where_the_paper_reports_them(pages: ModuleType, tmp_path: Path) -> None:
     for name in ("small/ad_drop_table7", "small/ad_drop_table2"):
         keep_results(name, tmp_path)

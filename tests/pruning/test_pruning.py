@@ -159,7 +159,7 @@ def near(found: Tensor, expected: Tensor, tolerance: float = 1e-5 if ON_CPU else
 
 
 @pytest.mark.gpu
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("layers", [(), (0,), (1, 2), (0, 1, 2)], ids=str)
 @pytest.mark.parametrize("case", FAST)
@@ -757,7 +757,7 @@ def test_a_file_that_does_not_compute_what_the_model_does_is_not_written(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("layout", [PaddedLayout, GatheredLayout])
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("case", FAST)

@@ -25,7 +25,7 @@ from attendrop.methods.core.base import Method
 from attendrop.training.checkpoints import is_complete, last_checkpoint
 from attendrop.training.sampler import EpochSampler
 
-CROSS = ADDrop(p=0.5, q=0.5, cross_tuning=True)
+CROSS = ADDrop(p=0.5, q=0.5, layers="all", cross_tuning=True)
 LATE = ADDrop(p=0.5, q=0.5, layers="all", start_epoch=1)
 
 
