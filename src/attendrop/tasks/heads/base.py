@@ -86,6 +86,7 @@ class Head(ABC):
         training_columns: Columns of encoded rows that :meth:`training_collator` reads, and no model.
         most_fit_rows: Number of training rows on which the fit of a trained model is measured, at most.
         refused: Commands that do not work for this kind of task, with the reason, a part of a sentence.
+        no_token_columns: Why columns with an entry for each token are refused, a part of a sentence, if they are.
     """
 
     label_names: tuple[str, ...] = ()
@@ -119,6 +120,7 @@ class Head(ABC):
     training_columns: ClassVar[tuple[str, ...]] = ()
     most_fit_rows: ClassVar[int] = 1000
     refused: ClassVar[Mapping[str, str]] = {}
+    no_token_columns: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -464,8 +466,13 @@ tokenizer = AutoTokenizer.from_pretrained(folder)"""
             tokenizer: The tokenizer.
 
         Raises:
-            AttendropError: A row has more or fewer entries than its whole input has tokens.
+            AttendropError: A row has more or fewer entries than its whole input has tokens, or no such column is read.
         """
+        if self.no_token_columns:
+            raise AttendropError(
+                f"The column {token_columns[0].name!r} has entries for the tokens of {self.no_token_columns}; "
+                "use a method without such a column."
+            )
         return align(token_columns, columns, self.tokenize(columns, tokenizer, None), encoded, tokenizer)
 
     @abstractmethod

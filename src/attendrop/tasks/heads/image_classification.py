@@ -21,7 +21,6 @@ from attendrop.tasks.image_folders import class_folders
 from attendrop.tasks.label_column import text_problem, value_problem
 from attendrop.tasks.long_texts import HEAD
 from attendrop.tasks.table import Table
-from attendrop.tasks.token_columns import TokenColumn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -44,6 +43,7 @@ class ImageClassification(Classification):
     input_name = "image"
     most_inputs = 1
     auto_class = "AutoModelForImageClassification"
+    no_token_columns = "a text, and an image has none"
     peft_task_type = None
     pipeline_tag = "image-classification"
     has_pooling = False
@@ -224,15 +224,6 @@ processor = AutoImageProcessor.from_pretrained(folder, backend="pil")""".strip()
     ) -> dict[str, int]:
         """Return nothing: no image is cut or unknown."""
         return {}
-
-    def align(
-        self, token_columns: Sequence[TokenColumn], columns: Columns, encoded: BatchEncoding, tokenizer: Any
-    ) -> dict[str, list[Any]]:
-        """Refuse columns with an entry for each token."""
-        raise AttendropError(
-            f"The column {token_columns[0].name!r} has entries for the tokens of a text, and an image has none; use a "
-            "method without such a column."
-        )
 
     def collator(self, tokenizer: Any) -> Callable[[list[Any]], Any]:
         """Return a function that reads the images of a batch, and makes pixels ``(rows, channels, height, width)``."""

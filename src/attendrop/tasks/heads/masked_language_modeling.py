@@ -19,7 +19,6 @@ from attendrop.tasks.heads.written_text import LIKELIHOOD_METRICS
 from attendrop.tasks.label_column import text_problem
 from attendrop.tasks.mask_filling import fill, shown_token
 from attendrop.tasks.table import Table
-from attendrop.tasks.token_columns import TokenColumn
 from attendrop.tasks.token_masks import TokenMasks, unmasked
 from attendrop.tasks.token_rows import token_rows
 from attendrop.tasks.word_lists import IGNORED, row_array
@@ -80,6 +79,7 @@ class MaskedLanguageModeling(Head):
     most_inputs = 1
     needs_labels = False
     auto_class = "AutoModelForMaskedLM"
+    no_token_columns = "a text, and masked language modeling reads texts alone"
     pipeline_tag = "fill-mask"
     default_metrics = ("neg_log_loss", "perplexity", "accuracy")
     metric_aliases: ClassVar = {"loss": "neg_log_loss"}
@@ -214,19 +214,6 @@ tokens = tokenizer.convert_ids_to_tokens(best.tolist())"""
         if "cut" not in encoded:
             return {"truncated": 0, "unknown": 0}
         return {"truncated": sum(encoded["cut"][:]), "unknown": len(rows) - len(encoded["cut"])}
-
-    def align(
-        self,
-        token_columns: Sequence[TokenColumn],
-        columns: Columns,
-        encoded: BatchEncoding,
-        tokenizer: PreTrainedTokenizerBase,
-    ) -> dict[str, list[Any]]:
-        """Refuse columns with an entry for each token."""
-        raise AttendropError(
-            f"The column {token_columns[0].name!r} has entries for the tokens of a text, and masked language modeling "
-            "reads texts alone; use a method without such a column."
-        )
 
     def targets(
         self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase

@@ -18,7 +18,6 @@ from attendrop.tasks.heads.base import Array, Columns, Head, Metric, saved_class
 from attendrop.tasks.heads.padded_choices import PADDED, find_choice_class
 from attendrop.tasks.label_column import text_problem, value_problem, written
 from attendrop.tasks.table import Table
-from attendrop.tasks.token_columns import TokenColumn
 from attendrop.tasks.word_lists import row_array
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ class MultipleChoice(Head):
     least_inputs = 2
     most_inputs = 1 + len(LETTERS)
     auto_class = "AutoModelForMultipleChoice"
+    no_token_columns = "one text, and a question is read once with each choice"
     pipeline_tag = "multiple-choice"
     default_metrics = ("accuracy",)
     fitted_at = ("accuracy", 0.9)
@@ -205,19 +205,6 @@ answer = choices[logits.argmax()]"""
     def token_ids(self, encoded: Mapping[str, Any]) -> Sequence[Sequence[int]]:
         """Return the token ids of all choices of each row."""
         return [list(chain(*row)) for row in encoded["input_ids"]]
-
-    def align(
-        self,
-        token_columns: Sequence[TokenColumn],
-        columns: Columns,
-        encoded: BatchEncoding,
-        tokenizer: PreTrainedTokenizerBase,
-    ) -> dict[str, list[Any]]:
-        """Refuse columns with an entry for each token."""
-        raise AttendropError(
-            f"The column {token_columns[0].name!r} has entries for the tokens of one text, and a question is read once "
-            "with each choice; use a method without such a column."
-        )
 
     def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """Return the numbers of the correct choices."""

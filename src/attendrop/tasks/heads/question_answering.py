@@ -22,7 +22,6 @@ from attendrop.tasks.answers import (
 )
 from attendrop.tasks.heads.base import Array, Columns, Head, Metric, saved_classes
 from attendrop.tasks.table import Table
-from attendrop.tasks.token_columns import TokenColumn
 from attendrop.tasks.word_lists import joined_logits, row_array
 
 if TYPE_CHECKING:
@@ -48,6 +47,7 @@ class QuestionAnswering(Head):
     inputs = ("question", "context")
     least_inputs = 2
     auto_class = "AutoModelForQuestionAnswering"
+    no_token_columns = "a whole text, and texts are read in windows"
     peft_task_type = "QUESTION_ANS"
     pipeline_tag = "question-answering"
     default_metrics = ("f1", "exact_match")
@@ -161,19 +161,6 @@ answer = context[offsets[start][0] : offsets[end][1]]"""
     def truncated(self, rows: Dataset, lengths: Sequence[int], tokenizer: PreTrainedTokenizerBase, limit: int) -> int:
         """Return 0: texts are not truncated, but read in windows."""
         return 0
-
-    def align(
-        self,
-        token_columns: Sequence[TokenColumn],
-        columns: Columns,
-        encoded: BatchEncoding,
-        tokenizer: PreTrainedTokenizerBase,
-    ) -> dict[str, list[Any]]:
-        """Refuse columns with an entry for each token."""
-        raise AttendropError(
-            f"The column {token_columns[0].name!r} has entries for the tokens of a whole text, and texts are read in "
-            "windows; use a method without such a column."
-        )
 
     def targets(
         self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase
