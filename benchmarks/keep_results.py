@@ -1,13 +1,16 @@
 """Keep what a study or comparison found: ``python benchmarks/keep_results.py STUDY results/NAME``.
 
-Copies its answer, and writes ``runs.jsonl``: of each finished run the method, options, scores, steps, times and
-versions, without paths and predictions. ``machine.json`` says what machine this is: call it where the runs were.
+Copies its answer, and writes ``runs.jsonl``: of each finished run that the answer is of, the method, options, scores,
+steps, times and versions, without paths and predictions. ``machine.json`` says what machine this is: call it where the
+runs were. With ``--add`` the runs of several studies, of several machines, are kept as one, without an answer.
 """
 
 import argparse
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from report import machine
 
@@ -17,25 +20,56 @@ KEPT = (
     "train_fit", "steps", "train_seconds", "total_seconds", "device", "versions",
 )  # fmt: skip
 _OF_RUN = ("task", "shots", "max_train_samples", "test_fraction", "learning_rate", "max_steps", "bf16", "fp16")
+_SAME = ("run", "model", "method", "options", "seed", "protocol", "training", "processor")
 
 
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("study", type=Path, help="folder of a finished study or comparison")
+    parser.add_argument("study", type=Path, nargs="+", help="folders of studies or comparisons; without --add one")
     parser.add_argument("to", type=Path, help="folder of the results")
+    parser.add_argument("--add", action="store_true", help="add the finished runs to those that are kept already")
     given = parser.parse_args()
+    if len(given.study) > 1 and not given.add:
+        parser.error("several studies need --add")
     given.to.mkdir(parents=True, exist_ok=True)
-    for name in ANSWERS:
-        shutil.copy(given.study / name, given.to / name)
-    rows = [kept(file) for file in given.study.glob("runs/*/metrics.json")]
+    rows = [kept(file) for study in given.study for file in finished(study, all_runs=given.add)]
+    here: Any = machine()
+    if given.add:
+        rows = merged(given.to / "runs.jsonl", [row | {"processor": here["processor"]} for row in rows])
+        here = machines(given.to / "machine.json", here)
+    else:
+        for name in ANSWERS:
+            shutil.copy(given.study[0] / name, given.to / name)
     rows.sort(key=lambda row: json.dumps([row["run"], row["seed"], row["method"], row["options"]], sort_keys=True))
     lines = (json.dumps(row) + "\n" for row in rows)
     (given.to / "runs.jsonl").write_text("".join(lines), encoding="utf-8")
-    (given.to / "machine.json").write_text(json.dumps(machine(), indent=1) + "\n", encoding="utf-8")
+    (given.to / "machine.json").write_text(json.dumps(here, indent=1) + "\n", encoding="utf-8")
 
 
-def kept(file: Path) -> dict[str, object]:
+def finished(study: Path, *, all_runs: bool) -> list[Path]:
+    """Return ``metrics.json`` of the finished runs that the study's answer is of, or of all in its folder.
+
+    Studies may share a folder, and with it runs.
+    """
+    if all_runs:
+        return list(study.glob("runs/*/metrics.json"))
+    names = set(runs_in(json.loads((study / "answer.json").read_text(encoding="utf-8"))))
+    return [study / "runs" / name / "metrics.json" for name in names]
+
+
+def runs_in(answer: Any) -> Iterator[str]:
+    """Yield the names of the runs in an answer."""
+    if isinstance(answer, dict):
+        if isinstance(answer.get("runs"), dict):
+            yield from answer["runs"].values()
+        answer = list(answer.values())
+    if isinstance(answer, list):
+        for part in answer:
+            yield from runs_in(part)
+
+
+def kept(file: Path) -> dict[str, Any]:
     """Return what is kept of a run."""
     metrics = json.loads(file.read_text(encoding="utf-8"))
     options = json.loads(file.with_name("run.json").read_text(encoding="utf-8"))["config"]
@@ -43,6 +77,20 @@ def kept(file: Path) -> dict[str, object]:
     if options.get("train_file"):
         given["train_file"] = Path(options["train_file"]).name
     return {"run": given} | {name: metrics.get(name) for name in KEPT}
+
+
+def merged(file: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows and those of a file that are no earlier forms of them."""
+    before = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+    by_run = {json.dumps([row.get(name) for name in _SAME], sort_keys=True): row for row in before + rows}
+    return list(by_run.values())
+
+
+def machines(file: Path, here: dict[str, str]) -> list[dict[str, str]]:
+    """Return the machines of a file and this one, each once."""
+    before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    before = before if isinstance(before, list) else [before]
+    return [each for each in before if each["processor"] != here["processor"]] + [here]
 
 
 if __name__ == "__main__":
