@@ -12,7 +12,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
 from attendrop.runs.prediction_passes import compute_device, sorted_batches
-from attendrop.tasks.heads.base import Array, Head
+from attendrop.tasks.heads.base import Head
+from attendrop.tasks.heads.output_scorer import Array
 
 
 def frozen_features(

@@ -16,8 +16,9 @@ from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
 from attendrop.runs.prediction_passes import compute_device, sorted_batches
 from attendrop.runs.shared_results import digest_of_model, shared
-from attendrop.tasks.heads.base import Array, Head
+from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.linear_fit import LinearFit
+from attendrop.tasks.heads.output_scorer import Array
 
 logger = logging.getLogger(__name__)
 

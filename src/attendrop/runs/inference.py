@@ -23,7 +23,8 @@ from attendrop.tasks.bad_rows import BadRows, write_skipped
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import files_task, stream_file
 from attendrop.tasks.file_formats import default_columns, files_of
-from attendrop.tasks.heads.base import Array, Head
+from attendrop.tasks.heads.base import Head
+from attendrop.tasks.heads.output_scorer import Array
 from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.metrics import compute_scores, with_metric
 from attendrop.tasks.prediction_files import PredictionWriter, output_format

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from attendrop.tasks.heads.base import Array, Head
+from attendrop.tasks.heads.base import Head
+from attendrop.tasks.heads.output_scorer import Array
 
 
 def compute_device(device: str) -> torch.device:

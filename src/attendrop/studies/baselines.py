@@ -27,7 +27,7 @@ from attendrop.runs.run_metrics import versions
 from attendrop.runs.shared_results import digest_of_model, shared
 from attendrop.studies.baseline_names import BASELINES, FROZEN, MAJORITY, TFIDF
 from attendrop.tasks.base import Task
-from attendrop.tasks.heads.base import Array
+from attendrop.tasks.heads.output_scorer import Array
 from attendrop.tasks.long_texts import document_means
 from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.tokenization import encode

@@ -7,7 +7,7 @@ import numpy as np
 from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task
-from attendrop.tasks.heads.base import Array
+from attendrop.tasks.heads.output_scorer import Array
 
 
 def with_metric(task: Task, name: str) -> Task:

@@ -8,7 +8,8 @@ import numpy as np
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task
-from attendrop.tasks.heads.base import Array, Head
+from attendrop.tasks.heads.base import Head
+from attendrop.tasks.heads.output_scorer import Array
 from attendrop.tasks.metrics import compute_scores
 
 

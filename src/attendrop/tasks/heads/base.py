@@ -1,79 +1,50 @@
-"""Base class of heads: model, encoding of labels, decoding and scoring of outputs for one kind of task."""
+"""Base class of heads: one kind of task, its model, and what is told of its data."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-import numpy as np
 from datasets import Dataset
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import check_options, read_options
-from attendrop.tasks.label_column import text_problem, value_problem
-from attendrop.tasks.long_texts import HEAD, of_documents
-from attendrop.tasks.table import Table
-from attendrop.tasks.token_columns import TokenColumn, align
-from attendrop.tasks.tokenizers import length_limit, load_tokenizer, set_padding
+from attendrop.tasks.heads.file_reader import FileReader
+from attendrop.tasks.heads.output_scorer import Array, OutputScorer
+from attendrop.tasks.heads.row_encoder import Columns, RowEncoder
+from attendrop.tasks.long_texts import HEAD
+from attendrop.tasks.tokenizers import load_tokenizer, set_padding
 
 if TYPE_CHECKING:
-    from transformers import BatchEncoding, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from attendrop.tasks.heads.linear_fit import LinearFit
 
-Array = np.ndarray[Any, np.dtype[Any]]
-Columns = Mapping[str, list[Any]]
-
 
 @dataclass(frozen=True)
-class Metric:
-    """A score of model outputs.
-
-    Attributes:
-        score: Function that computes it from labels and outputs, one row per example.
-        span: Largest possible difference of two scores.
-        selects: Whether models can be selected by it, because greater is better.
-    """
-
-    score: Callable[[Array, Array], float]
-    span: float = 1.0
-    selects: bool = True
-
-
-@dataclass(frozen=True)
-class Head(ABC):
+class Head(FileReader, RowEncoder, OutputScorer):
     """A kind of task, with its classes. To add one, write a subclass and add it to ``heads/builtin.py``.
 
     A subclass may have *options*, the values of ``--task-set``: further fields of its dataclass, each declared with
     its range (:func:`attendrop.methods.core.options.option`).
 
-    *Labels* are the values of the column ``"label"`` of a data set, *targets* the ``labels`` passed to the model.
-    *Raw outputs* are what passes of the model return, collected over batches, and *outputs* an array with one entry per
-    row of the data, which :meth:`row_outputs` makes of them. Metrics compare outputs with *references*, one entry per
-    row. Rows are columns by name, as in :class:`attendrop.tasks.base.TaskData`. The *tokenizer* is what makes a model's
-    inputs and is saved with it: :meth:`load_preprocessor` loads it, and for images it is an image processor.
+    What it reads from files, how it encodes rows and how it scores outputs can be overridden, too: see the bases.
+    *Labels* are the values of the column ``"label"`` of a data set, *targets* the ``labels`` passed to the model. Rows
+    are columns by name, as in :class:`attendrop.tasks.base.TaskData`. The *tokenizer* is what makes a model's inputs
+    and is saved with it: :meth:`load_preprocessor` loads it, and for images it is an image processor.
 
     Attributes:
         label_names: The classes, in the order of their ids; empty if there are none.
         kind: Name of the kind of task, ``Task.kind``.
         label_type: Value of ``--label-type`` for labels of this kind.
-        inputs: Columns of a data set that the head can read.
-        input_name: What an input is called in messages.
-        least_inputs: Least number of ``--text-columns``, of which :meth:`read_texts` makes the inputs.
-        most_inputs: Greatest number of those.
-        needs_labels: Whether rows for training and scoring need a label.
         auto_class: Class of transformers that loads models of this kind.
         peft_task_type: Task type of models of this kind in PEFT; None: PEFT has none.
         problem_type: ``problem_type`` of the model's configuration, which selects the loss.
         pipeline_tag: Name of the task on the hub, for model cards.
-        default_metrics: Metrics of custom files; models are selected by the first.
-        metric_aliases: Alternative names of metrics.
         fitted_at: Metric, and its least value on the training rows for a model that has fitted them; None: unknown.
         attributed: Score of a prediction that attribution explains, in words.
-        answer_column: Column of the prediction; it is called ``predicted_...`` beside columns of the input.
-        has_probabilities: Whether predictions can come with the probabilities of all classes.
         has_class_weights: Whether the loss supports class weights.
         one_vector: Whether models read one vector for the whole input, for which a linear model can be fitted.
         has_pooling: Whether there is a choice of that vector.
@@ -81,33 +52,20 @@ class Head(ABC):
         baselines: Baselines without fine-tuning that are defined for this kind of task.
         tokenizer_options: Arguments with which tokenizers of this kind of model are loaded.
         pretrained: Whether pre-trained models have the head's weights, as language models do. Otherwise it is new.
-        rewarded_by_loss: Whether methods are not rewarded by scores, because these are not of the logits of one pass.
-        reads_labels: Whether raw outputs depend on the labels, if there are any.
-        training_columns: Columns of encoded rows that :meth:`training_collator` reads, and no model.
         most_fit_rows: Number of training rows on which the fit of a trained model is measured, at most.
         refused: Commands that do not work for this kind of task, with the reason, a part of a sentence.
-        no_token_columns: Why columns with an entry for each token are refused, a part of a sentence, if they are.
     """
 
     label_names: tuple[str, ...] = ()
 
     kind: ClassVar[str]
     label_type: ClassVar[str]
-    inputs: ClassVar[tuple[str, ...]] = ("text", "text_pair")
-    input_name: ClassVar[str] = "text"
-    least_inputs: ClassVar[int] = 1
-    most_inputs: ClassVar[int] = 2
-    needs_labels: ClassVar[bool] = True
     auto_class: ClassVar[str]
     peft_task_type: ClassVar[str | None] = None
     problem_type: ClassVar[Any] = None
     pipeline_tag: ClassVar[str]
-    default_metrics: ClassVar[tuple[str, ...]]
-    metric_aliases: ClassVar[Mapping[str, str]] = {}
     fitted_at: ClassVar[tuple[str, float] | None] = None
     attributed: ClassVar[str] = "the logit of the predicted class"
-    answer_column: ClassVar[str] = "label"
-    has_probabilities: ClassVar[bool] = False
     has_class_weights: ClassVar[bool] = False
     one_vector: ClassVar[bool] = False
     has_pooling: ClassVar[bool] = False
@@ -115,12 +73,8 @@ class Head(ABC):
     baselines: ClassVar[tuple[str, ...]] = ()
     tokenizer_options: ClassVar[Mapping[str, Any]] = {}
     pretrained: ClassVar[bool] = False
-    rewarded_by_loss: ClassVar[bool] = False
-    reads_labels: ClassVar[bool] = False
-    training_columns: ClassVar[tuple[str, ...]] = ()
     most_fit_rows: ClassVar[int] = 1000
     refused: ClassVar[Mapping[str, str]] = {}
-    no_token_columns: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -142,7 +96,7 @@ class Head(ABC):
         if command in self.refused:
             raise AttendropError(f"`attendrop {command}` does not work for {self.kind}: {self.refused[command]}.")
 
-    # In words -------------------------------------------------------------------------------------------------------
+    # In words ---------------------------------------------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -163,7 +117,7 @@ class Head(ABC):
         """Tell whether outputs of a model with this head can be read as those of another head."""
         return (self.kind, len(self.output_names)) == (other.kind, len(other.output_names))
 
-    # The model ------------------------------------------------------------------------------------------------------
+    # The model --------------------------------------------------------------------------------------------------------
 
     @classmethod
     def recognizes(cls, config: PreTrainedConfig) -> bool:
@@ -285,302 +239,7 @@ tokenizer = AutoTokenizer.from_pretrained(folder)"""
         """
         return None
 
-    # Labels and texts of custom files -------------------------------------------------------------------------------
-
-    @classmethod
-    def may_read(cls, texts: Sequence[Any]) -> bool:
-        """Tell whether texts, those of the first row of a file, may be of this kind, if nobody said what labels are."""
-        return False
-
-    @classmethod
-    def may_label(cls, label: Any) -> bool:
-        """Tell whether a label, the first of a file, may be of this kind, if nobody said what labels are."""
-        return True
-
-    @classmethod
-    def suits(cls, tables: Mapping[str, Table], column: str) -> bool:
-        """Tell whether labels of files, of which nobody said what they are, are of this kind.
-
-        Args:
-            tables: As for :meth:`from_labels`; the head :meth:`may_read` the texts and :meth:`may_label`.
-            column: As for :meth:`from_labels`.
-
-        Raises:
-            AttendropError: It is unclear.
-        """
-        return True
-
-    @classmethod
-    def inputs_of(cls, text_columns: int) -> tuple[str, ...]:
-        """Return the columns of a data set that are made of so many text columns of a file."""
-        return cls.inputs[:text_columns]
-
-    @classmethod
-    def located(cls, table: Table, columns: Sequence[str]) -> Table:
-        """Return a table in which inputs that are names of files can be opened from here.
-
-        Args:
-            table: Rows of a file.
-            columns: Its text columns, some of which may be missing.
-        """
-        return table
-
-    @staticmethod
-    def text_problem(value: Any, column: int = 0) -> str | None:
-        """Describe what is wrong with a text of a file, in the text column of this number, or return None."""
-        return text_problem(value)
-
-    @classmethod
-    def texts_problem(cls, texts: Sequence[Any]) -> str | None:
-        """Describe what is wrong with the texts of a row, each without a :meth:`text_problem`, or return None."""
-        return None
-
-    @classmethod
-    def leaves_out(cls, texts: Sequence[Any]) -> bool:
-        """Tell whether a row with these texts is no row of data to train or score on, such as an empty line."""
-        return False
-
-    @classmethod
-    def read_texts(cls, texts: Sequence[Any]) -> list[Any]:
-        """Convert the texts of a row, without a :meth:`texts_problem`, to the values of :meth:`inputs_of`."""
-        return list(texts)
-
-    @staticmethod
-    def value_problem(value: Any) -> str | None:
-        """Describe what is wrong with a label, independent of the classes, or return None."""
-        return value_problem(value)
-
-    @classmethod
-    @abstractmethod
-    def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
-        """Make the head for the labels in files.
-
-        Args:
-            tables: By split: "train", "dev" or both.
-            column: Column of the labels; none has a :meth:`value_problem`.
-            asked: Whether the user said what the labels are.
-
-        Raises:
-            AttendropError: No model can be trained on these labels.
-        """
-
-    @abstractmethod
-    def label_problem(self, value: Any) -> str | None:
-        """Describe what is wrong with a label that has no :meth:`value_problem`, or return None."""
-
-    def row_problem(self, inputs: Sequence[Any], label: Any) -> str | None:
-        """Describe in what a row's values, as of :meth:`read_texts`, and its label do not fit, or return None."""
-        return None
-
-    @abstractmethod
-    def read_labels(self, values: Sequence[Any]) -> list[Any]:
-        """Convert values of a file that have no :meth:`label_problem` to labels."""
-
-    # Encoding -------------------------------------------------------------------------------------------------------
-
-    @classmethod
-    def inputs_in(cls, columns: Collection[str]) -> list[str]:
-        """List the columns that the head reads, of those that rows have."""
-        return [name for name in cls.inputs if name in columns]
-
-    @classmethod
-    def joins_pairs(cls, columns: Collection[str]) -> bool:
-        """Tell whether rows with these columns are tokenized as pairs of texts."""
-        return len(cls.inputs_in(columns)) > 1
-
-    def without_answers(self, columns: Columns) -> dict[str, Any]:
-        """Return rows without what is to be predicted."""
-        return {name: values for name, values in columns.items() if name != "label"}
-
-    def training_rows(self, rows: Dataset) -> Dataset:
-        """Return training rows as :meth:`tokenize` is to see them."""
-        return rows
-
-    def tokenize(self, columns: Columns, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> BatchEncoding:
-        """Tokenize the texts of rows, without padding; with ``max_length=None``, without truncation."""
-        texts = [columns[name] for name in self.inputs_in(columns)]
-        limits: dict[str, Any] = (
-            {"verbose": False} if max_length is None else {"truncation": True, "max_length": max_length}
-        )
-        encoding: BatchEncoding = tokenizer(*texts, **limits)
-        return encoding
-
-    def length_limit(self, tokenizer: PreTrainedTokenizerBase, max_length: int, columns: Collection[str]) -> int:
-        """Return the number of tokens to which rows with these columns are truncated, given the one that was asked for.
-
-        Raises:
-            AttendropError: It leaves no room for text.
-        """
-        return length_limit(tokenizer, max_length, pair=self.joins_pairs(columns))
-
-    def lengths(self, encoded: Mapping[str, Any]) -> list[int]:
-        """Return the length of each row, in tokens."""
-        return [len(ids) for ids in encoded["input_ids"]]
-
-    def truncated(self, rows: Dataset, lengths: Sequence[int], tokenizer: PreTrainedTokenizerBase, limit: int) -> int:
-        """Count the rows that were truncated to a limit, given their lengths: those that fill it and are longer."""
-        full = [row for row, length in enumerate(lengths) if length >= limit]
-        if not full:
-            return 0
-        whole = self.tokenize(rows.select(full).to_dict(), tokenizer, None)
-        return sum(length > limit for length in self.lengths(whole))
-
-    def input_report(
-        self, rows: Dataset, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, limit: int
-    ) -> dict[str, int]:
-        """Count what encoding lost, for the report on data.
-
-        Args:
-            rows: The rows.
-            encoded: The same rows, encoded.
-            tokenizer: The tokenizer.
-            limit: Length to which rows were truncated.
-
-        Returns:
-            ``truncated`` (rows longer than the limit) and ``unknown`` (rows, or windows of them, that have no token
-            known to the tokenizer); empty for inputs that can be neither.
-        """
-        special = set(tokenizer.all_special_ids)
-        return {
-            "truncated": self.truncated(rows, of_documents(encoded["length"], encoded), tokenizer, limit),
-            "unknown": sum(not set(ids) - special for ids in self.token_ids(encoded)),
-        }
-
-    def token_ids(self, encoded: Mapping[str, Any]) -> Sequence[Sequence[int]]:
-        """Return all token ids of each row."""
-        return encoded["input_ids"]  # type: ignore[no-any-return]
-
-    def align(
-        self,
-        token_columns: Sequence[TokenColumn],
-        columns: Columns,
-        encoded: BatchEncoding,
-        tokenizer: PreTrainedTokenizerBase,
-    ) -> dict[str, list[Any]]:
-        """Make columns with an entry for each token of the encoded rows, from those of the rows.
-
-        Args:
-            token_columns: The columns.
-            columns: Rows, with these columns and "place".
-            encoded: The same rows, tokenized and truncated.
-            tokenizer: The tokenizer.
-
-        Raises:
-            AttendropError: A row has more or fewer entries than its whole input has tokens, or no such column is read.
-        """
-        if self.no_token_columns:
-            raise AttendropError(
-                f"The column {token_columns[0].name!r} has entries for the tokens of {self.no_token_columns}; "
-                "use a method without such a column."
-            )
-        return align(token_columns, columns, self.tokenize(columns, tokenizer, None), encoded, tokenizer)
-
-    @abstractmethod
-    def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase) -> list[Any]:
-        """Make the ``labels`` of the model, without padding."""
-
-    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Callable[[list[Any]], Any]:
-        """Return a function that makes a batch of encoded rows: tensors, padded to the longest."""
-        from transformers import DataCollatorWithPadding
-
-        return DataCollatorWithPadding(tokenizer)
-
-    def training_collator(
-        self, collate: Callable[[list[Any]], Any], tokenizer: PreTrainedTokenizerBase, seed: int
-    ) -> Callable[[list[Any]], Any]:
-        """Return a function that makes a batch of training rows; the trainer sets its ``epoch``, if it has one.
-
-        Args:
-            collate: That of :meth:`collator`.
-            tokenizer: The tokenizer.
-            seed: Seed of the training.
-        """
-        return collate
-
-    # Outputs --------------------------------------------------------------------------------------------------------
-
-    def predict(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Array:
-        """Compute the raw outputs of a model for a batch; called without gradients."""
-        logits: Array = model(**batch).logits.float().cpu().numpy()
-        return logits
-
-    def trainer_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], logits: Any) -> Any:
-        """Return the raw outputs that a trainer keeps for scoring, as tensors.
-
-        Args:
-            model: The model, in evaluation mode; called without gradients.
-            batch: The batch, with labels.
-            logits: What the model returned for it, beside the loss.
-        """
-        return logits[0] if isinstance(logits, tuple) else logits  # some models return more than logits
-
-    def concatenate(self, parts: Sequence[Any]) -> Array:
-        """Concatenate the raw outputs of several batches."""
-        return np.concatenate([np.asarray(part) for part in parts])
-
-    def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Array:
-        """Convert raw outputs to outputs, one entry per row of the data, that can be decoded and scored.
-
-        Args:
-            raw: Raw outputs of all encoded rows, in their order.
-            encoded: All columns that :meth:`tokenize` made, and "labels"; in training, of the batches on which a
-                method is rewarded, only "labels".
-            tokenizer: The tokenizer.
-        """
-        return raw
-
-    def references(self, encoded: Mapping[str, Any]) -> Array:
-        """Return what outputs are scored against, one entry per row of the data; as for :meth:`row_outputs`."""
-        return self.label_array(encoded["labels"][:])
-
-    def label_array(self, labels: Sequence[Any]) -> Array:
-        """Convert labels of rows to references."""
-        return np.asarray(labels)
-
-    def checked(self, outputs: Array) -> Array:
-        """Convert outputs to float64, unless they are objects.
-
-        Raises:
-            AttendropError: An output is NaN or infinite.
-        """
-        outputs = outputs if outputs.dtype == object else np.asarray(outputs, dtype=np.float64)
-        good = self.finite(outputs) if len(outputs) else np.ones(0, dtype=bool)
-        if not good.all():
-            raise AttendropError(
-                f"the model's output is NaN or infinite for {int(np.sum(~good))} of {len(good)} rows: training "
-                "diverged; lower the learning rate."
-            )
-        return outputs
-
-    def finite(self, outputs: Array) -> Array:
-        """Tell of each row whether its outputs are what a model can return that did not diverge."""
-        good: Array = np.asarray(np.isfinite(outputs.reshape(len(outputs), -1)).all(axis=1))
-        return good
-
-    @abstractmethod
-    def decode(self, outputs: Array) -> list[Any]:
-        """Return the predicted labels."""
-
-    @abstractmethod
-    def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
-        """Return the columns of a file of predictions for each row, :attr:`answer_column` first."""
-
-    # Scores ---------------------------------------------------------------------------------------------------------
-
-    @property
-    @abstractmethod
-    def metrics(self) -> Mapping[str, Metric]:
-        """Metrics by name; the names are those of scikit-learn's scorers where it has them."""
-
-    def constant_answer(self, train: Array, references: Array) -> tuple[str | float, Array] | None:
-        """Return the best constant prediction, given the references of training, and outputs that make it; or None."""
-        return None
-
-    def predicted_counts(self, outputs: Array) -> dict[str, int]:
-        """Count the predictions of each class, for classes with any; empty if there are no classes."""
-        return {}
-
-    # Splits ---------------------------------------------------------------------------------------------------------
+    # Splits -----------------------------------------------------------------------------------------------------------
 
     @property
     def strata(self) -> tuple[str, ...]:
@@ -591,7 +250,7 @@ tokenizer = AutoTokenizer.from_pretrained(folder)"""
         """Return the group of each row, an index of :attr:`strata`."""
         return [0] * len(rows)
 
-    # Reports on data ------------------------------------------------------------------------------------------------
+    # Reports on data --------------------------------------------------------------------------------------------------
 
     def texts(self, rows: Dataset) -> list[tuple[str, ...]]:
         """Return the texts of each row, for comparison."""

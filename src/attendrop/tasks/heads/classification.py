@@ -23,8 +23,9 @@ from sklearn.metrics import (
 
 from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
-from attendrop.tasks.heads.base import Array, Metric, saved_classes
+from attendrop.tasks.heads.base import saved_classes
 from attendrop.tasks.heads.linear_fit import LinearFit, fit_logistic_regression
+from attendrop.tasks.heads.output_scorer import Array, Metric
 from attendrop.tasks.heads.sequence import SequenceHead
 from attendrop.tasks.label_column import number_form, written
 from attendrop.tasks.table import Table

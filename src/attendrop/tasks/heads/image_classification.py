@@ -14,8 +14,9 @@ from torch import Tensor
 from transformers import BatchEncoding
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.heads.base import Columns, Head
+from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.classification import Classification
+from attendrop.tasks.heads.row_encoder import Columns
 from attendrop.tasks.image_files import check_image, check_images, is_image, read_image
 from attendrop.tasks.image_folders import class_folders
 from attendrop.tasks.label_column import text_problem, value_problem

@@ -14,7 +14,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import SWITCH, option, unit_interval
-from attendrop.tasks.heads.base import Array, Columns, Head, Metric
+from attendrop.tasks.heads.base import Head
+from attendrop.tasks.heads.output_scorer import Array, Metric
+from attendrop.tasks.heads.row_encoder import Columns
 from attendrop.tasks.heads.written_text import LIKELIHOOD_METRICS
 from attendrop.tasks.label_column import text_problem
 from attendrop.tasks.mask_filling import fill, shown_token

@@ -14,8 +14,10 @@ from transformers import BatchEncoding
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.choices import LETTERS, choice_number, is_letter, listed, read_choices
-from attendrop.tasks.heads.base import Array, Columns, Head, Metric, saved_classes
+from attendrop.tasks.heads.base import Head, saved_classes
+from attendrop.tasks.heads.output_scorer import Array, Metric
 from attendrop.tasks.heads.padded_choices import PADDED, find_choice_class
+from attendrop.tasks.heads.row_encoder import Columns
 from attendrop.tasks.label_column import text_problem, value_problem, written
 from attendrop.tasks.table import Table
 from attendrop.tasks.word_lists import row_array

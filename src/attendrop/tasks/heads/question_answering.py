@@ -20,7 +20,9 @@ from attendrop.tasks.answers import (
     misplaced,
     read_answers,
 )
-from attendrop.tasks.heads.base import Array, Columns, Head, Metric, saved_classes
+from attendrop.tasks.heads.base import Head, saved_classes
+from attendrop.tasks.heads.output_scorer import Array, Metric
+from attendrop.tasks.heads.row_encoder import Columns
 from attendrop.tasks.table import Table
 from attendrop.tasks.word_lists import joined_logits, row_array
 

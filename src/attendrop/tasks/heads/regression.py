@@ -12,8 +12,8 @@ from datasets import Dataset
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 
-from attendrop.tasks.heads.base import Array, Metric
 from attendrop.tasks.heads.linear_fit import LinearFit, fit_ridge_regression
+from attendrop.tasks.heads.output_scorer import Array, Metric
 from attendrop.tasks.heads.sequence import SequenceHead
 from attendrop.tasks.label_column import are_numbers, number_problem, written
 from attendrop.tasks.table import Table

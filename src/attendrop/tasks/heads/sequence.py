@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attendrop.tasks.heads.base import Array, Head
+from attendrop.tasks.heads.base import Head
+from attendrop.tasks.heads.output_scorer import Array
 from attendrop.tasks.long_texts import LONG_TEXTS, document_means, of_documents
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.metrics import accuracy_score, f1_score
 
 from attendrop.tasks.entity_tags import OUTSIDE, are_entity_tags, entity_scores
-from attendrop.tasks.heads.base import Array, Metric
+from attendrop.tasks.heads.output_scorer import Array, Metric
 from attendrop.tasks.word_lists import NO_TOKEN, flat
 
 # Tag ids of each row.

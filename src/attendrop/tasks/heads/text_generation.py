@@ -12,7 +12,8 @@ from datasets import Dataset
 from torch import Tensor
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.heads.base import Array, Columns, Metric
+from attendrop.tasks.heads.output_scorer import Array, Metric
+from attendrop.tasks.heads.row_encoder import Columns
 from attendrop.tasks.heads.written_text import LIKELIHOOD_METRICS, WritingHead, log_likelihoods
 from attendrop.tasks.label_column import text_problem
 from attendrop.tasks.word_lists import IGNORED, json_list

@@ -14,7 +14,9 @@ from datasets import Dataset
 from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
 from attendrop.tasks.entity_tags import OUTSIDE, are_entity_tags, entities, entity_type, to_iob2
-from attendrop.tasks.heads.base import Array, Columns, Head, Metric, saved_classes
+from attendrop.tasks.heads.base import Head, saved_classes
+from attendrop.tasks.heads.output_scorer import Array, Metric
+from attendrop.tasks.heads.row_encoder import Columns
 from attendrop.tasks.heads.tag_metrics import tag_metrics
 from attendrop.tasks.table import Table
 from attendrop.tasks.token_columns import TokenColumn, spread

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import Range, option
-from attendrop.tasks.heads.base import Array, Columns, Metric
+from attendrop.tasks.heads.output_scorer import Array, Metric
+from attendrop.tasks.heads.row_encoder import Columns
 from attendrop.tasks.heads.written_text import (
     LIKELIHOOD_METRICS,
     WritingHead,

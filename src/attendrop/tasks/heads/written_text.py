@@ -16,7 +16,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import count, option, optional
-from attendrop.tasks.heads.base import Array, Head, Metric
+from attendrop.tasks.heads.base import Head
+from attendrop.tasks.heads.output_scorer import Array, Metric
 from attendrop.tasks.label_column import text_problem
 from attendrop.tasks.table import Table
 from attendrop.tasks.word_lists import IGNORED, row_array
