@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 from helpers import tiny
+from transformers import TrainingArguments
 
 from attendrop.errors import AttendropError
+from attendrop.runs import training_args
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.training_args import num_epochs, recovery_arguments, run_arguments
 
@@ -67,3 +69,13 @@ def test_options_that_the_machine_refuses_are_one_sentence(folder: Path, monkeyp
     monkeypatch.setattr("attendrop.runs.training_args.TrainingArguments", refuse)
     with pytest.raises(AttendropError, match=r"^These options cannot be combined on this machine: no such thing here$"):
         recovery_arguments(tiny.config(folder), str(folder), 1)
+
+
+def test_a_run_trains_on_one_of_several_gpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class WithTwo(TrainingArguments):
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            self._n_gpu = 2
+
+    monkeypatch.setattr(training_args, "TrainingArguments", WithTwo)
+    assert run_arguments(resolve_run(tiny.config(folder)), folder / "run", None).n_gpu == 1

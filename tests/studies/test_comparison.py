@@ -13,6 +13,7 @@ from helpers import tiny
 
 import attendrop
 from attendrop import ADDrop, AttendropError
+from attendrop.studies import comparison_steps
 from attendrop.studies.compare import run_comparison
 from attendrop.studies.comparison import Comparison
 from attendrop.studies.comparison_outcome import Outcome
@@ -167,6 +168,17 @@ def test_a_comparison_answers_keeps_the_model_and_goes_on(folder: Path) -> None:
     started = [event.job.unit for event in events if event.kind == "started"]
     assert {unit.config.seed for unit in started} == {2} and len(started) == 3
     assert {row.n for row in again.answer.rows} == {3}
+
+
+def test_the_answer_is_written_whatever_becomes_of_the_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: Any, **options: Any) -> None:
+        raise AttendropError("The disk is full.")
+
+    monkeypatch.setattr(comparison_steps, "train", fails)
+    asked = dataclasses.replace(comparison(folder), output_dir=str(folder / "without_model"))
+    with pytest.raises(AttendropError, match="The disk is full"):
+        run_comparison(asked, workers=0)
+    assert json.loads((folder / "without_model" / "answer.json").read_text(encoding="utf-8"))["best"] is None
 
 
 def test_from_python(folder: Path) -> None:

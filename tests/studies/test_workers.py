@@ -15,8 +15,11 @@ import pytest
 import torch
 from helpers import tiny
 
+from attendrop.errors import AttendropError
 from attendrop.runs.train import train
-from attendrop.studies.local_workers import environment_of_worker
+from attendrop.studies import local_workers
+from attendrop.studies import units as unit_runs
+from attendrop.studies.local_workers import LocalWorkers, environment_of_worker
 from attendrop.studies.units import Event, Unit
 from attendrop.studies.workers import open_runner, run_units
 
@@ -138,6 +141,67 @@ def test_workers_end_with_the_process_that_started_them(folder: Path, tmp_path: 
     found = run_units([unit(folder, **each) for each in options], tmp_path / "study", workers=1)
     expected = [train(tiny.config(folder, f"{number}-{each['seed']}", **each)) for each in options]
     assert [scores(result.metrics) for result in found] == [scores(metrics) for metrics in expected]
+
+
+def test_each_worker_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_workers, "visible_gpus", lambda: ["4", "7"])
+    assert [each.environment["CUDA_VISIBLE_DEVICES"] for each in LocalWorkers()._all] == ["4", "7"]
+    assert [each.environment["CUDA_VISIBLE_DEVICES"] for each in LocalWorkers(3)._all] == ["4", "7", "4"]
+
+
+@pytest.mark.parametrize(
+    ("named", "found"), [(None, ["0", "1"]), ("3,5", ["3", "5"]), ("GPU-a,MIG-b", ["GPU-a", "MIG-b"])]
+)
+def test_gpus_are_those_that_this_process_may_use(
+    monkeypatch: pytest.MonkeyPatch, named: str | None, found: list[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert local_workers.visible_gpus() == found
+
+
+BREAKING = """
+import torch
+from attendrop.studies import units
+def run_unit(job, **options):
+    if job.unit.config.seed == 1:
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+    return original(job, **options)
+original, units.run_unit = units.run_unit, run_unit
+"""
+
+
+def test_a_worker_whose_gpu_broke_is_started_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_workers, "_PROGRAM", BREAKING + local_workers._PROGRAM)
+    pids = []
+
+    def note(event: Event) -> None:
+        if event.kind == "progress":
+            pids.append(runner._backend.pid_of(event.job))  # type: ignore[attr-defined]
+
+    with open_runner(tmp_path / "study", workers=1) as runner:
+        results = runner.run([unit(folder, seed=seed) for seed in range(3)], note)
+    assert [each.error for each in results] == [
+        None,
+        "AcceleratorError: CUDA error: device-side assert triggered",
+        None,
+    ]
+    assert len(set(pids)) == 2
+
+
+def test_this_process_ends_a_study_when_its_gpu_broke(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(job: Any, **options: Any) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(unit_runs, "run_unit", broken)
+    with pytest.raises(AttendropError, match=r"cannot use its GPU any more .*illegal memory access"):
+        run_units([unit(folder)], tmp_path / "study", workers=0)
 
 
 def test_workers_have_as_many_threads_as_the_tests_which_compare_scores_bit_for_bit() -> None:

@@ -3,6 +3,8 @@
 import copy
 import inspect
 import json
+import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +27,12 @@ from attendrop import (
     Mixout,
     RDrop,
     Regularization,
+    RegularizedTrainer,
     UniDrop,
     regularize,
 )
 from attendrop.methods.core.context import Processes
+from attendrop.methods.core.registry import build_method, method_names
 
 METHOD = ADDrop(p=0.5, q=0.5, layers="all")
 CROSS = ADDrop(p=0.5, q=0.5, cross_tuning=True)
@@ -467,3 +471,44 @@ def test_a_shallow_copy_of_the_configuration_makes_a_stock_model(tmp_path: Path)
     with regularize(other.train(), METHOD) as reg:
         assert reg.loss(batch).isfinite()
     assert copied._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("beside", ["", "sam+"])
+@pytest.mark.parametrize("name", method_names())
+def test_a_refused_block_leaves_nothing_behind(name: str, beside: str) -> None:
+    """Without rows, some methods are refused, also when another method has begun."""
+    model = zoo.build("bert")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with suppress(AttendropError), regularize(model, build_method(beside + name), optimizer=optimizer):
+        pass
+    hooks = [hook for module in model.modules() for hook in (*module._forward_hooks, *module._forward_pre_hooks)]
+    assert not [*hooks, *optimizer._optimizer_step_pre_hooks, *optimizer._optimizer_step_post_hooks]
+    assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("given", "example"),
+    [("ad-drop", "ADDrop()"), (RDrop, "RDrop()"), (0.3, "ADDrop(p=0.3)"), ("dropout", "ADDrop(p=0.3)")],
+)
+def test_what_is_no_method_is_refused(given: Any, example: str) -> None:
+    message = re.escape(f"A method is an object, such as {example}, and not {given!r}.")
+    with pytest.raises(AttendropError, match=message), regularize(zoo.build("bert"), given):
+        pass
+    with pytest.raises(AttendropError, match=message):
+        RegularizedTrainer(model=zoo.build("bert"), regularizer=given)
+
+
+def test_a_batch_is_a_mapping() -> None:
+    batch = zoo.batch_of("bert")
+    with regularize(zoo.build("bert").train(), METHOD) as reg, pytest.raises(AttendropError, match="not a tuple: pass"):
+        reg.loss((batch["input_ids"], batch["labels"]))  # type: ignore[arg-type]
+
+
+def test_a_block_that_never_computes_a_loss_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    model = zoo.build("bert").train()
+    with regularize(model, METHOD) as reg:
+        model(**zoo.batch_of("bert")).loss.backward()
+        reg.step()
+    assert [record.getMessage() for record in caplog.records] == [
+        "Method ad-drop never took effect: the model was called without it. Compute the loss by reg.loss(batch)."
+    ]

@@ -74,8 +74,8 @@ class ModelAdapter:
             raise AttendropError(f"{type(self.model).__name__} is already regularised; leave the other block first.")
         self._softmax_hooks.open(self._cache.attention)
         _ATTACHED.add(self)
-        self._route()
         self._attached = True
+        self._route()
 
     def detach(self) -> None:
         """Restore the model exactly. Idempotent."""

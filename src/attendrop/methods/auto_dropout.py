@@ -130,14 +130,14 @@ class _Search(MethodState):
         self.seed = training.seed
         self.recorded = Replay(self.length)
         self.rates = [group.get("initial_lr", group["lr"]) for group in self.start.optimizer.param_groups]
-        self._hooks = [
-            self.start.optimizer.register_step_pre_hook(self._set_rates),
-            self.start.optimizer.register_step_post_hook(self._restore_rates),
-        ]
         self._scheduled: list[Any] = []
         self._step = 0
         self.trials: list[dict[str, Any]] = []
         self.pattern = self._next()
+        self._hooks = [
+            self.start.optimizer.register_step_pre_hook(self._set_rates),
+            self.start.optimizer.register_step_post_hook(self._restore_rates),
+        ]
 
     def plan(self, context: StepContext) -> Plan:
         self._step = context.key.step

@@ -68,7 +68,7 @@ def _arguments(config: RunConfig, **own: Any) -> TrainingArguments:
     """Make training arguments from a run's resolved options and additional ones."""
     assert config.batch_size is not None and config.learning_rate is not None
     try:
-        return TrainingArguments(
+        arguments = TrainingArguments(
             per_device_train_batch_size=config.batch_size,
             gradient_accumulation_steps=config.gradient_accumulation,
             learning_rate=config.learning_rate,
@@ -90,6 +90,9 @@ def _arguments(config: RunConfig, **own: Any) -> TrainingArguments:
         raise AttendropError(
             f"These options cannot be combined on this machine: {str(error).splitlines()[0]}"
         ) from error
+    if arguments.n_gpu > 1:  # otherwise the trainer would divide batches among all that this process sees
+        arguments._n_gpu = 1
+    return arguments
 
 
 def num_epochs(run: ResolvedRun) -> int:

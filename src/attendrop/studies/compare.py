@@ -119,11 +119,19 @@ def run_comparison(
         trials = steps.search()
         found = steps.final_runs(steps.defaults | {name: choose(each) for name, each in trials.items()})
         outcome = Outcome(_answer(found), trials)
-        outcome = dataclasses.replace(outcome, best=steps.best(outcome.answer, found) if comparison.keep_best else None)
+        _write(outcome, folder)  # whatever becomes of the model
+        if comparison.keep_best:
+            runner.release()
+            outcome = dataclasses.replace(outcome, best=steps.best(outcome.answer, found))
+            _write(outcome, folder)
+    return outcome
+
+
+def _write(outcome: Outcome, folder: Path) -> None:
+    """Write the files of the answer."""
     write_json(folder / "answer.json", outcome.as_dict())
     write_text(folder / "answer.md", outcome.answer.markdown())
     write_text(folder / "answer.csv", outcome.answer.csv())
-    return outcome
 
 
 def announce_splits(run: ResolvedRun) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 
+from attendrop.errors import AttendropError
 from attendrop.runs.run_folder import read_metrics
 from attendrop.runs.shared_results import forget_results, share_results
 from attendrop.studies.units import SECONDS_BETWEEN_CHECKPOINTS, Event, Job
@@ -39,5 +40,11 @@ class InProcess:
         report(Event("started", job))
         content = job.unit.as_dict() | {"folder": str(job.folder), "checkpoint_seconds": self.checkpoint_seconds}
         message = perform(json.loads(json.dumps(content)), lambda message: report(Event(job=job, **message)))
+        unusable = message.pop("unusable", False)
         metrics = read_metrics(job.folder) if message["kind"] == "finished" else None
         report(Event(job=job, metrics=metrics, **message))
+        if unusable:
+            raise AttendropError(f"This process cannot use its GPU any more ({message['text']}); start again.")
+
+    def release(self) -> None:
+        """Do nothing: there are no other processes."""

@@ -68,8 +68,7 @@ class LocalWorkers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for worker in self._all:
-            worker.kill()
+        self.release()
 
     def run(self, jobs: Iterator[Job], report: Report) -> None:
         """Run jobs, each taken when a process is free for it, until all have finished or failed.
@@ -102,7 +101,14 @@ class LocalWorkers:
             if message["kind"] in ("lost", "failed", "finished"):
                 worker.job = None
                 self._idle.append(worker)
+            if message.pop("unusable", False):
+                worker.kill()
             report(Event(job=job, **message))
+
+    def release(self) -> None:
+        """End the processes, which hold memory; those that are needed later are started again."""
+        for worker in self._all:
+            worker.kill()
 
     def pid_of(self, job: Job) -> int | None:
         """Return the id of the process that runs a job; None if none does."""
@@ -132,19 +138,21 @@ class _Worker:
     def kill(self) -> None:
         """End the process."""
         self.job = None
-        if self.process is not None:
-            self.process.kill()
-            self._close()
+        process, self.process = self.process, None  # so that the thread that listens to it reports no death
+        if process is not None:
+            process.kill()
+            self._close(process)
 
     def cause_of_death(self) -> str:
         """Tell how the process ended, and forget it."""
         assert self.process is not None and self.errors is not None
-        self.process.kill()  # it may live on, if it is its last message that is broken
-        code = self.process.wait()
+        process, self.process = self.process, None
+        process.kill()  # it may live on, if it is its last message that is broken
+        code = process.wait()
         how = f"was killed by {Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         self.errors.seek(max(0, self.errors.seek(0, os.SEEK_END) - 2000))
         said = self.errors.read().decode(errors="replace").strip().splitlines()
-        self._close()
+        self._close(process)
         return f"The worker process {how}{f': {said[-1]}' if said else ''}."
 
     def _start(self) -> subprocess.Popen[str]:
@@ -168,13 +176,12 @@ class _Worker:
         if process is self.process:
             self.messages.put((self, None))
 
-    def _close(self) -> None:
-        assert self.process is not None and self.errors is not None
-        self.process.wait()
+    def _close(self, process: subprocess.Popen[str]) -> None:
+        assert self.errors is not None
+        process.wait()
         with suppress(OSError):
-            self.process.stdin.close()  # type: ignore[union-attr]
+            process.stdin.close()  # type: ignore[union-attr]
         self.errors.close()
-        self.process = None
 
 
 def threads_of_worker(threads: int) -> dict[str, str]:

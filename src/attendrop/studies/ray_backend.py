@@ -134,6 +134,12 @@ class RayCluster:
                 else:
                     waiting.extendleft(self._ended(call, process, process.job, losses, report))
 
+    def release(self) -> None:
+        """End the processes that are idle; those that are needed later are started again."""
+        for process in self._idle:
+            self._forget(process)
+        self._idle.clear()
+
     def _start_process(self) -> None:
         import ray
 
@@ -196,7 +202,10 @@ class RayCluster:
             self._forget(process)
             reason = _lines(error)[0].rstrip(".")
             return {"kind": "lost", "text": f"The run was lost on the machine '{process.machine}' ({reason})."}
-        self._idle.append(process)
+        if message.pop("unusable", False):
+            self._forget(process)
+        else:
+            self._idle.append(process)
         return message
 
     def _forget(self, process: _Process) -> None:

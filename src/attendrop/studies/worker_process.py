@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def perform(job: dict[str, Any], send: Send) -> dict[str, Any]:
-    """Run a job, and return the message about its end.
+    """Run a job, and return the message about its end; it says if the process is ``unusable`` from now on.
 
     Args:
         job: The unit's ``config``, ``baseline`` and ``keep_model``, its ``folder``, and ``checkpoint_seconds``.
@@ -55,7 +55,7 @@ def perform(job: dict[str, Any], send: Send) -> dict[str, Any]:
         callbacks = [StepReports(send)]
         run_unit(Job(unit, Path(job["folder"])), callbacks=callbacks, checkpoint_seconds=job["checkpoint_seconds"])
     except Exception as error:  # whatever it is, the next unit may succeed
-        return {"kind": "failed", **describe(error)}
+        return {"kind": "failed", "unusable": _breaks_device(error), **describe(error)}
     finally:
         gc.collect()  # trainers refer to themselves
     return {"kind": "finished"}
@@ -69,6 +69,13 @@ def describe(error: Exception) -> dict[str, str]:
         return {"text": str(error), "details": ""}
     lines = str(error).strip().splitlines()
     return {"text": f"{type(error).__name__}: {lines[0] if lines else ''}", "details": traceback.format_exc()}
+
+
+def _breaks_device(error: Exception) -> bool:
+    """Tell whether nothing more can be computed on this process's GPU, as after a failed assertion of a kernel."""
+    import torch
+
+    return isinstance(error, torch.AcceleratorError) or (isinstance(error, RuntimeError) and "CUDA error" in str(error))
 
 
 def _sender() -> Send:

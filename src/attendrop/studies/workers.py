@@ -34,6 +34,9 @@ class Backend(Protocol):
     def run(self, jobs: Iterator[Job], report: OnEvent) -> None:
         """Run jobs, each taken when there is room for it, until all have finished or failed."""
 
+    def release(self) -> None:
+        """Free what processes hold while no job runs, such as the memory of GPUs."""
+
 
 def run_units(
     units: Iterable[Unit],
@@ -109,6 +112,10 @@ class Runner:
         if source not in self._digests:
             self._digests[source] = data_sha256(config)
         return Job(unit, self.folder / RUNS / unit.folder_name(unit.key(self._digests[source])))
+
+    def release(self) -> None:
+        """Free what idle workers hold; the next units start them again."""
+        self._backend.release()
 
     def run(self, units: Iterable[Unit], on_event: OnEvent = lambda event: None) -> list[Result]:
         """Run units; see :func:`run_units`."""

@@ -13,6 +13,7 @@ from attendrop.batches import Batch
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import Processes, TrainingContext, tokens_of
+from attendrop.methods.core.registry import check_method
 from attendrop.sharded_models import sharding_mesh
 from attendrop.training.labelled_data import labelled_data
 from attendrop.training.regularization import Regularization, loss_and_outputs
@@ -70,6 +71,7 @@ def regularize(
         AttendropError: The model is not supported by the method, or the method needs something that is not given; or
             the method needs the whole model, and its parameters are divided among processes.
     """
+    check_method(method)
     run, model = model, getattr(model, "_orig_mod", model)
     _refuse_wrapper(model)
     device = next(model.parameters()).device

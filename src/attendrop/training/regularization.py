@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.model_outputs import named_outputs
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.batches import Batch, number_of_rows
 from attendrop.errors import AttendropError
+from attendrop.fused_optimizers import skips_step, unscale
 from attendrop.keyed_random import SampleKey
 from attendrop.methods.core.base import Method, MethodState
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
@@ -25,6 +28,7 @@ from attendrop.training.effect_warnings import EffectTracker
 
 # No training loop multiplies a loss by more than this. Gradient scalers do, from their first step on.
 _LARGEST_LOSS_FACTOR = 100.0
+logger = logging.getLogger(__name__)
 
 
 class Regularization:
@@ -62,6 +66,7 @@ class Regularization:
         self.accumulation_steps = 1
         self.model_columns: Collection[str] | None = None
         self._sequences = 0
+        self._called = self._stepped = False
         self._effects = EffectTracker()
         self._scale_is_known = training.scaler is not None or not method.needs_loss_scale
         self._statistics = RunningStatistics()
@@ -71,18 +76,11 @@ class Regularization:
         self.method_state = MethodState(method)
         self.idle = method.regularized_epochs(0) is None
         if not self.idle:
-            if has_adapter(training.model):
-                refuse_with_adapter(method)
-            if sharding_mesh(training.model) is not None:
-                refuse_sharded(method)
-            if method.uses_attention:
-                self._adapter = ModelAdapter(training.model)
-            self.method_state = method.start(training)
-            for part in self.method_state.parts:
-                check_declarations(part)
-            self._hook_optimizer()
-            if self._adapter is not None:
-                self._adapter.attach()
+            try:
+                self._start()
+            except BaseException:
+                self.close()
+                raise
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the epoch, from 0, when it begins. Methods that act in some epochs need it."""
@@ -107,6 +105,7 @@ class Regularization:
 
     def step(self) -> None:
         """Update the method; call after each ``optimizer.step()``."""
+        self._stepped = True
         self.begin_step(self.steps_taken + 1)
         self._metrics |= self.method_state.with_log_names(self.method_state.after_step(self.steps_taken))
 
@@ -122,7 +121,14 @@ class Regularization:
     def warn_of_no_effect(self) -> None:
         """Warn after training of methods that never acted, or never dropped anything."""
         self._effects.update(self.method.parts, self._statistics)
-        if not (self.idle or self.training.processes.rank) and (self.steps_taken or self.batches):
+        if self.idle or self.training.processes.rank:
+            return
+        if self._stepped and not self._called:
+            logger.warning(
+                "Method %s never took effect: the model was called without it. Compute the loss by reg.loss(batch).",
+                self.method.name,
+            )
+        elif self._called:
             self._effects.warn_after(self.method.parts)
 
     def metrics(self) -> dict[str, float]:
@@ -140,9 +146,14 @@ class Regularization:
             The loss, a scalar to call ``backward`` on.
 
         Raises:
-            AttendropError: The model is in evaluation mode, and gradients are on; or the method acts in some epochs
-                and :meth:`set_epoch` was not called.
+            AttendropError: The batch is no mapping; the model is in evaluation mode, and gradients are on; or the
+                method acts in some epochs and :meth:`set_epoch` was not called.
         """
+        if not isinstance(batch, Mapping):
+            raise AttendropError(
+                f"A batch is a mapping of the model's inputs, with labels, and not a {type(batch).__name__}: pass "
+                "{'input_ids': ..., 'attention_mask': ..., 'labels': ...}."
+            )
         if self.model.training:
             ((batch, _),), _ = self.micro_batches(batch)
         return self.compute(batch, self._model_loss)[0]
@@ -197,6 +208,7 @@ class Regularization:
         self, batch: Batch, compute_loss: ComputeLoss, extra: Mapping[str, Tensor], steps_taken: int, epoch: int | None
     ) -> tuple[Tensor, Any]:
         """Compute the loss in the step after ``steps_taken`` steps, in ``epoch``."""
+        self._called = True
         rows = number_of_rows(batch)
         processes = self.training.processes
         first = self._sequences * processes.world_size + processes.rank * rows
@@ -205,7 +217,7 @@ class Regularization:
         self._statistics.begin([method_state.method.source for method_state in acting])
         if not acting:
             return compute_loss(batch, None)
-        if self.training.scaler is not None:
+        if self.training.scaler is not None and self.method.needs_loss_scale:  # the host waits for it
             self.loss_scale = self.training.scaler.get_scale()
         total = self.training.total_steps
         context = StepContext(
@@ -284,6 +296,21 @@ class Regularization:
         if self._adapter is not None:
             self._adapter.detach()
 
+    def _start(self) -> None:
+        """Start the method, and attach it to the model and the optimizer."""
+        if has_adapter(self.model):
+            refuse_with_adapter(self.method)
+        if sharding_mesh(self.model) is not None:
+            refuse_sharded(self.method)
+        if self.method.uses_attention:
+            self._adapter = ModelAdapter(self.model)
+        self.method_state = self.method.start(self.training)
+        for part in self.method_state.parts:
+            check_declarations(part)
+        self._hook_optimizer()
+        if self._adapter is not None:
+            self._adapter.attach()
+
     def _hook_optimizer(self) -> None:
         """Let methods edit the gradients just before each step of the optimizer."""
         editing = [part for part in self.method.parts if part.edits_gradients]
@@ -295,9 +322,13 @@ class Regularization:
                 "optimizer, regularize(..., optimizer=optimizer)."
             )
         parameters = dict(self.model.named_parameters())
-        self._hook = self.training.optimizer.register_step_pre_hook(
-            lambda *_: self.method_state.edit_gradients(parameters)
-        )
+
+        def edit(optimizer: Optimizer, *_: Any) -> None:
+            if not skips_step(optimizer):
+                unscale(optimizer)
+                self.method_state.edit_gradients(parameters)
+
+        self._hook = self.training.optimizer.register_step_pre_hook(edit)
 
     def _refuse_unknown_scale(self, gradient: Tensor) -> None:
         """Raise if the loss was scaled for float16 by a scaler that was not passed; called with the loss's gradient."""

@@ -18,6 +18,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalPrediction, Tr
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method, MethodState
 from attendrop.methods.core.context import LabelledData, Processes, TrainingContext, tokens_of
+from attendrop.methods.core.registry import check_method
 from attendrop.methods.finetune import FineTune
 from attendrop.output_files import disk_errors
 from attendrop.sharded_models import sharding_mesh
@@ -81,8 +82,8 @@ class RegularizedTrainer(Trainer):
         compute_reward_metrics: Callable[[EvalPrediction], dict[str, float]] | None = None,
         **kwargs: Any,
     ) -> None:
+        self.regularizer = FineTune() if regularizer is None else check_method(regularizer)
         super().__init__(*args, **kwargs)
-        self.regularizer = regularizer or FineTune()
         self.reward_dataset = reward_dataset
         self.compute_reward_metrics = compute_reward_metrics or self.compute_metrics
         self._regularization: Regularization | None = None

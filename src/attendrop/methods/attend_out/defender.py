@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from attendrop.attribution.finite_gradients import all_finite
 from attendrop.errors import AttendropError
+from attendrop.fused_optimizers import skips_step
 from attendrop.methods.attend_out.generator import plain_copy
 from attendrop.methods.core.context import Processes
 from attendrop.trained_tensors import trained_tensors
@@ -67,7 +68,7 @@ class Defender:
         self._trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self._found: list[Tensor | None] = []
         self._loss_scale = 1.0
-        self._hook = optimizer.register_step_pre_hook(lambda *_: self._step())
+        self._hook = optimizer.register_step_pre_hook(lambda attacker_optimizer, *_: self._step(attacker_optimizer))
 
     @property
     def device(self) -> torch.device:
@@ -129,7 +130,9 @@ class Defender:
                 gradient = gradient * factor.to(gradient.dtype)
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
-    def _step(self) -> None:
+    def _step(self, attacker_optimizer: Optimizer) -> None:
+        if skips_step(attacker_optimizer):
+            return self.discard()
         gradients = [parameter.grad for parameter in self._trained if parameter.grad is not None]
         if not gradients:
             return

@@ -135,7 +135,13 @@ class ComposedState(MethodState):
     def __init__(self, method: Compose, training: TrainingContext) -> None:
         super().__init__(method)
         training = dataclasses.replace(training, act_on_second_model=self._act_on_second_model)
-        self.method_states = [part.start(training) for part in method.parts]
+        self.method_states: list[MethodState] = []
+        try:
+            for part in method.parts:
+                self.method_states.append(part.start(training))
+        except BaseException:
+            self.close()
+            raise
         self.ordered_states = sorted(
             self.method_states, key=lambda method_state: (method_state.method.order, method_state.method.name)
         )

@@ -112,7 +112,8 @@ class StepContext:
         progress: Fraction of the planned optimizer steps taken so far, in [0, 1]; None if their number is unknown.
         micro_batches: Size of the global batch in units of this micro-batch, measured in the items over which losses
             average. A sum over the micro-batch times this estimates a sum over the global batch.
-        loss_scale: Factor by which gradients are multiplied under float16; otherwise 1.
+        loss_scale: Factor by which gradients are multiplied under float16, for methods that declare
+            ``needs_loss_scale``; otherwise 1.
         model_columns: Names of the columns of the batch that the model receives (not the labels, if the loss is
             computed outside the model); None for all.
         extra: Columns of the batch that only the method reads; see :attr:`Method.columns`.

@@ -114,6 +114,15 @@ def build_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
     return Compose(*(_build(part, sorted_out[part]) for part in names))
 
 
+def check_method(value: Any) -> Method:
+    """Return a method; raise AttendropError for anything else, such as the name or the class of one."""
+    if isinstance(value, Method):
+        return value
+    known = value if isinstance(value, type) and issubclass(value, Method) else _METHODS.get(str(value))
+    example = "ADDrop(p=0.3)" if known is None else f"{known.__name__}()"
+    raise AttendropError(f"A method is an object, such as {example}, and not {value!r}.")
+
+
 def flat_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Flatten the options of a method; those of several methods become ``METHOD.OPTION``."""
     found: dict[str, Any] = {}
