@@ -346,6 +346,11 @@ def test_target_of_classification() -> None:
     assert scored(outputs, {}, "pseudo_label").tolist() == [3, 5]
 
 
+def test_rows_without_a_label_are_not_scored() -> None:
+    outputs = Outputs(logits=torch.tensor([[1.0, 3.0], [5.0, 2.0]]))
+    assert scored(outputs, {"labels": torch.tensor([-100, 1])}, "gold_label").tolist() == [0, 2]
+
+
 def test_target_of_several_labels() -> None:
     logits = torch.tensor([[2.0, -1.0, 0.5]])
     gold = torch.tensor([[1.0, 1.0, 0.0]])

@@ -22,6 +22,7 @@ from torch.nn import functional
 from attendrop import AttendropError, Compose, DropHead, FineTune, regularize
 from attendrop.attention.adapter import ModelAdapter, find_attention_layers
 from attendrop.keyed_random import SampleKey
+from attendrop.methods.attend_out import periods
 from attendrop.methods.attend_out.attacker import Course, Micro
 from attendrop.methods.attend_out.generator import Generator
 from attendrop.methods.attend_out.generator_players import Players
@@ -423,10 +424,19 @@ def test_the_global_random_numbers_are_those_of_plain_fine_tuning() -> None:
     assert torch.equal(found[0], found[2])
 
 
+@pytest.mark.gpu  # on a CPU, both are on the same device
 def test_the_defender_may_live_elsewhere() -> None:
-    zoo.assert_same(
-        weights(run(papers(dropout_step=2, defender_device="cpu"), 4)), weights(run(papers(dropout_step=2), 4))
-    )
+    elsewhere, here = run(papers(dropout_step=2, defender_device="cpu"), 4), run(papers(dropout_step=2), 4)
+    zoo.assert_same(weights(elsewhere), weights(here), 1e-4)
+
+
+def test_dropout_on_a_device_of_its_own_follows_from_seed_and_step() -> None:
+    """Otherwise its masks would repeat, since the random state of the CPU is restored after the defender's pass."""
+    found = []
+    for step in (3, 3, 4):
+        periods._seed_device(torch.device("cpu"), SampleKey(0, step, 0, 2))
+        found.append(torch.rand(4).tolist())
+    assert found[0] == found[1] != found[2]
 
 
 def test_the_model_is_given_back() -> None:

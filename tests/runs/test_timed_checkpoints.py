@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,12 @@ def test_an_interrupted_run_has_the_same_scores_without_checkpoints_of_epochs(
     with pytest.raises(KeyboardInterrupt):
         train(config, keep_model=False, checkpoint_seconds=0, callbacks=[StopAt(step)])
     assert (tmp_path / "timed" / f"checkpoint-{step - 1}").is_dir()
+    state = tmp_path / "timed" / f"checkpoint-{step - 1}" / "trainer_state.json"
+    before = json.loads(state.read_text(encoding="utf-8"))["stateful_callbacks"]["Meter"]["attributes"][
+        "seconds_so_far"
+    ]
     found = train(config, checkpoint_seconds=0, resume=True)
+    assert found["total_seconds"] >= found["train_seconds"] >= before > 0
     assert not list((tmp_path / "timed").glob("checkpoint-*"))
     expected = train(tiny.config(folder, **({"epochs": 4, "output_dir": str(tmp_path / "usual")} | RUNS[name])))
     for entry in ("score", "all_scores", "selection_score", "best_epoch", "steps", "predicted", "dropout_steps"):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from helpers import tiny
@@ -366,3 +368,11 @@ def test_a_search_on_the_selection_split(folder: Path, caplog: pytest.LogCapture
 def test_a_fixed_number_of_steps(folder: Path) -> None:
     metrics = train(tiny.config(folder, "steps", max_steps=7, method="finetune"))
     assert (metrics["steps"], metrics["planned_steps"], len(metrics["history"])) == (7, 7, 2)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems cannot reset it")
+def test_peak_memory_is_that_of_the_run_and_not_of_what_was_before(folder: Path, tmp_path: Path) -> None:
+    torch.ones(2**28).sum()  # a GiB
+    metrics = train(tiny.config(folder, output_dir=str(tmp_path / "run"), max_steps=1), keep_model=False)
+    now = psutil.Process().memory_info().rss
+    assert metrics["peak_memory_bytes"] < now + 2**29

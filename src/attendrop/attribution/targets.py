@@ -57,8 +57,9 @@ def fix_target(model: nn.Module, outputs: Any, batch: Batch, target: str) -> Tar
         sign = present.to(logits.dtype) * 2 - 1
         return lambda outputs: functional.logsigmoid(sign * outputs.logits).sum(-1)
     classes = _required(labels, "gold_label") if target == "gold_label" else logits.detach().argmax(-1)
-    index = classes.reshape(-1, 1)
-    return lambda outputs: Tensor.squeeze(outputs.logits.gather(-1, index), -1)
+    classes = classes.reshape(-1)
+    labelled, index = classes != -100, classes.clamp(min=0)[:, None]
+    return lambda outputs: outputs.logits.gather(-1, index).squeeze(-1).where(labelled, 0)
 
 
 def is_regression(model: nn.Module) -> bool:

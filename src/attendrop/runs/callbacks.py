@@ -11,14 +11,21 @@ from transformers.trainer_callback import ExportableState, PrinterCallback
 
 
 class Meter(TrainerCallback, ExportableState):
-    """Timer of training, including the time before a run was resumed."""
+    """Timer of training, including the time before a run was resumed.
+
+    Attributes:
+        seconds_so_far: Seconds of training, once it has ended.
+        seconds_before: Seconds of training in earlier processes.
+    """
 
     def __init__(self) -> None:
         self.seconds_so_far = 0.0
+        self.seconds_before = 0.0
         self.start = time.monotonic()
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.start = time.monotonic()
+        self.seconds_before = self.seconds_so_far
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.seconds_so_far = self.seconds()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -254,6 +256,14 @@ def _parameters(model: torch.nn.Module) -> dict[str, int]:
     parameters = list(model.parameters())
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     return {"total": sum(parameter.numel() for parameter in parameters), "trained": trained}
+
+
+def reset_peak_memory() -> None:
+    """Let the peak memory be that of what follows; a process may train several models. On a CPU, Linux alone can."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 def _peak_memory(device: torch.device) -> int:

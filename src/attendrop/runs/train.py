@@ -68,7 +68,14 @@ from attendrop.runs.run_folder import (
     results,
     run_folder,
 )
-from attendrop.runs.run_metrics import run_metrics, score_report, selection_report, selection_scores, training_fit
+from attendrop.runs.run_metrics import (
+    reset_peak_memory,
+    run_metrics,
+    score_report,
+    selection_report,
+    selection_scores,
+    training_fit,
+)
 from attendrop.runs.run_trainer import RunTrainer
 from attendrop.runs.small_data_recipe import decided
 from attendrop.runs.timed_checkpoints import BestInMemoryTrainer, SaveBySeconds
@@ -133,6 +140,7 @@ def _train(
         logger.info("The run in %s is finished already; nothing is left to do.", config.output_dir)
         return finished
     began = time.monotonic()
+    reset_peak_memory()
     check_integration(config.report_to)
     begun = (read_run(place) if resume else None) or {}
     run = resolve_run(config, begun.get("decided"))
@@ -148,11 +156,13 @@ def _train(
         clear_unfinished(place)
     start = partial(begin_run, place, config, rows, decided=decided(run.config))
     final, selected = run, begun.get("selected")
+    earlier = 0.0 if selected is None else float(selected["seconds"])
     if run.config.refit:
         if selected is None:
             fitted = _fit(
                 run, loaded, encoded, place, start, callbacks, begun, checkpoint_seconds, checkpoints=place / SELECTION
             )
+            earlier = fitted.seconds_before
             selected = selection_report(run, fitted.trainer, encoded, fitted.seconds)
             _end_selection(fitted.trainer, place, selected)
             begun, loaded = {}, _load(run)
@@ -181,7 +191,7 @@ def _train(
     metrics["training"]["head_start"] = random_head if fitted.head_start is None else "frozen"
     metrics["data"]["report"] = report
     metrics |= _final_report(trainer, encoded)
-    metrics["total_seconds"] = round(time.monotonic() - began, 3)
+    metrics["total_seconds"] = round(time.monotonic() - began + earlier + fitted.seconds_before, 3)
     if trainer.is_world_process_zero():
         with results(place) as files:
             if keep_model:
@@ -210,10 +220,18 @@ def _load(run: ResolvedRun) -> Loaded:
 
 @dataclass(frozen=True)
 class _Fitted:
-    """Trained model, in its trainer, with the seconds that training took and how the head started."""
+    """Trained model, in its trainer.
+
+    Attributes:
+        trainer: The trainer.
+        seconds: Seconds that training took.
+        seconds_before: Those of them in earlier processes, before a resumption.
+        head_start: How the head started; None: at random.
+    """
 
     trainer: RegularizedTrainer
     seconds: float
+    seconds_before: float
     head_start: dict[str, Any] | None
 
 
@@ -275,7 +293,7 @@ def _fit(
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     refuse_diverged(run.config, *(parameter.detach() for parameter in loaded.model.parameters()))
     meter = next(callback for callback in trainer.callback_handler.callbacks if isinstance(callback, Meter))
-    return _Fitted(trainer, meter.seconds_so_far, head_start)
+    return _Fitted(trainer, meter.seconds_so_far, meter.seconds_before, head_start)
 
 
 def _end_selection(trainer: RegularizedTrainer, place: Path, selected: dict[str, Any]) -> None:

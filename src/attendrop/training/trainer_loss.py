@@ -145,5 +145,7 @@ class TrainerLoss:
         """The weight of a micro-batch's mean: its labels over those of the step, times the processes averaged over."""
         labels = batch["labels"][..., 1:] if self.trainer._loss_shifts_labels else batch["labels"]
         processes = self.trainer.args.world_size if self.trainer.args.average_tokens_across_devices else 1
+        if isinstance(num_items_in_batch, Tensor):  # a second model may be on another device
+            num_items_in_batch = num_items_in_batch.to(labels.device)
         weight: Tensor = labels.ne(-100).sum().double() * processes / num_items_in_batch
         return weight

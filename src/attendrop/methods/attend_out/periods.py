@@ -267,7 +267,10 @@ def _confidence(gaps: Tensor) -> float:
 
 
 def _seed_device(device: torch.device, key: SampleKey) -> None:
-    """Seed the dropout on a device whose random state is not in checkpoints."""
+    """Seed the dropout on a device that is not the attacker's: its random state is restored, or not in checkpoints."""
+    seed = key.seeds("defender", key.rows)[0] % 2**63
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         with torch.cuda.device(device):
-            torch.cuda.manual_seed(key.seeds("defender", key.rows)[0] % 2**63)
+            torch.cuda.manual_seed(seed)
