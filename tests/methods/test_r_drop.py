@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attendrop import ADDrop, AttendropError, Compose, RDrop, regularize
+from attendrop.batches import number_of_rows
 from attendrop.methods.common.divergence import divergence, divergences, kind_of, predictions
 from attendrop.methods.r_drop import repeat_rows
 
@@ -133,6 +134,21 @@ def test_a_sum_is_the_loss_of_the_authors_code(code: str, alpha: float, factor: 
     with regularize(model, RDrop(alpha=alpha, reduction="sum")) as reg:
         found = reg.loss(batch)
     torch.testing.assert_close(factor * found, authors_loss(code, first, second, batch["labels"]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bert-tokens", "bart", "gpt2"])
+def test_a_sum_of_tokens_has_the_weight_of_rows(name: str) -> None:
+    batch, penalties = zoo.batch_of(name), {}
+    for reduction in ("mean", "sum"):
+        model = zoo.build(name, dropout=0.2, dtype=torch.float64)
+        losses = []
+        for alpha in (1.0, 2.0):
+            torch.manual_seed(7)
+            with regularize(model, RDrop(alpha=alpha, reduction=reduction)) as reg:
+                losses.append(reg.loss(batch).detach())
+        penalties[reduction] = losses[1] - losses[0]
+    assert penalties["mean"] > 0
+    torch.testing.assert_close(penalties["sum"], number_of_rows(batch) * penalties["mean"])
 
 
 def test_numbers_are_averaged_whatever_the_reduction() -> None:

@@ -29,9 +29,10 @@ class RDrop(Method):
     their predictions. In regression, it is replaced by the squared difference of the predictions; in multi-label
     classification, by the sum over the labels' Bernoulli distributions.
 
-    ``reduction="sum"`` sums the divergence over the rows (or over labelled tokens) of the global batch: all
-    micro-batches of an optimizer step, of all processes; ``"mean"`` averages it. With B rows in the global batch the
-    sum has B times the weight, so ``alpha`` must be tuned with the batch size, like a learning rate. A squared
+    ``reduction="sum"`` sums the divergence over the rows of the global batch: all micro-batches of an optimizer step,
+    of all processes; ``"mean"`` averages it. With B rows in the global batch the sum has B times the weight, so
+    ``alpha`` must be tuned with the batch size, like a learning rate. Where a row has many predictions (tags, tokens),
+    the sum is B times the mean over the labelled tokens, so that the weight does not grow with their number. A squared
     difference of numbers is always averaged. In a custom training loop, each call of ``reg.loss`` counts as a global
     batch.
 
@@ -119,9 +120,10 @@ class RDrop(Method):
         return _TwoPasses(self)
 
     def _reduced(self, context: StepContext, kind: str, values: Tensor) -> Tensor:
-        if self.reduction == "sum" and kind != "number":
-            return values.sum() * context.micro_batches
-        return mean(values)
+        if self.reduction == "mean" or kind == "number":
+            return mean(values)
+        rows = number_of_rows(context.batch) // 2
+        return (values.sum() if values.numel() == rows else rows * mean(values)) * context.micro_batches
 
 
 class _TwoPasses(MethodState):
