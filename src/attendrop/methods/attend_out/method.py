@@ -86,8 +86,8 @@ class AttendOut(AttendOutOptions):
     Source: Wu, Zhao, Zhang (2021), two manuscripts. Choices where they are not specific: a fully dropped row attends
     equally to its valid keys; the baseline is read before the period's mean reward enters it; the actions'
     probabilities are recomputed for the generator's update. Ours are ``learner="effects"`` with its defaults,
-    ``merge="confidence"``, ``reward_data="split"``, a ``reward_batch_size`` above 1, and granularities, heads and feed-forward
-    other than the papers' (which name these as future work).
+    ``merge="confidence"``, ``reward_data="split"``, a ``reward_batch_size`` above 1, and granularities, heads and
+    feed-forward other than the papers' (which name these as future work).
     """
 
     name: ClassVar[str] = "attendout"
