@@ -62,5 +62,6 @@ class EffectTracker:
         """Warn after training of methods that had no effect; a hint is given only once."""
         for method in methods:
             if method.source not in self.effective:
-                hint = "" if method in self._warned else f" {method.inactive_epochs_hint}".rstrip()
+                known = method in self._warned or not method.needs_epoch()
+                hint = "" if known else f" {method.inactive_epochs_hint}".rstrip()
                 logger.warning("Method %s never took effect: the model was fine-tuned plainly.%s", method.name, hint)
