@@ -145,8 +145,8 @@ def test_a_twin_that_was_run_has_a_table_of_its_own(pages: ModuleType, tmp_path:
     assert after.startswith(before[: before.index("Twin")])
     assert "Twin [small/ad_drop_table3]" in after
     assert "| finetune | 0.620 ± 0.016 | 0.620 ± 0.016 | 0.620 ± 0.016 | 0.620 ± 0.016 |" in after
-    row = r"\| ad-drop p=0\.3 layers=all cross_tuning=True \| 0\.638 ± 0\.0\d\d \(\+0\.018 \[\+0\.0\d\d, \+0\.0\d\d\]\) \|"
-    assert re.search(row, after)
+    assert "| ad-drop p=0.3 layers=all cross_tuning=True | 0.638 ± 0.0" in after
+    assert re.search(r" \(\+0\.018 \[\+0\.0\d\d, \+0\.0\d\d\]\) \|", after)
     assert re.search(r"torch \d.*, transformers \d.*; \d{4}-\d\d-\d\d\.", after)
 
 

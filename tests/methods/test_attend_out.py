@@ -25,7 +25,7 @@ from attendrop.keyed_random import SampleKey
 from attendrop.methods.attend_out import periods
 from attendrop.methods.attend_out.attacker import Course, Micro
 from attendrop.methods.attend_out.generator import Generator
-from attendrop.methods.attend_out.generator_players import Players
+from attendrop.methods.attend_out.generator_players import GeneratorPlayers
 from attendrop.methods.attend_out.periods import AttendOutState
 from attendrop.methods.core.context import StepContext
 from attendrop.methods.core.info import LayerRanking
@@ -178,7 +178,7 @@ def test_units_of_every_size(granularity: str, shape: tuple[int, ...]) -> None:
 
 
 def enumerated(
-    players: Players, context: StepContext, reward: Tensor, baseline: float, monkeypatch: pytest.MonkeyPatch
+    players: GeneratorPlayers, context: StepContext, reward: Tensor, baseline: float, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[Tensor], list[Tensor]]:
     """For a model of one layer and two tokens: the mean of the estimator, and the gradient of the expected reward."""
     learned = [p for p in players.generator.parameters() if p is not players.generator.bias]

@@ -22,13 +22,13 @@ from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.plan import CombinedPlan
 from attendrop.candidates import pack, unpack
 from attendrop.methods.attend_out.attacker import Attack, Micro, replayed
-from attendrop.methods.attend_out.generator_players import Players
+from attendrop.methods.attend_out.generator_players import GeneratorPlayers
 from attendrop.methods.attend_out.periods import AttendOutState
 from attendrop.methods.core.context import StepContext
 from attendrop.methods.layer_drop import Skipping
 
 
-def strong(players: Players) -> Players:
+def strong(players: GeneratorPlayers) -> GeneratorPlayers:
     """Let the scores of layers differ by much."""
     with torch.no_grad():
         players.generator.query.weight.mul_(60)
@@ -48,7 +48,7 @@ def test_a_layer_gets_the_scores_of_its_number_whatever_is_chosen(name: str) -> 
     assert not torch.allclose(found[0][0], found[0][1], atol=1e-3)
 
 
-def skipping(players: Players, context: StepContext, keys: set[str]) -> Micro:
+def skipping(players: GeneratorPlayers, context: StepContext, keys: set[str]) -> Micro:
     """A pass in which the blocks of ``keys`` are skipped."""
     micro = Micro(dict(context.batch), list(context.inputs), context.key)
     plan = CombinedPlan([Attack(players, context, micro, lambda *_: None), Skipping(keys)])

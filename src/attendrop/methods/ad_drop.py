@@ -71,10 +71,10 @@ class ADDrop(Method):
 
     Source: Yang et al. (2022), https://arxiv.org/abs/2210.05883. Deviations: one backward pass is used for all layers
     (the reference code runs one per layer); ``steps`` defaults to 8 Gauss-Legendre nodes; a row without signal has no
-    candidates. The paper tunes p and q per data set. Defaults that follow from measurements
-    (docs/does-it-help.md) and differ from the paper's, which ``preset="paper"`` has: ``p=0.1``; no cross-tuning;
-    magnitudes in regression; the first layer only, as in the paper on SST-2, MNLI, QNLI, QQP and STS-B, while on its other tasks it
-    acts in all. ``units="hidden"`` is future work in the paper; the rule used here is ours, as are ``start_epoch`` and
+    candidates. The paper tunes p and q per data set. Defaults that follow from measurements (docs/does-it-help.md) and
+    differ from the paper's, which ``preset="paper"`` has: ``p=0.1``; no cross-tuning; magnitudes in regression; the
+    first layer only, as in the paper on SST-2, MNLI, QNLI, QQP and STS-B, while on its other tasks it acts in all.
+    ``units="hidden"`` is future work in the paper; the rule used here is ours, as are ``start_epoch`` and
     ``direction="magnitude"``.
     """
 

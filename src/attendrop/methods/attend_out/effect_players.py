@@ -15,17 +15,17 @@ from torch import Tensor
 from attendrop.attention.plan import ConstantAttention
 from attendrop.batches import Batch
 from attendrop.methods.attend_out.attacker import Count, Micro
-from attendrop.methods.attend_out.generator_players import make_defender
 from attendrop.methods.attend_out.layer_effects import LayerEffects
 from attendrop.methods.attend_out.noise_control import LEVEL, Period, noise_band
 from attendrop.methods.attend_out.options import AttendOutOptions
+from attendrop.methods.attend_out.players import Players
 from attendrop.methods.attend_out.report import learnt
 from attendrop.methods.core.context import StepContext, TrainingContext
 
 logger = logging.getLogger(__name__)
 
 
-class EffectPlayers:
+class EffectPlayers(Players):
     """The defender, and a drop probability for each layer, updated by :class:`LayerEffects`.
 
     There is one action per layer and period: whether the layer's attention is constant in all passes of the period.
@@ -37,16 +37,15 @@ class EffectPlayers:
         context: The first micro-batch.
 
     Attributes:
-        attention_layers: The layers to drop.
         effects: Estimated effects of dropping each layer on the reward.
         history: Completed periods.
         probabilities: Probability of each layer to be dropped in the current period.
     """
 
     def __init__(self, method: AttendOutOptions, training: TrainingContext, context: StepContext) -> None:
+        super().__init__(method, training)
         self.method = method
         self.attention_layers = method.selected_layers(context.adapter.attention_layers)
-        self.defender = make_defender(method, training)
         self.effects = LayerEffects(len(self.attention_layers))
         self.history: list[Period] = []
         self.probabilities = self._by_layer(self.effects.probabilities(method.init_drop_prob))
@@ -58,7 +57,6 @@ class EffectPlayers:
         return {key: chance.random() < p for key, p in self.probabilities.items()}
 
     def attack(self, context: StepContext, micro: Micro, count: Count) -> ConstantAttention:
-        """Return the plan of the attacker's pass."""
         actions = self.actions()
         device = next(context.model.parameters()).device
         for key, p in self.probabilities.items():
@@ -69,13 +67,7 @@ class EffectPlayers:
     def learn(
         self, period: Sequence[Sequence[Micro]], rewards: Tensor, total: Callable[[Tensor], Tensor]
     ) -> dict[str, float]:
-        """Update the effects with a period; returns estimates and standard errors to log.
-
-        Args:
-            period: Micro-batches of each step.
-            rewards: Reward of each step, ``(steps,)``; their mean is credited to all actions.
-            total: Unused: rewards and actions are the same in all processes.
-        """
+        """Credit the mean reward to all actions; return estimates and standard errors to log."""
         actions = tuple(float(dropped) for dropped in self.actions().values())
         self._observe(Period(actions, rewards.mean().item(), len(period) / self.method.dropout_step))
         effects, errors = (self._by_layer(values) for values in self.effects.estimate())
@@ -115,20 +107,13 @@ class EffectPlayers:
         return {"layer_effects": layers, "noise_band": band.probabilities[:-1].tolist()}
 
     def restore(self, metrics: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Restore the probabilities of a finished run, see :meth:`MethodState.restore`."""
         learnt = metrics.get("layer_effects", {})
         self.probabilities |= {key: float(found["probability"]) for key, found in learnt.items()}
 
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Return no tensors: no network is trained beside the model."""
-        return {}
-
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for checkpoints."""
         return {"defender": self.defender.state_dict(), "history": [astuple(period) for period in self.history]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a :meth:`state_dict`."""
         self.defender.load_state_dict(state["defender"])
         for period in state["history"]:
             self._observe(Period(*period))

@@ -1,4 +1,4 @@
-"""Networks trained beside the attacker: the generator and the defender."""
+"""Players of ``learner="policy_gradient"``: the papers' generator, beside the defender."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.batches import Batch
 from attendrop.errors import AttendropError
 from attendrop.methods.attend_out.attacker import Attack, Count, Decide, Micro, replayed
-from attendrop.methods.attend_out.defender import Defender
 from attendrop.methods.attend_out.options import AttendOutOptions
+from attendrop.methods.attend_out.players import Players
 from attendrop.methods.attend_out.policy import Policy
 from attendrop.methods.core.context import StepContext, TrainingContext
 
 
-class Players(Policy):
+class GeneratorPlayers(Policy, Players):
     """The generator, with its policy gradient updates, and the defender.
 
     Args:
@@ -30,8 +30,8 @@ class Players(Policy):
     """
 
     def __init__(self, method: AttendOutOptions, training: TrainingContext, context: StepContext) -> None:
-        super().__init__(method, training, context)
-        self.defender = make_defender(method, training)
+        Policy.__init__(self, method, training, context)
+        Players.__init__(self, method, training)
         self.baseline = 0.0
         self.learned = [parameter for parameter in self.generator.parameters() if parameter.requires_grad]
         rate = method.generator_learning_rate
@@ -43,19 +43,11 @@ class Players(Policy):
         )
 
     def attack(self, context: StepContext, micro: Micro, count: Count) -> Attack:
-        """Return the plan of the attacker's pass."""
         return Attack(self, context, micro, count)
 
     def learn(
         self, period: Sequence[Sequence[Micro]], rewards: Tensor, total: Callable[[Tensor], Tensor]
     ) -> dict[str, float]:
-        """Update the generator with a period; returns metrics to log.
-
-        Args:
-            period: Micro-batches of each step.
-            rewards: Reward of each step, ``(steps,)``.
-            total: Sums a tensor over the processes.
-        """
         mean = rewards.mean()
         paired = rewards if self.method.credit == "step" else mean.expand(len(rewards))
         baseline = self.baseline
@@ -74,12 +66,10 @@ class Players(Policy):
             adapter.detach()
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Return the tensors trained beside the model, by the name of the file to save them in."""
         return {"generator": {name: value.detach() for name, value in self.generator.named_parameters()}}
 
     @torch.no_grad()
     def restore(self, metrics: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Restore the generator of a finished run, see :meth:`MethodState.restore`."""
         if "generator" not in tensors:
             raise AttendropError("The run kept no generator.safetensors, so what it drops is not known.")
         for name, parameter in self.generator.named_parameters():
@@ -148,7 +138,6 @@ class Players(Policy):
         return {key: (pair[0] / pair[1].clamp(min=1)).item() for key, pair in counts.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for checkpoints."""
         return {
             "baseline": self.baseline,
             "defender": self.defender.state_dict(),
@@ -158,37 +147,8 @@ class Players(Policy):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a :meth:`state_dict`."""
         self.baseline = state["baseline"]
         self.defender.load_state_dict(state["defender"])
         self.generator.load_state_dict(state["generator"])
         self.optimizer.load_state_dict(state["generator_optimizer"])
         self.schedule.load_state_dict(state["generator_schedule"])
-
-
-def make_defender(method: AttendOutOptions, training: TrainingContext) -> Defender:
-    """Create the second model, trained like the first."""
-    assert training.optimizer is not None
-    return Defender(
-        training.model,
-        training.optimizer,
-        max_grad_norm=training.max_grad_norm,
-        processes=training.processes,
-        device=_device(method.defender_device, training),
-    )
-
-
-def _device(name: str, training: TrainingContext) -> torch.device | None:
-    if not name:
-        return None
-    number = training.processes.world_size + training.processes.rank
-    device = torch.device("cuda", number) if name == "next" else torch.device(name)
-    if device.type != "cpu":
-        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        count = torch.accelerator.device_count() if found is not None and found.type == device.type else 0
-        if (device.index or 0) >= count:
-            raise AttendropError(
-                f"defender_device={name!r}: there is no device {device}; this machine has {count} of type "
-                f"{device.type}. Leave the option empty to train both models on the same device."
-            )
-    return device

@@ -17,8 +17,9 @@ from attendrop.keyed_random import SampleKey, sample_mask
 from attendrop.methods.attend_out.attacker import Micro, number_of
 from attendrop.methods.attend_out.defender import Defender
 from attendrop.methods.attend_out.effect_players import EffectPlayers
-from attendrop.methods.attend_out.generator_players import Players
+from attendrop.methods.attend_out.generator_players import GeneratorPlayers
 from attendrop.methods.attend_out.options import AttendOutOptions
+from attendrop.methods.attend_out.players import Players
 from attendrop.methods.core.base import MethodState
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
 
@@ -40,7 +41,7 @@ class AttendOutState(MethodState):
         self.updates = 0
         self.period: list[list[Micro]] = [[]]
         self.probabilities: dict[str, Tensor] = {}
-        self.players: Players | EffectPlayers | None = None
+        self.players: Players | None = None
         self._resumed: Mapping[str, Any] | None = None
         self._finished: tuple[Mapping[str, Any], Mapping[str, Mapping[str, Tensor]]] | None = None
 
@@ -113,15 +114,15 @@ class AttendOutState(MethodState):
         pair = torch.stack([total, number_of(units, probabilities)])
         self.probabilities[key] = self.probabilities.get(key, torch.zeros_like(pair)) + pair
 
-    def _players(self, context: StepContext) -> Players | EffectPlayers:
+    def _players(self, context: StepContext) -> Players:
         if self.players is None:
             if self.method.score_on == "noisy_train" and "input_ids" not in context.batch:
                 raise AttendropError(
                     f"score_on='noisy_train' masks tokens, and the batch for {type(context.model).__name__} has no "
                     "'input_ids'; use score_on='train' or 'reward_data'."
                 )
-            kind = EffectPlayers if self.method.learner == "effects" else Players
-            self.players = kind(self.method, self.training, context)
+            learner = EffectPlayers if self.method.learner == "effects" else GeneratorPlayers
+            self.players = learner(self.method, self.training, context)
             self.players.defender.before_step = self.training.act_on_second_model(self.players.defender.model)
             if self._resumed is not None:
                 self.players.load_state_dict(self._resumed)
@@ -129,7 +130,7 @@ class AttendOutState(MethodState):
                 self.players.restore(*self._finished)
         return self.players
 
-    def _dropout_step(self, players: Players | EffectPlayers) -> dict[str, float]:
+    def _dropout_step(self, players: Players) -> dict[str, float]:
         """End a period: score both networks, reward and update the generator, and merge the networks."""
         seed = self.period[0][0].key.seed
         chance = random.Random(f"{seed}/{self.updates}")
@@ -175,7 +176,7 @@ class AttendOutState(MethodState):
             defender.give_to_attacker()
         return survives
 
-    def _scores(self, players: Players | EffectPlayers, seed: int) -> tuple[Tensor, Tensor]:
+    def _scores(self, players: Players, seed: int) -> tuple[Tensor, Tensor]:
         """Score attacker and defender on each item of the period, ``(items,)`` each, in float64.
 
         Without autocast: their scores differ by less than half precision resolves.
