@@ -17,8 +17,12 @@ from attendrop.studies import comparison_steps
 from attendrop.studies.compare import run_comparison
 from attendrop.studies.comparison import Comparison
 from attendrop.studies.comparison_outcome import Outcome
+from attendrop.studies.comparison_record import check_record, write_record
 from attendrop.studies.comparison_steps import Steps
+from attendrop.studies.study import check_study_folder
 from attendrop.studies.units import Result, Unit
+
+RUN_OPTIONS = ("model", "train_file", "eval_file", "shots", "max_steps")
 
 
 @pytest.fixture
@@ -29,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def comparison(folder: Path, **options: Any) -> Comparison:
-    run = {name: options.pop(name) for name in ("eval_file", "shots", "max_steps") if name in options}
+    run = {name: options.pop(name) for name in RUN_OPTIONS if name in options}
     config = tiny.config(folder, **({"method": "finetune", "max_steps": 4, "head_start": "random"} | run))
     chosen: dict[str, Any] = {"methods": {"mixout": {}}, "baselines": ("majority",), "seeds": 2}
     return Comparison(config=config, output_dir=str(folder / "answer"), **(chosen | options))
@@ -179,6 +183,58 @@ def test_the_answer_is_written_whatever_becomes_of_the_model(folder: Path, monke
     with pytest.raises(AttendropError, match="The disk is full"):
         run_comparison(asked, workers=0)
     assert json.loads((folder / "without_model" / "answer.json").read_text(encoding="utf-8"))["best"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_steps": 5}, "with max_steps=4, not 5. Only methods, seeds"),
+        ({"model": "other/model"}, "with model='.*model', not 'other/model'"),
+        ({"train_file": "other.csv"}, "with the data train.csv, dev.csv, not other.csv, dev.csv"),
+        ({"eval_file": None}, "with the data train.csv, dev.csv, not train.csv; test_fraction=0.0, not 0.25"),
+        ({}, None),
+        ({"seeds": 3, "methods": {"r-drop": {}}, "budget": 60.0, "trials": 1}, None),
+        ({"train_file": "moved/train.csv"}, None),
+    ],
+)
+def test_an_answer_is_not_replaced_by_that_of_another_comparison(
+    folder: Path, options: dict[str, Any], message: str | None
+) -> None:
+    answer = folder / "answer"
+    begun = comparison(folder).config
+    check_record(answer, begun)
+    answer.mkdir()
+    write_record(answer, begun)
+    check_record(answer, dataclasses.replace(begun, max_steps=5))  # there is no answer yet
+    (answer / "answer.json").write_text("{}", encoding="utf-8")
+    tiny.write_data(folder / "moved")
+    tiny.write_csv(folder / "other.csv", ["no", "yes"] * 10)
+    if "train_file" in options:
+        options = options | {"train_file": str(folder / options["train_file"])}
+    config = comparison(folder, **options).config
+    if message is None:
+        return check_record(answer, config)
+    with pytest.raises(AttendropError, match=message):
+        check_record(answer, config)
+
+
+def test_changed_data_are_other_data(folder: Path) -> None:
+    asked = comparison(folder, seeds=1, methods={}, baselines=(), keep_best=False)
+    run_comparison(asked, workers=0)
+    written = (folder / "answer" / "answer.json").read_bytes()
+    tiny.write_csv(folder / "train.csv", ["yes", "no"] * 20)
+    with pytest.raises(AttendropError, match=r"with other content of train\.csv, dev\.csv"):
+        run_comparison(asked, workers=0)
+    assert (folder / "answer" / "answer.json").read_bytes() == written
+
+
+@pytest.mark.parametrize(("answer", "comparison"), [('{"settings": {}}', True), ('{"methods": []}', False)])
+def test_studies_and_comparisons_do_not_replace_each_other(tmp_path: Path, answer: str, comparison: bool) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "answer.json").write_text(answer, encoding="utf-8")
+    check_study_folder(tmp_path, comparison=not comparison)
+    with pytest.raises(AttendropError, match=f"holds the answer of a {'study' if comparison else 'comparison'}"):
+        check_study_folder(tmp_path, comparison=comparison)
 
 
 def test_from_python(folder: Path) -> None:

@@ -17,6 +17,7 @@ from attendrop.studies.answer import Answer, answer
 from attendrop.studies.baseline_names import BASELINES
 from attendrop.studies.comparison import REFERENCE, Comparison, changed_options, default_methods
 from attendrop.studies.comparison_outcome import Outcome
+from attendrop.studies.comparison_record import check_record, write_record
 from attendrop.studies.comparison_steps import Steps
 from attendrop.studies.setting_search import choose
 from attendrop.studies.study import check_study_folder
@@ -107,14 +108,17 @@ def run_comparison(
         on_plan: Called with the number of runs, as far as it is known.
 
     Raises:
-        AttendropError: The data cannot be used, or no run of plain fine-tuning succeeded.
+        AttendropError: The data cannot be used, the folder holds the answer of another comparison, or no run of plain
+            fine-tuning succeeded.
     """
     folder = Path(comparison.output_dir)
-    check_study_folder(folder)
+    check_study_folder(folder, comparison=True)
     run = resolve_run(comparison.config)  # bad data are to be refused once, and not by each run
+    check_record(folder, comparison.config)
     announce_splits(run)
     comparison = comparison.of_baselines(run.task.head.baselines)
     with open_runner(folder, workers=workers, backend=backend) as runner:
+        write_record(folder, comparison.config)
         steps = Steps(comparison, runner, on_event, on_plan)
         trials = steps.search()
         found = steps.final_runs(steps.defaults | {name: choose(each) for name, each in trials.items()})

@@ -7,12 +7,14 @@ from pathlib import Path
 from attendrop.errors import AttendropError
 from attendrop.output_files import write_text
 from attendrop.runs.folder_lock import LOCK
+from attendrop.runs.run_folder import read_json
 from attendrop.studies.study_file import Study
 from attendrop.studies.study_report import StudyReport, make_report
 from attendrop.studies.units import RUNS
 from attendrop.studies.workers import LOCAL, OnEvent, run_units
 
-REPORTS = ("answer.md", "answer.json", "answer.csv")
+ANSWER = "answer.json"
+REPORTS = ("answer.md", ANSWER, "answer.csv")
 
 
 def run_study(
@@ -46,9 +48,13 @@ def run_study(
     return report
 
 
-def check_study_folder(folder: Path) -> None:
-    """Raise AttendropError if a folder holds anything but a study."""
+def check_study_folder(folder: Path, *, comparison: bool = False) -> None:
+    """Raise AttendropError if a folder holds anything but a study, or instead of it a comparison."""
     if folder.exists() and not folder.is_dir():
         raise AttendropError(f"The output folder '{folder}' is a file.")
     if folder.exists() and not (folder / RUNS).is_dir() and any(path.name != LOCK for path in folder.iterdir()):
         raise AttendropError(f"The output folder '{folder}' holds other files; name an empty or a new one.")
+    answer = read_json(folder / ANSWER, {})
+    if answer is not None and ("settings" in answer) == comparison:
+        found = "study" if comparison else "comparison"
+        raise AttendropError(f"The output folder '{folder}' holds the answer of a {found}; name another one.")
