@@ -38,12 +38,13 @@ def test_settings_are_named_by_what_they_differ_in(tmp_path: Path) -> None:
     for count in (16, 32):
         write_runs(tmp_path, "finetune", PLAIN, config={"max_train_samples": count})
         write_runs(tmp_path, "r-drop", AHEAD, config={"max_train_samples": count})
-    write_runs(tmp_path, "finetune", PLAIN, config={"task": None, "train_file": "/data/words.csv"})
+    own = {"task": None, "train_file": "/data/words.csv", "eval_file": "/data/others.csv"}
+    write_runs(tmp_path, "finetune", PLAIN, config=own)
     results = read_results(tmp_path)
     assert [each.name for each in results.settings] == [
         "cola, max_train_samples=16",
         "cola, max_train_samples=32",
-        "words",
+        "others.csv, trained on words.csv",
     ]
     assert [row.label for row in results.overall] == ["r-drop"]
 

@@ -183,7 +183,8 @@ def test_card_names_method_options_data_protocol_and_citation(folder: Path) -> N
     card = (folder / "run" / "README.md").read_text()
     for part in (
         "---\nlibrary_name: transformers",
-        "fine-tuned on train.csv, dev.csv with ad-drop",
+        "fine-tuned on train.csv with ad-drop",
+        "Trained on train.csv; scored on dev.csv. Rows: ",
         "| `p` | 0.3 |",
         "| `learning_rate` | 0.001 |",
         "`honest`. The best epoch was chosen on 4 rows",

@@ -258,10 +258,17 @@ def test_times_are_compared_seed_by_seed() -> None:
     assert row(answer([*FINETUNE, *slow]), "ad-drop").cost == pytest.approx(2.1)
 
 
-def test_own_data_are_named_by_their_training_file() -> None:
-    found = answer(runs("finetune", PLAIN, config={"train_file": "/data/tickets.csv"}))
-    assert found.lines()[-3] == "accuracy of minilm on tickets.csv:"
-    assert answer(runs("finetune", PLAIN, task="cola", config={"train_file": None})).task == "cola"
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"train_file": "a/train.csv", "eval_file": "a/dev.csv"}, "dev.csv (3000 rows), trained on train.csv"),
+        ({"train_file": "a/train.csv", "test_fraction": 0.25}, "25 % of train.csv, set aside (3000 rows)"),
+        ({"train_file": "a.tr,a.en", "eval_file": "b.tr,b.en"}, "b.tr, b.en (3000 rows), trained on a.tr, a.en"),
+        ({"task": "cola", "train_file": None, "eval_file": None}, "cola (3000 rows)"),
+    ],
+)
+def test_scores_are_said_to_be_on_the_rows_that_were_scored(config: Run, named: str) -> None:
+    assert answer(runs("finetune", PLAIN, config=config)).lines()[-3] == f"accuracy of minilm on {named}:"
 
 
 @pytest.mark.parametrize(
@@ -329,7 +336,7 @@ FOUND = answer([*FINETUNE, *runs("ad-drop", AHEAD, 210), *runs("majority", [0.01
 def test_the_answer_comes_first_on_a_console() -> None:
     lines = FOUND.lines()
     assert lines[0] == "Use ad-drop: it is ahead of plain fine-tuning."
-    assert lines[lines.index("") + 1] == "accuracy of minilm on files:"
+    assert lines[lines.index("") + 1] == "accuracy of minilm on files (3000 rows):"
     (ad_drop,) = (line for line in lines if line.startswith("ad-drop  "))
     assert " ".join(ad_drop.split()) == "ad-drop 5 0.775 ± 0.008 +0.013 [+0.004, +0.022] 0.015 1.00 2.1x"
 

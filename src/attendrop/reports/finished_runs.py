@@ -14,6 +14,7 @@ from attendrop.runs.run_folder import METRICS, read_metrics
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.answer_file import read_answers
 from attendrop.studies.method_rows import method_label
+from attendrop.studies.scored_rows import scored_data
 from attendrop.studies.study_report import OverallRow, overall_rows
 from attendrop.studies.units import RUNS
 
@@ -155,7 +156,7 @@ def _recorded(name: str, found: Answer, runs: Sequence[FinishedRun]) -> Setting:
     """Collect the runs that an answer names."""
     wanted = {folder for row in found.rows for folder in row.folders.values()}
     own = tuple(run for run in runs if Path(run.folder).name in wanted)
-    return Setting(name or (_data_name(own[0].metrics) if own else found.task), found, own)
+    return Setting(name or (scored_data(own[0].metrics) if own else found.task), found, own)
 
 
 def _notes(runs: Sequence[FinishedRun], names: set[str]) -> list[str]:
@@ -197,9 +198,4 @@ def _setting_name(metrics: Mapping[str, Any], own: Mapping[str, Any], every: Seq
     data = ("task", "train_file")
     same = [options for options in every if all(options.get(name) == own.get(name) for name in data)]
     varied = [name for name in own if any(options.get(name) != own[name] for options in same)]
-    return ", ".join([_data_name(metrics), *(f"{name}={own[name]}" for name in varied)])
-
-
-def _data_name(metrics: Mapping[str, Any]) -> str:
-    config = metrics["config"]
-    return str(config.get("task") or Path(config.get("train_file") or metrics["task"]).stem)
+    return ", ".join([scored_data(metrics), *(f"{name}={own[name]}" for name in varied)])

@@ -70,12 +70,21 @@ def _title(metrics: dict[str, Any], parts: Sequence[Method]) -> str:
 
 
 def _data_name(metrics: dict[str, Any]) -> str:
-    """Return the name of the task, or the names of custom files."""
+    """Return the name of the task, or of the training file."""
     config = metrics["config"]
-    if config["task"] is not None:
-        return str(config["task"])
-    named = (config[name] for name in ("train_file", "eval_file") if config[name])
-    return ", ".join(file.name for name in named for file in files_of(name))
+    return str(config["task"]) if config["task"] is not None else _file_names(config["train_file"])
+
+
+def _file_names(data: str) -> str:
+    return ", ".join(file.name for file in files_of(data))
+
+
+def _data(metrics: dict[str, Any]) -> str:
+    """Describe the data: what the model was trained on, what it was scored on, and the rows of each part."""
+    config = metrics["config"]
+    scored = f"; scored on {_file_names(config['eval_file'])}" if config["eval_file"] else ""
+    rows = ", ".join(f"{count} {part}" for part, count in metrics["data"]["rows"].items())
+    return f"Trained on {_data_name(metrics)}{scored}. Rows: {rows}."
 
 
 def _sections(metrics: dict[str, Any], head: Head, parts: Sequence[Method], stock: bool) -> list[str]:
@@ -91,7 +100,7 @@ def _sections(metrics: dict[str, Any], head: Head, parts: Sequence[Method], stoc
     whole = stock and config.get("lora") is None
     usage = head.usage(len(metrics["data"]["text_columns"]), config["max_length"], stock=whole)
     sections = [
-        f"## Data\n\n{_data_name(metrics)}; rows: " + ", ".join(f"{n} {part}" for part, n in rows.items()) + ".",
+        f"## Data\n\n{_data(metrics)}",
         f"## Protocol\n\n`{metrics['protocol']}`. "
         + _PROTOCOLS[metrics["data"]["selected_on"]].format(**rows)
         + _refit(metrics)

@@ -12,6 +12,7 @@ from typing import Any
 
 from attendrop.errors import AttendropError
 from attendrop.studies.method_rows import MethodRow, has_score, method_label, method_rows
+from attendrop.studies.scored_rows import scored_on
 from attendrop.studies.statistics import Estimate
 from attendrop.studies.verdict import MIN_SEEDS, Verdict, cost, interval, judge, number, seeds
 
@@ -31,6 +32,7 @@ class Answer:
         task: Name of the task, or of the training file.
         model: The model that was fine-tuned.
         metric: Name of the score.
+        scored_on: The rows of the scores, in words.
         margin: Differences below this are taken as practically nothing.
         rows: The reference, the other methods, and the baselines.
         verdict: What to use.
@@ -40,6 +42,7 @@ class Answer:
     task: str
     model: str
     metric: str
+    scored_on: str
     margin: float
     rows: tuple[MethodRow, ...]
     verdict: Verdict
@@ -55,7 +58,7 @@ class Answer:
         lines = [COLUMNS, *(cells(row) for row in self.rows)]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         table = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) for line in lines]
-        return [*self.verdict.sentences, *self.notes, "", f"{self.metric} of {self.model} on {self.task}:", *table]
+        return [*self.verdict.sentences, *self.notes, "", f"{self.metric} of {self.model} on {self.scored_on}:", *table]
 
     def markdown(self) -> str:
         """Return the answer, the table, and the score of each seed as Markdown."""
@@ -71,7 +74,7 @@ class Answer:
                     f"**{first}**",
                     *([" ".join(others)] if others else []),
                     *(["\n".join(f"- {note}" for note in self.notes)] if self.notes else []),
-                    f"{self.metric} of {self.model} on {self.task}:",
+                    f"{self.metric} of {self.model} on {self.scored_on}:",
                     _markdown_table(COLUMNS, [cells(row) for row in self.rows]),
                     "By seed:",
                     _markdown_table(("method", *map(str, every)), by_seed),
@@ -98,6 +101,7 @@ class Answer:
             "task": self.task,
             "model": self.model,
             "metric": self.metric,
+            "scored_on": self.scored_on,
             "margin": self.margin,
             "reference": next((row.label for row in self.rows if row.is_reference), None),
             **asdict(self.verdict),
@@ -143,8 +147,9 @@ def answer(
         *_flattered(rows, verdict),
         *_few_rows(scored),
     ]
+    first = metrics[0]
     return Answer(
-        _data(metrics[0]), metrics[0]["model"], metrics[0]["metric"], margin, tuple(rows), verdict, tuple(notes)
+        _data(first), first["model"], first["metric"], scored_on(first), margin, tuple(rows), verdict, tuple(notes)
     )
 
 

@@ -41,6 +41,7 @@ def _answer(found: Mapping[str, Any]) -> Answer:
         str(found["task"]),
         str(found["model"]),
         str(found["metric"]),
+        str(found.get("scored_on", found["task"])),  # older files have the task alone
         float(found["margin"]),
         tuple(_row(record, record["label"] == reference) for record in found["methods"]),
         Verdict(found["kind"], found["use"], tuple(map(str, found["sentences"]))),

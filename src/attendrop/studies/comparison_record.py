@@ -51,8 +51,9 @@ def write_record(folder: Path, config: RunConfig) -> None:
 def _record(config: RunConfig) -> dict[str, Any]:
     options = {name: value for name, value in config.as_dict().items() if name not in (*_OF_RUN, *_PLACES, *_NO_SCORES)}
     files = [file.name for name in (config.train_file, config.eval_file) if name for file in files_of(name)]
-    found: dict[str, Any] = {"config": options, "data": config.task or ", ".join(files)}
-    return json.loads(json.dumps(found)) | {"data_sha256": data_sha256(config)}
+    found = {"config": options, "data": config.task or ", ".join(files), "data_sha256": data_sha256(config)}
+    as_read: dict[str, Any] = json.loads(json.dumps(found))
+    return as_read
 
 
 def _changed_data(was: str, now: str) -> str:
