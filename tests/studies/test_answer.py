@@ -130,6 +130,42 @@ def test_a_tie_says_how_many_more_seeds_would_show_which_difference() -> None:
     assert f"with about {more} more seeds a difference of 0.006 would probably show" in plan
 
 
+def rows_of(method: str, scores: Sequence[float], rows: int, **more: Any) -> list[Run]:
+    return runs(method, scores, data={"selected_on": None, "rewarded_on": None, "rows": {"dev": rows}}, **more)
+
+
+@pytest.mark.parametrize(
+    ("plain", "other", "rows", "says"),
+    [
+        ((1.0,) * 2, (1.0,) * 2, 60, "All are within 0.005 of 1.000, the best score that there is"),
+        ((1.0, 0.998, 0.999, 1.0), (0.999, 1.0, 1.0, 1.0), 1000, "All are within 0.005 of 1.000"),
+        ((0.8, 0.9), (0.8, 0.9), 3000, "All have the same scores"),
+        (PLAIN, UNCLEAR, 60, "Of 60 evaluation rows a single one is worth 0.017: to show a difference of 0.006 takes"),
+        (PLAIN, SLIGHTLY, 60, "a single one is worth 0.017: to show a difference of 0.005"),
+        (PLAIN, UNCLEAR, 3000, None),
+    ],
+)
+def test_where_no_seeds_would_tell_the_answer_says_what_would(
+    plain: Sequence[float], other: Sequence[float], rows: int, says: str | None
+) -> None:
+    found = " ".join(answer(rows_of("finetune", plain, rows) + rows_of("r-drop", other, rows)).verdict.sentences)
+    assert ("more seeds a difference of" in found) == (says is None)
+    assert "Run at least" not in found
+    assert says is None or says in found
+
+
+def test_a_small_lead_over_a_baseline_on_few_rows_takes_more_rows() -> None:
+    plain = [score + 0.005 * (-1) ** place for place, score in enumerate(MIDDLE)]
+    found = answer(rows_of("finetune", plain, 60) + rows_of("frozen", MIDDLE, 60)).verdict
+    assert found.kind == "baseline"
+    assert found.sentences[2].startswith("Of 60 evaluation rows a single one is worth 0.017")
+
+
+def test_equal_scores_are_no_half_lead() -> None:
+    lines = answer(runs("finetune", PLAIN) + runs("r-drop", PLAIN)).lines()
+    assert [line.split()[-2] for line in lines[-2:]] == ["-", "equal"]
+
+
 def test_five_seeds_are_said_to_rest_on_the_t_test() -> None:
     five = answer([*FINETUNE, *runs("ad-drop", AHEAD)])
     assert any("cannot fall below 0.062" in line for line in five.verdict.sentences)

@@ -14,7 +14,7 @@ from attendrop.errors import AttendropError
 from attendrop.studies.method_rows import MethodRow, has_score, method_label, method_rows
 from attendrop.studies.scored_rows import scored_on
 from attendrop.studies.statistics import Estimate
-from attendrop.studies.verdict import MIN_SEEDS, Verdict, cost, interval, judge, number, seeds
+from attendrop.studies.verdict import MIN_SEEDS, Evaluation, Verdict, cost, interval, is_equal, judge, number, seeds
 
 # Differences below this are practically nothing: of scores up to 1, and of errors as a share of the reference's.
 MARGIN = 0.005
@@ -140,7 +140,7 @@ def answer(
     rows = method_rows(scored, reference)
     if margin is None:
         margin = _margin(metrics[0]["metric"], rows)
-    verdict = judge(rows, margin)
+    verdict = judge(rows, margin, _evaluation(metrics[0]["metric"], scored))
     notes = [
         *_without_result([run for run in metrics if not has_score(run)], failed),
         *_unpaired(rows),
@@ -161,6 +161,13 @@ def _data(run: Mapping[str, Any]) -> str:
 
 def _margin(metric: str, rows: Sequence[MethodRow]) -> float:
     return ERROR_MARGIN * abs(rows[0].mean) if metric.startswith("neg_") and rows else MARGIN
+
+
+def _evaluation(metric: str, runs: Sequence[Mapping[str, Any]]) -> Evaluation:
+    """Return what bounds the differences: errors end at 0, all other scores at 1, where a row is its share of them."""
+    if metric.startswith("neg_"):
+        return Evaluation(best=0.0)
+    return Evaluation(min((rows for run in runs if (rows := run["data"]["rows"].get("dev"))), default=None), 1.0)
 
 
 # Notes ---------------------------------------------------------------------------------------------------------------
@@ -210,7 +217,7 @@ def cells(row: MethodRow) -> tuple[str, ...]:
     difference, ahead = "-", "-"
     if row.difference is not None:
         difference = interval(row.difference)
-        ahead = f"{row.difference.improvement.value:.2f}"
+        ahead = "equal" if is_equal(row.difference) else f"{row.difference.improvement.value:.2f}"
     p = "-" if row.p_holm is None else f"{row.p_holm:.2g}"
     return row.label, str(row.n), score, difference, p, ahead, cost(row)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from attendrop.studies.baseline_names import DESCRIPTIONS
 from attendrop.studies.method_rows import MethodRow
@@ -16,6 +16,9 @@ MIN_SEEDS = 4
 # The sign-flip test can fall below 0.05 from here on: 2 / 2**6 = 0.03.
 SIGN_FLIP_SEEDS = 6
 _MANY_SEEDS = 1000
+
+# Scores that are less apart than this differ by rounding only.
+_ROUNDING = 1e-9
 
 Kind = Literal["baseline", "method", "reference", "tie", "too few seeds", "no reference"]
 
@@ -38,7 +41,19 @@ class Verdict:
     sentences: tuple[str, ...]
 
 
-def judge(rows: Sequence[MethodRow], margin: float) -> Verdict:
+class Evaluation(NamedTuple):
+    """What bounds the differences that scores can show.
+
+    Attributes:
+        rows: Number of rows that are scored; None: unknown, or the score is no fraction of rows.
+        best: The best score that there is.
+    """
+
+    rows: int | None = None
+    best: float = math.inf
+
+
+def judge(rows: Sequence[MethodRow], margin: float, evaluation: Evaluation | None = None) -> Verdict:
     """Recommend a baseline, the reference, or a method.
 
     What takes more must be shown to be ahead of what takes less: with a p value of the paired t test of at most 0.05,
@@ -53,26 +68,30 @@ def judge(rows: Sequence[MethodRow], margin: float) -> Verdict:
     Args:
         rows: From :func:`attendrop.studies.method_rows.method_rows`.
         margin: Differences below this are practically nothing.
+        evaluation: What bounds the differences; None: nothing is known.
     """
+    evaluation = evaluation or Evaluation()
     if not rows or not rows[0].is_reference:
         return Verdict("no reference", None, ("No recommendation: no run of the reference has a score.",))
     reference, tuned = rows[0], [row for row in rows if not row.is_baseline]
-    verdict = _judge_methods(reference, tuned[1:], margin)
+    verdict = _judge_methods(reference, tuned[1:], margin, evaluation)
     baselines = [row for row in rows if row.is_baseline]
-    return _judge_baseline(verdict, tuned, max(baselines, key=_gain), margin) if baselines else verdict
+    return _judge_baseline(verdict, tuned, max(baselines, key=_gain), margin, evaluation) if baselines else verdict
 
 
 # Fine-tuned models ---------------------------------------------------------------------------------------------------
 
 
-def _judge_methods(reference: MethodRow, methods: Sequence[MethodRow], margin: float) -> Verdict:
+def _judge_methods(
+    reference: MethodRow, methods: Sequence[MethodRow], margin: float, evaluation: Evaluation
+) -> Verdict:
     """Recommend one of the fine-tuned models."""
     use = f"Use {title(reference)}:"
     if not methods:
         return Verdict("reference", reference.label, (f"{use} no other method was run.",))
     tested = [row for row in methods if _pairs(row) >= MIN_SEEDS]
     if not tested:
-        return Verdict("too few seeds", None, _too_few(methods, margin))
+        return Verdict("too few seeds", None, _too_few(reference, methods, margin, evaluation))
     ahead = [row for row in tested if _is_shown(row) and _gain(row) > 0 and not _is_within(_difference(row), margin)]
     behind = [row for row in tested if _is_shown(row) and _gain(row) < 0]
     unclear = [row for row in tested if row not in ahead and row not in behind]
@@ -84,9 +103,10 @@ def _judge_methods(reference: MethodRow, methods: Sequence[MethodRow], margin: f
     if all(_is_within(_difference(row), margin) for row in unclear):
         cheapest = min((reference, *unclear), key=_cost)
         first = f"Use {title(cheapest)}: the differences are practically nothing, and it is the cheapest."
-        return Verdict("tie", cheapest.label, (first, f"Below {number(margin)}: {_listed(unclear)}.", *figures))
+        limit = _limit((reference, *unclear), margin, margin, evaluation)
+        return Verdict("tie", cheapest.label, (first, f"Below {number(margin)}: {_listed(unclear)}.", *limit, *figures))
     found = "shown to be ahead of" if behind else "distinguishable from"
-    plan = _plan(unclear, margin, len(methods))
+    plan = _plan(reference, unclear, margin, len(methods), evaluation)
     return Verdict("tie", reference.label, (f"{use} nothing here is {found} it.", *plan, *figures))
 
 
@@ -123,23 +143,50 @@ def _t_test_alone(count: int) -> list[str]:
     ]
 
 
-def _too_few(methods: Sequence[MethodRow], margin: float) -> tuple[str, ...]:
+def _too_few(
+    reference: MethodRow, methods: Sequence[MethodRow], margin: float, evaluation: Evaluation
+) -> tuple[str, ...]:
     most = max(_pairs(row) for row in methods)
+    first = f"No recommendation of a method: {seeds(most)} to compare on {_are(most)} too few."
+    repeated = [row for row in methods if _pairs(row) > 1]
+    if repeated and (limit := _limit((reference, *repeated), math.inf, margin, evaluation)):
+        return (first, *limit)
     return (
-        f"No recommendation of a method: {seeds(most)} to compare on {_are(most)} too few.",
+        first,
         f"Run at least {MIN_SEEDS}, better {SIGN_FLIP_SEEDS}: of n seeds the smallest p of the sign-flip test is "
         f"2/2^n, which is below {ALPHA} from {SIGN_FLIP_SEEDS} on.",
-        *_plan([row for row in methods if _pairs(row) > 1], margin, len(methods)),
+        *_plan(reference, repeated, margin, len(methods), evaluation),
     )
 
 
-def _plan(rows: Sequence[MethodRow], margin: float, methods: int) -> list[str]:
-    """Say how many more seeds would show the largest difference, or ``margin`` if that is larger."""
+def _plan(
+    reference: MethodRow, rows: Sequence[MethodRow], margin: float, methods: int, evaluation: Evaluation
+) -> list[str]:
+    """Say how many more seeds would show the largest difference, or ``margin`` if that is larger; or why none would."""
     best = max(rows, key=_gain, default=None)
     if best is None or max(_gain(best), margin) <= 0:
         return []
-    more = _more_seeds(_difference(best), max(_gain(best), margin), methods)
-    return [f"The best of the others is {_listed([best])}; with {more} would probably show."]
+    effect, found = max(_gain(best), margin), f"The best of the others is {_listed([best])}"
+    if limit := _limit((reference, *rows), effect, margin, evaluation):
+        return [f"{found}.", *limit]
+    return [f"{found}; with {_more_seeds(_difference(best), effect, methods)} would probably show."]
+
+
+def _limit(rows: Sequence[MethodRow], effect: float, margin: float, evaluation: Evaluation) -> list[str]:
+    """Say why more seeds would not show that rows differ by ``effect``: only other evaluation rows can; or nothing."""
+    if all(evaluation.best - row.mean < margin for row in rows):
+        return [
+            f"All are within {number(margin)} of {number(evaluation.best)}, the best score that there is: harder "
+            "evaluation rows may tell them apart, more seeds will not."
+        ]
+    if len(rows) > 1 and all(is_equal(_versus(row, rows[0])) for row in rows[1:]):
+        return ["All have the same scores: other evaluation rows may tell them apart, more seeds hardly."]
+    if evaluation.rows is not None and effect * evaluation.rows < 1 - _ROUNDING:
+        return [
+            f"Of {evaluation.rows} evaluation rows a single one is worth {number(1 / evaluation.rows)}: to show a "
+            f"difference of {number(effect)} takes more rows, not only more seeds."
+        ]
+    return []
 
 
 def _more_seeds(difference: PairedDifference, effect: float, methods: int) -> str:
@@ -153,7 +200,9 @@ def _more_seeds(difference: PairedDifference, effect: float, methods: int) -> st
 # Baselines -----------------------------------------------------------------------------------------------------------
 
 
-def _judge_baseline(verdict: Verdict, tuned: Sequence[MethodRow], baseline: MethodRow, margin: float) -> Verdict:
+def _judge_baseline(
+    verdict: Verdict, tuned: Sequence[MethodRow], baseline: MethodRow, margin: float, evaluation: Evaluation
+) -> Verdict:
     """Put the best baseline first, unless a fine-tuned model is shown to be ahead of it."""
     reference, best = tuned[0], max(tuned, key=_gain)
     lead = best.versus(baseline)
@@ -184,7 +233,9 @@ def _judge_baseline(verdict: Verdict, tuned: Sequence[MethodRow], baseline: Meth
         f"{_against(best, baseline, baseline.label, ahead, margin)}{_time(baseline)}.",
     ]
     if lead.mean.value > 0 and not _is_within(lead, margin):
-        sentences.append(f"With {_more_seeds(lead, max(lead.mean.value, margin), len(tuned))} would probably show.")
+        effect = max(lead.mean.value, margin)
+        more = [f"With {_more_seeds(lead, effect, len(tuned))} would probably show."]
+        sentences += _limit((baseline, best), effect, margin, evaluation) or more
     return Verdict("baseline", baseline.label, (*sentences, *_among(verdict)))
 
 
@@ -271,6 +322,11 @@ def interval(difference: PairedDifference) -> str:
         for each in (difference.mean.low, difference.mean.value, difference.mean.high)
     )
     return f"{value} [{low}, {high}]" if difference.n > 1 else f"{value} (one seed)"
+
+
+def is_equal(difference: PairedDifference) -> bool:
+    """Whether the scores of all pairs are equal."""
+    return all(abs(value) <= _ROUNDING for value in difference.values)
 
 
 def cost(row: MethodRow) -> str:
