@@ -151,9 +151,11 @@ def test_without_evaluation_data_a_part_is_set_aside(folder: Path) -> None:
 # Whole comparisons ----------------------------------------------------------------------------------------------------
 
 
-def test_a_comparison_answers_keeps_the_model_and_goes_on(folder: Path) -> None:
+def test_a_comparison_answers_keeps_the_model_and_goes_on(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "attendrop")
     asked = comparison(folder, eval_file=None)
     outcome = run_comparison(asked, workers=0)
+    assert caplog.text.count("Data: classification, 2 classes") == 1  # of the model that is kept
     assert outcome.answer.rows[0].label == "finetune"
     assert {row.label: row.n for row in outcome.answer.rows} == {"finetune": 2, "mixout": 2, "majority": 2}
     written = {name: (folder / "answer" / name).read_text(encoding="utf-8") for name in ("answer.json", "answer.md")}

@@ -151,7 +151,7 @@ class _SoftmaxWatch(TorchFunctionMode):
             raise AttendropError(
                 f"{type(module).__name__} is not supported as transformers {transformers.__version__} has it: softmax "
                 f"of scores {self.call.shape}, dropout and the product with the values do not follow one another, so "
-                "nothing could be dropped there. docs/models.md names the version that was tried."
+                "nothing could be dropped there. The project's docs/models.md names the version that was tried."
             )
 
     def _read(self, module: nn.Module, name: str, states: Tensor) -> Tensor:

@@ -96,7 +96,7 @@ class ADDrop(Method):
     evidence: ClassVar[str] = (
         "ahead of plain fine-tuning on Banking77 with five rows per class, ten seeds, by 0.002 [0.001, 0.003], with "
         "p=0.3 by 0.004 [0.002, 0.006]; on 256 rows, five seeds each, by 0.001 [-0.030, 0.033] on CoLA and -0.001 "
-        "[-0.018, 0.015] on MRPC (docs/does-it-help.md)."
+        "[-0.018, 0.015] on MRPC (the project's docs/does-it-help.md)."
     )
 
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("scores",), forward="2", backward="1 + activations")

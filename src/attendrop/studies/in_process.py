@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from attendrop.errors import AttendropError
 from attendrop.runs.run_folder import read_metrics
@@ -39,7 +41,8 @@ class InProcess:
     def _run(self, job: Job, report: Callable[[Event], None]) -> None:
         report(Event("started", job))
         content = job.unit.as_dict() | {"folder": str(job.folder), "checkpoint_seconds": self.checkpoint_seconds}
-        message = perform(json.loads(json.dumps(content)), lambda message: report(Event(job=job, **message)))
+        with _without_announcements():
+            message = perform(json.loads(json.dumps(content)), lambda message: report(Event(job=job, **message)))
         unusable = message.pop("unusable", False)
         metrics = read_metrics(job.folder) if message["kind"] == "finished" else None
         report(Event(job=job, metrics=metrics, **message))
@@ -48,3 +51,15 @@ class InProcess:
 
     def release(self) -> None:
         """Do nothing: there are no other processes."""
+
+
+@contextmanager
+def _without_announcements() -> Iterator[None]:
+    """Log warnings of a run only, as for worker processes: what it tells of data and method, all runs of a study do."""
+    logger = logging.getLogger("attendrop.runs")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

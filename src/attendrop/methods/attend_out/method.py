@@ -96,7 +96,8 @@ class AttendOut(AttendOutOptions):
     bibtex: ClassVar[str] = WU_2021
     evidence: ClassVar[str] = (
         "by its defaults it does not pay on three small tasks, six seeds each: behind plain fine-tuning on STS-B "
-        "(-0.034) and Banking77 (-0.031), not shown to be ahead on CoLA, at twice the time (docs/attendout.md)."
+        "(-0.034) and Banking77 (-0.031), not shown to be ahead on CoLA, at twice the time (the "
+        "project's docs/attendout.md)."
     )
 
     info: ClassVar[MethodInfo] = MethodInfo(
