@@ -42,7 +42,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for n in range(count)
         ]
         (rte / f"{split}.tsv").write_text("\n".join([f"index\tsentence1\tsentence2{label}", *rows]) + "\n")
-    assert cli.main(train_arguments(folder, "run", "--quiet")) == 0
+    with tiny.kept_checkpoints():
+        assert cli.main(train_arguments(folder, "run", "--quiet")) == 0
     return folder
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers as hf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -102,6 +105,14 @@ def config(folder: Path, output: str = "run", **options: Any) -> RunConfig:
         "device": "cpu",
     }
     return RunConfig(**(chosen | options))
+
+
+@contextmanager
+def kept_checkpoints() -> Iterator[None]:
+    """Let runs that finish keep their checkpoints, as if they had died just before the end."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("attendrop.runs.train.delete_checkpoints", lambda place: None)
+        yield
 
 
 def read_metrics(folder: Path) -> dict[str, Any]:

@@ -107,8 +107,9 @@ def test_methods_train_on_answers(folder: Path, method: str, settings: tuple[str
 @pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on(folder: Path) -> None:
     options = ("--epochs", "2", "--method", "ad-drop", "--set", "cross_tuning=false")
-    for name in ("whole", "stopped"):
-        assert cli.main(train(folder, name, *options)) == 0
+    with tiny.kept_checkpoints():
+        for name in ("whole", "stopped"):
+            assert cli.main(train(folder, name, *options)) == 0
     for name in ("metrics.json", "model.safetensors", "config.json"):
         (folder / "stopped" / name).unlink()
     checkpoints = sorted((folder / "stopped").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))

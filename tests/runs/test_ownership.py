@@ -27,7 +27,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ownership")
     tiny.save_tiny_bert(folder / "model")
     tiny.write_data(folder)
-    train(tiny.config(folder, method="attendout", options={"dropout_step": 2}, epochs=1))
+    with tiny.kept_checkpoints():
+        train(tiny.config(folder, method="attendout", options={"dropout_step": 2}, epochs=1))
     return folder
 
 

@@ -79,7 +79,8 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("resume")
     tiny.save_tiny_bert(folder / "model")
     tiny.write_data(folder)
-    train(tiny.config(folder, "whole", **OPTIONS))
+    with tiny.kept_checkpoints():
+        train(tiny.config(folder, "whole", **OPTIONS))
     return folder
 
 
@@ -112,6 +113,7 @@ def test_killed_and_resumed(
     metrics = train(tiny.config(tmp_path, "killed", **OPTIONS), resume=True)
     said = f"Resuming from {tmp_path / 'killed' / goes_on_from}" if goes_on_from else "the run starts over"
     assert said in caplog.text
+    assert not list((tmp_path / "killed").glob("checkpoint-*"))  # the run is finished: it needs none
 
     whole, resumed = (load_file(f / "model.safetensors") for f in (uninterrupted / "whole", tmp_path / "killed"))
     assert all(torch.equal(value, resumed[name]) for name, value in whole.items())

@@ -25,6 +25,7 @@ from attendrop.runs.model_source import Source
 from attendrop.runs.run_folder import holds_run, read_run, replace_run
 from attendrop.runs.seeds import train_seeds
 from attendrop.runs.train import train
+from attendrop.training.checkpoints import last_checkpoint
 
 PLAIN = {"method": "finetune", "epochs": 1}
 
@@ -35,7 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("folders")
     tiny.save_tiny_bert(folder / "model")
     tiny.write_data(folder)
-    train(tiny.config(folder, **PLAIN))
+    with tiny.kept_checkpoints():
+        train(tiny.config(folder, **PLAIN))
     return folder
 
 
@@ -192,6 +194,7 @@ def test_a_result_does_not_replace_a_file_that_came_meanwhile(folder: Path, tmp_
     with pytest.raises(AttendropError, match=r"README.md' was not written by attendrop"):
         train(tiny.config(folder, str(tmp_path / "run"), **PLAIN), callbacks=[Writes()])
     assert (tmp_path / "run" / "README.md").read_text() == "my own"
+    assert last_checkpoint(tmp_path / "run") is not None
     (tmp_path / "run" / "README.md").unlink()
     assert train(tiny.config(folder, str(tmp_path / "run"), **PLAIN), resume=True)["steps"] == 5
 
@@ -208,7 +211,7 @@ def test_a_run_is_replaced_when_the_new_one_is_complete(folder: Path, run: Path)
 
     metrics = train(tiny.config(folder, str(run), seed=3, **PLAIN), overwrite=True, callbacks=[OldIsThere()])
     assert metrics["seed"] == tiny.read_metrics(run)["seed"] == 3
-    assert content(run).keys() == before.keys()
+    assert content(run).keys() == {name for name in before if not name.startswith("checkpoint-")}
     assert content(run)["model.safetensors"] != before["model.safetensors"]
 
 

@@ -162,7 +162,8 @@ CROSS = {"cross_tuning": True}
 
 def test_logs_between_epochs_leave_the_history_as_it_is(folder: Path) -> None:
     each_epoch = train(tiny.config(folder, "each-epoch", options=CROSS))
-    each_step = train(tiny.config(folder, "each-step", options=CROSS, logging_steps=2))
+    with tiny.kept_checkpoints():
+        each_step = train(tiny.config(folder, "each-step", options=CROSS, logging_steps=2))
     for one, other in zip(each_epoch["history"], each_step["history"], strict=True):
         assert one["train_loss"] == pytest.approx(other["train_loss"], abs=1e-3)
         assert one["dropped"] == pytest.approx(other["dropped"], abs=0.02)

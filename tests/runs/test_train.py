@@ -34,7 +34,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     tiny.save_tiny_bert(folder / "model")
     tiny.write_data(folder)
-    train(tiny.config(folder))
+    with tiny.kept_checkpoints():
+        train(tiny.config(folder))
     return folder
 
 

@@ -103,8 +103,8 @@ def train(
     """Train a model, and save it with its card and ``metrics.json`` in ``config.output_dir``.
 
     Nothing is written before the data, the model and the method are checked and the first step is taken.
-    ``metrics.json`` is written last: a folder that has it holds a finished run. The folder is locked throughout, so
-    that no other process can train in it.
+    ``metrics.json`` is written last: a folder that has it holds a finished run, whose checkpoints are deleted. The
+    folder is locked throughout, so that no other process can train in it.
 
     Args:
         config: Options of the run.
@@ -112,8 +112,7 @@ def train(
         overwrite: Replace the run in the folder; it is deleted when this one is complete.
         callbacks: Callbacks of the trainer.
         keep_model: False keeps ``metrics.json`` and the options only.
-        checkpoint_seconds: Seconds between checkpoints, instead of a checkpoint after each epoch; a finished run has
-            none.
+        checkpoint_seconds: Seconds between checkpoints, instead of a checkpoint after each epoch.
 
     Returns:
         The content of ``metrics.json``.
@@ -196,8 +195,6 @@ def _train(
         with results(place) as files:
             if keep_model:
                 _save(trainer, run, loaded.tokenizer, metrics, files)
-            if checkpoint_seconds is not None:
-                delete_checkpoints(place)
             write_json(files / METRICS, metrics)
             if not (place / RUN_FILE).exists():  # the process that began the run died before it was written
                 write_text(files / RUN_FILE, run_file(config))
@@ -205,6 +202,7 @@ def _train(
                 write_json(files / SAMPLED_ROWS, sampled_rows(run.parts))
             if run.data.skipped:
                 write_skipped(files / SKIPPED, run.data.skipped)
+        delete_checkpoints(place)  # a run with metrics.json is never resumed
         replace_run(Path(config.output_dir))
     trainer.accelerator.wait_for_everyone()
     return metrics
