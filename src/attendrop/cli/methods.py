@@ -31,7 +31,6 @@ def methods(
     ]
     table = Table(Column("method", no_wrap=True), "what it does", Column("source", no_wrap=True))
     for m in classes:
-        authors, year, _ = m.paper.partition(")")  # without the title, which the explanation of a method has
-        measured = f"\nMeasured: {m.evidence}" if m.evidence else ""
-        table.add_row(m.name, m.summary + measured, authors + year)
+        authors, year, _ = m.paper.partition(")")  # the explanation of a method has the title, and what was measured of it
+        table.add_row(m.name, m.summary, authors + year)
     show(found, table if name is None else "\n\n".join(map(explanation, classes)), as_json=as_json)
