@@ -13,4 +13,5 @@ attendrop train \
     --model "$model" --method ad-drop --set p=0.3 --set q=0.3 \
     --epochs 2 --batch-size 8 --seed 0 --output-dir "$output"
 
-attendrop predict "$output" --predict-file "$here/tickets_dev.csv" --text-columns message --output "$output/labels.csv"
+attendrop predict "$output" --predict-file "$here/tickets_dev.csv" --text-columns message \
+    --output "$output-labels.csv" --overwrite

@@ -25,7 +25,7 @@ SAYS = {
     "own_loop.py": "'ad_drop/dropped'",
     "lora_llama.py": "predicts the same: True",
     "lora_completions.sh": "PEFT loads the adapter, of rank 8",
-    "own_csv.sh": "labels.csv",
+    "own_csv.sh": "run-labels.csv",  # beside the folder, which may then be replaced
 }
 # Examples on other models than a tiny BERT, which are slow.
 MODELS = dict.fromkeys(("lora_llama.py", "lora_completions.sh"), tiny.save_tiny_llama)
