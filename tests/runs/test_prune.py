@@ -317,6 +317,11 @@ def test_without_a_selection_split_it_says_what_it_chose_on(folder: Path, tmp_pa
     out, err = capsys.readouterr()
     assert "layers were chosen on dev, so the dev score is optimistic" in out
     assert "no rows held out: layers are chosen on dev" in err
+    for number, layers in enumerate(("2", "1,")):  # all of them, and a named one: nothing is chosen
+        assert cli.main(arguments(tmp_path, tmp_path / f"out{number}", "--layers", layers)) == 0
+        out, err = capsys.readouterr()
+        assert "chosen on dev" not in out + err
+        assert "Layers were not chosen by scores." in (tmp_path / f"out{number}" / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -335,7 +340,9 @@ def test_without_a_selection_split_it_says_what_it_chose_on(folder: Path, tmp_pa
 )
 def test_mistakes(folder: Path, tmp_path: Path, capsys: Captured, more: tuple[str, ...], words: str) -> None:
     assert cli.main(arguments(folder, tmp_path / "out", *more)) == 2
-    assert re.fullmatch(rf"Error: .*{re.escape(words)}.*\n", capsys.readouterr().err.splitlines(keepends=True)[-1])
+    said = capsys.readouterr().err
+    assert re.fullmatch(rf"Error: .*{re.escape(words)}.*\n", said.splitlines(keepends=True)[-1])
+    assert "Ranking" not in said
     assert not (tmp_path / "out").exists()
 
 

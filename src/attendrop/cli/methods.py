@@ -31,6 +31,6 @@ def methods(
     ]
     table = Table(Column("method", no_wrap=True), "what it does", Column("source", no_wrap=True))
     for m in classes:
-        authors, year, _ = m.paper.partition(")")  # the explanation of a method has the title, and what was measured of it
+        authors, year, _ = m.paper.partition(")")  # without the title, which `methods NAME` has
         table.add_row(m.name, m.summary, authors + year)
     show(found, table if name is None else "\n\n".join(map(explanation, classes)), as_json=as_json)

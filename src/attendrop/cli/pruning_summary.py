@@ -27,7 +27,7 @@ def prune_summary(metrics: Mapping[str, Any]) -> str:
     lines["weights on disk"] = _before_after(*(size(pruned["bytes"][when]) for when in ("before", "after")))
     if pruned["speed"]:
         lines["speed"] = _speed(pruned, metrics["device"])
-    if pruned["chosen_on"] == "dev":
+    if pruned["chosen"] and pruned["chosen_on"] == "dev":
         lines["protocol"] = "layers were chosen on dev, so the dev score is optimistic"
     lines["model"] = metrics["output_dir"]
     return f"{metrics['model']} on {metrics['task']} with {metrics['method']}, pruned\n{aligned(lines)}"

@@ -48,7 +48,7 @@ def mask_layers(model: Any, layers: Collection[int]) -> Any:
         AttendropError: There is no such layer, or the model is not supported.
     """
     attention_layers, held = prunable_layers(model), held_attention(model)
-    _check_numbers(layers, len(attention_layers))
+    check_numbers(layers, len(attention_layers))
     if held is None:
         masked = copy.deepcopy(model)
         if _zero_queries(masked, [attention_layers[number] for number in layers]):
@@ -71,7 +71,8 @@ def masked_layers(model: Any) -> list[int]:
     return found
 
 
-def _check_numbers(layers: Collection[int], count: int) -> None:
+def check_numbers(layers: Collection[int], count: int) -> None:
+    """Raise AttendropError if a number is not that of a layer."""
     wrong = [number for number in layers if not 0 <= number < count]
     if wrong:
         raise AttendropError(f"layers: the model has no layer {wrong[0]}; layers are 0 to {count - 1}.")

@@ -19,7 +19,7 @@ from attendrop.attention.plan import ConstantAttention
 from attendrop.batches import Batch, number_of_rows
 from attendrop.errors import AttendropError
 from attendrop.pruning.comparison import CONFIDENCE, Difference, Predictions, paired_difference
-from attendrop.pruning.constant_attention import mask_layers, prunable_layers
+from attendrop.pruning.constant_attention import check_numbers, mask_layers, prunable_layers
 from attendrop.pruning.pruned_model import PrunedModel, warn_if_slow
 from attendrop.training.regularization import loss_and_outputs
 
@@ -52,6 +52,17 @@ class LayerSelection:
     def auto(self) -> bool:
         """Whether the number of layers is determined by scores."""
         return self.count is None and self.layers is None and self.threshold is None
+
+    def by_importance(self, of: int) -> bool:
+        """Whether the importance of layers, of so many, decides which are pruned: not if they are named, or all."""
+        return self.auto or (self.count is not None and 0 < self.count < of)
+
+    def check(self, of: int) -> None:
+        """Raise AttendropError if a model with so many layers does not have those that are selected."""
+        if self.layers is not None:
+            check_numbers(self.layers, of)
+        if self.count is not None and self.count > of:
+            raise AttendropError(f"layers={self.count}: the model has only {of} layers of attention.")
 
 
 def prune(
@@ -135,6 +146,12 @@ def parse_selection(layers: str | int | Sequence[int]) -> LayerSelection:
     return LayerSelection(threshold=float(threshold[1]))
 
 
+def check_tolerance(tolerance: float) -> None:
+    """Raise AttendropError if a tolerance is negative, or NaN."""
+    if not tolerance >= 0:
+        raise AttendropError(f"tolerance={tolerance} must be at least 0.")
+
+
 def prune_selected(
     model: Any,
     selection: LayerSelection,
@@ -157,6 +174,7 @@ def prune_selected(
         The pruned model; with ``auto`` also the trials.
     """
     attention_layers = prunable_layers(model)
+    selection.check(len(attention_layers))
     if selection.layers is not None:
         return _pruned(model, selection.layers), []
     if selection.threshold is not None:
@@ -164,10 +182,6 @@ def prune_selected(
         return _pruned(
             model, [number for number, fraction in enumerate(fractions) if fraction >= selection.threshold]
         ), []
-    if selection.count is not None and selection.count > len(attention_layers):
-        raise AttendropError(
-            f"layers={selection.count}: the model has only {len(attention_layers)} layers of attention."
-        )
     harm = measure_importance() if pi is None else [-fraction for fraction in _drop_fractions(pi, attention_layers)]
     order = sorted(range(len(attention_layers)), key=lambda number: (harm[number], -number))
     if selection.count is not None:
@@ -213,8 +227,7 @@ def choose_count(
     Returns:
         The model, and the trials, from no layer to all.
     """
-    if not tolerance >= 0:
-        raise AttendropError(f"tolerance={tolerance} must be at least 0.")
+    check_tolerance(tolerance)
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(order))  # Bonferroni, for all intervals together
     best = PrunedModel(mask_layers(model, []))
     before = _predictions(judge, best)

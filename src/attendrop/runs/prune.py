@@ -26,6 +26,7 @@ from attendrop.pruning.pruned_model import PrunedModel
 from attendrop.pruning.selection import (
     IMPORTANCE,
     LayerSelection,
+    check_tolerance,
     importance,
     parse_selection,
     prune_selected,
@@ -87,17 +88,19 @@ def prune_run(
 
     Returns:
         The run's ``metrics.json`` with the scores of the pruned model, and under ``pruned`` what was done: ``layers``,
-        ``of``, ``ranked_by``, ``harm`` of each layer, ``chosen_on`` with its ``rows``; with ``auto`` ``scores`` and
-        ``differences`` by number of pruned layers, and in words what is ``unknown``; ``selection`` and ``all_scores``
-        before and after with the ``difference``; ``parameters``, ``bytes``, ``speed``. A difference is its ``value``
-        with the ends, ``low`` and ``high``, of its 95 % interval. Without a pruned layer ``speed`` and the differences
-        of before and after are None: it is the same model.
+        ``of``, ``ranked_by``, ``harm`` of each layer, ``chosen_on`` with its ``rows``, and whether scores on them
+        decided which layers (``chosen``); with ``auto`` ``scores`` and ``differences`` by number of pruned layers, and
+        in words what is ``unknown``; ``selection`` and ``all_scores`` before and after with the ``difference``;
+        ``parameters``, ``bytes``, ``speed``. A difference is its ``value`` with the ends, ``low`` and ``high``, of its
+        95 % interval. Without a pruned layer ``speed`` and the differences of before and after are None: it is the
+        same model.
 
     Raises:
         AttendropError: There is no finished run, its data changed, or the model cannot be pruned in this way.
     """
     check_choice("select_by", select_by, SELECT_BY)
     selection = parse_selection(layers)
+    check_tolerance(tolerance)
     if recover_epochs < 0:
         raise AttendropError(f"recover-epochs must be at least 0, not {recover_epochs}.")
     with new_folder(Path(output_dir)) as folder:
@@ -143,8 +146,12 @@ def _pruned(
     """Prune the model, and measure it; returns the model and the ``pruned`` part of the metrics."""
     run = work.run
     attention_layers = prunable_layers(run.model)
-    if ranking is None:
-        pi, harm = None, work.importance(attention_layers)
+    selection.check(len(attention_layers))
+    chosen = selection.auto or (ranking is None and selection.by_importance(len(attention_layers)))
+    if chosen and run.chosen_on == "dev" and run.config.protocol != "paper":
+        logger.warning("The run has no rows held out: layers are chosen on dev, so the score on it is optimistic.")
+    if ranking is None:  # a threshold is refused without one
+        pi, harm = None, work.importance(attention_layers) if selection.threshold is None else {}
     else:  # nothing is known of layers that the method did not see
         pi = harm = {layer.key: ranking.drop_fractions.get(layer.key, 0.0) for layer in attention_layers}
     if selection.auto:
@@ -170,6 +177,7 @@ def _pruned(
         "fast": light.fast,
         "ranked_by": IMPORTANCE if ranking is None else ranking.ranked_by,
         "harm": harm,
+        "chosen": chosen,
         "chosen_on": work.chosen_on,
         "rows": len(run.sets[work.chosen_on]),
         "scores": {str(trial.count): trial.score for trial in trials},
@@ -255,8 +263,6 @@ def _load(run_dir: str, data_dir: str | None, device: str) -> FinishedRun:
             f"The run in '{run_dir}' has no rows to choose on that it was not trained on; train it with --no-refit, or "
             "with an eval-file."
         )
-    if run.chosen_on == "dev" and run.config.protocol != "paper":
-        logger.warning("The run has no rows held out: layers are chosen on dev, so the score on it is optimistic.")
     run.model.to(torch.device("cpu") if on_cpu(device) else torch.accelerator.current_accelerator())  # type: ignore[arg-type]
     return run
 

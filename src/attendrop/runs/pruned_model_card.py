@@ -27,6 +27,8 @@ def pruned_card(metrics: Mapping[str, Any], head: Head) -> str:
     title = f"{Path(metrics['model']).name}, {metrics['task']}"
     unknown = f"\n\nWhat is not known: {pruned['unknown']}" if pruned["unknown"] else ""
     constant = f"Layers {json.dumps(pruned['layers'])} attend equally to all tokens."
+    on = f"{pruned['rows']} rows of `{pruned['chosen_on']}`"
+    chosen = f"ranked by {pruned['ranked_by']}, and chosen on {on}" if pruned["chosen"] else "not chosen by scores"
     return f"""---
 library_name: attendrop
 pipeline_tag: {head.pipeline_tag}
@@ -37,8 +39,8 @@ tags:
 
 # {title}, without attention in {len(pruned["layers"])} of {pruned["of"]} layers
 
-{constant if pruned["layers"] else "No layer was pruned."} The model was trained with `{metrics["method"]}`. Layers were
-ranked by {pruned["ranked_by"]}, and chosen on {pruned["rows"]} rows of `{pruned["chosen_on"]}`.{unknown}
+{constant if pruned["layers"] else "No layer was pruned."} The model was trained with `{metrics["method"]}`.
+Layers were {chosen}.{unknown}
 
 | | before | after | difference, 95 % interval |
 |---|---|---|---|
