@@ -30,6 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("patterns")
     tiny.save_tiny_bert(folder / "model")
     tiny.write_data(folder)
+    train(tiny.config(folder, "first", options={"p": 0.4, "q": 0.9, "layers": "0"}))
     for method, options in RUNS.items():
         train(tiny.config(folder, method, method=method, **options))
     return folder
@@ -63,6 +64,17 @@ def test_what_a_run_drops_is_shown_by_layer_distance_and_type(folder: Path, caps
     assert lines[0] == "ad-drop on 32 training rows: model on files, seed 0"
     assert f"4 repeated steps drop {found['dropped']['share']:.1%}" in lines[1]
     assert {"By layer:", "By type of the token attended to:"} <= set(lines)
+
+
+def test_layers_in_which_nothing_is_dropped_do_not_count(folder: Path, capsys: Captured) -> None:
+    found = patterns(capsys, f"{folder}/first", "--rows", "32")
+    assert found["active_layers"] == ["encoder.0"]
+    assert found["dropped"] == found["by_layer"]["encoder.0"]
+    assert found["by_layer"]["encoder.1"]["share"] == 0
+    trained = tiny.read_metrics(folder / "first")["history"][-1]["dropped"]["ad-drop"]
+    assert found["dropped"]["share"] == pytest.approx(trained, abs=0.1)
+    assert cli.main(["patterns", f"{folder}/first", "--rows", "32", "--device", "cpu"]) == 0
+    assert " of the positions of attention in encoder.0, and nothing in the other 1 layer." in capsys.readouterr().out
 
 
 def test_rows_of_a_file_need_no_labels(folder: Path, capsys: Captured, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from attendrop.cli.patterns_output import writable
 from attendrop.methods.core.registry import build_method
 from attendrop.output_files import write_text
 from attendrop.reports.drop_figure import plot_drops
-from attendrop.reports.drop_patterns import ALL, Share
+from attendrop.reports.drop_patterns import ALL, DropPatterns, Share
 from attendrop.reports.run_drops import RecordedDrops, RowSource, record_run_drops
 from attendrop.runs.run_folder import add_files, hold_run_folders, read_metrics
 
@@ -65,6 +65,7 @@ def show_drops(
         "method": found.method.name,
         "rows": found.rows,
         "steps": patterns.batches,
+        "active_layers": patterns.active_layers,
         "dropped": _plain(patterns.share("layer", ALL)),
         "by_layer": {layer: _plain(patterns.share("layer", ALL, layer)) for layer in patterns.layers},
         **{
@@ -100,7 +101,7 @@ def _text(found: RecordedDrops) -> list[str]:
     overall = patterns.share("layer", ALL)
     lines = [
         f"{found.method.name} on {found.rows} {_rows(found)}: {found.run}",
-        f"{patterns.batches} repeated steps drop {_percent(overall)} of the positions of attention.",
+        f"{patterns.batches} repeated steps drop {_percent(overall)} of the positions of attention{_where(patterns)}.",
         *([] if found.acted else ["The run was too short for it: the method was active in none of its epochs."]),
         "",
         "By layer:",
@@ -112,6 +113,12 @@ def _text(found: RecordedDrops) -> list[str]:
         if groups:
             lines += [f"{heading}:", *_table([(group, patterns.share(grouping, group)) for group in groups]), ""]
     return lines
+
+
+def _where(patterns: DropPatterns) -> str:
+    """Name the layers that the figures are of, if nothing is dropped in others."""
+    active, others = patterns.active_layers, len(patterns.layers) - len(patterns.active_layers)
+    return f" in {', '.join(active)}, and nothing in the other {others} layer{'s' * (others > 1)}" if others else ""
 
 
 def _rows(found: RecordedDrops) -> str:

@@ -90,6 +90,12 @@ class DropPatterns:
         """Whether a position was dropped."""
         return any(dropped for each in self.counts.values() for _, dropped in each)
 
+    @property
+    def active_layers(self) -> list[str]:
+        """The layers in which a position was dropped."""
+        dropped = {key for (_, key, _), each in self.counts.items() if any(count for _, count in each)}
+        return [layer for layer in self.layers if layer in dropped]
+
     def groups(self, grouping: str) -> list[str]:
         """Return the groups of a grouping that have positions, in their order."""
         known = {group for kind, _, group in self.counts if kind == grouping}
@@ -99,11 +105,15 @@ class DropPatterns:
         return [group for group in order if group in known]
 
     def share(self, grouping: str, group: str, layer: str | None = None) -> Share | None:
-        """Return the share that is dropped in a group, in one layer or in all; None if it has no positions."""
+        """Return the share that is dropped in a group, in one layer or in all that are active.
+
+        None if the group has no positions there.
+        """
+        layers = self.active_layers if layer is None else [layer]
         found = [
             each
             for (kind, key, name), each in self.counts.items()
-            if (kind, name) == (grouping, group) and layer in (None, key)
+            if (kind, name) == (grouping, group) and key in layers
         ]
         if not found:
             return None
