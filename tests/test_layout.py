@@ -13,7 +13,7 @@ SOURCE = Path(attendrop.__file__).parent
 # independent of what stands beside it.
 ORDER = [
     ["errors", "keyed_random", "candidates"],
-    ["argument_checks", "output_files", "peft_models", "sharded_models", "trained_tensors"],
+    ["argument_checks", "output_files", "peft_models", "sharded_models", "trained_tensors", "fused_optimizers"],
     ["batches", "model_files"],
     ["attention"],
     ["attribution"],

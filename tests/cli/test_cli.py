@@ -381,7 +381,7 @@ SITUATIONS: list[tuple[Callable[[Path, Path], list[str]], str]] = [
     (unsupported, "MegatronBertForSequenceClassification is not supported"),
     (lambda f, t: train_arguments(f, "run"), "holds a run already; --resume continues it, --overwrite replaces it."),
     (lambda f, t: train_arguments(f, "run", "--resume", "--seed", "1"), "began with seed=0, not 1"),
-    (lambda f, t: train_arguments(f, "run", "--resume", "--set", "p=0.4"), "began with p=0.3, not 0.4"),
+    (lambda f, t: train_arguments(f, "run", "--resume", "--set", "p=0.4"), "began with p=0.1, not 0.4"),
     (lambda f, t: train_arguments(f, "run", "--resume", "--method", "finetune"), "began with method='ad-drop'"),
     (lambda f, t: train_arguments(f, "model"), "holds other files"),
     (lambda f, t: ["evaluate", f"{t}/none"], "There is no run folder"),

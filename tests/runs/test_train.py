@@ -54,7 +54,7 @@ def test_metrics_hold_what_was_promised(folder: Path) -> None:
         "steps": 10,
         "model": str(folder / "model"),
     }.items() <= metrics.items()
-    assert metrics["options"]["p"] == 0.3
+    assert metrics["options"]["p"] == 0.1
     assert metrics["data"]["rows"] == {"train": 36, "selection": 4, "dev": 12}
     assert metrics["data"]["selected_on"] == "selection"
     assert metrics["score"] == metrics["all_scores"]["dev"]["accuracy"]
@@ -186,7 +186,7 @@ def test_card_names_method_options_data_protocol_and_citation(folder: Path) -> N
         "---\nlibrary_name: transformers",
         "fine-tuned on train.csv with ad-drop",
         "Trained on train.csv; scored on dev.csv. Rows: ",
-        "| `p` | 0.3 |",
+        "| `p` | 0.1 |",
         "| `learning_rate` | 0.001 |",
         "`honest`. The best epoch was chosen on 4 rows",
         "| dev: accuracy |",
@@ -212,7 +212,7 @@ def test_finished_run_is_left_alone(folder: Path, caplog: pytest.LogCaptureFixtu
         ({}, {}, "holds a run already; --resume continues it, --overwrite replaces it"),
         ({}, {"resume": True, "overwrite": True}, "resume and overwrite exclude each other"),
         ({"seed": 1}, {"resume": True}, "began with seed=0, not 1"),
-        ({"options": {"p": 0.5}}, {"resume": True}, "began with p=0.3, not 0.5"),
+        ({"options": {"p": 0.5}}, {"resume": True}, "began with p=0.1, not 0.5"),
         ({"method": "finetune"}, {"resume": True}, "began with method='ad-drop', not 'finetune'"),
         ({"output_dir": "model"}, {}, "holds other files"),
         ({"output_dir": "model"}, {"overwrite": True}, "holds other files"),
@@ -254,7 +254,7 @@ def test_run_that_was_killed_after_training_only_reports(tmp_path: Path) -> None
     assert second["train_seconds"] >= 0.0
 
 
-PAPER = {"layers": "first", "direction": "high", "cross_tuning": True}
+PAPER = {"p": 0.3, "q": 0.3, "layers": "first", "direction": "high", "cross_tuning": True}
 
 
 def test_preset_of_the_paper() -> None:

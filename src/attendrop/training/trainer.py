@@ -375,7 +375,7 @@ class RegularizedTrainer(Trainer):
             raise AttendropError(
                 f"{self.args.n_gpu} GPUs in one process would train under DataParallel, which is not supported. Start "
                 "one process for each with `torchrun --nproc-per-node`, or set CUDA_VISIBLE_DEVICES to one. To train "
-                "on one and give another to AttendOut's defender, start `torchrun --nproc-per-node 1`."
+                "on one and give another to a method's second model, start `torchrun --nproc-per-node 1`."
             )
         divided = isinstance(self.model, nn.Module) and sharding_mesh(self.model) is not None
         if self.is_deepspeed_enabled or self.is_fsdp_enabled or divided:
