@@ -77,7 +77,7 @@ def test_steps_are_the_same_where_a_method_sets_rows_aside(folder: Path, tmp_pat
         for method, options in (("finetune", {}), ("attendout", {}), ("finetune", {"selection_fraction": 0.2}))
     ]
     assert [run.config.max_steps for run in found] == [375] * 3
-    assert [len(run.parts.train) for run in found] == [600, 540, 480]
+    assert [len(run.parts.train) for run in found] == [600, 539, 480]  # texts repeat, in two or three rows
 
 
 @pytest.mark.parametrize(

@@ -50,12 +50,15 @@ def test_shots_are_taken_from_the_others(folder: Path) -> None:
 
 
 def test_rows_of_the_same_text_are_on_one_side(folder: Path) -> None:
+    """Of every pair of parts: the rows for the scores, for the choice of the epoch, and for training."""
     file = folder / "train.csv"
     lines = file.read_text(encoding="utf-8").splitlines()
     file.write_text("\n".join([*lines, *lines[1:]]) + "\n", encoding="utf-8")
-    found = parts(folder, selection_fraction=0.0)
-    assert not set(found.train["text"]) & set(found.report["dev"]["text"])
-    assert len(found.train) + len(found.report["dev"]) == 80
+    found = parts(folder, selection_fraction=0.2)
+    assert found.selection is not None
+    train, selection, dev = (set(rows["text"]) for rows in (found.train, found.selection, found.report["dev"]))
+    assert not train & selection and not train & dev and not selection & dev
+    assert (len(found.train), len(found.selection), len(found.report["dev"])) == (48, 12, 20)
 
 
 def test_of_a_task_they_take_the_place_of_its_development_set(folder: Path) -> None:

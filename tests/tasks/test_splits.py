@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 from datasets import Dataset
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -27,9 +27,9 @@ def classes(count: int) -> Task:
     return Task("files", "classification", ("text",), tuple(f"class {i}" for i in range(count)), "accuracy", "classes")
 
 
-def rows(labels: list[int] | list[float]) -> Dataset:
+def rows(labels: list[int] | list[float], texts: list[int] | None = None) -> Dataset:
     indices = list(range(len(labels)))
-    return Dataset.from_dict({"text": [f"row {i}" for i in indices], "label": labels, "index": indices})
+    return Dataset.from_dict({"text": [f"row {i}" for i in texts or indices], "label": labels, "index": indices})
 
 
 class TestFewShot:
@@ -115,6 +115,54 @@ class TestHoldOut:
     def test_one_row(self) -> None:
         with pytest.raises(AttendropError, match="1 row cannot be split"):
             hold_out(rows([0]), classes(2), 0.1, seed=0)
+
+    @pytest.mark.parametrize(
+        ("task", "labels", "fraction", "seed", "held"),
+        [
+            (classes(3), [0, 1, 1, 2] * 8, 0.25, 0, [3, 5, 7, 9, 10, 14, 16, 20]),
+            (classes(3), [0, 1, 1, 2] * 8, 0.1, 3, [8, 10, 27]),
+            (REGRESSION, [0.5] * 20, 0.25, 0, [0, 10, 14, 16, 18]),
+        ],
+    )
+    def test_the_same_rows_in_every_version(
+        self, task: Task, labels: list[int], fraction: float, seed: int, held: list[int]
+    ) -> None:
+        """As long as no text repeats: published scores are of these rows."""
+        out = hold_out(rows(labels), task, fraction, seed)[1]
+        assert out is not None and out["index"][:] == held
+
+    @pytest.mark.parametrize(
+        ("texts", "count", "fraction", "held"),
+        [
+            ([*range(60)] * 4, 2, 0.25, [28, 32]),  # whole texts, of four rows each
+            ([*range(60)] * 4, 10, 0.25, [4, 4, 4, 4, 4, 8, 8, 8, 8, 8]),
+            ([*range(60), *range(30)], 2, 0.25, [11, 11]),
+            ([*range(140), *[140] * 100], 2, 0.25, [17, 43]),  # no text of a hundred rows for sixty
+            ([*range(4)] * 5, 2, 0.1, [5, 5]),  # at least one text of each class
+            ([*range(12)] * 5, 1, 0.1, [10]),  # five of the six wanted rows are not enough
+        ],
+    )
+    def test_repeated_texts_do_not_add_rows(
+        self, texts: list[int], count: int, fraction: float, held: list[int]
+    ) -> None:
+        kept, out = hold_out(rows([text % count for text in texts], texts), classes(count), fraction, seed=0)
+        assert out is not None and sorted(Counter(out["label"]).values()) == held
+        assert not set(kept["text"]) & set(out["text"]) and len(kept) + len(out) == len(texts)
+
+    def test_rows_of_one_text(self) -> None:
+        with pytest.raises(AttendropError, match="2 rows of the same text cannot be split; hold out a fraction of 0"):
+            hold_out(rows([0, 1], [5, 5]), classes(2), 0.1, seed=0)
+
+    @settings(max_examples=50, deadline=None)
+    @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2)), min_size=2), st.floats(0.01, 0.99))
+    def test_a_text_is_in_one_part(self, data: list[tuple[int, int]], fraction: float) -> None:
+        """Also if its rows have several classes."""
+        texts, labels = map(list, zip(*data, strict=True))
+        assume(len(set(texts)) > 1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            kept, out = hold_out(rows(labels, texts), classes(3), fraction, seed=0)
+        assert out is not None and len(kept) and len(out) and not set(kept["text"]) & set(out["text"])
 
     @settings(max_examples=50, deadline=None)
     @given(st.lists(st.integers(0, 4), min_size=2, max_size=60), st.floats(0.01, 0.99), st.integers(0, 3))

@@ -94,9 +94,9 @@ class RunConfig:
             split is taken from these.
         protocol: ``"honest"`` keeps the last epoch, or with a ``selection_fraction`` or ``patience`` the best one on
             held-out training data; ``"paper"`` chooses it on the development set, as the papers do.
-        selection_fraction: Fraction of the training data to hold out for that choice; 0: none. None: a tenth if
-            ``patience``, ``refit`` or the method's rewards need it, or for a score if there are no evaluation data;
-            otherwise none.
+        selection_fraction: Fraction of the training data to hold out for that choice, stratified by class; rows with
+            the same text are on the same side. 0: none. None: a tenth if ``patience``, ``refit`` or the method's
+            rewards need it, or for a score if there are no evaluation data; otherwise none.
         refit: Train the final model again, on all rows, for as many steps as were best with a part held out. None:
             wherever a part was held out, but for rewards.
         patience: Stop after this many epochs without a better selection score; None never stops early.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, concatenate_datasets
+from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
@@ -109,7 +109,8 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
     """Set the test rows aside, limit the training rows, hold out the selection split, then the reward rows."""
     rows = data.splits["train"]
     if config.test_fraction:
-        rows, held = _set_aside(rows, data.task, config.test_fraction)
+        rows, held = hold_out(rows, data.task, config.test_fraction, _TEST_SEED)
+        assert held is not None
         report = {"dev": held}
     else:
         report = {name: split for name, split in data.splits.items() if name != "train"}
@@ -131,17 +132,6 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
         case _:
             reward = None
     return Parts(kept, selection, report, reward)
-
-
-def _set_aside(rows: Dataset, task: Task, fraction: float) -> tuple[Dataset, Dataset]:
-    """Hold out rows for the final scores, the same for every seed, and with them all rows of the same texts."""
-    kept, held = hold_out(rows, task, fraction, _TEST_SEED)
-    assert held is not None
-    texts = set(task.head.texts(held))
-    twins = [row for row, text in enumerate(task.head.texts(kept)) if text in texts]
-    if not twins:
-        return kept, held
-    return kept.select(sorted(set(range(len(kept))) - set(twins))), concatenate_datasets([held, kept.select(twins)])
 
 
 def encode_parts(config: RunConfig, task: Task, parts: Parts, tokenizer: PreTrainedTokenizerBase) -> Parts:

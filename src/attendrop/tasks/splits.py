@@ -3,8 +3,8 @@
 import math
 import random
 import warnings
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Sequence
 
 from datasets import Dataset
 from sklearn.model_selection import train_test_split
@@ -57,11 +57,12 @@ def subset(dataset: Dataset, n: int, seed: int) -> Dataset:
 
 
 def hold_out(dataset: Dataset, task: Task, fraction: float, seed: int) -> tuple[Dataset, Dataset | None]:
-    """Hold out a fraction of the rows, stratified by class.
+    """Hold out a fraction of the rows, stratified by class; rows with equal texts are in the same part.
 
-    The held-out part has ``floor(fraction * rows)`` rows, but at least one for each class of two or more rows; a class
-    of a single row is kept. If no class can be split, or the kept part would lack a class, the rows are sampled without
-    stratification, with a warning. Regression is never stratified.
+    The held-out part has ``floor(fraction * rows)`` rows, but at least one for each class of two or more texts; a class
+    of a single text is kept. It has a few more where a text with several rows does not fit. If no class can be split,
+    or the kept part would lack a class, the rows are sampled without stratification, with a warning. Regression is
+    never stratified.
 
     Args:
         dataset: The rows to split.
@@ -73,7 +74,7 @@ def hold_out(dataset: Dataset, task: Task, fraction: float, seed: int) -> tuple[
         The kept and the held-out rows, both in their original order; the second is None if ``fraction`` is 0.
 
     Raises:
-        AttendropError: ``fraction`` is out of range, or there are fewer than two rows.
+        AttendropError: ``fraction`` is out of range, or there are fewer than two rows, or than two different texts.
     """
     if not 0 <= fraction < 1:
         raise AttendropError(f"the fraction to hold out must be at least 0 and below 1, not {fraction}.")
@@ -81,30 +82,93 @@ def hold_out(dataset: Dataset, task: Task, fraction: float, seed: int) -> tuple[
         return dataset, None
     if len(dataset) < 2:
         raise AttendropError(f"{len(dataset)} row cannot be split; hold out a fraction of 0, or add data.")
+    texts = _numbered(task.head.texts(dataset))
+    if max(texts) == 0:
+        raise AttendropError(
+            f"{len(dataset)} rows of the same {task.head.input_name} cannot be split; hold out a fraction of 0, or add "
+            "data."
+        )
     count = max(1, math.floor(len(dataset) * fraction + 1e-6))
     if len(task.head.strata) > 1:
-        held = set(_stratified(task.head.strata_of(dataset), count, seed))
+        held = _stratified(task.head.strata_of(dataset), texts, count, seed)
     else:
-        held = set(_shuffled(len(dataset), seed)[:count])
+        held = _unstratified(texts, count, seed)
     return _take(dataset, (row for row in range(len(dataset)) if row not in held)), _take(dataset, held)
 
 
-def _stratified(labels: Sequence[int], count: int, seed: int) -> list[int]:
+def _numbered(texts: Sequence[Hashable]) -> list[int]:
+    """Return a number for each text, from 0, the same for equal texts."""
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(text, len(numbers)) for text in texts]
+
+
+def _unstratified(texts: Sequence[int], count: int, seed: int) -> set[int]:
+    return _whole_texts(_shuffled(len(texts), seed), count, [0] * len(texts), texts)
+
+
+def _stratified(labels: Sequence[int], texts: Sequence[int], count: int, seed: int) -> set[int]:
     """Sample about ``count`` rows, stratified by class if possible, otherwise unstratified with a warning."""
-    sizes = Counter(labels)
-    divisible = [row for row, label in enumerate(labels) if sizes[label] > 1]
-    classes = sum(size > 1 for size in sizes.values())
-    enough = max(count, classes)
-    if not divisible or enough > len(divisible) - classes:
+    classes_of = _classes_of(labels, texts)
+    sizes = Counter(label for classes in classes_of.values() for label in classes)
+    divisible = [row for row, text in enumerate(texts) if all(sizes[label] > 1 for label in classes_of[text])]
+    strata = [labels[row] for row in divisible]
+    rows_of = Counter(strata)
+    enough = max(count, len(rows_of))
+    if enough > len(divisible) - len(rows_of) or min(rows_of.values(), default=0) < 2:
         warnings.warn(
             f"{len(labels)} rows of {len(sizes)} classes are too few to hold out {count} by class: "
             "they were sampled without stratification.",
             stacklevel=3,
         )
-        return _shuffled(len(labels), seed)[:count]
-    strata = [labels[row] for row in divisible]
-    held: list[int] = train_test_split(divisible, test_size=enough, stratify=strata, random_state=seed)[1]
+        return _unstratified(texts, count, seed)
+    kept, held = train_test_split(divisible, test_size=enough, stratify=strata, random_state=seed)
+    return _whole_texts([*held, *kept], enough, labels, texts)
+
+
+def _whole_texts(order: Sequence[int], count: int, labels: Sequence[int], texts: Sequence[int]) -> set[int]:
+    """Take the first ``count`` rows; where texts repeat, instead as many rows of each class, with all rows of a text.
+
+    At least one text of each class is left. A text of more rows than are still wanted is taken only where none fits.
+    """
+    if max(texts) == len(texts) - 1:
+        return set(order[:count])
+    rows_of: defaultdict[int, list[int]] = defaultdict(list)
+    for row, text in enumerate(texts):
+        rows_of[text].append(row)
+    texts_of: defaultdict[int, dict[int, None]] = defaultdict(dict)  # by class, each once, in the order
+    for row in order:
+        texts_of[labels[row]][texts[row]] = None
+    classes_of = _classes_of(labels, texts)
+    left = Counter(label for classes in classes_of.values() for label in classes)
+    held: set[int] = set()
+    covered: set[int] = set()
+
+    def free(text: int) -> bool:
+        return rows_of[text][0] not in held and all(left[label] > 1 for label in classes_of[text])
+
+    def take(text: int) -> None:
+        held.update(rows_of[text])
+        covered.update(classes_of[text])
+        left.subtract(classes_of[text])
+
+    wanted = 0  # with the classes before: rows that these have too many are not taken of the next
+    for label, quota in Counter(labels[row] for row in order[:count]).items():
+        wanted += quota
+        for text in texts_of[label]:
+            if len(held) + len(rows_of[text]) <= wanted and free(text):
+                take(text)
+        others = [text for text in texts_of[label] if free(text)]
+        if others and (len(held) < wanted or label not in covered):
+            take(min(others, key=lambda text: len(rows_of[text])))
     return held
+
+
+def _classes_of(labels: Sequence[int], texts: Sequence[int]) -> dict[int, set[int]]:
+    """Return the classes of each text: several where its rows contradict each other."""
+    found: defaultdict[int, set[int]] = defaultdict(set)
+    for text, label in zip(texts, labels, strict=True):
+        found[text].add(label)
+    return found
 
 
 def _shuffled(n: int, seed: int) -> list[int]:
