@@ -2,6 +2,7 @@
 
 import io
 import json
+import warnings
 from pathlib import Path
 
 import pyarrow
@@ -109,7 +110,8 @@ def test_two_text_columns_and_all_splits(folder: Path) -> None:
         (["1", "2", "3"], "number", (), [1.0, 2.0, 3.0]),
         (["1.5", "2.0", "1.5"], "class", ("2", "1.5"), [1, 0, 1]),
         (["3", "3+", "2"], "class", ("2", "3", "3+"), [1, 2, 0]),
-        (["3,5", "1_0", "inf"], "auto", ("1_0", "3,5", "inf"), [1, 0, 2]),  # Python would take two of them for numbers
+        (["3", "1_0", "inf"], "class", ("3", "1_0", "inf"), [0, 1, 2]),  # Python would take two more for numbers
+        (["0,5", "10%"], "class", ("0,5", "10%"), [0, 1]),
     ],
 )
 def test_labels(folder: Path, labels: list[str], label_type: str, names: tuple[str, ...], ids: list[float]) -> None:
@@ -119,6 +121,37 @@ def test_labels(folder: Path, labels: list[str], label_type: str, names: tuple[s
     assert (data.task.kind, data.task.metric) == (
         ("classification", "accuracy") if names else ("regression", "pearson")
     )
+
+
+@pytest.mark.parametrize("labels", [["0,5", "1,5"], ["10%", "25 %"], ["1,000", "2,500.5", "7"], ["0,5", "1,5", "n/a"]])
+def test_numbers_in_other_notations_are_asked_about(folder: Path, labels: list[str]) -> None:
+    """Classes of such names were trained without a word."""
+    name = write("a.csv", "text,label\n" + "".join(f'text,"{label}"\n' for label in labels))
+    with pytest.raises(AttendropError, match=f"column 'label': the labels '{labels[0]}' .*look like numbers") as caught:
+        load_train(name)
+    assert "write numbers with a decimal point" in str(caught.value) and "--label-type class" in str(caught.value)
+    with pytest.raises(AttendropError, match=f"'{labels[0]}' is not a finite number; write numbers with a decimal"):
+        load_train(name, label_type="number")
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (
+            ["10%", "much"],
+            r"the labels '10%' \(a.csv, line 2\) look like numbers, but are read as classes",
+        ),
+        (["yes", "N/A"], r"column 'label': the labels 'N/A' \(a.csv, line 3\) are read as classes; if they stand for"),
+        (["yes", "None", "-"], r"the labels 'None' \(a.csv, line 3\), '-' \(a.csv, line 4\) are read as classes"),
+    ],
+)
+def test_labels_that_may_be_none_are_warned_of(folder: Path, labels: list[str], message: str) -> None:
+    name = write("a.csv", "text,label\n" + "".join(f"text,{label}\n" for label in labels))
+    with pytest.warns(UserWarning, match=message):
+        assert load_train(name).task.num_labels == len(labels)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_train(name, label_type="class")
 
 
 def test_one_decimal_point_in_any_file_means_numbers(folder: Path) -> None:
@@ -170,7 +203,7 @@ BAD_FILES = [
     (
         "a.csv",
         "text,label\na,1\nb,no\n",
-        "mix numbers, such as '1' (a.csv, line 2), with text, such as 'no' (a.csv, line 3)",
+        "column 'label': the labels mix numbers, such as '1' (a.csv, line 2), with text, such as 'no' (a.csv, line 3)",
     ),
     ("a.csv", "text,label\na,0.5\nb,no\n", "mix numbers, such as '0.5' (a.csv, line 2), with text, such as 'no'"),
     (

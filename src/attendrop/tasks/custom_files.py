@@ -45,7 +45,8 @@ def load_files(
             texts are lists of words, choices if there are more than two text columns or the second has lists, answers
             if they are objects as SQuAD has them, several labels if they are lists, numbers if at least one has a
             decimal fraction or an exponent, otherwise whole numbers and text are classes. The labels of all files
-            count. Spaces around labels are ignored, and ``1`` and ``1.0`` are the same class.
+            count. Spaces around labels are ignored, and ``1`` and ``1.0`` are the same class. Numbers with decimal
+            commas, percent signs or separators of thousands are none, and refused unless classes are asked for.
         head: Head of an existing model, with its classes. By default, the classes are the labels of the training file
             (otherwise of the evaluation file): integers by value, then text in alphabetical order.
         token_columns: Further columns of the training file to read. "train" then has them, and "place", where each row
