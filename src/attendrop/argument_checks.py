@@ -67,5 +67,5 @@ def suggestion(value: str, choices: tuple[str, ...]) -> str:
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" if a choice is close to ``name``, otherwise an empty text."""
     by_lower = {choice.lower(): choice for choice in choices}
-    close = get_close_matches(name.lower().strip(), by_lower, n=1)
+    close = get_close_matches(name.lower().strip(), by_lower, n=1, cutoff=0.65)
     return f"; did you mean {by_lower[close[0]]!r}?" if close else ""

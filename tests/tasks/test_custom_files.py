@@ -183,16 +183,24 @@ BAD_FILES = [
     ("a.csv", "text,label\n", "a.csv has no rows."),
     ("a.csv", "txt,label\na,b\n", "a.csv has no column 'text'; did you mean 'txt'?"),
     ("a.csv", "x,y\na,b\n", "a.csv has no column 'text'; its columns are 'x', 'y'."),
+    ("a.csv", "intent,label\na,b\n", "a.csv has no column 'text'; its columns are 'intent', 'label'."),
     ("a.csv", "text,lable\na,b\n", "a.csv has no column 'label'; did you mean 'lable'?"),
+    ("a.csv", "a;b;a\na;b, c;d\n", "a.csv: its header is separated by semicolons, but is read with commas; save it"),
+    ("a.csv", "id;text, short;label\n1;b\n", "a.csv: its header is separated by semicolons, but is read with commas"),
     (
         "a.csv",
-        "text;label\na;b\n",
-        "a.csv has no column 'text': its header is separated by semicolons, but csv is read",
+        "text\tlabel\na\tb\n",
+        "a.csv: its header is separated by tabs, but is read with commas; rename it to .tsv.",
     ),
-    ("a.tsv", "text,label\na,b\n", "separated by commas, but csv is read with commas and tsv with tabs."),
+    (
+        "a.tsv",
+        "text,label\na\tb\n",
+        "a.tsv: its header is separated by commas, but is read with tabs; rename it to .csv.",
+    ),
+    ("a.tsv", "Is it, in short, good?\na\n", "a.tsv has no column 'text'; its columns are 'Is it, in short, good?'."),
     ("a.csv", "text,text,label\na,b,c\n", "a.csv has more than one column 'text'"),
     ("a.csv", "text,label\na,yes\nb,no,no\n", "a.csv, line 3: 3 fields where the header has 2"),
-    ("a.csv", 'text,label\n"a\nb",yes\nc\n', "a.csv, line 4: 1 fields where the header has 2"),
+    ("a.csv", 'text,label\n"a\nb",yes\nc\n', "a.csv, line 4: 1 field where the header has 2"),
     ("a.csv", 'text,label\na,yes\n"b,no\nc,no\n', "a.csv, line 3: broken quoting (unexpected end of data)"),
     ("a.csv", 'text,label\n"a" b,yes\n', "a.csv, line 2: broken quoting"),
     ("a.tsv", 'text\tlabel\n"a\tyes\n', "a.tsv, line 2: broken quoting"),
@@ -234,11 +242,9 @@ BAD_FILES = [
         "ids.csv, column 'label': 60 different labels in 60 rows look like ids; give another label column",
     ),
     ("a.parquet", "text,label\na,b\n", "a.parquet is not a readable Parquet file"),
-    (
-        "a.xlsx",
-        "text",
-        "a.xlsx has the unknown extension '.xlsx'; give a file with one of .csv, .tsv, .jsonl, .parquet, .conll",
-    ),
+    ("a.xml", "text", "unknown extension '.xml'; give a file with one of .csv, .tsv, .jsonl, .parquet, .conll"),
+    ("a.xlsx", "text", "a.xlsx has the unknown extension '.xlsx'; save the sheet as CSV, in UTF-8 and with commas."),
+    ("a.json", "[]", "a.json has the unknown extension '.json'; save it as JSON lines, .jsonl, with an object"),
 ]
 
 
@@ -306,13 +312,27 @@ def test_skipped_rows_are_listed_in_the_order_of_the_file(folder: Path) -> None:
     assert listed == ["line 3", "line 4", "line 5", "line 7", "line 8"]
 
 
-@pytest.mark.parametrize("text", ["text;label\ngood;yes\n", "text;label\ngood, even;yes\n"])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("text;label\ngood;yes\n", "separated by semicolons, but is read with commas; save it with commas"),
+        ("text;label\ngood, even;yes\n", "separated by semicolons, but is read with commas; save it with commas"),
+        (
+            "text\tlabel\ngood, even\tyes\n",
+            "separated by tabs, but is read with commas; (rename it to .tsv|give --input-)",
+        ),
+    ],
+)
 @pytest.mark.parametrize("file", ["a.csv", "-"])
-def test_semicolons_are_pointed_out(folder: Path, monkeypatch: pytest.MonkeyPatch, file: str, text: str) -> None:
+def test_another_separator_is_what_is_said_first(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, file: str, text: str, message: str
+) -> None:
+    """Also where bad rows are skipped, and all are bad."""
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     write("a.csv", text)
-    rows = stream_file(file, text_columns=["text"], head=Classification(("yes",)), size=9, bad=BadRows(), format="csv")
-    with pytest.raises(AttendropError, match="its header is separated by semicolons, but csv is read with commas"):
+    bad = BadRows(skip=True)
+    rows = stream_file(file, text_columns=["text"], head=Classification(("yes",)), size=9, bad=bad, format="csv")
+    with pytest.raises(AttendropError, match=message):
         list(rows)
 
 

@@ -31,7 +31,8 @@ class Table:
     def column(self, name: str) -> list[Any]:
         """Return the values of a column; raise AttendropError if there is none."""
         if name not in self.columns:
-            raise AttendropError(f"{self.path} has no column {name!r}{self._missing_hint(name)}")
+            hint = did_you_mean(name, self.columns) or f"; its columns are {', '.join(map(repr, self.columns))}."
+            raise AttendropError(f"{self.path} has no column {name!r}{hint}")
         position = self.columns.index(name)
         return [row[position] for row in self.rows]
 
@@ -58,18 +59,3 @@ class Table:
         """Return the table with these of its rows, given by their place in it."""
         rows_of, places, index = ([values[row] for row in rows] for values in (self.rows, self.places, self.index))
         return Table(self.path, self.columns, rows_of, places, index)  # type: ignore[arg-type]
-
-    def _missing_hint(self, name: str) -> str:
-        hint = did_you_mean(name, self.columns)
-        if hint:
-            return hint
-        separator = separator_hint(self.columns)
-        return f": {separator}." if separator else f"; its columns are {', '.join(map(repr, self.columns))}."
-
-
-def separator_hint(header: Sequence[str]) -> str | None:
-    """Return the likely error in a header of one column, as the end of a sentence, or None."""
-    for delimiter, word in ((";", "semicolons"), ("\t", "tabs"), (",", "commas")):
-        if len(header) == 1 and delimiter in header[0]:
-            return f"its header is separated by {word}, but csv is read with commas and tsv with tabs"
-    return None

@@ -18,7 +18,7 @@ from attendrop.tasks.column_files import read_conll, read_conllu
 from attendrop.tasks.file_formats import files_of
 from attendrop.tasks.image_folders import read_image_folder
 from attendrop.tasks.line_files import read_lines, read_parallel
-from attendrop.tasks.table import Table, separator_hint
+from attendrop.tasks.table import Table
 from attendrop.tasks.text_lines import STDIN, text_lines
 
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -56,7 +56,8 @@ def read_chunks(
         Tables of at most ``size`` rows.
 
     Raises:
-        AttendropError: The file is missing, empty or broken, its extension is unknown, or a column occurs twice.
+        AttendropError: The file is missing, empty or broken, its extension is unknown, its header has another
+            separator, or a column occurs twice.
     """
     if len(files := files_of(path)) > 1:
         yield from read_parallel(files, size)
@@ -68,7 +69,8 @@ def read_chunks(
     if suffix not in _READERS and not Path(path).suffix and not Path(path).exists():
         raise AttendropError(f"there is no file or folder {path}.")
     if suffix not in _READERS:
-        raise AttendropError(f"{path} has the unknown extension {suffix!r}; give a file with one of {_EXTENSIONS}.")
+        fix = _SAVED_AS.get(suffix, f"give a file with one of {', '.join(_READERS)}")
+        raise AttendropError(f"{path} has the unknown extension {suffix!r}; {fix}.")
     path, bad = Path(path), bad or BadRows()
     if str(path) == STDIN and suffix == ".parquet":
         raise AttendropError("Parquet cannot be read from standard input; give a file.")
@@ -86,6 +88,7 @@ def _read_delimited(path: Path, size: int | None, bad: BadRows, delimiter: str) 
     with text_lines(path, "") as lines:
         records = _records(path, lines, delimiter)
         _, header = next(records)
+        _check_separator(path, header, delimiter)
         _check_columns(path, header)
         rows = _fitting(path, header, records, bad)
         while chunk := list(islice(rows, size)):
@@ -105,8 +108,8 @@ def _fitting(
         if len(values) == len(header):
             yield index, f"line {line}", values
         else:
-            hint = separator_hint(header) or "a field that contains the separator must be quoted"
-            problem = f"{len(values)} fields where the header has {len(header)}; {hint}"
+            found = f"{len(values)} field{'' if len(values) == 1 else 's'} where the header has {len(header)}"
+            problem = f"{found}; a field that contains the separator must be quoted"
             bad.add(path, f"line {line}", problem, values)
         index += 1
 
@@ -199,6 +202,24 @@ def _check_columns(path: Path, columns: list[str]) -> None:
         raise AttendropError(f"{path} has more than one column {duplicates[0]!r}; give each its own name.")
 
 
+def _check_separator(path: Path, header: list[str], delimiter: str) -> None:
+    """Raise if another separator divides the header into more columns."""
+    line = delimiter.join(header)
+    if len(header) > 1 or ", " in line:  # commas in a question, as a header
+        line = line.replace(",", "")
+    others = [other for other in _SEPARATORS if other != delimiter and line.count(other) >= len(header)]
+    if not others:
+        return
+    found, right = others[0], {",": "csv", "\t": "tsv"}.get(others[0])
+    fix = f"save it with {_SEPARATORS[delimiter]}"
+    if right is not None:
+        fix = f"give --input-format {right}" if str(path) == STDIN else f"rename it to .{right}"
+    raise AttendropError(
+        f"{path}: its header is separated by {_SEPARATORS[found]}, but is read with {_SEPARATORS[delimiter]}; {fix}."
+    )
+
+
+_SEPARATORS = {";": "semicolons", "\t": "tabs", ",": "commas", "|": "vertical bars"}
 _READERS: dict[str, Callable[[Path, int | None, BadRows], Iterator[Table]]] = {
     ".csv": lambda path, size, bad: _read_delimited(path, size, bad, ","),
     ".tsv": lambda path, size, bad: _read_delimited(path, size, bad, "\t"),
@@ -208,4 +229,6 @@ _READERS: dict[str, Callable[[Path, int | None, BadRows], Iterator[Table]]] = {
     ".conllu": read_conllu,
     ".txt": read_lines,
 }
-_EXTENSIONS = ", ".join(_READERS)
+# What to do with files of formats that are not read.
+_SAVED_AS = dict.fromkeys((".xlsx", ".xls", ".ods"), "save the sheet as CSV, in UTF-8 and with commas")
+_SAVED_AS[".json"] = "save it as JSON lines, .jsonl, with an object for each row on its line"
