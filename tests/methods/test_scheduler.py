@@ -232,7 +232,7 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
     [
         ("bert", Scheduler(), None, r"pass total_steps=.* to regularize"),
         ("bert", Scheduler(probabilities="1,0; 1,0; 1,0"), 8, r"3 lists for 2 layers of encoder attention"),
-        ("bert", Scheduler(probabilities="1,0; 1,0", layers=[0]), 8, r"2 lists for 1 layers"),
+        ("bert", Scheduler(probabilities="1,0; 1,0", layers=[0]), 8, r"2 lists for 1 layer "),
         ("bart", Scheduler(layers="cross"), 8, r"layers='cross' leaves no self-attention"),
         ("bert", Scheduler(layers=[7]), 8, r"the model has no layer 7"),
     ],

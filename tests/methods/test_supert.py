@@ -291,7 +291,7 @@ def test_a_switch_is_true_or_false(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [({"total_steps": None}, r"pass total_steps, regularize\(\.\.\., total_steps=total_steps\)"),
-     ({"optimizer": None}, r"pass optimizer"), ({"total_steps": 1}, r"search=0\.5 of 1 steps is less than one")],
+     ({"optimizer": None}, r"pass optimizer"), ({"total_steps": 1}, r"search=0\.5 of 1 step is less than one")],
 )  # fmt: skip
 def test_what_is_missing_is_said(options: dict[str, Any], message: str) -> None:
     with pytest.raises(AttendropError, match=message):

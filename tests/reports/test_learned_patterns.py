@@ -142,8 +142,8 @@ def test_the_fit_stays_where_the_scheduler_can_go() -> None:
     ("progress", "pieces", "message"),
     [
         ([0.5, 1.0], 0, r"fit=0 must be at least 1"),
-        ([0.5], 1, r"fit=1: 1 piece\(s\) have 2 knots, but the run took 1 dropout step"),
-        ([0.2, 0.6, 1.0], 3, r"fit=3: 3 piece\(s\) have 4 knots, but the run took 3 dropout step"),
+        ([0.5], 1, r"fit=1: 1 piece with 2 knots, but the run took 1 dropout step;"),
+        ([0.2, 0.6, 1.0], 3, r"fit=3: 3 pieces with 4 knots, but the run took 3 dropout steps;"),
         ([0.1, 0.2, 0.3, 0.4, 0.5], 4, r"from 10% to 50% of the planned steps, do not determine every piece"),
     ],
 )
@@ -238,7 +238,7 @@ def test_a_fit_far_off_takes_more_pieces(tmp_path: Path, capsys: Captured) -> No
     assert len(found["progress"]) > 2
     assert found["largest_deviation"]["encoder.0"] <= 0.1
     assert cli.main(["patterns", str(run), "--fit", "1"]) == 0
-    assert "A fit of 1 piece(s) is far off the curves; 2 were taken." in capsys.readouterr().out
+    assert "A fit of 1 piece is far off the curves; 2 were taken." in capsys.readouterr().out
 
 
 def test_a_fit_that_stays_far_off_says_so(tmp_path: Path, capsys: Captured) -> None:
@@ -335,7 +335,7 @@ def test_the_fit_keeps_to_the_layers_of_the_run(tmp_path: Path) -> None:
         ({"method": "ad-drop"}, ["--fit", "1"], "trained with ad-drop, which learns no dropout patterns"),
         ({"dropout_steps": []}, [], "took no dropout step; train for longer"),
         ({}, ["--fit", "0"], "fit=0 must be at least 1"),
-        ({}, ["--fit", "20"], "20 piece(s) have 21 knots"),
+        ({}, ["--fit", "20"], "20 pieces with 21 knots"),
         ({}, ["--fit", "x"], "Invalid value for '--fit'"),
         ({}, ["--options", "f.json"], "give the number of pieces with --fit"),
         ({}, ["--output", "/nowhere/p.png"], "'/nowhere/p.png' cannot be written"),

@@ -70,7 +70,7 @@ def test_every_part_is_counted(tokenizer: hf.PreTrainedTokenizerBase) -> None:
 def test_warnings_name_what_to_look_at(tokenizer: hf.PreTrainedTokenizerBase) -> None:
     assert list(report_warnings(report_of(tokenizer, TRAIN, DEV), YES_NO)) == [
         "1 of 3 rows of dev (33.3 %) have a text that is in train, too: the score on them is optimistic.",
-        "1 texts of train have several labels, in 2 rows, such as 'a bird': 'no', 'yes'.",
+        "1 text of train has several labels, in 2 rows, such as 'a bird': 'no', 'yes'.",
         "2 rows of train repeat the text of another row.",
         "1 of 7 rows of train have no token that the model knows.",
         "1 of 3 rows of dev have no token that the model knows.",

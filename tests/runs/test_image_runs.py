@@ -227,4 +227,7 @@ def test_a_bad_image_stops_a_run_or_is_skipped(folder: Path, tmp_path: Path, cap
     assert_refused(asked, tmp_path / "out", "left/cut.jpg, column 'image': the image cannot be read", capsys)
     assert cli.main([*asked, "--skip-bad-rows", "--max-steps", "1", "--method", "finetune"]) == 0
     skipped = json.loads((tmp_path / "out" / "skipped_rows.jsonl").read_text())
-    assert skipped["place"] == "left/cut.jpg" and "Skipped 1 invalid row(s) (left/cut.jpg)" in capsys.readouterr().err
+    assert (
+        skipped["place"] == "left/cut.jpg"
+        and f"Skipped 1 invalid row ({tmp_path}/train: left/cut.jpg)" in capsys.readouterr().err
+    )

@@ -181,8 +181,12 @@ def test_bad_rows_are_left_out_of_predictions_and_scores(runs: Path, tmp_path: P
     assert not output.exists()
     skip = [*arguments, "--skip-bad-rows"]
     assert cli.main(["predict", f"{runs}/single", "--predict-file", str(file), "--output", str(output), *skip]) == 0
-    assert f"Skipped 1 invalid row(s); {output}.skipped.jsonl lists them" in capsys.readouterr().err
+    assert f"Skipped 1 invalid row ({file}: line 3); {output}.skipped.jsonl lists them" in capsys.readouterr().err
     assert [row["index"] for row in read_csv(output)] == ["0", "2", "3"]
+    assert cli.main(["predict", f"{runs}/single", "--predict-file", str(file), "--output", "-", *skip]) == 0
+    assert cli.main(["evaluate", f"{runs}/single", "--eval-file", str(file), *skip]) == 0
+    told = f"Skipped 2 invalid rows ({file}: line 3, line 5); add --skipped-file to list them"
+    assert told in capsys.readouterr().err
     skip += ["--skipped-file", str(listed), "--json"]
     assert cli.main(["evaluate", f"{runs}/single", "--eval-file", str(file), *skip]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -195,7 +199,6 @@ def test_bad_rows_are_left_out_of_predictions_and_scores(runs: Path, tmp_path: P
     [
         (["--output", "-", "--json"], "both write on stdout"),
         (["--output", "out.csv", "--input-format", "csv"], "input-format is for standard input"),
-        (["--output", "-", "--skip-bad-rows"], "skip-bad-rows needs skipped-file"),
         (["--output", "out.csv", "--skipped-file", "x"], "skipped-file is for skip-bad-rows"),
         (["--output", "out.csv", "--output-format", "xml"], "'xml' is not a format of predictions"),
         (["--output", "out.csv", "--keep-columns", "--text-columns", "probability"], "has a column 'probability'"),

@@ -63,7 +63,7 @@ def test_data_are_told_before_training_and_kept(folder: Path, capsys: Captured) 
     rows = [f"{tiny.sentence(n)},{('no', 'yes')[n % 2]}" for n in range(12)]
     more = ["the cat,Yes", "the cat,no", ",no", "a bird,", f"{tiny.sentence(40)},yes", "the dog sees,Yes"]
     (folder / "ugly.csv").write_text("\n".join(["text,label", *rows, *more]) + "\n")
-    (folder / "ugly-dev.csv").write_text(f"text,label\n{tiny.sentence(40)},yes\nnear,no\nfar,no\n")
+    (folder / "ugly-dev.csv").write_text(f"text,label\n{tiny.sentence(40)},yes\nnear,no\nfar,no\n,no\n")
     files = ["--train-file", f"{folder}/ugly.csv", "--eval-file", f"{folder}/ugly-dev.csv", "--text-columns", "text"]
     options = [*files, "--selection-fraction", "0", "--method", "finetune", "--skip-bad-rows", "--max-length", "6"]
     assert cli.main(arguments(folder, "ugly", *options)) == 0
@@ -71,18 +71,19 @@ def test_data_are_told_before_training_and_kept(folder: Path, capsys: Captured) 
     told = " ".join(err[: err.index("Epoch 1 of 2")].split())
     for part in (
         "Data: classification, 3 classes train dev rows 16 3 Yes 2 0 no 7 2 yes 7 1 over 6 tokens, cut 56.2 % 33.3 %",
-        "Warning: Skipped 2 invalid row(s) (line 16, line 17); skipped_rows.jsonl in the run's folder lists them.",
+        f"Warning: Skipped 3 invalid rows ({folder}/ugly.csv: line 16, line 17; "
+        f"{folder}/ugly-dev.csv: line 5); skipped_rows.jsonl in the run's folder lists them.",
         "Warning: The classes 'Yes' and 'yes' differ only in case or spaces: are they the same?",
         "Warning: 1 of 3 rows of dev (33.3 %) have a text that is in train, too",
-        "Warning: 1 texts of train have several labels, in 2 rows, such as 'the cat': 'Yes', 'no'.",
+        "Warning: 1 text of train has several labels, in 2 rows, such as 'the cat': 'Yes', 'no'.",
     ):
         assert part in told
     metrics = tiny.read_metrics(folder / "ugly")
     report = metrics["data"]["report"]
     assert report["parts"]["train"]["classes"] == {"Yes": 2, "no": 7, "yes": 7}
-    assert report["skipped"] == 2 and report["conflicts"]["texts"] == 1
+    assert report["skipped"] == 3 and report["conflicts"]["texts"] == 1
     skipped = [json.loads(line) for line in (folder / "ugly" / "skipped_rows.jsonl").read_text().splitlines()]
-    assert [row["place"] for row in skipped] == ["line 16", "line 17"]
+    assert [row["place"] for row in skipped] == ["line 16", "line 17", "line 5"]
 
 
 def test_score_stands_beside_that_of_the_most_common_class(folder: Path, capsys: Captured) -> None:

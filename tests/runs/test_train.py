@@ -167,8 +167,8 @@ def test_early_stopping_ends_a_run(folder: Path) -> None:
     ("epochs", "options", "message"),
     [
         (4, {"cross_tuning": True}, "ad-drop will regularise epochs 2, 4 of 4"),
-        (1, {"cross_tuning": True}, "would regularise none of the 1 epoch"),
-        (1, {}, "will regularise all 1 epochs"),
+        (1, {"cross_tuning": True}, "would regularise none of 1 epoch."),
+        (1, {}, "will regularise the only epoch"),
         (1, {}, f"Measured of ad-drop: {ADDrop.evidence}"),
     ],
 )

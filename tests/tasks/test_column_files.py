@@ -65,7 +65,7 @@ def test_heads_count_from_0_and_a_root_is_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.conll", "a X\nb\n", "a.conll, line 2: 1 columns where the first line of the file has 2"),
+        ("a.conll", "a X\nb\n", "a.conll, line 2: 1 column where the first line of the file has 2"),
         ("a.conllu", "1\ta\t_\tX\t_\t_\t3\t_\t_\t_\n", "line 1: word 1 has the head '3', which is no word"),
         ("a.conllu", "1\ta\n", "word 1 has 2 columns instead of 10, separated by tabs"),
         ("a.conllu", CONLLU.replace("4\t.\t.", "5\t.\t."), "word 4 has the number 5"),

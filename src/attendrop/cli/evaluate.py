@@ -26,6 +26,7 @@ from attendrop.cli.console import aligned, messages
 from attendrop.cli.option_files import read_task_set
 from attendrop.cli.run_options import TaskSet
 from attendrop.runs.model_source import Source
+from attendrop.wording import counted
 
 
 @app.command()
@@ -65,9 +66,9 @@ def evaluate(
 
     with messages(quiet=quiet) as console, row_progress(console, quiet=quiet) as progress:
         found = evaluate_run(run, source, progress)
-    lines = {"data": f"{found['task']}, {found['split']}: {found['rows']} rows ({found['source']})"}
+    lines = {"data": f"{found['task']}, {found['split']}: {counted(found['rows'], 'row')} ({found['source']})"}
     lines |= {name.replace("_", " "): f"{value:.4f}" for name, value in found["all_scores"].items()}
     for groups in found["groups"].values():
         metric = found["metric"]
-        lines |= {name: f"{group[metric]:.4f} ({group['rows']} rows)" for name, group in groups.items()}
+        lines |= {name: f"{group[metric]:.4f} ({counted(group['rows'], 'row')})" for name, group in groups.items()}
     show(found, aligned(lines), quiet=quiet, as_json=as_json)

@@ -18,6 +18,7 @@ from attendrop.reports import learned_patterns as patterns
 from attendrop.reports.learned_patterns import Fit, Patterns
 from attendrop.runs.config import RunConfig
 from attendrop.runs.run_folder import add_files, hold_run_folders, own_files, read_metrics, was_added
+from attendrop.wording import counted
 
 _ROWS = 12
 
@@ -136,7 +137,7 @@ def _reading(found: Patterns, fitted: Fit, pieces: int) -> list[str]:
     lines = [f"Least squares fit, linear pieces between {len(fitted.knots)} knots:", *_aligned(rows)]
     taken = len(fitted.knots) - 1
     if taken > pieces:
-        lines.append(f"A fit of {pieces} piece(s) is far off the curves; {taken} were taken.")
+        lines.append(f"A fit of {counted(pieces, 'piece')} is far off the curves; {taken} were taken.")
     if fitted.far_off:
         lines.append(f"The fit is still far off the curves: by up to {fitted.largest.max():.2f}.")
     if found.effects:

@@ -26,6 +26,7 @@ from attendrop.cli.option_files import read_task_set
 from attendrop.cli.run_options import TaskSet
 from attendrop.errors import AttendropError
 from attendrop.runs.model_source import STDIN, Source
+from attendrop.wording import counted
 
 
 @app.command()
@@ -78,5 +79,5 @@ def predict(
             run, source, output, format=output_format, probabilities=probabilities, keep_columns=keep_columns,
             on_progress=progress,
         )  # fmt: skip
-    shown = f"Wrote {found['rows']} prediction{'s' if found['rows'] != 1 else ''} to {output}."
+    shown = f"Wrote {counted(found['rows'], 'prediction')} to {output}."
     show(found, shown, quiet=quiet or output == STDIN, as_json=as_json)

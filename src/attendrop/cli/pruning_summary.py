@@ -8,6 +8,7 @@ from typing import Any
 from attendrop.cli.console import aligned, size
 from attendrop.pruning.selection import IMPORTANCE
 from attendrop.runs.pruned_model_card import interval
+from attendrop.wording import counted
 
 
 def prune_summary(metrics: Mapping[str, Any]) -> str:
@@ -20,7 +21,7 @@ def prune_summary(metrics: Mapping[str, Any]) -> str:
     }
     lines |= _trials(pruned, name)
     if pruned["recover_epochs"]:
-        lines["recovered"] = f"fine-tuned for {pruned['recover_epochs']} more epoch(s)"
+        lines["recovered"] = f"fine-tuned for {counted(pruned['recover_epochs'], 'more epoch')}"
     sets = ({"selection": pruned["selection"]} if pruned["selection"] else {}) | pruned["all_scores"]
     lines |= {f"{part} score": f"{name} {_change(both, metric)}" for part, both in sets.items()}
     lines["parameters"] = _before_after(*(f"{pruned['parameters'][when]:,}" for when in ("before", "after")))
@@ -42,7 +43,7 @@ def _trials(pruned: Mapping[str, Any], metric: str) -> dict[str, str]:
     for count, score in pruned["scores"].items():
         found = pruned["differences"].get(count)
         change = "" if found is None else f"  {found['value']:+.4f}  ({interval({'difference': found})})"
-        lines[f"  {count} layer{'s' if count != '1' else ''}"] = f"{score:.4f}{change}"
+        lines[f"  {counted(int(count), 'layer')}"] = f"{score:.4f}{change}"
     return lines | ({"not known": pruned["unknown"]} if pruned["unknown"] else {})
 
 

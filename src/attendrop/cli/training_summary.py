@@ -9,6 +9,7 @@ from typing import Any
 from attendrop.cli.console import aligned, size
 from attendrop.methods.core.registry import build_method, get_method
 from attendrop.runs.model_card import scored_once
+from attendrop.wording import counted
 
 
 def run_summary(metrics: Mapping[str, Any]) -> str:
@@ -26,10 +27,10 @@ def run_summary(metrics: Mapping[str, Any]) -> str:
     if data["selected_on"] is None:
         lines["epoch kept"] += ", the last"
     if metrics["selection"] is not None:
-        lines["epoch kept"] = f"the last of training on all rows, for {metrics['selection']['steps']} steps"
+        lines["epoch kept"] = f"the last of training on all rows, for {counted(metrics['selection']['steps'], 'step')}"
     if metrics["selection_score"] is not None and data["selected_on"] != "dev":
         lines["selection score"] = (
-            f"{metric} {metrics['selection_score']:.4f}, with {data['rows']['selection']} rows held out"
+            f"{metric} {metrics['selection_score']:.4f}, with {counted(data['rows']['selection'], 'row')} held out"
         )
     lines |= {"train score": f"{metrics['train_fit']['metric']} {metrics['train_fit']['score']:.4f}"}
     lines |= {f"{part} score": _scores(scores) for part, scores in metrics["all_scores"].items()}
@@ -45,9 +46,8 @@ def run_summary(metrics: Mapping[str, Any]) -> str:
         lines["protocol"] += "; dev was scored once, at the end"
     if data["rewarded_on"] == "dev":
         lines["rewarded on"] = "dev: it decided during training what was dropped, so the dev score is optimistic"
-    lines["cost"] = (
-        f"{metrics['steps']} steps, {metrics['train_seconds']:.0f} s, {size(metrics['peak_memory_bytes'])} at most"
-    )
+    memory = size(metrics["peak_memory_bytes"])
+    lines["cost"] = f"{counted(metrics['steps'], 'step')}, {metrics['train_seconds']:.0f} s, {memory} at most"
     lines["model"] = metrics["output_dir"]
     title = f"{metrics['model']} on {metrics['task']} with {metrics['method']}, seed {metrics['seed']} (one seed)"
     return f"{title}\n{aligned(lines)}"

@@ -23,6 +23,7 @@ from attendrop.methods.core.context import StepContext, TrainingContext
 from attendrop.methods.core.info import MethodInfo
 from attendrop.methods.core.options import LAYERS, choice, count, option, unit_interval
 from attendrop.methods.core.replay import Replay
+from attendrop.wording import counted
 
 
 @dataclass(frozen=True)
@@ -124,8 +125,8 @@ class _Search(MethodState):
         self.length = searched // method.trials
         if not self.length:
             raise AttendropError(
-                f"search={method.search} of {self.start.steps} steps is {searched}, fewer than trials={method.trials}. "
-                "Train longer, raise search, or lower trials."
+                f"search={method.search} of {counted(self.start.steps, 'step')} is {searched}, fewer than "
+                f"trials={method.trials}. Train longer, raise search, or lower trials."
             )
         self.seed = training.seed
         self.recorded = Replay(self.length)

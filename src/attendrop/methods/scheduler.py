@@ -18,6 +18,7 @@ from attendrop.methods.core.context import StepContext
 from attendrop.methods.core.info import MethodInfo
 from attendrop.methods.core.options import LAYERS, Range, choice, option
 from attendrop.methods.vanilla import Bernoulli
+from attendrop.wording import counted
 
 HIGHEST = 0.95
 _START = 0.6
@@ -112,8 +113,9 @@ class Scheduler(Method):
         chosen = super().selected_layers(attention_layers)
         if len(self.probabilities) not in (1, len(chosen)):
             raise AttendropError(
-                f"probabilities has {len(self.probabilities)} lists for {len(chosen)} layers of {chosen[0].kind} "
-                "attention; give one for each, or a single one for all, or choose layers with layers=."
+                f"probabilities has {len(self.probabilities)} lists for {counted(len(chosen), 'layer')} of "
+                f"{chosen[0].kind} attention; give one for each, or a single one for all, or choose layers with "
+                "layers=."
             )
         return chosen
 

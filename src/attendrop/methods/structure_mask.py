@@ -18,6 +18,7 @@ from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import StepContext
 from attendrop.methods.core.info import MethodInfo
 from attendrop.methods.core.options import LAYERS, Range, choice, count, option, unit_interval
+from attendrop.wording import counted
 
 STRUCTURES = ("window", "dependencies", "adjacency")
 RELATIONS = ("ancestors", "neighbours")
@@ -181,7 +182,7 @@ class _DropOutside(RandomMaskPlan):
     def _moved(self, outside: Tensor, number: Tensor, batch: int) -> Tensor:
         rows, length, size = len(outside), outside.shape[1], number.shape[1]
         if batch % rows:
-            raise AttendropError(f"Column '{self.method.column}' has {rows} rows for a batch of {batch}.")
+            raise AttendropError(f"Column '{self.method.column}' has {counted(rows, 'row')} for a batch of {batch}.")
         outside = functional.pad(outside.to(number.device), (0, size - length) * 2, value=False)
         outside = outside.repeat_interleave(batch // rows, 0)
         number = number.clamp(min=0)  # padding; nothing attends to it

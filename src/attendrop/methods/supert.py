@@ -23,6 +23,7 @@ from attendrop.methods.core.compatibility import EXCHANGES_WEIGHTS, Rule
 from attendrop.methods.core.context import StepContext, TrainingContext
 from attendrop.methods.core.info import MethodInfo
 from attendrop.methods.core.options import SWITCH, choice, option, unit_interval
+from attendrop.wording import counted
 
 logger = logging.getLogger(__name__)
 ABSOLUTE = ("token", "row")
@@ -121,7 +122,8 @@ class _SuperT(MethodState):
         self.search_steps = int(floor_fraction(torch.tensor(self.start.steps), method.search))
         if self.search_steps < 1:
             raise AttendropError(
-                f"search={method.search} of {self.start.steps} steps is less than one. Train longer, or raise search."
+                f"search={method.search} of {counted(self.start.steps, 'step')} is less than one. Train "
+                "longer, or raise search."
             )
         self.importance: dict[str, Tensor] = {}
         self.pruned: dict[str, list[int]] | None = None

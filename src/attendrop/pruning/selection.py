@@ -22,6 +22,7 @@ from attendrop.pruning.comparison import CONFIDENCE, Difference, Predictions, pa
 from attendrop.pruning.constant_attention import check_numbers, mask_layers, prunable_layers
 from attendrop.pruning.pruned_model import PrunedModel, warn_if_slow
 from attendrop.training.regularization import loss_and_outputs
+from attendrop.wording import counted
 
 # Score of a model, greater is better: one number, or one for each row, whose mean is the score.
 Score = Callable[[PrunedModel], float | Sequence[float]]
@@ -254,7 +255,7 @@ def undecided_message(trials: Sequence[Trial], kept: int, tolerance: float) -> s
     if not undecided:
         return None
     nearest = max(undecided, key=lambda trial: (trial.difference.low, trial.count))
-    found, layers = nearest.difference, f"{nearest.count} layer{'s' if nearest.count > 1 else ''}"
+    found, layers = nearest.difference, counted(nearest.count, "layer")
     said = f"{nearest.rows} rows cannot tell whether {layers} would cost more than the tolerance of {tolerance:g}"
     if not math.isfinite(found.low):
         return f"{said}: they are too few for an interval of the difference."
@@ -326,7 +327,9 @@ def _drop_fractions(
     fractions = dict(pi) if isinstance(pi, Mapping) else dict(zip(keys, pi, strict=False))
     missing = [key for key in keys if key not in fractions]
     if missing or len(pi) != len(keys):
-        raise AttendropError(f"pi has {len(pi)} layers, the model {len(keys)}: it must have one fraction for each.")
+        raise AttendropError(
+            f"pi has {counted(len(pi), 'layer')}, the model {len(keys)}: it must have one fraction for each."
+        )
     return [fractions[key] for key in keys]
 
 

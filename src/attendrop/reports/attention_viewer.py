@@ -13,6 +13,7 @@ from attendrop.reports.attention_maps import MapSettings, TextMaps, compact, tex
 from attendrop.reports.attention_stages import Stages
 from attendrop.reports.html_page import MOST_BYTES, Section, render, render_page
 from attendrop.tasks.tokenizers import DEFAULT_MAX_LENGTH
+from attendrop.wording import counted
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -83,7 +84,8 @@ def _columns(stages: Stages, texts: Sequence[str], pairs: Sequence[str]) -> dict
         raise AttendropError("No text is given; give one or more.")
     if pairs and len(pairs) != len(texts):
         raise AttendropError(
-            f"{len(texts)} text(s) and {len(pairs)} second text(s) are given; give one --text-pair for each text."
+            f"{counted(len(texts), 'text')} and {counted(len(pairs), 'second text')} are given; give one "
+            "--text-pair for each text."
         )
     if stages.num_texts is not None and stages.num_texts != 1 + bool(pairs):
         what = {1: "single texts; omit --text-pair", 2: "pairs of texts; give one --text-pair for each text"}

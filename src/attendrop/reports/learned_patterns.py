@@ -15,6 +15,7 @@ from attendrop.methods.attend_out.method import AttendOut
 from attendrop.methods.scheduler import HIGHEST, Scheduler
 from attendrop.output_files import write_json
 from attendrop.runs.run_folder import read_metrics
+from attendrop.wording import counted
 
 _DECIMALS = 6
 # Yellow lines are hard to see on white.
@@ -136,8 +137,8 @@ def fit(patterns: Patterns, pieces: int) -> Fit:
         raise AttendropError(f"fit={pieces} must be at least 1: it is the number of pieces.")
     if count < pieces + 1:
         raise AttendropError(
-            f"fit={pieces}: {pieces} piece(s) have {pieces + 1} knots, but the run took {count} dropout step(s); fit "
-            "fewer pieces, or train with a lower dropout_step."
+            f"fit={pieces}: {counted(pieces, 'piece')} with {pieces + 1} knots, but the run took "
+            f"{counted(count, 'dropout step')}; fit fewer pieces, or train with a lower dropout_step."
         )
     knots = np.round(np.linspace(0, 1, pieces + 1), _DECIMALS)
     hats = _hats(patterns.progress, knots)

@@ -12,6 +12,7 @@ from attendrop.runs.resolved_run import ResolvedRun
 from attendrop.runs.run_metrics import SetScores
 from attendrop.runs.training_args import num_epochs
 from attendrop.tasks.heads.base import Head
+from attendrop.wording import counted
 
 SKIPPED = "skipped_rows.jsonl"
 logger = logging.getLogger(__name__)
@@ -20,7 +21,7 @@ logger = logging.getLogger(__name__)
 def announce_run(run: ResolvedRun) -> None:
     """Log the data, warn of optimistic scores, and log the epochs in which the method is active."""
     config, parts = run.config, run.parts
-    counts = [f"{len(parts.train)} rows to train on"]
+    counts = [f"{counted(len(parts.train), 'row')} to train on"]
     if parts.selection is not None and config.protocol == "honest":
         purpose = "choose the best epoch" if run.chooses_epoch else "score on"
         counts.append(f"{len(parts.selection)} more to {purpose}")
@@ -44,7 +45,7 @@ def announce_run(run: ResolvedRun) -> None:
 def _training(run: ResolvedRun) -> str:
     """Describe the training, as it was given or as the recipe decided."""
     config = run.config
-    length = f"{config.epochs} epochs" if config.max_steps is None else f"{config.max_steps} steps"
+    length = counted(config.epochs or 0, "epoch") if config.max_steps is None else counted(config.max_steps, "step")
     reads = ", on the mean over all tokens" if run.task.head.has_pooling and config.pooling == "mean" else ""
     head = "" if run.task.head.pretrained else " and the head"
     adapter = "" if config.adapter is None else f", of a LoRA adapter of rank {config.adapter.r}{head}"
@@ -64,7 +65,7 @@ def _announce_epochs(method: Method, total: int) -> None:
 def _listed(epochs: list[int], total: int) -> str:
     """Format epochs, given from 0, counted from 1."""
     if len(epochs) == total:
-        return f"all {total} epochs"
+        return f"all {total} epochs" if total > 1 else "the only epoch"
     names = [str(epoch + 1) for epoch in epochs]
     shown = names if len(names) <= 8 else [*names[:3], "...", names[-1]]
     return f"epoch{'s' if len(names) > 1 else ''} {', '.join(shown)} of {total}"
@@ -74,10 +75,11 @@ def announce_data(report: dict[str, Any], head: Head) -> None:
     """Log the report on the data, and its warnings."""
     logger.info("%s", report_table(report, head))
     if report["skipped"]:
-        places = report["skipped_places"]
-        shown = ", ".join(places) + (", ..." if report["skipped"] > len(places) else "")
         logger.warning(
-            "Skipped %d invalid row(s) (%s); %s in the run's folder lists them.", report["skipped"], shown, SKIPPED
+            "Skipped %s (%s); %s in the run's folder lists them.",
+            counted(report["skipped"], "invalid row"),
+            report["skipped_places"],
+            SKIPPED,
         )
     for warning in report_warnings(report, head):
         logger.warning("%s", warning)
@@ -85,7 +87,7 @@ def announce_data(report: dict[str, Any], head: Head) -> None:
 
 def announce_refit(rows: int, selected: Mapping[str, Any]) -> None:
     """Log that the model is trained again on all rows."""
-    logger.info("Training again on all %d rows, for %d steps.", rows, selected["steps"])
+    logger.info("Training again on all %d rows, for %s.", rows, counted(selected["steps"], "step"))
 
 
 def announce_fit(fit: Mapping[str, Any]) -> None:

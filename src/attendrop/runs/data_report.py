@@ -10,14 +10,14 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from attendrop.runs.data import Parts
+from attendrop.tasks.bad_rows import skipped_places
 from attendrop.tasks.base import TaskData
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.long_texts import HEAD, HEAD_TAIL, WINDOWS
 from attendrop.tasks.tokenization import columns_of
+from attendrop.wording import counted
 
 _Text = tuple[str, ...]
-# Number of skipped rows that are named.
-_SHOWN = 5
 _TREATED = {HEAD: "cut", HEAD_TAIL: "cut in the middle", WINDOWS: "in windows"}
 
 
@@ -38,7 +38,7 @@ def data_report(
         ``mean``, ``max``), what :meth:`Head.input_report` counts, ``duplicates`` (rows whose text an earlier
         row of the part has) and ``in_train`` (rows whose text is in train, too); ``conflicts`` in train (``texts`` with
         several labels, their ``rows``, an ``example``); ``similar_classes``, which differ in case only; ``skipped`` bad
-        rows, and ``skipped_places``, where the first of them are.
+        rows, and ``skipped_places``, the files and lines of the first of them.
     """
     head = data.task.head
     limit = min(max_length, getattr(tokenizer, "model_max_length", max_length))
@@ -64,7 +64,7 @@ def data_report(
         "conflicts": _conflicts(texts["train"], parts.train, head),
         "similar_classes": head.similar_classes(),
         "skipped": len(data.skipped),
-        "skipped_places": [row.place for row in data.skipped[:_SHOWN]],
+        "skipped_places": skipped_places(data.skipped),
     }
 
 
@@ -103,12 +103,13 @@ def report_warnings(report: dict[str, Any], head: Head) -> Iterator[str]:
             )
     conflicts = report["conflicts"]
     if conflicts["texts"]:
+        count = conflicts["texts"]
         yield (
-            f"{conflicts['texts']} {name_of_input}s of train have several labels, in {conflicts['rows']} rows, such as "
-            f"{conflicts['example']}."
+            f"{counted(count, name_of_input)} of train {'has' if count == 1 else 'have'} several labels, in "
+            f"{conflicts['rows']} rows, such as {conflicts['example']}."
         )
-    if parts["train"]["duplicates"]:
-        yield f"{parts['train']['duplicates']} rows of train repeat the {name_of_input} of another row."
+    if count := parts["train"]["duplicates"]:
+        yield f"{counted(count, 'row')} of train repeat{'s' if count == 1 else ''} the {name_of_input} of another row."
     for name, part in parts.items():
         if part.get("unknown"):
             yield f"{part['unknown']} of {part['rows']} rows of {name} have no token that the model knows."

@@ -19,7 +19,7 @@ from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.runs.model_source import STDIN, Source
 from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.runs.run_folder import hold_run_folders, own_files, read_metrics, read_run
-from attendrop.tasks.bad_rows import BadRows, write_skipped
+from attendrop.tasks.bad_rows import BadRows, skipped_places, write_skipped
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import files_task, stream_file
 from attendrop.tasks.file_formats import default_columns, files_of
@@ -33,6 +33,7 @@ from attendrop.tasks.table import Table
 from attendrop.tasks.tokenization import encode_columns
 from attendrop.tasks.tokenizers import DEFAULT_MAX_LENGTH
 from attendrop.tasks.transfer import group_scores, read_as, reading_of
+from attendrop.wording import counted
 
 # Number of rows in memory at a time, which are sorted by length into batches.
 CHUNK_ROWS = 4096
@@ -220,9 +221,14 @@ class _Rows:
         }
 
     def write_skipped(self, source: Source) -> None:
-        if self.bad.skipped and source.skipped_file is not None:
+        if not self.bad.skipped:
+            return
+        listed = "add --skipped-file to list them with what is wrong"
+        if source.skipped_file is not None:
             write_skipped(source.skipped_file, self.bad.skipped)
-            logger.warning("Skipped %d invalid row(s); %s lists them.", len(self.bad.skipped), source.skipped_file)
+            listed = f"{source.skipped_file} lists them"
+        count, places = counted(len(self.bad.skipped), "invalid row"), skipped_places(self.bad.skipped)
+        logger.warning("Skipped %s (%s); %s.", count, places, listed)
 
 
 @dataclass(frozen=True)
@@ -313,8 +319,8 @@ def _check_texts(run: _Run, columns: tuple[str, ...]) -> None:
             for names in (columns, trained_on)
         )
         raise AttendropError(
-            f"The model in '{run.folder}' was trained on {wanted}, not on {given}; name {len(trained_on)} text "
-            "column(s)."
+            f"The model in '{run.folder}' was trained on {wanted}, not on {given}; name "
+            f"{counted(len(trained_on), 'text column')}."
         )
 
 

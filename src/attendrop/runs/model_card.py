@@ -11,6 +11,7 @@ from attendrop.methods.core.registry import build_method, flat_options
 from attendrop.model_files import lasting_name
 from attendrop.tasks.file_formats import files_of
 from attendrop.tasks.heads.base import Head
+from attendrop.wording import counted
 
 _PROTOCOLS = {
     "dev": "The best epoch was chosen **on the development set**, as the papers do; the score below is optimistic.",
@@ -136,7 +137,7 @@ def _refit(metrics: dict[str, Any]) -> str:
         return ""
     return (
         f" {selected['rows']} training rows were held out for the selection score; then the model was trained again on "
-        f"all {metrics['data']['rows']['train']} rows, for {selected['steps']} steps."
+        f"all {metrics['data']['rows']['train']} rows, for {counted(selected['steps'], 'step')}."
     )
 
 

@@ -22,7 +22,7 @@ class Source:
         file: Custom file, with ``text_columns`` and, to evaluate, ``label_column``; ``"-"`` is standard input, in
             ``input_format`` (``"csv"``, ``"tsv"``, ``"jsonl"``, ``"conll"``, ``"conllu"`` or ``"txt"``).
         task_options: Options of the kind of task, which override those of the run.
-        skip_bad_rows: Skip invalid rows of the file, and write them to ``skipped_file``, JSON lines.
+        skip_bad_rows: Skip invalid rows of the file, and write them to ``skipped_file``, if given, JSON lines.
         overwrite: Replace files that exist.
         max_length: In tokens.
         long_texts: See :class:`attendrop.runs.config.RunConfig`; None: as in training.
@@ -59,7 +59,5 @@ class Source:
             raise AttendropError("text-columns and label-column are for custom files; omit them for a task.")
         if self.input_format is not None and self.file != STDIN:
             raise AttendropError("input-format is for standard input (-); omit it for a file, whose extension says it.")
-        if self.skip_bad_rows and self.skipped_file is None:
-            raise AttendropError("skip-bad-rows needs skipped-file, the file in which skipped rows are listed.")
         if self.skipped_file is not None and not self.skip_bad_rows:
             raise AttendropError("skipped-file is for skip-bad-rows; omit it, or add skip-bad-rows.")

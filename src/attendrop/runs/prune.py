@@ -44,6 +44,7 @@ from attendrop.runs.speed import measure_speed
 from attendrop.runs.staged_folder import new_folder
 from attendrop.runs.training_args import on_cpu, recovery_arguments
 from attendrop.tasks.metrics import compute_scores
+from attendrop.wording import counted
 
 # Number and size of the batches on which speed is measured.
 _TIMED_BATCHES, _TIMED_ROWS = 8, 8
@@ -276,7 +277,7 @@ def _recover(
     run: FinishedRun, layers: tuple[int, ...], epochs: int, callbacks: Sequence[TrainerCallback]
 ) -> PrunedModel:
     """Fine-tune with constant attention in some layers, which keep the plain form meanwhile."""
-    logger.info("Fine-tuning for %d epoch(s) with layers %s pruned.", epochs, ", ".join(map(str, layers)))
+    logger.info("Fine-tuning for %s with layers %s pruned.", counted(epochs, "epoch"), ", ".join(map(str, layers)))
     masked, rows = mask_layers(run.model, layers), run.encoded(_training_rows(run))
     with tempfile.TemporaryDirectory() as unused:
         trainer = RunTrainer(

@@ -10,6 +10,9 @@ from typing import Any
 
 from attendrop.errors import AttendropError
 
+# Number of skipped rows that are named.
+_SHOWN = 5
+
 
 @dataclass(frozen=True)
 class SkippedRow:
@@ -61,10 +64,22 @@ class BadRows:
 
 def write_skipped(path: str | Path, skipped: Sequence[SkippedRow]) -> None:
     """Write skipped rows as JSON lines, in the order of each file: ``file``, ``place``, ``reason``, ``row``."""
-    files = list(dict.fromkeys(row.file for row in skipped))
-    ordered = sorted(skipped, key=lambda row: (files.index(row.file), _place_order(row.place)))
-    lines = [json.dumps(asdict(row), ensure_ascii=False, default=str) + "\n" for row in ordered]
+    lines = [json.dumps(asdict(row), ensure_ascii=False, default=str) + "\n" for row in _in_order(skipped)]
     Path(path).write_text("".join(lines), encoding="utf-8", errors="backslashreplace", newline="")
+
+
+def skipped_places(skipped: Sequence[SkippedRow]) -> str:
+    """Return where the first skipped rows are: "train.csv: line 3, line 9; dev.csv: line 2, ..."."""
+    places: dict[str, list[str]] = {}
+    for row in _in_order(skipped)[:_SHOWN]:
+        places.setdefault(row.file, []).append(row.place)
+    shown = "; ".join(f"{file}: {', '.join(found)}" for file, found in places.items())
+    return shown + (", ..." if len(skipped) > _SHOWN else "")
+
+
+def _in_order(skipped: Sequence[SkippedRow]) -> list[SkippedRow]:
+    files = list(dict.fromkeys(row.file for row in skipped))
+    return sorted(skipped, key=lambda row: (files.index(row.file), _place_order(row.place)))
 
 
 def _place_order(place: str) -> tuple[int, str]:

@@ -16,6 +16,7 @@ from typing import Any
 from attendrop.tasks.bad_rows import BadRows
 from attendrop.tasks.table import Table
 from attendrop.tasks.text_lines import text_lines
+from attendrop.wording import counted
 
 WORDS, TAGS = "tokens", "tags"
 HEADS = "dependency_heads"
@@ -75,7 +76,7 @@ def read_conll(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
             wrong = [number for number, word in enumerate(sentence.words) if len(word) != len(columns)]
             if wrong:
                 word = sentence.words[wrong[0]]
-                problem = f"{len(word)} columns where the first line of the file has {len(columns)}"
+                problem = f"{counted(len(word), 'column')} where the first line of the file has {len(columns)}"
                 bad.add(path, f"line {sentence.line + wrong[0]}", problem, word)
             else:
                 yield index, sentence, [list(values) for values in zip(*sentence.words, strict=True)]
@@ -126,7 +127,7 @@ def _conllu_problem(words: list[list[str]]) -> str | None:
         return "the sentence has no words"
     for number, word in enumerate(words, start=1):
         if len(word) != _CONLLU_WIDTH:
-            return f"word {number} has {len(word)} columns instead of {_CONLLU_WIDTH}, separated by tabs"
+            return f"word {number} has {counted(len(word), 'column')} instead of {_CONLLU_WIDTH}, separated by tabs"
         if word[0] != str(number):
             return f"word {number} has the number {word[0]}"
         head = word[_CONLLU[HEADS]]

@@ -14,6 +14,7 @@ from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.sources import check_splits, find_folder, load_from_hub
 from attendrop.tasks.text_lines import decode
+from attendrop.wording import counted
 
 HUB_NAME = "nyu-mll/glue"
 _BROKEN_SHARE = 0.001  # only QQP has broken rows, about 20 in 360,000
@@ -197,7 +198,7 @@ def _from_file(source: GlueSource, folder: Path, split: str) -> Dataset:
         values = line.split("\t")
         fields = dict(zip(header, values, strict=False))
         if len(values) != len(header):
-            broken.append(f"line {number}: {len(values)} fields instead of {len(header)}")
+            broken.append(f"line {number}: {counted(len(values), 'field')} instead of {len(header)}")
         elif labelled and not all(fields[column].strip() for column in wanted):
             broken.append(f"line {number}: an empty text or label")
         else:

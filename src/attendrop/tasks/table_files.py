@@ -20,6 +20,7 @@ from attendrop.tasks.image_folders import read_image_folder
 from attendrop.tasks.line_files import read_lines, read_parallel
 from attendrop.tasks.table import Table
 from attendrop.tasks.text_lines import STDIN, text_lines
+from attendrop.wording import counted
 
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -108,8 +109,8 @@ def _fitting(
         if len(values) == len(header):
             yield index, f"line {line}", values
         else:
-            found = f"{len(values)} field{'' if len(values) == 1 else 's'} where the header has {len(header)}"
-            problem = f"{found}; a field that contains the separator must be quoted"
+            problem = f"{counted(len(values), 'field')} where the header has {len(header)}"
+            problem += "; a field that contains the separator must be quoted"
             bad.add(path, f"line {line}", problem, values)
         index += 1
 

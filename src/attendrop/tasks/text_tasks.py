@@ -15,6 +15,7 @@ from attendrop.tasks.base import Task
 from attendrop.tasks.sources import FolderSource
 from attendrop.tasks.table_files import read_table
 from attendrop.tasks.text_lines import decode, text_lines
+from attendrop.wording import counted
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,9 @@ def _tabbed(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 def _check_fields(path: Path, place: str, fields: list[str], count: int) -> None:
     if len(fields) != count:
-        raise AttendropError(f"{path}, {place}: {len(fields)} fields instead of {count}; download the file again.")
+        raise AttendropError(
+            f"{path}, {place}: {counted(len(fields), 'field')} instead of {count}; download the file again."
+        )
 
 
 _PAIR = ("sentence1", "sentence2")

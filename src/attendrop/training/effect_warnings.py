@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.running_statistics import RunningStatistics
+from attendrop.wording import counted
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +50,9 @@ class EffectTracker:
                 )
             elif method.regularized_epochs(num_epochs) == []:
                 logger.warning(
-                    "Method %s would regularise none of the %d epoch(s). %s",
+                    "Method %s would regularise none of %s. %s",
                     method.name,
-                    num_epochs,
+                    counted(num_epochs, "epoch"),
                     method.inactive_epochs_hint,
                 )
             else:
