@@ -122,7 +122,7 @@ def test_quiet_prints_nothing(folder: Path, capfd: Captured) -> None:
 
 def test_warnings_come_through_when_quiet(folder: Path, capsys: Captured) -> None:
     assert cli.main(train_arguments(folder, "warned", "--quiet", "--epochs", "1", "--set", "cross_tuning=true")) == 0
-    assert "Warning: Method ad-drop would regularise none of the 1 epoch" in capsys.readouterr().err
+    assert "Warning: Method ad-drop would regularise none of 1 epoch." in capsys.readouterr().err
 
 
 def test_named_task_from_train_to_submission(folder: Path, capsys: Captured) -> None:
@@ -367,21 +367,24 @@ def without_label_column(folder: Path, tmp_path: Path) -> list[str]:
 
 
 SITUATIONS: list[tuple[Callable[[Path, Path], list[str]], str]] = [
-    (lambda f, t: ["train"], "Give a task or a train-file"),
+    (lambda f, t: ["train"], "No data are given; give --train-file with rows of your own, or --task"),
     (lambda f, t: ["trian"], "No such command 'trian'"),
     (lambda f, t: task_run(f, "ret"), "there is no task 'ret'; did you mean 'rte'?"),
     (lambda f, t: task_run(f, "rte", "--data-dir", "nowhere"), "the data folder 'nowhere' does not exist"),
     (lambda f, t: task_run(f, "cola", "--data-dir", str(f)), "holds neither 'glue/CoLA' nor 'CoLA'"),
     (without_dev, "dev.tsv"),
     (lambda f, t: task_run(f, "rte", "--text-columns", "a"), "text-columns is for custom files; omit it for a task"),
-    (lambda f, t: ["train", "--train-file", f"{f}/train.csv"], "No text-columns are given for the train-file"),
-    (lambda f, t: ["train", "--train-file", f"{f}/train.csv", "--text-columns", "a"], "No label-column is given"),
+    (lambda f, t: ["train", "--train-file", f"{f}/train.csv"], "of 'sentence1', 'sentence2', 'label'."),
+    (lambda f, t: ["train", "--train-file", f"{f}/train.csv", "--text-columns", "a"], "give one of 'sentence1', "),
     (without_label_column, "no label column is given"),
     (pickled, "holds pickled weights only (pytorch_model.bin)"),
     (unsupported, "MegatronBertForSequenceClassification is not supported"),
     (lambda f, t: train_arguments(f, "run"), "holds a run already; --resume continues it, --overwrite replaces it."),
     (lambda f, t: train_arguments(f, "run", "--resume", "--seed", "1"), "began with seed=0, not 1"),
     (lambda f, t: train_arguments(f, "run", "--resume", "--set", "p=0.4"), "began with p=0.1, not 0.4"),
+    (lambda f, t: train_arguments(f, "run", "--resume", "--learning-rate", "1"), "the default learning_rate (0.0001),"),
+    (lambda f, t: train_arguments(f, "run", "--resume", "--max-steps", "9"), "with the default max_steps, not 9"),
+    (lambda f, t: train_arguments(f, "run", "--resume", "--shots", "1"), "began with no shots, not 1"),
     (lambda f, t: train_arguments(f, "run", "--resume", "--method", "finetune"), "began with method='ad-drop'"),
     (lambda f, t: train_arguments(f, "model"), "holds other files"),
     (lambda f, t: ["evaluate", f"{t}/none"], "There is no run folder"),
@@ -393,7 +396,10 @@ SITUATIONS: list[tuple[Callable[[Path, Path], list[str]], str]] = [
     (lambda f, t: ["evaluate"], "Missing argument 'RUN'"),
     (lambda f, t: ["predict", f"{f}/run", "--output", "x.xlsx"], "is not a format of predictions"),
     (lambda f, t: ["predict", f"{f}/run"], "Missing option '--output'"),
-    (lambda f, t: ["predict", f"{f}/run", "--output", "x.csv"], "No data are given; give a task or a file."),
+    (lambda f, t: ["predict", f"{f}/run", "--output", "x.csv"], "No data are given; give --predict-file, or --task."),
+    (lambda f, t: ["predict", f"{f}/run", "--output", "x"], "the output 'x' has no extension; name it .csv, .tsv"),
+    (lambda f, t: ["predict", str(f), "--output", "x.csv"], "holds no model; did you mean"),
+    (lambda f, t: ["prune", str(f), "--output-dir", f"{f}/refused"], "holds no finished run; did you mean"),
     (lambda f, t: ["predict", f"{f}/run", "--predict-file", "no.csv", "--output", "x.csv"], "there is no file no.csv"),
     (lambda f, t: ["doctor", f"{t}/none"], "There is no model folder"),
     (lambda f, t: ["demo", "--seeds", "0"], "seeds must be at least 1, not 0."),

@@ -29,7 +29,7 @@ ANSWERED_AT_ONCE = [
     ([*TRAIN, "--set", "p"], 2, "--set 'p' is not of the form NAME=VALUE"),
     ([*TRAIN, "--options", "nowhere.json"], 2, "There is no options file 'nowhere.json'"),
     ([*TRAIN, "--bf16", "--fp16"], 2, "bf16 and fp16 exclude each other"),
-    (["train", "--model", "minilm"], 2, "Give a task or a train-file"),
+    (["train", "--model", "minilm"], 2, "No data are given; give --train-file"),
     (["evaluate", "run", "--batch-size", "0"], 2, "batch-size must be at least 1, not 0."),
     (["predict", "run"], 2, "Missing option '--output'"),
     (["export", "run"], 2, "Missing option '--output'"),

@@ -182,7 +182,7 @@ def test_a_comparison_leaves_out_baselines_of_single_texts(folder: Path, tmp_pat
     [
         (("--pooling", "mean"), "pooling 'mean' is for tasks with one prediction for a whole text"),
         (("--class-weights", "balanced"), "class-weights='balanced' needs classes; the labels are the correct choice."),
-        (("--text-columns", "q", "--label-type", "choice"), "1 text columns are given; give 2 to 27."),
+        (("--text-columns", "q", "--label-type", "choice"), "1 text column is given; give 2 to 27."),
         (("--text-columns", "q,a"), "only one choice; give 2 to 26"),
     ],
 )

@@ -439,12 +439,12 @@ class Stream(IterableDataset[dict[str, Any]]):
 @pytest.mark.parametrize(
     ("method", "options", "expected"),
     [
-        (CROSS, {"num_train_epochs": 1}, ["ad-drop would regularise none of the 1 epoch", "never took effect"]),
-        (CROSS, {"max_steps": 3}, ["ad-drop would regularise none of the 1 epoch", "never took effect"]),
+        (CROSS, {"num_train_epochs": 1}, ["ad-drop would regularise none of 1 epoch.", "never took effect"]),
+        (CROSS, {"max_steps": 3}, ["ad-drop would regularise none of 1 epoch.", "never took effect"]),
         (CROSS, {"max_steps": 3, "train_dataset": Stream()}, ["has no length", "never took effect"]),
         (CROSS, {"max_steps": 3, "train_dataset": Stream(2)}, ["has no length"]),
         (CROSS, {"max_steps": 5}, []),
-        (LATE, {"num_train_epochs": 1}, ["ad-drop would regularise none of the 1 epoch", "never took effect"]),
+        (LATE, {"num_train_epochs": 1}, ["ad-drop would regularise none of 1 epoch.", "never took effect"]),
         (ALWAYS, {"num_train_epochs": 1}, []),
         (Compose(CROSS, RDrop()), {"max_steps": 2}, ["ad-drop would regularise none", "ad-drop never took effect"]),
     ],

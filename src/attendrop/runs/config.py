@@ -215,8 +215,13 @@ class RunConfig:
         object.__setattr__(self, "task", None)
 
     def _check_data(self) -> None:
-        if (self.task is None) == (self.train_file is None):
-            raise AttendropError("Give a task or a train-file, and not both; `attendrop tasks` lists the tasks.")
+        if self.task is None and self.train_file is None:
+            raise AttendropError(
+                "No data are given; give --train-file with rows of your own, or --task with one that `attendrop tasks` "
+                "lists."
+            )
+        if self.task is not None and self.train_file is not None:
+            raise AttendropError("Give a task or a train-file, and not both.")
         own = ("eval_file", "text_columns", "label_column")
         given = [name for name in own if getattr(self, name)]
         if self.task is not None and given:
@@ -227,16 +232,24 @@ class RunConfig:
             if not any(file.exists() for file in files_of(self.train_file)):
                 raise AttendropError(f"There is no file or folder '{self.train_file}'.")
             raise AttendropError(
-                "No text-columns are given for the train-file; give its column names, comma-separated."
+                "No text-columns are given for the train-file; give some, comma-separated, of "
+                f"{self._columns_of_train_file()}."
             )
         if self.train_file is not None and self.label_column is None and self.label_type == "auto":
-            raise AttendropError("No label-column is given for the train-file; give the name of the label column.")
+            raise AttendropError(
+                f"No label-column is given for the train-file; give one of {self._columns_of_train_file()}."
+            )
         if self.task is not None and self.skip_bad_rows:
             raise AttendropError("skip-bad-rows is for custom files; omit it for a task.")
         if self.eval_file is not None and self.test_fraction:
             raise AttendropError("test-fraction and eval-file are both evaluation data; choose one.")
         if self.shots is not None and self.max_train_samples is not None:
             raise AttendropError("shots and max-train-samples both limit the training data; choose one.")
+
+    def _columns_of_train_file(self) -> str:
+        from attendrop.tasks.table_files import column_names  # loads pyarrow
+
+        return ", ".join(map(repr, column_names(str(self.train_file))))
 
     def _check_training(self) -> None:
         if self.max_steps == 0 and (self.head_start != "frozen" or self.refit):

@@ -15,8 +15,9 @@ from attendrop.pruning.comparison import Array, Predictions
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import fingerprint
 from attendrop.runs.model_loading import load_model_and_tokenizer
+from attendrop.runs.owned_files import RUN
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
-from attendrop.runs.run_folder import read_metrics, read_run
+from attendrop.runs.run_folder import METRICS, read_metrics, read_run
 from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.tokenization import columns_of, encode
 
@@ -91,7 +92,9 @@ def load_finished_run(run_dir: str, *, data_dir: str | None = None, device: str 
     folder = Path(run_dir)
     run, metrics = read_run(folder), read_metrics(folder)
     if run is None or metrics is None:
-        raise AttendropError(f"'{run_dir}' holds no finished run; name the folder of one.")
+        inner = _run_inside(folder)
+        hint = "name the folder of one." if inner is None else f"did you mean '{inner}'?"
+        raise AttendropError(f"'{run_dir}' holds no finished run; {hint}")
     changed = {"device": device} | ({"data_dir": data_dir} if data_dir is not None else {})
     config = RunConfig(**(run["config"] | changed), output_dir=run_dir)
     resolved = resolve_run(config, run.get("decided"))
@@ -103,14 +106,21 @@ def load_finished_run(run_dir: str, *, data_dir: str | None = None, device: str 
     return FinishedRun(resolved.config, config, resolved.data, resolved.parts, metrics, model, tokenizer)
 
 
+def _run_inside(folder: Path) -> Path | None:
+    """Return the first finished run in a folder, such as the kept one of a comparison."""
+    return next((path.parent for path in sorted(folder.glob(f"*/{METRICS}"))), None)
+
+
 def check_finished(run_dir: str) -> None:
     """Refuse a folder with an unfinished run; a folder that no run has written is accepted.
 
     Raises:
-        AttendropError: The run is not finished, or there is no such folder.
+        AttendropError: The run is not finished, there is no such folder, or only one with runs in it.
     """
     folder = Path(run_dir)
     if not folder.is_dir():
         raise AttendropError(f"There is no run folder '{run_dir}'.")
+    if not any((folder / name).exists() for name in (RUN, "config.json")) and (inner := _run_inside(folder)):
+        raise AttendropError(f"'{run_dir}' holds no model; did you mean '{inner}'?")
     if read_run(folder) is not None and read_metrics(folder) is None:
         raise AttendropError(f"The run in '{run_dir}' is not finished; `attendrop train` with --resume finishes it.")

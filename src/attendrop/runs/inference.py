@@ -15,10 +15,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
 from attendrop.output_files import check_output
+from attendrop.runs.finished_run import check_finished
 from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.runs.model_source import STDIN, Source
 from attendrop.runs.prediction_passes import predict_outputs
-from attendrop.runs.run_folder import hold_run_folders, own_files, read_metrics, read_run
+from attendrop.runs.run_folder import hold_run_folders, own_files, read_run
 from attendrop.tasks.bad_rows import BadRows, skipped_places, write_skipped
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import files_task, stream_file
@@ -30,6 +31,7 @@ from attendrop.tasks.metrics import compute_scores, with_metric
 from attendrop.tasks.prediction_files import PredictionWriter, output_format
 from attendrop.tasks.registry import get_task, load_task, task_files
 from attendrop.tasks.table import Table
+from attendrop.tasks.table_files import column_names
 from attendrop.tasks.tokenization import encode_columns
 from attendrop.tasks.tokenizers import DEFAULT_MAX_LENGTH
 from attendrop.tasks.transfer import group_scores, read_as, reading_of
@@ -238,12 +240,9 @@ class _Chunk:
 
 
 def _load_run(run_dir: str, task_options: Mapping[str, Any]) -> _Run:
+    check_finished(run_dir)
     folder = Path(run_dir)
-    if not folder.is_dir():
-        raise AttendropError(f"There is no run folder '{run_dir}'.")
     run = read_run(folder)
-    if run is not None and read_metrics(folder) is None:
-        raise AttendropError(f"The run in '{run_dir}' is not finished; `attendrop train` with --resume finishes it.")
     model, tokenizer = load_model_and_tokenizer(str(folder.absolute()), None)
     options = run["config"] if run is not None else {}
     head = head_of_model(model.config).with_options({**options.get("task_options", {}), **task_options})
@@ -259,7 +258,8 @@ def _open_rows(run: _Run, source: Source, split: str) -> _Rows:
     elif file is not None:
         rows = _file_rows(run, source, file, split)
     else:
-        raise AttendropError("No data are given; give a task or a file.")
+        option = "--eval-file" if split == "dev" else "--predict-file"
+        raise AttendropError(f"No data are given; give {option}, or --task.")
     _check_texts(run, rows.task.text_columns)
     rows.task = rows.task.with_long_texts(source.long_texts or run.options.get("long_texts"))
     if run.options.get("metric") is not None:
@@ -292,10 +292,10 @@ def _file_rows(run: _Run, source: Source, file: str, split: str) -> _Rows:
         as_trained, trained_label = (), None  # files of this format have columns of their own
     columns = source.text_columns or as_trained or texts
     if not columns:
-        raise AttendropError("No text-columns are given for the file; give its column names, comma-separated.")
+        raise AttendropError(f"No text-columns are given; give some, comma-separated{_of_columns(file)}.")
     label = (source.label_column or trained_label or label) if split == "dev" else None
     if split == "dev" and label is None and run.head.needs_labels:
-        raise AttendropError("No label-column is given for the file; give the name of the label column.")
+        raise AttendropError(f"No label-column is given; give one{_of_columns(file)}.")
     bad = BadRows(skip=source.skip_bad_rows)
     chunks = stream_file(
         file,
@@ -308,6 +308,10 @@ def _file_rows(run: _Run, source: Source, file: str, split: str) -> _Rows:
     )
     read = (_Chunk(chunk.columns, chunk.table) for chunk in chunks)
     return _Rows(files_task(columns, run.head), split, file, read, None, bad)
+
+
+def _of_columns(file: str) -> str:
+    return "" if file == STDIN else f" of {', '.join(map(repr, column_names(file)))}"
 
 
 def _check_texts(run: _Run, columns: tuple[str, ...]) -> None:

@@ -123,7 +123,7 @@ def check_folder(
         raise AttendropError(f"The output folder '{folder}' holds a run of {found}; name another folder.")
     if resume:
         place = run_place(folder, resume=resume, overwrite=overwrite)
-        _check_unchanged(folder, (read_run(place) or run)["config"], _comparable(config))
+        _check_unchanged(folder, read_run(place) or run, _comparable(config))
     elif not overwrite:
         raise AttendropError(
             f"The output folder '{folder}' holds a run already; --resume continues it, --overwrite replaces it."
@@ -270,13 +270,20 @@ def _comparable(config: RunConfig) -> dict[str, Any]:
     return options
 
 
-def _check_unchanged(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+def _check_unchanged(folder: Path, run: dict[str, Any], now: dict[str, Any]) -> None:
+    before, decided = _flat(run["config"]), run.get("decided") or {}
     for name, value in _flat(now).items():
-        was = _flat(before).get(name)
+        was = before.get(name)
         if was != value:
+            began, asked = f"{name}={was!r}", repr(value)
+            if was is None:
+                began = f"the default {name}" if name in decided else f"no {name}"
+                began += f" ({decided[name]})" if decided.get(name) is not None else ""
+            if value is None:
+                asked = "the default" if name in decided else "without it"
             raise AttendropError(
-                f"The run in '{folder}' began with {name}={was!r}, not {value!r}; resume it with the same options, or "
-                "name another output folder."
+                f"The run in '{folder}' began with {began}, not {asked}; resume it with the same options, or name "
+                "another output folder."
             )
 
 

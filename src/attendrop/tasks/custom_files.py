@@ -16,6 +16,7 @@ from attendrop.tasks.heads.registry import candidate_heads, find_head
 from attendrop.tasks.table import Table
 from attendrop.tasks.table_files import read_chunks, read_table
 from attendrop.tasks.token_columns import TokenColumn, numbers_problem, read_numbers
+from attendrop.wording import counted
 
 
 def load_files(
@@ -180,7 +181,8 @@ def _check_inputs(
     least, most = reader.least_inputs, reader.most_inputs
     if not least <= len(text_columns) <= most:
         wanted = str(least) if least == most else f"{least} {'or' if most == least + 1 else 'to'} {most}"
-        raise AttendropError(f"{len(text_columns)} text columns are given; give {wanted}.")
+        given = f"{counted(len(text_columns), 'text column')} {'is' if len(text_columns) == 1 else 'are'} given"
+        raise AttendropError(f"{given}; give {wanted}.")
     for column in token_columns:
         if column.name in reader.inputs:
             raise AttendropError(f"the name of the column {column.name!r} is reserved; rename it.")

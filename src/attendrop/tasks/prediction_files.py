@@ -209,6 +209,8 @@ def output_format(path: str | Path, format: str | None = None) -> str:
         AttendropError: The format is unknown.
     """
     found = format or ("csv" if str(path) == STDOUT else Path(path).suffix.removeprefix("."))
+    if not found:
+        raise AttendropError(f"the output {str(path)!r} has no extension; name it .{', .'.join(FORMATS)}.")
     if found not in FORMATS:
         raise AttendropError(f"{found!r} is not a format of predictions; write .{', .'.join(FORMATS)}.")
     return found

@@ -35,6 +35,14 @@ def read_table(path: str | Path, bad: BadRows | None = None) -> Table:
     return chunks[0]
 
 
+def column_names(path: str | Path) -> list[str]:
+    """Return the columns of a file, of which only the first valid row is read; see :func:`read_chunks`."""
+    table = next(read_chunks(path, 1, BadRows(skip=True)), None)
+    if table is None:
+        raise AttendropError(f"{path} has no valid row.")
+    return table.columns
+
+
 def read_chunks(
     path: str | Path, size: int | None, bad: BadRows | None = None, *, format: str | None = None
 ) -> Iterator[Table]:
