@@ -57,7 +57,8 @@ class Answer:
         """Return the answer in words, with its limits, and the table for a console."""
         lines = [COLUMNS, *(cells(row) for row in self.rows)]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        table = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) for line in lines]
+        padded = ([text.ljust(width) for text, width in zip(line, widths, strict=True)] for line in lines)
+        table = ["  ".join(line).rstrip() for line in padded]
         return [*self.verdict.sentences, *self.notes, "", f"{self.metric} of {self.model} on {self.scored_on}:", *table]
 
     def markdown(self) -> str:
