@@ -33,6 +33,7 @@ from attendrop.attribution.targets import fix_target, is_regression
 from attendrop.batches import Batch, number_of_rows, refuse_graph, to_device
 from attendrop.candidates import Region, candidate_region, floor_fraction, pack, unpack
 from attendrop.errors import AttendropError
+from attendrop.fused_optimizers import skips_step
 from attendrop.keyed_random import SampleKey, normal, sample_mask, sample_parameter_mask, sample_row_mask, uniform
 from attendrop.methods.common.antithetic import AntitheticPlan, with_antithetic_pass
 from attendrop.methods.common.consistent_views import with_views
@@ -84,6 +85,7 @@ from attendrop.methods.layer_drop import Skipping, sample_blocks
 from attendrop.methods.vanilla import Bernoulli
 from attendrop.peft_models import transformers_model
 from attendrop.trained_tensors import trained_tensors
+from attendrop.wording import counted
 
 __all__ = [
     "ANY",
@@ -155,6 +157,7 @@ __all__ = [
     "checked_layers",
     "choice",
     "count",
+    "counted",
     "divergences",
     "dropout",
     "embedding_weights",
@@ -196,6 +199,7 @@ __all__ = [
     "sample_row_mask",
     "select_layers",
     "select_self_attention",
+    "skips_step",
     "spread",
     "suggestion",
     "to_device",

@@ -138,9 +138,18 @@ def test_weights_have_the_permissions_of_their_neighbours(folder: Path, tmp_path
     assert modes == {0o666 & ~umask}
 
 
+class Stop(TrainerCallback):
+    """Interrupts training after eight steps."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 8:
+            raise KeyboardInterrupt
+
+
 def test_a_checkpoint_with_one_bit_flipped_is_not_complete(folder: Path, tmp_path: Path) -> None:
-    run = shutil.copytree(folder / "run", tmp_path / "run")
-    newest = last_checkpoint(run)
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny.config(folder, str(tmp_path / "run"), method="finetune", save_steps=3), callbacks=[Stop()])
+    newest = last_checkpoint(tmp_path / "run")
     assert newest is not None
     for file in [path for path in newest.rglob("*") if path.is_file() and path.name != "attendrop_manifest.json"]:
         whole = file.read_bytes()
@@ -151,11 +160,6 @@ def test_a_checkpoint_with_one_bit_flipped_is_not_complete(folder: Path, tmp_pat
 
 
 def test_loss_of_an_epoch_that_was_resumed_is_that_of_all_its_steps(folder: Path, tmp_path: Path) -> None:
-    class Stop(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.global_step == 8:
-                raise KeyboardInterrupt
-
     options = {"method": "finetune", "epochs": 2, "save_steps": 3}
     whole = train(tiny.config(folder, str(tmp_path / "whole"), **options))
     with pytest.raises(KeyboardInterrupt):

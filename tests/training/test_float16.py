@@ -64,9 +64,9 @@ def step(reg: Any, batches: list[zoo.Batch], scaler: torch.amp.GradScaler, weigh
 
 
 ATTRIBUTIONS: dict[str, Method] = {
-    "gradient": ADDrop(layers="all"),
-    "integrated": ADDrop(attribution="integrated_gradient", steps=2, layers="all"),
-    "hidden": ADDrop(units="hidden", layers="all"),
+    "gradient": ADDrop(p=0.3, layers="all"),
+    "integrated": ADDrop(p=0.3, attribution="integrated_gradient", steps=2, layers="all"),
+    "hidden": ADDrop(p=0.3, units="hidden", layers="all"),
 }
 
 
@@ -141,7 +141,7 @@ def test_what_overflows_is_computed_again_with_a_smaller_factor() -> None:
 
 METHODS: dict[str, Method] = {
     **ATTRIBUTIONS,
-    "attention": ADDrop(attribution="attention", layers="all"),
+    "attention": ADDrop(p=0.3, attribution="attention", layers="all"),
     "headmask": HeadMask(fraction=0.5, select_by="importance"),
     "scal": SCAL(),
 }

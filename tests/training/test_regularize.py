@@ -510,5 +510,5 @@ def test_a_block_that_never_computes_a_loss_says_so(caplog: pytest.LogCaptureFix
         model(**zoo.batch_of("bert")).loss.backward()
         reg.step()
     assert [record.getMessage() for record in caplog.records] == [
-        "Method ad-drop never took effect: the model was called without it. Compute the loss by reg.loss(batch)."
+        "Method ad-drop never took effect: the model was called without it. Compute the loss by reg.loss."
     ]

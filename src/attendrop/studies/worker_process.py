@@ -55,7 +55,7 @@ def perform(job: dict[str, Any], send: Send) -> dict[str, Any]:
         callbacks = [StepReports(send)]
         run_unit(Job(unit, Path(job["folder"])), callbacks=callbacks, checkpoint_seconds=job["checkpoint_seconds"])
     except Exception as error:  # whatever it is, the next unit may succeed
-        return {"kind": "failed", "unusable": _breaks_device(error), **describe(error)}
+        return {"kind": "failed", **({"unusable": True} if _breaks_device(error) else {}), **describe(error)}
     finally:
         gc.collect()  # trainers refer to themselves
     return {"kind": "finished"}

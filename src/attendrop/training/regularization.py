@@ -124,10 +124,11 @@ class Regularization:
         if self.idle or self.training.processes.rank:
             return
         if self._stepped and not self._called:
-            logger.warning(
-                "Method %s never took effect: the model was called without it. Compute the loss by reg.loss(batch).",
-                self.method.name,
-            )
+            for part in self.method.parts:
+                logger.warning(
+                    "Method %s never took effect: the model was called without it. Compute the loss by reg.loss.",
+                    part.name,
+                )
         elif self._called:
             self._effects.warn_after(self.method.parts)
 

@@ -112,7 +112,7 @@ def test_q_may_be_one(q: float) -> None:
 
 def test_defaults_are_those_that_were_measured() -> None:
     assert ADDrop().options() == {
-        "p": 0.3,
+        "p": 0.1,
         "q": 0.3,
         "attribution": "gradient",
         "target": "pseudo_label",
