@@ -67,11 +67,9 @@ def test_draws_are_the_same_on_every_device(shape: tuple[int, int, int, int], p:
 def test_rows_of_a_matrix_are_drawn_alike_elsewhere_and_each_by_itself(columns: int) -> None:
     rows = torch.tensor([0, 3, 30521, 2**31 - 1])
     mask = sample_row_mask(0.3, 1, 2, "words", rows, columns)
-    column = torch.arange(columns)
-    lanes = keyed_random._lane(
-        (rows[:, None] << 32) + (column >> 2), keyed_random._signed(keyed_random._hash("1/2/words")), column
-    )
-    assert (mask == (lanes < round(0.3 * 65536) - 32768)).all()
+    counters = (rows[:, None] << 32) + torch.arange(-(-columns // 4))
+    lanes = keyed_random._lanes_of_counters(counters, keyed_random._signed(keyed_random._hash("1/2/words")))
+    assert (mask == (lanes[:, :columns] < round(0.3 * 65536) - 32768)).all()
     for i, row in enumerate(rows):
         assert (sample_row_mask(0.3, 1, 2, "words", row[None], columns)[0] == mask[i]).all()
 

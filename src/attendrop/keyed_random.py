@@ -175,8 +175,8 @@ def sample_row_mask(p: float, seed: int, step: int, name: str, rows: Tensor, col
         counters = (rows.numpy().astype(np.uint64)[:, None] << np.uint64(32)) + word
         lanes = _lanes_of_words(counters * np.uint64(_GOLDEN) + np.uint64(key))[:, :columns]
         return torch.from_numpy(lanes < bound)
-    column = torch.arange(columns, device=rows.device)
-    return _lane((rows[:, None] << 32) + (column >> 2), _signed(key), column) < bound
+    words = torch.arange(-(-columns // 4), device=rows.device)
+    return _lanes_of_counters((rows[:, None] << 32) + words, _signed(key))[:, :columns] < bound
 
 
 # A sample is one of four signed 16-bit lanes of splitmix64 (Steele et al., 2014): lane k % 4 of the hash of a counter
@@ -211,25 +211,27 @@ def _lanes_of_words(bits: Any) -> Any:
 
 
 def _lanes(seeds: list[int], shape: tuple[int, int, int, int], origins: Tensor) -> Tensor:
-    """Compute the lanes of all sequences at once, on the device of ``origins``."""
+    """Compute the lanes of all sequences at once, on the device of ``origins``, with a hash for every four columns."""
     _, heads, rows, columns = shape
     device = origins.device
     top, start = origins[:, 0].view(-1, 1, 1, 1), origins[:, 1].view(-1, 1, 1, 1)
     head = torch.arange(heads, device=device).view(1, -1, 1, 1)
     row = torch.arange(rows, device=device).view(1, 1, -1, 1) - top
-    column = torch.arange(columns, device=device) - start
+    word = torch.arange(-(-columns // 4), device=device)
     # Not blocking: a blocking copy would have the host wait for the device, once for each layer.
     seed = torch.tensor([_signed(seed) for seed in seeds]).to(device, non_blocking=True).view(-1, 1, 1, 1)
-    return _lane((row * heads + head << 32) + (column >> 2), seed, column)
+    lanes = _lanes_of_counters((row * heads + head << 32) + word, seed)
+    column = (torch.arange(columns, device=device) - start).clamp(min=0)
+    return lanes.gather(-1, column.expand(shape))
 
 
-def _lane(counter: Tensor, seed: Tensor | int, column: Tensor) -> Tensor:
-    """Hash counters, repeated for their columns, and select the lane of each column."""
-    bits = counter * _signed(_GOLDEN) + seed
+def _lanes_of_counters(counters: Tensor, seed: Tensor | int) -> Tensor:
+    """Hash counters with torch, in place where it can: four lanes in the last dimension for each."""
+    bits = counters * _signed(_GOLDEN) + seed
     for shift, factor in ((30, _MIX_1), (27, _MIX_2), (31, 1)):
         # The shift of a signed number copies its sign; these bits are cleared.
-        bits = (bits ^ (bits >> shift & (1 << 64 - shift) - 1)) * _signed(factor)
-    return bits << (3 - (column & 3)) * 16 >> 48
+        bits.bitwise_xor_((bits >> shift).bitwise_and_((1 << 64 - shift) - 1)).mul_(_signed(factor))
+    return bits.view(torch.int16)
 
 
 def _signed(number: int) -> int:
