@@ -33,7 +33,8 @@ def command(folder: Path, *options: str) -> list[str]:
 def test_one_command_answers_and_keeps_a_model_that_predicts(
     folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    asked = command(folder, "--methods", "mixout,vanilla", "--set", "vanilla.p=0.3", "--seeds", "1")
+    asked = command(folder, "--methods", "mixout,vanilla", "--seeds", "1")
+    asked += ["--set", "vanilla.p=0.3", "--set", "vanilla.p=0.4"]
     assert main(asked) == 0
     shown = capsys.readouterr().out
     assert "No recommendation of a method: 1 seed" in shown
@@ -41,6 +42,7 @@ def test_one_command_answers_and_keeps_a_model_that_predicts(
         "finetune",
         "mixout",
         "vanilla p=0.3",
+        "vanilla p=0.4",
         "tfidf",
         "frozen",
     }
@@ -63,6 +65,7 @@ def test_one_command_answers_and_keeps_a_model_that_predicts(
         (["--set", "r-drop.alpha=2", "--methods", "mixout"], "method 'r-drop' is not compared; add it to --methods"),
         (["--methods", "mixuot"], "There is no method 'mixuot'. Did you mean 'mixout'?"),
         (["--budget", "soon"], "budget 'soon' is not a duration; write 30m, 2h or 90s."),
+        (["--methods", "mixout", "--set", "mixout.p=0.9", "--set", "mixout.p=0.90"], "mixout p=0.90 is to be compared"),
         (["--baselines", "svm"], "There is no baseline 'svm'; known are majority, tfidf, frozen."),
         (["--seeds", "0"], "seeds"),
     ],

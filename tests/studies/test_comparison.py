@@ -19,6 +19,7 @@ from attendrop.studies.comparison import Comparison
 from attendrop.studies.comparison_outcome import Outcome
 from attendrop.studies.comparison_record import check_record, write_record
 from attendrop.studies.comparison_steps import Steps
+from attendrop.studies.method_setting import MethodSetting
 from attendrop.studies.study import check_study_folder
 from attendrop.studies.units import Result, Unit
 
@@ -35,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 def comparison(folder: Path, **options: Any) -> Comparison:
     run = {name: options.pop(name) for name in RUN_OPTIONS if name in options}
     config = tiny.config(folder, **({"method": "finetune", "max_steps": 4, "head_start": "random"} | run))
-    chosen: dict[str, Any] = {"methods": {"mixout": {}}, "baselines": ("majority",), "seeds": 2}
+    chosen: dict[str, Any] = {"methods": [MethodSetting("mixout")], "baselines": ("majority",), "seeds": 2}
     return Comparison(config=config, output_dir=str(folder / "answer"), **(chosen | options))
 
 
@@ -133,8 +134,9 @@ def test_a_failed_method_does_not_end_it(folder: Path) -> None:
         ({"seeds": 0}, "seeds"),
         ({"trials": 0}, "trials"),
         ({"budget": 0.0}, "budget must be above 0 seconds"),
-        ({"methods": {"mixup": {}}}, "There is no method 'mixup'"),
-        ({"methods": {"mixout": {"p": 2}}}, "p=2 must be above 0"),
+        ({"methods": [MethodSetting("mixup")]}, "There is no method 'mixup'"),
+        ({"methods": [MethodSetting("mixout", {"p": 2})]}, "p=2 must be above 0"),
+        ({"methods": [MethodSetting("mixout", {"p": 0.7}), MethodSetting("mixout")]}, "mixout is to be compared twice"),
         ({"baselines": ("tf-idf",)}, "There is no baseline 'tf-idf'; known are majority"),
     ],
 )
@@ -195,7 +197,7 @@ def test_the_answer_is_written_whatever_becomes_of_the_model(folder: Path, monke
         ({"train_file": "other.csv"}, "with the data train.csv, dev.csv, not other.csv, dev.csv"),
         ({"eval_file": None}, "with the data train.csv, dev.csv, not train.csv; test_fraction=0.0, not 0.25"),
         ({}, None),
-        ({"seeds": 3, "methods": {"r-drop": {}}, "budget": 60.0, "trials": 1}, None),
+        ({"seeds": 3, "methods": [MethodSetting("r-drop")], "budget": 60.0, "trials": 1}, None),
         ({"train_file": "moved/train.csv"}, None),
     ],
 )
@@ -221,7 +223,7 @@ def test_an_answer_is_not_replaced_by_that_of_another_comparison(
 
 
 def test_changed_data_are_other_data(folder: Path) -> None:
-    asked = comparison(folder, seeds=1, methods={}, baselines=(), keep_best=False)
+    asked = comparison(folder, seeds=1, methods=(), baselines=(), keep_best=False)
     run_comparison(asked, workers=0)
     written = (folder / "answer" / "answer.json").read_bytes()
     tiny.write_csv(folder / "train.csv", ["yes", "no"] * 20)
@@ -248,7 +250,7 @@ def test_from_python(folder: Path) -> None:
         eval_file=config.eval_file,
         text_columns=config.text_columns,
         label_column="label",
-        methods=[ADDrop(p=0.2)],
+        methods=[ADDrop(p=0.2), ADDrop(p=0.4, q=0.2), "finetune"],
         seeds=1,
         baselines=(),
         keep_best=False,
@@ -257,7 +259,8 @@ def test_from_python(folder: Path) -> None:
         max_length=16,
         device="cpu",
     )
-    assert [row.label for row in outcome.answer.rows] == ["finetune", "ad-drop p=0.2"]
+    assert outcome.answer.rows[0].label == "finetune"
+    assert {row.label for row in outcome.answer.rows[1:]} == {"ad-drop p=0.2", "ad-drop p=0.4 q=0.2"}
     assert outcome.best is None
 
 

@@ -12,9 +12,9 @@ from helpers import tiny
 
 from attendrop.methods.core.registry import build_method, method_names
 from attendrop.runs.config import RunConfig
+from attendrop.studies.method_setting import MethodSetting
 from attendrop.studies.setting_search import (
     SELECTION_FRACTION,
-    Setting,
     Trial,
     choose,
     number_of_selection_runs,
@@ -23,8 +23,8 @@ from attendrop.studies.setting_search import (
 )
 from attendrop.studies.units import Result, Unit
 
-DEFAULT = Setting("ad-drop")
-OTHER = Setting("ad-drop", (("p", 0.5),))
+DEFAULT = MethodSetting("ad-drop")
+OTHER = MethodSetting("ad-drop", {"p": 0.5})
 
 
 @pytest.fixture
@@ -50,18 +50,18 @@ class Runs:
         return results
 
 
-def search(config: RunConfig, runs: Runs, methods: dict[str, Any] | None = None, **options: Any) -> Any:
+def search(config: RunConfig, runs: Runs, *defaults: MethodSetting, **options: Any) -> Any:
     chosen: dict[str, Any] = {"trials": 6, "folds": 2, "learning_rate": 1e-4} | options
-    return search_settings(config, methods or {"finetune": {}, "ad-drop": {}}, run_units=runs, **chosen)
+    return search_settings(config, defaults or (MethodSetting("finetune"), DEFAULT), run_units=runs, **chosen)
 
 
 def test_all_methods_have_the_same_number_of_settings_each_once(config: RunConfig) -> None:
     found = search(config, Runs(lambda run: 0.5), trials=5)
     assert {name: len(trials) for name, trials in found.items()} == {"finetune": 5, "ad-drop": 5}
     for name, trials in found.items():
-        assert trials[0].setting == Setting(name)
+        assert trials[0].setting == MethodSetting(name)
         assert len({repr(trial.setting) for trial in trials}) == 5
-    assert all(trial.setting.options == () for trial in found["finetune"])
+    assert all(trial.setting.options == {} for trial in found["finetune"])
     assert len({trial.setting.learning_rate for trial in found["finetune"]}) == 5
 
 
@@ -71,8 +71,16 @@ def test_the_same_seed_proposes_the_same_settings(config: RunConfig) -> None:
 
 
 def test_given_options_are_kept(config: RunConfig) -> None:
-    found = search(config, Runs(lambda run: 0.5), {"ad-drop": {"p": "0.4"}}, trials=8)
-    assert all(trial.setting.applied(config).regularizer.options()["p"] == 0.4 for trial in found["ad-drop"])
+    found = search(config, Runs(lambda run: 0.5), MethodSetting("ad-drop", {"p": "0.4"}), trials=8)
+    assert all(trial.setting.applied(config).regularizer.options()["p"] == 0.4 for trial in found["ad-drop p=0.4"])
+
+
+def test_settings_of_a_method_keep_what_they_differ_in(config: RunConfig) -> None:
+    found = search(config, Runs(lambda run: 0.5), DEFAULT, OTHER, MethodSetting("mixout"), trials=12)
+    tried = {label: [trial.setting.options for trial in trials] for label, trials in found.items()}
+    assert all("p" not in options for options in tried["ad-drop"])
+    assert all(options["p"] == 0.5 for options in tried["ad-drop p=0.5"])
+    assert any("p" in options for options in tried["mixout"])
 
 
 def test_all_settings_of_a_fold_are_scored_on_the_same_rows(config: RunConfig) -> None:
@@ -85,9 +93,9 @@ def test_all_settings_of_a_fold_are_scored_on_the_same_rows(config: RunConfig) -
 def test_hopeless_settings_stop_early_and_the_default_never(config: RunConfig) -> None:
     config = dataclasses.replace(config, learning_rate=1e-9)  # the default, which is the worst
     runs = Runs(lambda run: run.learning_rate)
-    found = search(config, runs, {"finetune": {}}, trials=5, folds=3)["finetune"]
+    found = search(config, runs, MethodSetting("finetune"), trials=5, folds=3)["finetune"]
     rates = [trial.setting.learning_rate or 0.0 for trial in found]
-    assert [len(trial.scores) for trial in found if trial.setting == Setting("finetune")] == [3]
+    assert [len(trial.scores) for trial in found if trial.setting == MethodSetting("finetune")] == [3]
     assert sorted(len(trial.scores) for trial in found) == [1, 1, 2, 3, 3]
     assert len(runs.asked) == number_of_selection_runs(5, 3) == 10
     assert choose(found).learning_rate == max(rates)
@@ -95,7 +103,7 @@ def test_hopeless_settings_stop_early_and_the_default_never(config: RunConfig) -
 
 def test_a_setting_whose_run_fails_is_not_chosen(config: RunConfig) -> None:
     found = search(config, Runs(lambda run: None if run.learning_rate else 0.5), trials=5, folds=1)
-    assert choose(found["finetune"]) == Setting("finetune")
+    assert choose(found["finetune"]) == MethodSetting("finetune")
 
 
 @pytest.mark.parametrize(
@@ -110,7 +118,7 @@ def test_a_setting_whose_run_fails_is_not_chosen(config: RunConfig) -> None:
     ],
 )
 def test_the_default_is_left_only_for_more_than_a_standard_error(
-    default: list[float], other: list[float], chosen: Setting
+    default: list[float], other: list[float], chosen: MethodSetting
 ) -> None:
     assert choose([Trial(DEFAULT, default), Trial(OTHER, other)]) == chosen
 

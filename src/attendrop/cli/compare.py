@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from itertools import product
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -40,6 +41,9 @@ from attendrop.cli.run_options import (
 )
 from attendrop.errors import AttendropError
 
+if TYPE_CHECKING:
+    from attendrop.studies.method_setting import MethodSetting
+
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 # Options that are not of each run.
 _OF_COMPARISON = ("methods", "set_", "seeds", "budget", "trials", "folds", "baselines")
@@ -72,7 +76,11 @@ def compare(
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="METHOD.NAME=VALUE", help="Option of a method; it is then not searched."),
+        typer.Option(
+            "--set",
+            metavar="METHOD.NAME=VALUE",
+            help="Option of a method; it is then not searched. Given again with another value: both are compared.",
+        ),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds of each method.")] = 5,
     budget: Annotated[str | None, typer.Option(help="Time limit, such as 30m or 2h.")] = None,
@@ -161,7 +169,7 @@ def _comparison(given: Mapping[str, Any]) -> dict[str, Any]:
     run = {"model": "minilm", "method": "finetune"} | run
     names = split_columns(given.get("methods")) or tuple(default_methods())
     found: dict[str, Any] = {"config": RunConfig(**run), "output_dir": given["output_dir"]}
-    found["methods"] = _with_options(names, given.get("set_", []))
+    found["methods"] = _settings(names, given.get("set_", []))
     found |= {name: given[name] for name in ("seeds", "trials", "folds") if name in given}
     if "budget" in given:
         found["budget"] = read_duration(given["budget"])
@@ -170,18 +178,24 @@ def _comparison(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _with_options(names: tuple[str, ...], settings: list[str]) -> dict[str, dict[str, str]]:
-    methods: dict[str, dict[str, str]] = {name: {} for name in names}
-    example = names[-1]
-    for setting in settings:
-        name, equals, value = (part.strip() for part in setting.partition("="))
+def _settings(names: tuple[str, ...], given: list[str]) -> list[MethodSetting]:
+    """Make the settings of methods; an option with several values makes a setting of each."""
+    from attendrop.studies.method_setting import MethodSetting
+
+    values: dict[str, dict[str, list[str]]] = {name: {} for name in names}
+    for each in given:
+        name, equals, value = (part.strip() for part in each.partition("="))
         method, dot, option = name.partition(".")
         if not (method and dot and option and equals and value):
-            raise AttendropError(f"--set {setting!r} is not of the form METHOD.NAME=VALUE, such as {example}.p=0.3.")
-        if method not in methods:
-            raise AttendropError(f"--set {setting!r}: method '{method}' is not compared; add it to --methods.")
-        methods[method][option] = value
-    return methods
+            raise AttendropError(f"--set {each!r} is not of the form METHOD.NAME=VALUE, such as {names[-1]}.p=0.3.")
+        if method not in values:
+            raise AttendropError(f"--set {each!r}: method '{method}' is not compared; add it to --methods.")
+        values[method].setdefault(option, []).append(value)
+    return [
+        MethodSetting(method, dict(zip(options, point, strict=True)))
+        for method, options in values.items()
+        for point in product(*options.values())
+    ]
 
 
 def read_duration(text: str) -> float:

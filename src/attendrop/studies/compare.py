@@ -15,10 +15,11 @@ from attendrop.runs.config import RunConfig
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.baseline_names import BASELINES
-from attendrop.studies.comparison import REFERENCE, Comparison, changed_options, default_methods
+from attendrop.studies.comparison import REFERENCE, Comparison, default_methods
 from attendrop.studies.comparison_outcome import Outcome
 from attendrop.studies.comparison_record import check_record, write_record
 from attendrop.studies.comparison_steps import Steps
+from attendrop.studies.method_setting import MethodSetting
 from attendrop.studies.setting_search import choose
 from attendrop.studies.study import check_study_folder
 from attendrop.studies.units import Result
@@ -46,14 +47,14 @@ def compare(
     Example:
         >>> outcome = attendrop.compare(
         ...     train_file="train.csv", text_columns=["text"], label_column="label",
-        ...     methods=[attendrop.ADDrop(p=0.2)], seeds=6, output_dir="runs/answer",
+        ...     methods=[attendrop.ADDrop(p=0.1), attendrop.ADDrop(p=0.3)], seeds=6, output_dir="runs/answer",
         ... )
         >>> print(*outcome.lines())
 
     Args:
         output_dir: Folder of the answer, the runs and the chosen model. Called again, it goes on there.
-        methods: Names or methods with options; an option that is not the default is not searched. Default:
-            :func:`default_methods`.
+        methods: Names or methods with options, one or several settings of each; an option that is not the default is
+            not searched. Default: :func:`default_methods`.
         seeds: Number of seeds of each method.
         budget: Time in seconds; None: no limit.
         trials: Settings to try of each method; None: as many as fit into the budget.
@@ -68,14 +69,11 @@ def compare(
         AttendropError: An option or the data cannot be used, or no run of plain fine-tuning succeeded.
     """
     config = RunConfig(**({"model": "minilm", "output_dir": output_dir} | options | {"method": REFERENCE}))
-    given = {
-        each.name if isinstance(each, Method) else each: changed_options(each) if isinstance(each, Method) else {}
-        for each in (default_methods() if methods is None else methods)
-    }
+    settings = [MethodSetting.of(each) for each in (default_methods() if methods is None else methods)]
     comparison = Comparison(
         config=config,
         output_dir=output_dir,
-        methods=given,
+        methods=settings,
         seeds=seeds,
         budget=budget,
         trials=trials,
@@ -121,7 +119,7 @@ def run_comparison(
         write_record(folder, comparison.config)
         steps = Steps(comparison, runner, on_event, on_plan)
         trials = steps.search()
-        found = steps.final_runs(steps.defaults | {name: choose(each) for name, each in trials.items()})
+        found = steps.final_runs(steps.defaults | {label: choose(each) for label, each in trials.items()})
         outcome = Outcome(_answer(found), trials)
         _write(outcome, folder)  # whatever becomes of the model
         if comparison.keep_best:

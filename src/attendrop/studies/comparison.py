@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 
 from attendrop.argument_checks import check_count
 from attendrop.errors import AttendropError
-from attendrop.methods.core.base import Method
-from attendrop.methods.core.registry import build_method, flat_options, get_method, method_names
+from attendrop.methods.core.registry import build_method, get_method, method_names
 from attendrop.runs.config import RunConfig
 from attendrop.studies.baseline_names import BASELINES
+from attendrop.studies.method_setting import MethodSetting
 
 logger = logging.getLogger(__name__)
 REFERENCE = "finetune"
@@ -35,7 +33,8 @@ class Comparison:
         config: Data, model and training of all runs; its method, seed and folder are ignored. Without evaluation data,
             a quarter of the training rows is set aside.
         output_dir: Folder of the answer, the runs and the chosen model.
-        methods: Options by method; plain fine-tuning is always compared. Default: :func:`default_methods`.
+        methods: Methods with options, one or several settings of each; plain fine-tuning is always compared. Default:
+            :func:`default_methods`.
         seeds: Number of seeds of each method.
         budget: Time in seconds; None: no limit. Seeds that do not fit are left out, for all methods alike, and what
             time is left goes into the search of settings.
@@ -46,12 +45,14 @@ class Comparison:
         keep_best: Whether to train the recommended model on all rows, and keep it in ``best/``.
 
     Raises:
-        AttendropError: An option is out of range, or a method or baseline is unknown.
+        AttendropError: An option is out of range, a method or baseline is unknown, or a setting is given twice.
     """
 
     config: RunConfig
     output_dir: str
-    methods: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {name: {} for name in default_methods()})
+    methods: Sequence[MethodSetting] = field(
+        default_factory=lambda: [MethodSetting(name) for name in default_methods()]
+    )
     seeds: int = 5
     budget: float | None = None
     trials: int | None = None
@@ -69,23 +70,28 @@ class Comparison:
         unknown = sorted(set(self.baselines) - set(BASELINES))
         if unknown:
             raise AttendropError(f"There is no baseline '{unknown[0]}'; known are {', '.join(BASELINES)}.")
-        methods: dict[str, Mapping[str, Any]] = {REFERENCE: {}} | {
-            build_method(name, given).name: given for name, given in self.methods.items()
-        }
-        object.__setattr__(self, "methods", methods)
+        object.__setattr__(self, "methods", _with_reference(self.methods))
         config = self.config
         if config.train_file is not None and config.eval_file is None and not config.test_fraction:
-            object.__setattr__(self, "config", dataclasses.replace(config, test_fraction=DEFAULT_TEST_FRACTION))
+            object.__setattr__(self, "config", replace(config, test_fraction=DEFAULT_TEST_FRACTION))
 
     def of_baselines(self, defined: Collection[str]) -> Comparison:
         """Return the comparison without the baselines that are not defined for its kind of task."""
         undefined = [name for name in self.baselines if name not in defined]
         if undefined:
             logger.info("Not defined for this kind of task, and left out: baseline %s.", ", ".join(undefined))
-        return dataclasses.replace(self, baselines=[name for name in self.baselines if name in defined])
+        return replace(self, baselines=[name for name in self.baselines if name in defined])
 
 
-def changed_options(method: Method) -> dict[str, Any]:
-    """Return the options of a method that are not its defaults."""
-    defaults = flat_options(build_method(method.name).options())
-    return {name: value for name, value in flat_options(method.options()).items() if value != defaults[name]}
+def _with_reference(settings: Sequence[MethodSetting]) -> tuple[MethodSetting, ...]:
+    """Return the settings, plain fine-tuning first; refuse what would be compared with itself."""
+    found, built = [MethodSetting(REFERENCE)], [build_method(REFERENCE)]
+    for setting in settings:
+        method = build_method(setting.method, setting.options)
+        if method.name == REFERENCE:
+            continue
+        if method in built:
+            raise AttendropError(f"{setting.label} is to be compared twice; leave one out.")
+        found.append(replace(setting, method=method.name))
+        built.append(method)
+    return tuple(found)

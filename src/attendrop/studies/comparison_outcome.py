@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.studies.answer import Answer
-from attendrop.studies.setting_search import Setting, Trial, choose
+from attendrop.studies.method_setting import MethodSetting
+from attendrop.studies.setting_search import Trial, choose
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Outcome:
 
     Attributes:
         answer: The table, and the answer in words.
-        trials: The settings that were tried, by method; empty without a search.
+        trials: The settings that were tried, by label of the one they began with; empty without a search.
         best: Folder of the chosen model; None if none was kept.
     """
 
@@ -26,9 +27,9 @@ class Outcome:
     best: Path | None = None
 
     @property
-    def chosen(self) -> dict[str, Setting]:
-        """The chosen setting of each method; empty without a search."""
-        return {name: choose(each) for name, each in self.trials.items()}
+    def chosen(self) -> dict[str, MethodSetting]:
+        """The chosen settings, by label of the one they began with; empty without a search."""
+        return {label: choose(each) for label, each in self.trials.items()}
 
     def as_dict(self) -> dict[str, Any]:
         """Return the outcome as JSON values."""

@@ -18,8 +18,8 @@ from attendrop.studies.baseline_names import FROZEN
 from attendrop.studies.comparison import BEST, REFERENCE, Comparison
 from attendrop.studies.durations import duration
 from attendrop.studies.method_rows import method_label
+from attendrop.studies.method_setting import MethodSetting
 from attendrop.studies.setting_search import (
-    Setting,
     Trial,
     number_of_selection_runs,
     search_settings,
@@ -46,7 +46,7 @@ class Steps:
         self.runner = runner
         self.on_event = on_event
         self.on_plan = on_plan
-        self.defaults = {name: Setting(name, tuple(given.items())) for name, given in comparison.methods.items()}
+        self.defaults = {setting.label: setting for setting in comparison.methods}
         self.spent = 0.0
         self._counted: set[Path] = set()
 
@@ -101,7 +101,7 @@ class Steps:
         )
         return fitting
 
-    def final_runs(self, settings: Mapping[str, Setting]) -> list[Result]:
+    def final_runs(self, settings: Mapping[str, MethodSetting]) -> list[Result]:
         """Train all methods with one seed, then with all others that fit into the budget."""
         comparison = self.comparison
         self.on_plan(len(self._counted) + self._number_of_final_runs)
@@ -122,7 +122,7 @@ class Steps:
     def _number_of_final_runs(self) -> int:
         return self.comparison.seeds * (len(self.comparison.methods) + len(self.comparison.baselines))
 
-    def _units_of(self, seed: int, settings: Mapping[str, Setting]) -> list[Unit]:
+    def _units_of(self, seed: int, settings: Mapping[str, MethodSetting]) -> list[Unit]:
         config = self.comparison.config
         plain = dataclasses.replace(config, method=REFERENCE, options={}, seed=seed)
         return [

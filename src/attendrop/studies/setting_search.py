@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +13,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.options import searched_values
 from attendrop.methods.core.registry import get_method
 from attendrop.runs.config import RunConfig
+from attendrop.studies.method_setting import MethodSetting
 from attendrop.studies.units import Result, Unit
 
 SELECTION_FRACTION = 0.2
@@ -29,39 +29,10 @@ RunUnits = Callable[[Iterable[Unit]], list[Result]]
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A method with options, and a learning rate.
-
-    Attributes:
-        method: Name of the method, or several joined by ``+``.
-        options: Options of the method as pairs; those that are not given have their defaults.
-        learning_rate: Learning rate; None: the run's own.
-    """
-
-    method: str
-    options: tuple[tuple[str, Any], ...] = ()
-    learning_rate: float | None = None
-
-    def applied(self, config: RunConfig, **changes: Any) -> RunConfig:
-        """Return the options of a run with this setting."""
-        if self.learning_rate is not None:
-            changes[_LEARNING_RATE] = self.learning_rate
-        return dataclasses.replace(config, method=self.method, options=dict(self.options), **changes)
-
-    @property
-    def described(self) -> str:
-        """What differs from the defaults."""
-        found = [f"{name}={value}" for name, value in self.options]
-        if self.learning_rate is not None:
-            found.append(f"{_LEARNING_RATE}={self.learning_rate:g}")
-        return " ".join(found) or "its defaults"
-
-
-@dataclass(frozen=True)
 class Trial:
     """A setting, and its selection scores, one for each fold; fewer if it was stopped early."""
 
-    setting: Setting
+    setting: MethodSetting
     scores: list[float] = field(default_factory=list)
 
     @property
@@ -70,7 +41,7 @@ class Trial:
         return statistics.fmean(self.scores)
 
 
-def choose(trials: Sequence[Trial]) -> Setting:
+def choose(trials: Sequence[Trial]) -> MethodSetting:
     """Choose the first setting, which is the default, unless another is better by more than one standard error.
 
     The standard error is that of the mean difference, paired by fold. Without this rule, the best of several settings
@@ -90,33 +61,39 @@ def choose(trials: Sequence[Trial]) -> Setting:
 
 def search_settings(
     config: RunConfig,
-    methods: Mapping[str, Mapping[str, Any]],
+    defaults: Sequence[MethodSetting],
     *,
     trials: int,
     folds: int,
     learning_rate: float,
     run_units: RunUnits,
 ) -> dict[str, list[Trial]]:
-    """Try settings of each method on selection rows.
+    """Try settings of methods on selection rows.
 
     Each setting is trained on four fifths of the training rows and scored on the others, with another split in each
     fold. After a fold only the better half of a method's settings goes on, and its default. All methods have the same
-    number of settings, plain fine-tuning included, for which only the learning rate is searched.
+    number of settings, plain fine-tuning included, for which only the learning rate is searched. Options that are given
+    are not searched, also those of the other settings of the same method: each remains what it is compared as.
 
     Args:
         config: The run, without method.
-        methods: Given options by method, which are not searched.
-        trials: Settings for each method, the default included; fewer if a method has no more.
+        defaults: The settings to begin with, all with different labels.
+        trials: Settings to try for each of them, itself included; fewer if a method has no more.
         folds: Number of splits.
         learning_rate: Learning rate of the default.
         run_units: Runs units and returns their results.
 
     Returns:
-        The trials of each method, the default first.
+        The trials by label of the default, which comes first.
     """
+    given: dict[str, set[str]] = {}
+    for default in defaults:
+        given.setdefault(default.method, set()).update(default.options)
     found = {
-        name: [Trial(setting) for setting in _settings(name, given, trials, learning_rate, config.seed)]
-        for name, given in methods.items()
+        default.label: [
+            Trial(setting) for setting in _settings(default, given[default.method], trials, learning_rate, config.seed)
+        ]
+        for default in defaults
     }
     alive = dict(found)
     for fold in range(folds):
@@ -136,7 +113,7 @@ def _better_half(trials: Sequence[Trial]) -> list[Trial]:
     return [default, *sorted(others, key=lambda trial: -trial.mean)[: len(trials) // 2]]
 
 
-def selection_unit(config: RunConfig, setting: Setting, fold: int) -> Unit:
+def selection_unit(config: RunConfig, setting: MethodSetting, fold: int) -> Unit:
     """Make the run of a setting that is scored on the selection rows of a fold."""
     return Unit(setting.applied(config, seed=_FIRST_SEED + fold, selection_fraction=SELECTION_FRACTION, refit=False))
 
@@ -150,12 +127,13 @@ def number_of_selection_runs(trials: int, folds: int) -> int:
     return runs
 
 
-def _settings(method: str, given: Mapping[str, Any], trials: int, learning_rate: float, seed: int) -> list[Setting]:
-    """Propose settings, each once: the default, then others at random."""
+def _settings(
+    default: MethodSetting, given: Collection[str], trials: int, learning_rate: float, seed: int
+) -> list[MethodSetting]:
+    """Propose settings, each once: the default, then others at random that keep the given options."""
     optuna = _optuna()
-    space = {name: values for name, values in search_space(method).items() if name not in given}
+    space = {name: values for name, values in search_space(default.method).items() if name not in given}
     space[_LEARNING_RATE] = tuple(learning_rate * factor for factor in LEARNING_RATE_FACTORS)
-    default = Setting(method, tuple(given.items()))
     defaults = {name: values[0] for name, values in space.items()}
     found = [default]
 
@@ -163,7 +141,7 @@ def _settings(method: str, given: Mapping[str, Any], trials: int, learning_rate:
         chosen = {name: trial.suggest_categorical(name, values) for name, values in space.items()}
         changed = {name: value for name, value in chosen.items() if value != defaults[name]}
         rate = changed.pop(_LEARNING_RATE, None)
-        setting = Setting(method, (*given.items(), *changed.items()), rate)
+        setting = MethodSetting(default.method, {**default.options, **changed}, rate)
         if setting not in found:
             found.append(setting)
         return 0.0
