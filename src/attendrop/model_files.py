@@ -11,6 +11,7 @@ import huggingface_hub
 from attendrop.errors import AttendropError
 from attendrop.output_files import sha256
 
+MINILM = "minilm"
 MINILM_HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 # The file of PEFT that marks an adapter, in the place of a model's config.json.
@@ -38,7 +39,7 @@ def resolve_model(name: str) -> str:
     Raises:
         AttendropError: A folder that does not exist or holds no model, an unreachable hub, a wrong hash.
     """
-    if name in ("minilm", MINILM_HUB_ID):
+    if name in (MINILM, MINILM_HUB_ID):
         return str(_minilm())
     if not name:
         raise AttendropError("The name of the model is empty.")
@@ -56,7 +57,7 @@ def resolve_model(name: str) -> str:
 
 def lasting_name(name: str) -> str:
     """Return a name of a model that other programs find: the id of the hub, or the absolute path of the folder."""
-    if name == "minilm":
+    if name == MINILM:
         return MINILM_HUB_ID
     folder = Path(name).expanduser()
     return str(folder.absolute()) if folder.is_dir() else name

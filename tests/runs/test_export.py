@@ -88,7 +88,7 @@ def test_a_folder_holds_all_that_a_program_needs(folder: Path, tmp_path: Path, c
 def test_a_file_and_its_tokenizer_beside_it(
     folder: Path, tmp_path: Path, capsys: Captured, format_: str, run: str
 ) -> None:
-    target = tmp_path / "my.model"
+    target = tmp_path / {"onnx": "my.onnx", "torch": "my.pt2"}[format_]
     assert cli.main(["export", f"{folder}/{run}", "--format", format_, "--output", str(target)]) == 0
     assert f"Wrote {target}" in capsys.readouterr().out
     assert target.stat().st_size
@@ -165,8 +165,9 @@ def test_what_a_run_is_made_of_is_never_replaced(folder: Path, tmp_path: Path, c
         ("nowhere", ("--output", "x"), "There is no run folder"),
         ("run", ("--output", "no/such/folder/x"), "cannot be written"),
         ("run", ("--output", "no/such/x.onnx"), "cannot be written"),
+        ("run", ("--output", "x.onnx", "--format", "torch"), "'x.onnx' is the name of another format"),
     ],
-    ids=["format", "quantize", "quantize-torch", "run", "folder", "file"],
+    ids=["format", "quantize", "quantize-torch", "run", "folder", "file", "extension"],
 )
 def test_export_mistakes(
     folder: Path,

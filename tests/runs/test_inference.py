@@ -137,6 +137,17 @@ def test_columns_of_the_input_are_kept(runs: Path, tmp_path: Path, suffix: str) 
         assert max(probabilities, key=probabilities.__getitem__) == row["predicted_label"]
 
 
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_line_ends_in_texts_do_not_end_a_row(runs: Path, tmp_path: Path, suffix: str) -> None:
+    texts = ["the cat\rsees", "a dog\nhears", "a bird\r\nlikes", 'a "red"\tcat']
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    source, output = Source(file=str(tmp_path / "in.jsonl"), text_columns=("text",)), tmp_path / f"out.{suffix}"
+    predict(str(runs / "single"), source, str(output), keep_columns=True)
+    assert b"\r\n" not in output.read_bytes().replace(b"bird\r\nlikes", b"")
+    again = csv.DictReader(output.open(newline=""), delimiter={"csv": ",", "tsv": "\t"}[suffix], strict=True)
+    assert [row["text"] for row in again] == texts
+
+
 def test_numbers_are_written_beside_the_columns_of_the_input(runs: Path, tmp_path: Path) -> None:
     source = Source(file=str(write_rows(tmp_path / "in.csv", 2)))
     predict(str(runs / "number"), source, str(tmp_path / "out.csv"), keep_columns=True)
@@ -199,6 +210,7 @@ def test_bad_rows_are_left_out_of_predictions_and_scores(runs: Path, tmp_path: P
     [
         (["--output", "-", "--json"], "both write on stdout"),
         (["--output", "out.csv", "--input-format", "csv"], "input-format is for standard input"),
+        (["--output", "out.txt", "--skip-bad-rows"], "skipped rows would have none; write .jsonl"),
         (["--output", "out.csv", "--skipped-file", "x"], "skipped-file is for skip-bad-rows"),
         (["--output", "out.csv", "--output-format", "xml"], "'xml' is not a format of predictions"),
         (["--output", "out.csv", "--keep-columns", "--text-columns", "probability"], "has a column 'probability'"),
@@ -242,6 +254,14 @@ def test_progress_is_a_bar_on_a_terminal() -> None:
         assert progress is not None
         progress(4, 10)
     assert "4/10" in stream.getvalue()
+
+
+def test_the_data_of_the_runs_task_are_where_the_run_found_them(tmp_path: Path) -> None:
+    options = {"task": "rte", "data_dir": str(tmp_path)}
+    assert inference._data_dir(options, Source(), "rte") == str(tmp_path)
+    assert inference._data_dir(options, Source(data_dir="given"), "rte") == "given"
+    assert inference._data_dir(options, Source(), "mrpc") is None
+    assert inference._data_dir(options | {"data_dir": str(tmp_path / "gone")}, Source(), "rte") is None
 
 
 def test_one_predicted_class_is_pointed_out(runs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

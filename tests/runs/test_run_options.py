@@ -274,6 +274,34 @@ def test_config_file_says_where_the_data_of_a_task_were(tmp_path: Path, monkeypa
     assert yaml.safe_load(text)["data_dir"] == str(tmp_path / "data")
 
 
+def test_a_folder_of_the_name_does_not_take_the_place_of_minilm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("minilm").mkdir()
+    assert yaml.safe_load(run_file(RunConfig(task="rte", model="minilm", output_dir="x")))["model"] == "minilm"
+
+
+def test_epochs_on_the_command_line_replace_steps_of_the_file(folder: Path, tmp_path: Path) -> None:
+    known = yaml.safe_load((folder / "run" / "run.yaml").read_text())
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(known | {"max_steps": 20}))
+    more = ["--epochs", "1", "--quiet", "--output-dir", f"{tmp_path}/run"]
+    assert cli.main(["train", "--config", f"{tmp_path}/own.yaml", *more]) == 0
+    config = tiny.read_metrics(tmp_path / "run")["config"]
+    assert (config["epochs"], config["max_steps"]) == (1, None)
+
+
+def test_the_file_of_a_run_resumes_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.chdir(folder)  # run.json has relative paths, run.yaml absolute ones
+    begun = [part.removeprefix(f"{folder}/") for part in arguments(folder, "relative", "--epochs", "1", "--quiet")]
+    assert cli.main([*begun, "--output-dir", f"{tmp_path}/run"]) == 0
+    again = ["train", "--config", f"{tmp_path}/run/run.yaml", "--output-dir", f"{tmp_path}/run", "--resume"]
+    assert cli.main(again) == 0
+    assert "is finished already" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -314,6 +342,16 @@ def test_several_seeds_have_a_folder_each_and_a_summary(folder: Path, capsys: Ca
     assert cli.main([*run, "--resume", "--json"]) == 0
     out, err = capsys.readouterr()
     assert err.count("is finished already") == 3 and json.loads(out) == summary
+
+
+def test_seeds_are_not_added_to_those_of_other_data(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    tiny.write_data(tmp_path)
+    tiny.save_tiny_bert(tmp_path / "model")
+    run = arguments(tmp_path, "seeds", "--method", "finetune", "--epochs", "1", "--quiet")
+    assert cli.main([*run, "--seed", "0"]) == 0
+    tiny.write_csv(tmp_path / "train.csv", ["yes", "no"] * 20)
+    assert cli.main([*run, "--seed", "0", "--resume"]) == 2
+    assert "The training data changed since the run in" in capsys.readouterr().err
 
 
 def test_deviation_over_seeds_is_that_of_a_sample() -> None:

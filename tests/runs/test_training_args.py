@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_pruned_model_is_fine_tuned_as_its_run_was_trained(folder: Path) -> None:
     options: dict[str, Any] = {"schedule": "cosine", "warmup": 0.2, "weight_decay": 0.03, "gradient_accumulation": 2}
     config = tiny.config(folder, seed=7, bf16=True, **options)
-    trained = run_arguments(resolve_run(config), folder / "run", None)
+    trained = run_arguments(resolve_run(config), 36, folder / "run", None)
     recovered = recovery_arguments(config, str(folder / "recovery"), 3)
     for name in OPTIMISATION:
         assert getattr(trained, name) == getattr(recovered, name), name
@@ -59,7 +59,8 @@ def test_a_pruned_model_is_fine_tuned_as_its_run_was_trained(folder: Path) -> No
 )
 def test_steps_are_counted_in_epochs(folder: Path, options: dict[str, Any], epochs: int) -> None:
     """36 rows to train on, in batches of 8."""
-    assert num_epochs(resolve_run(tiny.config(folder, **options))) == epochs
+    run = resolve_run(tiny.config(folder, **options))
+    assert num_epochs(run.config, len(run.parts.train)) == epochs
 
 
 def test_options_that_the_machine_refuses_are_one_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,4 +79,4 @@ def test_a_run_trains_on_one_of_several_gpus(folder: Path, monkeypatch: pytest.M
             self._n_gpu = 2
 
     monkeypatch.setattr(training_args, "TrainingArguments", WithTwo)
-    assert run_arguments(resolve_run(tiny.config(folder)), folder / "run", None).n_gpu == 1
+    assert run_arguments(resolve_run(tiny.config(folder)), 36, folder / "run", None).n_gpu == 1

@@ -73,6 +73,12 @@ def test_an_undefined_correlation_is_zero(predictions: list[float], labels: list
     assert scores == {"pearson": 0.0, "spearman": 0.0}
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_an_undefined_agreement_is_zero() -> None:
+    constant = compute_scores(with_metric(TWO_CLASSES, "cohen_kappa"), np.tile([1.0, 0.0], (2, 1)), np.array([0, 0]))
+    assert constant["cohen_kappa"] == 0.0
+
+
 def test_a_constant_answer_scores_zero_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
     always_zero = np.tile([1.0, 0.0], (5, 1))
     assert compute_scores(get_task("cola"), always_zero, LABELS) == {"matthews_correlation": 0.0}

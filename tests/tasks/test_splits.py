@@ -2,8 +2,11 @@
 
 import warnings
 from collections import Counter
+from contextlib import nullcontext
 
 import pytest
+import torch
+import transformers as hf
 from datasets import Dataset
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -18,8 +21,16 @@ from attendrop.runs.config import RunConfig
 from attendrop.tasks.base import Task
 from attendrop.tasks.splits import few_shot, hold_out, subset
 from attendrop.tasks.tokenization import encode
-from attendrop.tasks.tokenizers import DEFAULT_MAX_LENGTH, length_limit
+from attendrop.tasks.tokenizers import DEFAULT_MAX_LENGTH, length_limit, limit_to_positions
 
+SIZES = {"vocab_size": 99, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+LAYERS = {
+    "vocab_size": 99,
+    "encoder_ffn_dim": 8,
+    "decoder_ffn_dim": 8,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+}
 REGRESSION = Task("files", "regression", ("text",), (), "pearson", "numbers")
 
 
@@ -218,6 +229,29 @@ class TestEncode:
             warnings.simplefilter("error")
             assert length_limit(tokenizer, DEFAULT_MAX_LENGTH, pair=False) == 12
         assert RunConfig.max_length == DEFAULT_MAX_LENGTH
+
+    @pytest.mark.parametrize(
+        ("config", "positions"),
+        [
+            (hf.BertConfig(**SIZES, max_position_embeddings=20), 20),
+            (hf.RobertaConfig(**SIZES, max_position_embeddings=22), 20),
+            (hf.BartConfig(**LAYERS, d_model=8, encoder_layers=1, decoder_layers=1, max_position_embeddings=20), 20),
+            (hf.GPT2Config(vocab_size=99, n_embd=8, n_layer=1, n_head=2, n_positions=20), 20),
+            (hf.LlamaConfig(**SIZES, max_position_embeddings=20), None),
+        ],
+        ids=lambda value: getattr(value, "model_type", ""),
+    )
+    def test_a_model_has_so_many_positions(
+        self, tokenizer: PreTrainedTokenizerFast, config: hf.PreTrainedConfig, positions: int | None
+    ) -> None:
+        model = hf.AutoModel.from_config(config)
+        tokenizer.model_max_length = 1000
+        limit_to_positions(model, tokenizer)
+        assert tokenizer.model_max_length == (positions or 1000)
+        for length in (20, 21):
+            beyond = positions is not None and length > positions
+            with pytest.raises((IndexError, RuntimeError)) if beyond else nullcontext():
+                model(input_ids=torch.full((1, length), 5))
 
     def test_no_room(self, tokenizer: PreTrainedTokenizerFast) -> None:
         with pytest.raises(AttendropError, match=r"a maximum length of 2 leaves no room .* adds 2 special tokens"):

@@ -92,6 +92,8 @@ def test_rows_of_the_hub_have_their_groups(monkeypatch: pytest.MonkeyPatch) -> N
         ("hans", "hans", None),
         ("pawsx", "mrpc", [0, 1]),
         ("pawsx", "qqp", [0, 1]),
+        ("wnli", "rte", [1, 0]),  # the same names in another order
+        ("rte", "qnli", None),
         ("rte", "mrpc", None),  # a task without readings leaves the decision to the user, with a warning
     ],
 )
@@ -102,6 +104,7 @@ def test_classes_of_a_model_are_read_by_their_names(task: str, trained_on: str, 
 def test_names_count_whatever_their_order() -> None:
     head = get_head("classification", ("contradiction", "entailment", "neutral"))
     assert reading_of(get_task("hans"), head) == [1, 0, 1]
+    assert reading_of(get_task("mnli"), head) == [2, 0, 1]
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,8 @@ def _read_run(given: Mapping[str, Any]) -> tuple[RunConfig, list[int]]:
     named = given.get("preset_", options.pop("preset", None))
     of_preset = {} if named is None else preset(named, options.get("task"), method)
     options = of_preset | options
+    if "epochs" in line and "max_steps" not in line:
+        options.pop("max_steps", None)  # of a file or a preset, which would have the last word
     of_method = dict(of_preset.get("options", {}))
     if file.get("method", DEFAULT_METHOD) == method:  # options of another method do not apply
         of_method |= file.get("options", {})

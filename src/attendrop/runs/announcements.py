@@ -18,8 +18,13 @@ SKIPPED = "skipped_rows.jsonl"
 logger = logging.getLogger(__name__)
 
 
-def announce_run(run: ResolvedRun) -> None:
-    """Log the data, warn of optimistic scores, and log the epochs in which the method is active."""
+def announce_run(run: ResolvedRun, rows: int) -> None:
+    """Log the data, warn of optimistic scores, and log the epochs in which the method is active.
+
+    Args:
+        run: The run.
+        rows: Number of encoded training rows.
+    """
     config, parts = run.config, run.parts
     counts = [f"{counted(len(parts.train), 'row')} to train on"]
     if parts.selection is not None and config.protocol == "honest":
@@ -37,7 +42,7 @@ def announce_run(run: ResolvedRun) -> None:
         logger.info("Nothing is chosen: the last epoch is kept.")
     logger.info("%s", _training(run))
     for part in run.method.parts:
-        _announce_epochs(part, num_epochs(run))
+        _announce_epochs(part, num_epochs(config, rows))
         if part.evidence:
             logger.info("Measured of %s: %s", part.name, part.evidence)
 

@@ -105,9 +105,11 @@ def export_run(
 
 
 def _target(output: str, name: str) -> Path:
-    """Choose the file to write."""
+    """Choose the file to write: the output, if its extension is that of the format, otherwise one in this folder."""
     target = Path(output)
-    if target.is_dir() or not target.suffix:
+    if target.suffix in {Path(each).suffix for each in FORMATS.values()} - {Path(name).suffix}:
+        raise AttendropError(f"'{output}' is the name of another format; name it {Path(name).suffix}, or a folder.")
+    if target.is_dir() or target.suffix != Path(name).suffix:
         target = target / name
         writable = target.parent.parent.is_dir()
     else:

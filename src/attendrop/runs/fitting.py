@@ -117,7 +117,9 @@ class Fitting:
         checkpoints = checkpoints or self.place
         checkpoint = last_checkpoint(checkpoints) if begun else None
         save_epochs = self.checkpoint_seconds is None
-        arguments = run_arguments(run, checkpoints, checkpoint, save_epochs=save_epochs, stop_after=stop_after)
+        arguments = run_arguments(
+            run, len(encoded.train), checkpoints, checkpoint, save_epochs=save_epochs, stop_after=stop_after
+        )
         if checkpoint is not None:
             logger.info("Resuming from %s.", checkpoint)
             head_start = begun.get("head_start")

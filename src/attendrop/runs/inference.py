@@ -117,9 +117,14 @@ def predict(
         ``model, task, source, split, rows, skipped, output``.
 
     Raises:
-        AttendropError: As for :func:`evaluate`; or the output's extension is unknown.
+        AttendropError: As for :func:`evaluate`; or the output's extension is unknown, or does not fit the options.
     """
     format = output_format(output, format)
+    if format == "txt" and source.skip_bad_rows:
+        raise AttendropError(
+            "A .txt file has a line for each row, and skipped rows would have none; write .jsonl, .tsv or .csv, which "
+            "have the number of the row."
+        )
     with _outputs(run_dir, source, [] if output == STDIN else [output]):
         run = _load_run(run_dir, source.task_options)
         rows = _open_rows(run, source, "test")
@@ -155,7 +160,14 @@ def _inputs(folder: Path, source: Source) -> list[str | Path]:
     options = (read_run(folder) or {"config": {}})["config"]
     files += [file for name in ("train_file", "eval_file") if options.get(name) for file in files_of(options[name])]
     task = source.task or (options.get("task") if source.file is None else None)
-    return [*own_files(folder), *files, *([] if task is None else task_files(task, source.data_dir))]
+    of_task = [] if task is None else task_files(task, _data_dir(options, source, task))
+    return [*own_files(folder), *files, *of_task]
+
+
+def _data_dir(options: Mapping[str, Any], source: Source, task: str) -> str | None:
+    """Return the folder of a task's data: by default, for the task of the run, that of the run, if it still exists."""
+    trained = options.get("data_dir") if options.get("task") == task else None
+    return source.data_dir or (trained if trained and Path(trained).is_dir() else None)
 
 
 @dataclass(frozen=True)
@@ -277,7 +289,7 @@ def _task_rows(run: _Run, source: Source, name: str, split: str) -> _Rows:
         _check_head(get_task(name), run.head)
     if source.skip_bad_rows:
         raise AttendropError("skip-bad-rows is for custom files; omit it for a task.")
-    data = load_task(name, data_dir=source.data_dir, splits=(split,))
+    data = load_task(name, data_dir=_data_dir(run.options, source, name), splits=(split,))
     task, dataset = replace(data.task, options=run.head.options()), data.splits[split]
     chunks = (_Chunk(columns) for columns in dataset.iter(CHUNK_ROWS))
     return _Rows(task, split, data.source, chunks, len(dataset), BadRows(), reading=reading)

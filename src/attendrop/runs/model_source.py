@@ -15,7 +15,7 @@ STDIN = "-"
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Data to evaluate or predict. Defaults are those of the run: its task, or the columns of its files.
+    """Data to evaluate or predict. Defaults are those of the run: its task and its folder, or the columns of its files.
 
     Attributes:
         task: A task's name, with ``data_dir`` as in training and the name of a ``split``.

@@ -13,12 +13,13 @@ import yaml
 
 from attendrop.argument_checks import suggestion
 from attendrop.errors import AttendropError
+from attendrop.model_files import MINILM
 from attendrop.runs.config import RunConfig
 from attendrop.tasks.file_formats import files_of
 
 RUN_FILE = "run.yaml"
 _FIELDS = {field.name: str(field.type) for field in dataclasses.fields(RunConfig)}
-_PATHS = ("train_file", "eval_file", "data_dir", "model")
+PATHS = ("train_file", "eval_file", "data_dir", "model")
 _MAPPINGS = {"options": "{p: 0.3}", "lora": "{r: 8}", "task_options": "{num_beams: 4}"}
 # Not a field of a run: a preset, for options that the file does not set.
 _ALSO = ("preset",)
@@ -53,18 +54,26 @@ def read_run_file(path: str) -> dict[str, Any]:
 
 def run_file(config: RunConfig, seeds: Sequence[int] = ()) -> str:
     """Write the options of a run with one or several seeds, except its folder; paths are made absolute."""
-    options = {name: value for name, value in config.as_dict().items() if name != "output_dir" and value is not None}
+    given = {name: value for name, value in config.as_dict().items() if name != "output_dir"}
+    options = {name: value for name, value in located(given).items() if value is not None}
     if seeds:
         options["seed"] = list(seeds)
-    if "task" in options and os.environ.get("ATTENDROP_DATA"):
-        options.setdefault("data_dir", os.environ["ATTENDROP_DATA"])
-    options |= {name: _absolute(options[name]) for name in _PATHS if options.get(name) is not None}
     text: str = yaml.safe_dump(options, sort_keys=False, allow_unicode=True)
     return f"# Repeats this run: attendrop train --config run.yaml --output-dir FOLDER\n{text}"
 
 
+def located(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of a run with absolute paths, and with the folder of a task's data from the environment."""
+    found = dict(options)
+    if found.get("task") is not None and not found.get("data_dir"):
+        found["data_dir"] = os.environ.get("ATTENDROP_DATA") or None
+    return found | {name: _absolute(found[name]) for name in PATHS if found.get(name) is not None}
+
+
 def _absolute(value: str) -> str:
-    """Make the paths of files and folders that exist absolute; a hub id stays as it is."""
+    """Make the paths of files and folders that exist absolute; a hub id and "minilm" stay as they are."""
+    if value == MINILM:
+        return value
     files = files_of(value)
     return ",".join(str(file.absolute()) for file in files) if all(file.exists() for file in files) else value
 

@@ -31,7 +31,7 @@ from attendrop.runs.owned_files import (
     refuse_foreign,
     remove,
 )
-from attendrop.runs.run_file import RUN_FILE, run_file
+from attendrop.runs.run_file import PATHS, RUN_FILE, located, run_file
 
 METRICS = "metrics.json"
 # The training rows, where they are a sample of the data.
@@ -272,9 +272,10 @@ def _comparable(config: RunConfig) -> dict[str, Any]:
 
 def _check_unchanged(folder: Path, run: dict[str, Any], now: dict[str, Any]) -> None:
     before, decided = _flat(run["config"]), run.get("decided") or {}
+    was_located, is_located = located(run["config"]), located(now)
     for name, value in _flat(now).items():
         was = before.get(name)
-        if was != value:
+        if was != value and (name not in PATHS or was_located.get(name) != is_located.get(name)):
             began, asked = f"{name}={was!r}", repr(value)
             if was is None:
                 began = f"the default {name}" if name in decided else f"no {name}"

@@ -86,7 +86,8 @@ def train(
 
     Args:
         config: Options of the run.
-        resume: Resume from the newest complete checkpoint, or start over without one. A finished run is kept.
+        resume: Resume from the newest complete checkpoint, or start over without one. A finished run is kept, if its
+            training rows are the same.
         overwrite: Replace the run in the folder; it is deleted when this one is complete.
         callbacks: Callbacks of the trainer.
         keep_model: False keeps ``metrics.json`` and the options only.
@@ -112,10 +113,6 @@ def _train(
     keep_model: bool,
     checkpoint_seconds: float | None,
 ) -> dict[str, Any]:
-    finished = read_metrics(place) if resume else None
-    if finished is not None:
-        logger.info("The run in %s is finished already; nothing is left to do.", config.output_dir)
-        return finished
     began = time.monotonic()
     reset_peak_memory()
     check_integration(config.report_to)
@@ -124,9 +121,13 @@ def _train(
     rows = fingerprint(run.parts)
     if begun:
         check_data(place, rows)
+    finished = read_metrics(place) if resume else None
+    if finished is not None:
+        logger.info("The run in %s is finished already; nothing is left to do.", config.output_dir)
+        return finished
     loaded = load_model(run)
     encoded = encode_parts(run.config, run.task, run.parts, loaded.tokenizer)
-    announce_run(run)
+    announce_run(run, len(encoded.train))
     report = data_report(run.data, run.parts, encoded, loaded.tokenizer, config.max_length)
     announce_data(report, run.task.head)
     if not begun and is_main_process():

@@ -17,6 +17,7 @@ from attendrop.runs.resolved_run import ResolvedRun
 
 def run_arguments(
     run: ResolvedRun,
+    rows: int,
     place: Path,
     checkpoint: Path | None,
     *,
@@ -27,6 +28,7 @@ def run_arguments(
 
     Args:
         run: The run.
+        rows: Number of encoded training rows.
         place: Folder of checkpoints.
         checkpoint: Checkpoint to resume from; None starts the run.
         save_epochs: Write a checkpoint after each epoch, and load the best one at the end.
@@ -39,7 +41,7 @@ def run_arguments(
     return _arguments(
         config,
         output_dir=str(place),
-        num_train_epochs=num_epochs(run),
+        num_train_epochs=num_epochs(config, rows),
         max_steps=_max_steps(config, checkpoint, stop_after),
         per_device_eval_batch_size=config.eval_batch_size,
         eval_strategy="epoch" if selecting else "no",
@@ -95,15 +97,19 @@ def _arguments(config: RunConfig, **own: Any) -> TrainingArguments:
     return arguments
 
 
-def num_epochs(run: ResolvedRun) -> int:
-    """Count the epochs of a run, including a partial last one."""
-    config = run.config
+def num_epochs(config: RunConfig, rows: int) -> int:
+    """Count the epochs of a run, including a partial last one.
+
+    Args:
+        config: Resolved options.
+        rows: Number of encoded training rows; a text in several windows is several.
+    """
     if config.max_steps is None:
         assert config.epochs is not None
         return config.epochs
     assert config.batch_size is not None
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    batches = math.ceil(len(run.parts.train) / (config.batch_size * processes))
+    batches = math.ceil(rows / (config.batch_size * processes))
     return math.ceil(config.max_steps / math.ceil(batches / config.gradient_accumulation))
 
 

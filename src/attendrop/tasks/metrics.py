@@ -1,5 +1,6 @@
 """Scores of models and of constant predictions."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -35,7 +36,7 @@ def compute_scores(task: Task, outputs: Array, labels: Array) -> dict[str, float
     """Compute all metrics of the task, ``task.metric`` first.
 
     Accuracy, F1 (of class 1; ``f1_macro``: mean over the classes), Matthews, Pearson and Spearman are fractions, not
-    percentages. A correlation that is undefined, because one side is constant, is 0.0, not NaN.
+    percentages. A score that is undefined, such as the correlation with a constant, is 0.0, not NaN.
 
     Args:
         task: The task.
@@ -48,7 +49,8 @@ def compute_scores(task: Task, outputs: Array, labels: Array) -> dict[str, float
     outputs, labels = task.head.checked(outputs), np.asarray(labels)
     if len(labels) == 0:
         raise AttendropError("there are no rows to score.")
-    return {name: task.head.metrics[name].score(labels, outputs) for name in (task.metric, *task.other_metrics)}
+    scores = {name: task.head.metrics[name].score(labels, outputs) for name in (task.metric, *task.other_metrics)}
+    return {name: 0.0 if math.isnan(score) else score for name, score in scores.items()}
 
 
 def constant_scores(task: Task, train_labels: Array, labels: Array) -> tuple[str | float, dict[str, float]] | None:

@@ -157,7 +157,9 @@ class PredictionWriter:
 
     def _delimited(self) -> csv.DictWriter[str]:
         assert self._file is not None
-        return csv.DictWriter(self._file, self._columns, delimiter=_DELIMITERS[self.format], lineterminator="\n")
+        ended = _LineFeeds(self._file)
+        # The writer quotes the characters of its own line ends: so, in a cell, a carriage return alone, too.
+        return csv.DictWriter(ended, self._columns, delimiter=_DELIMITERS[self.format], lineterminator="\r\n")
 
     def _predictions(self, outputs: Array) -> list[dict[str, Any]]:
         head, source = self.task.head, GLUE.get(self.task.name)
@@ -176,6 +178,16 @@ class PredictionWriter:
         if taken:
             raise AttendropError(f"The input has a column {taken[0]!r}, a name that the predictions use; rename it.")
         return [dict(zip(names, row, strict=True)) | prediction for row, prediction in zip(kept, added, strict=True)]
+
+
+class _LineFeeds:
+    """Writes the rows of a csv writer, which end in a carriage return and a line feed, with the line feed alone."""
+
+    def __init__(self, file: TextIO) -> None:
+        self.file = file
+
+    def write(self, row: str) -> int:
+        return self.file.write(row.removesuffix("\r\n") + "\n")
 
 
 def _cell(value: Any) -> Any:

@@ -124,16 +124,18 @@ def _fitting(
 
 
 def _records(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the records with their first lines, without blank lines at the end."""
+    """Yield the records with their first lines, without blank lines at the beginning and at the end."""
     csv.field_size_limit(2**31 - 1)  # for all readers of the process; the default of 131,072 is too low for documents
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     line = 1
     blank: list[tuple[int, list[str]]] = []
     try:
+        begun = False
         for record in reader:
             if record:
-                yield from blank
-                blank = []
+                _check_quotes(path, line, record, delimiter)
+                yield from blank if begun else ()
+                begun, blank = True, []
                 yield line, record
             else:
                 blank.append((line, record))
@@ -143,6 +145,16 @@ def _records(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[tuple
             f"{path}, line {line}: broken quoting ({error}); a field that begins with a quote must end with one, and "
             "quotes inside it are doubled."
         ) from None
+
+
+def _check_quotes(path: Path, line: int, record: list[str], delimiter: str) -> None:
+    """Raise if a quoted field of a TSV file seems to hold whole rows: then its quotes are part of texts."""
+    if delimiter == "\t" and any("\t" in field and "\n" in field for field in record):
+        raise AttendropError(
+            f"{path}, line {line}: a field begins with a quote, and holds tabs and line breaks up to the next one. If "
+            'the quotes are part of the texts, write them doubled in a quoted field, such as """I know,", or save the '
+            "file as .jsonl."
+        )
 
 
 def _read_json_lines(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:

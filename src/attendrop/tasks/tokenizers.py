@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 # Default of runs, and of models that were not made by a run.
 DEFAULT_MAX_LENGTH = 128
+# What families call their embedding of absolute positions.
+_POSITIONS = ("position_embeddings", "position_embedding", "embed_positions", "wpe")
 
 
 def load_tokenizer(place: str, **options: Any) -> PreTrainedTokenizerBase:
@@ -48,6 +50,22 @@ def set_padding(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenize
             f"The tokenizer of {name!r} has {largest + 1} tokens, its model only {embedding.num_embeddings}: "
             "they do not belong together."
         )
+
+
+def limit_to_positions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Lower the greatest length of a tokenizer to the positions that its model has; many tokenizers know none.
+
+    Models whose positions have no end, such as rotary or relative ones, have no embedding of positions.
+    """
+    from torch import nn
+
+    for name, module in model.named_modules():
+        if "vis" in name:  # of the patches of images, in a model that has both
+            continue
+        if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in _POSITIONS:
+            # RoBERTa's begin after the id of the padding token, BART's after an offset.
+            taken = getattr(module, "offset", 0) if module.padding_idx is None else module.padding_idx + 1
+            tokenizer.model_max_length = min(tokenizer.model_max_length, module.num_embeddings - taken)
 
 
 def length_limit(tokenizer: PreTrainedTokenizerBase, max_length: int, *, pair: bool) -> int:

@@ -14,12 +14,16 @@ from attendrop.tasks.metrics import compute_scores
 
 
 def reading_of(task: Task, head: Head) -> list[int] | None:
-    """Return the class of a task that each class of a model is read as; None if they are the task's own.
+    """Return the class of a task that each class of a model is read as; None if they are the task's own, in its order.
 
     Raises:
         AttendropError: The task says which classes can be read, and the model has others.
     """
-    if not task.readings or head.label_names == task.label_names:
+    if head.label_names == task.label_names:
+        return None
+    if head.num_classes and head.fits(task.head) and set(head.label_names) == set(task.label_names):
+        return [task.label_names.index(name) for name in head.label_names]
+    if not task.readings:
         return None
     for reading in task.readings:
         if set(head.label_names) == set(reading):

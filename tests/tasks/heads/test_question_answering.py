@@ -84,6 +84,16 @@ def test_the_best_of_all_windows_is_the_answer(tokenizer: PreTrainedTokenizerBas
         assert rows[0]["start"] == 2 and rows[0]["score"] > 0
 
 
+def test_a_text_without_a_token_has_an_empty_answer(tokenizer: PreTrainedTokenizerBase) -> None:
+    task = Task("files", "question-answering", ("question", "context"), ALWAYS, "f1", "a test")
+    rows = Dataset.from_dict({"question": ["the good"], "context": ["\u200b"], "index": [0]})
+    windows = encode(rows, task, tokenizer, LENGTH)
+    head = QuestionAnswering(ALWAYS)
+    raw = np.ones((1, windows["length"][0], 2))
+    outputs = head.checked(head.row_outputs(raw, {name: windows[name] for name in windows.column_names}, tokenizer))
+    assert [row["answer"] for row in head.prediction_rows(outputs, probabilities=False)] == [""]
+
+
 def test_outputs_that_are_not_finite_are_refused(tokenizer: PreTrainedTokenizerBase) -> None:
     windows = encoded(tokenizer)
     head = QuestionAnswering(ALWAYS)

@@ -15,7 +15,7 @@ from attendrop.tasks.heads.file_reader import FileReader
 from attendrop.tasks.heads.output_scorer import Array, OutputScorer
 from attendrop.tasks.heads.row_encoder import Columns, RowEncoder
 from attendrop.tasks.long_texts import HEAD
-from attendrop.tasks.tokenizers import load_tokenizer, set_padding
+from attendrop.tasks.tokenizers import limit_to_positions, load_tokenizer, set_padding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -194,6 +194,7 @@ class Head(FileReader, RowEncoder, OutputScorer):
             AttendropError: They do not belong together.
         """
         set_padding(name, model, tokenizer)
+        limit_to_positions(model, tokenizer)
 
     def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         """Set what the options ask for in a loaded model and its tokenizer.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from attendrop.tasks.word_lists import IGNORED, row_array
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+logger = logging.getLogger(__name__)
 # Names of the column of texts where these are packed, and where their masks are to be filled.
 _PACKED, _TO_FILL = "packed_text", "masked_text"
 # Key of the masks of rows that are scored, the same in all runs.
@@ -348,7 +350,7 @@ def _with_masks(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_le
     """Tokenize texts that have masks to fill, with labels at these."""
     mask = tokenizer.mask_token
     if not any(mask in text for text in texts):
-        raise AttendropError(f"No text has a mask to fill: write {mask} where a token is to be predicted.")
+        logger.warning("No text of %d has a mask to fill: write %s where a token is to be predicted.", len(texts), mask)
     encoded: BatchEncoding = tokenizer(list(texts), truncation=max_length is not None, max_length=max_length)
     encoded["labels"] = [
         [token if token == tokenizer.mask_token_id else IGNORED for token in row] for row in encoded["input_ids"]

@@ -293,8 +293,9 @@ def _best_answer(context: str, windows: Sequence[Sequence[Sequence[int]]], logit
     found = []
     for offsets, scores in zip(windows, logits, strict=True):
         tokens = np.array([token for token, (first, _) in enumerate(offsets) if first >= 0], dtype=int)
-        score, start, end = best_span(scores[tokens, 0], scores[tokens, 1])
         if len(tokens):
+            score, start, end = best_span(scores[tokens, 0], scores[tokens, 1])
             found.append((score, offsets[tokens[start]][0], offsets[tokens[end]][1]))
-    score, first, last = max(found)
-    return SpanAnswer(context[first:last], first, score, float(logits[:, 0].sum(-1).min()))
+    none_score = float(logits[:, 0].sum(-1).min())
+    score, first, last = max(found, default=(none_score, 0, 0))  # of a text without a token, the answer is empty
+    return SpanAnswer(context[first:last], first, score, none_score)
