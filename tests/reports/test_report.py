@@ -66,6 +66,16 @@ def test_each_run_tells_its_options_and_curves(study: Path) -> None:
     assert "accuracy on held-out rows: 0.133 to 0.400 in 3 epochs" in page
 
 
+def test_a_pruned_copy_beside_its_run_is_no_second_run(tmp_path: Path, capsys: Captured) -> None:
+    place = write_run(tmp_path, "finetune", 0.5)
+    light = tmp_path / "runs" / "light"
+    light.mkdir()
+    metrics = json.loads((place / "metrics.json").read_text(encoding="utf-8")) | {"pruned": {"layers": [1]}}
+    (light / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
+    assert cli.main(["report", str(tmp_path)]) == 0
+    assert "Two runs" not in capsys.readouterr().err
+
+
 def test_a_study_without_the_reference_has_scores_and_curves(tmp_path: Path) -> None:
     write_runs(tmp_path, "r-drop", AHEAD)
     files = write_report(tmp_path).files

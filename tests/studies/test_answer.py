@@ -131,7 +131,8 @@ def test_a_tie_says_how_many_more_seeds_would_show_which_difference() -> None:
 
 
 def rows_of(method: str, scores: Sequence[float], rows: int, **more: Any) -> list[Run]:
-    return runs(method, scores, data={"selected_on": None, "rewarded_on": None, "rows": {"dev": rows}}, **more)
+    data = {"selected_on": None, "rewarded_on": None, "counted": True, "rows": {"dev": rows}}
+    return runs(method, scores, **({"data": data} | more))
 
 
 @pytest.mark.parametrize(
@@ -152,6 +153,13 @@ def test_where_no_seeds_would_tell_the_answer_says_what_would(
     assert ("more seeds a difference of" in found) == (says is None)
     assert "Run at least" not in found
     assert says is None or says in found
+
+
+def test_rows_say_nothing_of_scores_that_do_not_count_them() -> None:
+    data = {"selected_on": None, "rewarded_on": None, "counted": False, "rows": {"dev": 60}}
+    every = [*runs("finetune", PLAIN, data=data), *runs("r-drop", UNCLEAR, data=data)]
+    found = " ".join(answer(every).verdict.sentences)
+    assert "more seeds a difference of" in found and "a single one is worth" not in found
 
 
 def test_a_small_lead_over_a_baseline_on_few_rows_takes_more_rows() -> None:
@@ -224,6 +232,12 @@ def test_a_method_that_alone_is_ahead_of_the_baseline_is_recommended() -> None:
     assert "rests on the t test" in t_test
     assert among == "Of the fine-tuned models it would be plain fine-tuning: nothing here is distinguishable from it."
     assert plan.startswith("The best of the others is ad-drop (+0.005 [")
+
+
+def test_a_method_with_too_few_seeds_does_not_take_the_place_of_the_others() -> None:
+    every = [*FINETUNE, *runs("r-drop", AHEAD), *runs("frozen", LOW, 5)]
+    assert answer(every).use == "r-drop"
+    assert answer([*every, *runs("mixout", [score + 0.05 for score in AHEAD[:2]])]).use == "r-drop"
 
 
 def test_methods_against_a_baseline_are_corrected_for_their_number_and_plain_fine_tuning_is_not() -> None:

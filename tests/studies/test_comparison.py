@@ -13,6 +13,7 @@ from helpers import tiny
 
 import attendrop
 from attendrop import ADDrop, AttendropError
+from attendrop.studies import compare as compare_module
 from attendrop.studies import comparison_steps
 from attendrop.studies.compare import run_comparison
 from attendrop.studies.comparison import Comparison
@@ -161,7 +162,8 @@ def test_a_comparison_answers_keeps_the_model_and_goes_on(folder: Path, caplog: 
     assert outcome.answer.rows[0].label == "finetune"
     assert {row.label: row.n for row in outcome.answer.rows} == {"finetune": 2, "mixout": 2, "majority": 2}
     written = {name: (folder / "answer" / name).read_text(encoding="utf-8") for name in ("answer.json", "answer.md")}
-    assert json.loads(written["answer.json"])["best"] == str(folder / "answer" / "best")
+    found = json.loads(written["answer.json"])
+    assert (found["best"], found["kept"]) == (str(folder / "answer" / "best"), "finetune")
     best = tiny.read_metrics(folder / "answer" / "best")
     assert best["data"]["rows"]["train"] == 40  # all rows, those of the evaluation among them
     assert (folder / "answer" / "best" / "model.safetensors").exists()
@@ -178,13 +180,31 @@ def test_a_comparison_answers_keeps_the_model_and_goes_on(folder: Path, caplog: 
     assert {row.n for row in again.answer.rows} == {3}
 
 
+def test_failures_are_named_with_their_setting(folder: Path) -> None:
+    settings = [MethodSetting("mixout", {"p": p}) for p in (0.5, 0.9)]
+    running = steps(comparison(folder, methods=settings), Runner())
+    found = running.final_runs(running.defaults)
+    failed = [
+        dataclasses.replace(each, metrics=None, error="out of luck") for each in found if "0.9" in repr(each.unit)
+    ]
+    assert len(failed) == 2
+    metrics: dict[str, Any] = {"task": "files", "model": "m", "metric": "accuracy", "method": "finetune", "seed": 0}
+    metrics |= {"options": {}, "score": 0.5, "train_seconds": 1.0}
+    metrics |= {"data": {"selected_on": None, "rewarded_on": None, "rows": {"dev": 3000}}}
+    scored = [Result(each.unit, each.folder, metrics, None) for each in found if each.unit.method == "finetune"]
+    notes = " ".join(compare_module._answer([scored[0], *failed]).notes)
+    assert "mixout p=0.9 with seed 0 (out of luck)" in notes
+
+
 def test_the_answer_is_written_whatever_becomes_of_the_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*arguments: Any, **options: Any) -> None:
         raise AttendropError("The disk is full.")
 
     monkeypatch.setattr(comparison_steps, "train", fails)
     asked = dataclasses.replace(comparison(folder), output_dir=str(folder / "without_model"))
-    with pytest.raises(AttendropError, match="The disk is full"):
+    with pytest.raises(
+        AttendropError, match=r"The answer is in .*answer\.md, but its model could not be .*: The disk is full"
+    ):
         run_comparison(asked, workers=0)
     assert json.loads((folder / "without_model" / "answer.json").read_text(encoding="utf-8"))["best"] is None
 

@@ -18,7 +18,14 @@ from helpers.training import ALWAYS, LENGTHS, Gradients, examples, history, trai
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import IterableDataset
-from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    BertConfig,
+    BertForQuestionAnswering,
+    EarlyStoppingCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 from attendrop import ADDrop, AttendropError, Compose, FineTune, RDrop, RegularizedTrainer
 from attendrop.methods.core.base import Method
@@ -166,6 +173,17 @@ def test_accumulation_equals_the_whole_batch_where_every_token_counts(
         found.append(kept.steps)
     for one, other in zip(*found, strict=True):
         zoo.assert_same(one, other, 2e-5 if name == "gpt2" else 1e-6)
+
+
+def test_label_smoothing_leaves_answers_to_questions_as_they_are(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=99, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    rows = [{"input_ids": [5, 6, 7, 8], "start_positions": 1, "end_positions": 2}] * 4
+    arguments = TrainingArguments(
+        str(tmp_path), max_steps=1, label_smoothing_factor=0.1, report_to="none", use_cpu=True, save_strategy="no"
+    )
+    trainer = RegularizedTrainer(BertForQuestionAnswering(config), arguments, train_dataset=rows, regularizer=ADDrop())
+    assert trainer.train().training_loss > 0
 
 
 def test_a_partial_last_accumulation_is_scaled_by_what_it_holds(tmp_path: Path) -> None:

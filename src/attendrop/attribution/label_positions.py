@@ -66,21 +66,21 @@ def shifts_labels(model: nn.Module, batch: Mapping[str, Any]) -> bool:
     return _SHIFTS[model]
 
 
-def refuse_misplaced_smoothing(model: nn.Module, logits: Tensor, batch: Mapping[str, Any]) -> None:
+def refuse_misplaced_smoothing(model: nn.Module, logits: Tensor | None, batch: Mapping[str, Any]) -> None:
     """Refuse label smoothing where ``transformers.Trainer`` compares labels with the predictions of other positions.
 
     It computes the smoothed loss itself, and shifts labels by the name of the model's class.
 
     Args:
         model: The model, without wrappers such as DistributedDataParallel.
-        logits: Logits of the model.
+        logits: Logits of the model; None: it has none of this name, such as for the answers to questions.
         batch: Inputs of the trainer, with ``labels``.
 
     Raises:
         AttendropError: The model's own loss is at other positions.
     """
     labels: Tensor | None = batch.get("labels")
-    if labels is None or labels.ndim < 2 or labels.shape != logits.shape[:-1]:
+    if labels is None or logits is None or labels.ndim < 2 or labels.shape != logits.shape[:-1]:
         return
     if model not in _SHIFTS and not (labels != IGNORED).any():
         return

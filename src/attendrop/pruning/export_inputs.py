@@ -58,7 +58,7 @@ def example_batch(model: Any, *, batch: int, choices: int, length: int) -> dict[
         size = model.config.image_size
         height, width = (size, size) if isinstance(size, int) else size
         return {PIXELS: torch.randn(batch, model.config.num_channels, height, width, generator=generator)}
-    length = min(length, _longest(model))
+    length = min(length, _longest(model) or length)
     shape = (batch, choices, length) if _is_choice(model) else (batch, length)
     tokens = torch.randint(model.config.vocab_size, shape, generator=generator)
     mask = (torch.arange(length) < length - torch.arange(batch)[:, None] % length).long()
@@ -74,8 +74,10 @@ def _inner(model: Any) -> Any:
     return model.model if isinstance(model, PrunedModel) else model
 
 
-def _longest(model: Any) -> int:
+def _longest(model: Any) -> int | None:
+    """Return how many positions a model has; None if they have no end."""
     config = model.config
+    positions = getattr(config, "max_position_embeddings", None)
     # RoBERTa's positions begin after the id of the padding token.
     taken = config.pad_token_id + 1 if config.model_type in ("roberta", "xlm-roberta", "camembert") else 0
-    return int(config.max_position_embeddings) - taken
+    return None if positions is None else int(positions) - taken

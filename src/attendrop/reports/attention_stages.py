@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
+from attendrop.devices import compute_device
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.pruning.serialization import is_pruned
@@ -18,7 +19,6 @@ from attendrop.reports.drop_decisions import DropMoment, Learnt, acting_in_atten
 from attendrop.runs.config import RunConfig
 from attendrop.runs.finished_run import check_finished
 from attendrop.runs.model_loading import load_config, load_for, load_model_and_tokenizer
-from attendrop.runs.prediction_passes import compute_device
 from attendrop.runs.run_folder import keeps_model, read_metrics, read_run
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import files_task

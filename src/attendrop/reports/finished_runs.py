@@ -148,7 +148,7 @@ def _finished_runs(folder: Path) -> Iterator[FinishedRun]:
             metrics = read_metrics(Path(path))
         except AttendropError:
             continue
-        if metrics is not None:
+        if metrics is not None and "pruned" not in metrics:  # a pruned copy has the options of its run
             yield FinishedRun(os.path.relpath(path, folder), method_label(metrics), metrics)
 
 

@@ -12,6 +12,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.batches import to_device
+from attendrop.devices import compute_device
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.reports.assumed_targets import assumed_targets
@@ -22,7 +23,7 @@ from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, encode_parts
 from attendrop.runs.finished_run import FinishedRun, load_finished_run
 from attendrop.runs.model_loading import load_model_and_tokenizer
-from attendrop.runs.prediction_passes import compute_device, predict_outputs
+from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.runs.run_folder import keeps_model, read_metrics, read_run
 from attendrop.tasks.bad_rows import BadRows
 from attendrop.tasks.custom_files import files_task, stream_file

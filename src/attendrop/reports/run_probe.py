@@ -11,11 +11,11 @@ import numpy as np
 from datasets import Dataset
 
 from attendrop.batches import to_device
+from attendrop.devices import compute_device
 from attendrop.errors import AttendropError
 from attendrop.reports.attribution_probe import DIRECTIONS, Probe, probe
 from attendrop.reports.run_drops import RowSource
 from attendrop.runs.finished_run import FinishedRun, load_finished_run
-from attendrop.runs.prediction_passes import compute_device
 from attendrop.runs.run_folder import keeps_model
 from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.splits import subset

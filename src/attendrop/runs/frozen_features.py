@@ -10,8 +10,9 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from attendrop.devices import compute_device
 from attendrop.errors import AttendropError
-from attendrop.runs.prediction_passes import compute_device, sorted_batches
+from attendrop.runs.prediction_passes import sorted_batches
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.output_scorer import Array
 

@@ -12,9 +12,10 @@ from datasets import Dataset
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from attendrop.devices import compute_device
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
-from attendrop.runs.prediction_passes import compute_device, sorted_batches
+from attendrop.runs.prediction_passes import sorted_batches
 from attendrop.runs.shared_results import digest_of_model, shared
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.linear_fit import LinearFit

@@ -11,14 +11,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from attendrop.devices import compute_device
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.output_scorer import Array
-
-
-def compute_device(device: str) -> torch.device:
-    """Return the device that ``"auto"`` or ``"cpu"`` means on this machine."""
-    accelerator = None if device == "cpu" else torch.accelerator.current_accelerator(check_available=True)
-    return accelerator or torch.device("cpu")
 
 
 def predict_outputs(

@@ -17,6 +17,7 @@ from transformers import TrainerCallback
 from attendrop.argument_checks import check_choice
 from attendrop.attention.layers import AttentionLayer
 from attendrop.batches import to_device
+from attendrop.devices import compute_device
 from attendrop.errors import AttendropError
 from attendrop.methods.core.info import LayerRanking
 from attendrop.output_files import write_json
@@ -42,7 +43,7 @@ from attendrop.runs.run_folder import METRICS, read_run
 from attendrop.runs.run_trainer import RunTrainer
 from attendrop.runs.speed import measure_speed
 from attendrop.runs.staged_folder import new_folder
-from attendrop.runs.training_args import on_cpu, recovery_arguments
+from attendrop.runs.training_args import recovery_arguments
 from attendrop.tasks.metrics import compute_scores
 from attendrop.wording import counted
 
@@ -264,7 +265,7 @@ def _load(run_dir: str, data_dir: str | None, device: str) -> FinishedRun:
             f"The run in '{run_dir}' has no rows to choose on that it was not trained on; train it with --no-refit, or "
             "with an eval-file."
         )
-    run.model.to(torch.device("cpu") if on_cpu(device) else torch.accelerator.current_accelerator())  # type: ignore[arg-type]
+    run.model.to(compute_device(device))  # type: ignore[arg-type]
     return run
 
 

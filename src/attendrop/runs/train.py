@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from transformers import TrainerCallback
 
 from attendrop.batches import to_device
+from attendrop.devices import compute_device
 from attendrop.errors import AttendropError
 from attendrop.model_files import lasting_name
 from attendrop.output_files import write_json, write_text
@@ -61,7 +62,6 @@ from attendrop.runs.run_metrics import (
     training_fit,
 )
 from attendrop.runs.small_data_recipe import decided
-from attendrop.runs.training_args import on_cpu
 from attendrop.tasks.bad_rows import write_skipped
 from attendrop.tasks.heads.mean_pooling import pools_mean
 from attendrop.training.trainer import RegularizedTrainer
@@ -99,7 +99,7 @@ def train(
     Raises:
         AttendropError: The options, the data or the model are invalid.
     """
-    if config.fp16 and on_cpu(config.device):
+    if config.fp16 and compute_device(config.device).type == "cpu":
         raise AttendropError("fp16 needs a GPU, and there is none here, or device is 'cpu'; use bf16, or neither.")
     with run_folder(config, resume=resume, overwrite=overwrite) as place:
         return _train(config, place, resume, callbacks, keep_model, checkpoint_seconds)

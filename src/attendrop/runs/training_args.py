@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import EarlyStoppingCallback, TrainerState, TrainingArguments
 
+from attendrop.devices import compute_device
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
 from attendrop.runs.resolved_run import ResolvedRun
@@ -81,7 +82,8 @@ def _arguments(config: RunConfig, **own: Any) -> TrainingArguments:
             logging_strategy="epoch",
             seed=config.seed,
             data_seed=config.seed,
-            use_cpu=on_cpu(config.device),
+            # Without this argument, the trainer does not start DDP on CPUs.
+            use_cpu=compute_device(config.device).type == "cpu",
             bf16=config.bf16,
             fp16=config.fp16,
             dataloader_pin_memory=torch.cuda.is_available(),
@@ -124,8 +126,3 @@ def _max_steps(config: RunConfig, checkpoint: Path | None, stop_after: int | Non
     stopped = config.patience is not None and waited >= config.patience
     stopped |= stop_after is not None and state.global_step >= stop_after
     return int(state.global_step) if stopped else steps
-
-
-def on_cpu(device: str) -> bool:
-    """Tell whether to use the CPU; without this argument, the trainer does not start DDP on CPUs."""
-    return device == "cpu" or not torch.accelerator.is_available()

@@ -165,10 +165,11 @@ def _margin(metric: str, rows: Sequence[MethodRow]) -> float:
 
 
 def _evaluation(metric: str, runs: Sequence[Mapping[str, Any]]) -> Evaluation:
-    """Return what bounds the differences: errors end at 0, all other scores at 1, where a row is its share of them."""
+    """Return what bounds the differences: errors end at 0, all other scores at 1; of counted rows, each is a share."""
     if metric.startswith("neg_"):
         return Evaluation(best=0.0)
-    return Evaluation(min((rows for run in runs if (rows := run["data"]["rows"].get("dev"))), default=None), 1.0)
+    counted = [rows for run in runs if run["data"].get("counted") and (rows := run["data"]["rows"].get("dev"))]
+    return Evaluation(min(counted, default=None), 1.0)
 
 
 # Notes ---------------------------------------------------------------------------------------------------------------

@@ -14,13 +14,13 @@ from scipy import sparse
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from attendrop.argument_checks import check_choice
+from attendrop.devices import compute_device
 from attendrop.errors import AttendropError
 from attendrop.output_files import write_json
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import fingerprint
 from attendrop.runs.frozen_features import frozen_features
 from attendrop.runs.model_loading import load_model_and_tokenizer
-from attendrop.runs.prediction_passes import compute_device
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
 from attendrop.runs.run_folder import METRICS, begin_baseline, check_data, read_metrics, results, run_folder
 from attendrop.runs.run_metrics import versions
@@ -119,6 +119,7 @@ def _metrics(run: ResolvedRun, name: str) -> dict[str, Any]:
             "text_columns": list(task.text_columns),
             "classes": list(task.label_names),
             "selected_on": None,
+            "counted": task.head.metrics[task.metric].counts_rows,
             "rows": {"train": len(own)} | {part: len(rows) for part, rows in parts.report.items()},
         },
         "config": run.given.as_dict(),

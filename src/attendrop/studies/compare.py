@@ -124,7 +124,8 @@ def run_comparison(
         _write(outcome, folder)  # whatever becomes of the model
         if comparison.keep_best:
             runner.release()
-            outcome = dataclasses.replace(outcome, best=steps.best(outcome.answer, found))
+            kept, best = steps.best(outcome.answer, found)
+            outcome = dataclasses.replace(outcome, kept=kept, best=best)
             _write(outcome, folder)
     return outcome
 
@@ -149,7 +150,7 @@ def announce_splits(run: ResolvedRun) -> None:
 
 def _answer(results: Sequence[Result]) -> Answer:
     failed: list[dict[str, Any]] = [
-        {"method": each.unit.method, "options": {}, "seed": each.unit.config.seed, "error": each.error}
+        {"method": each.unit.method, "options": each.unit.options, "seed": each.unit.config.seed, "error": each.error}
         for each in results
         if each.metrics is None
     ]

@@ -19,11 +19,13 @@ class Outcome:
     Attributes:
         answer: The table, and the answer in words.
         trials: The settings that were tried, by label of the one they began with; empty without a search.
-        best: Folder of the chosen model; None if none was kept.
+        kept: Label of the row whose model was kept; None if none was.
+        best: Folder of this model.
     """
 
     answer: Answer
     trials: Mapping[str, Sequence[Trial]] = field(default_factory=dict)
+    kept: str | None = None
     best: Path | None = None
 
     @property
@@ -39,6 +41,7 @@ class Outcome:
                 for name, each in self.trials.items()
             },
             "chosen": {name: setting.described for name, setting in self.chosen.items()},
+            "kept": self.kept,
             "best": None if self.best is None else str(self.best),
         }
 
@@ -48,5 +51,8 @@ class Outcome:
             f"{name}: {setting.described}, of {len(self.trials[name])} settings on selection rows."
             for name, setting in self.chosen.items()
         ]
-        kept = [] if self.best is None else ["", f"The model is in {self.best}: attendrop predict {self.best} ..."]
-        return [*self.answer.lines(), *(["", *tried] if tried else []), *kept]
+        lines = [*self.answer.lines(), *(["", *tried] if tried else [])]
+        if self.best is None:
+            return lines
+        model = "The model" if self.kept == self.answer.use else f"The model of {self.kept}"
+        return [*lines, "", f"{model} is in {self.best}: attendrop predict {self.best} ..."]

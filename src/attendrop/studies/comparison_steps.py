@@ -6,7 +6,6 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from attendrop.errors import AttendropError
 from attendrop.runs.data import fingerprint
@@ -14,10 +13,9 @@ from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.run_folder import holds_run, read_run
 from attendrop.runs.train import train
 from attendrop.studies.answer import Answer
-from attendrop.studies.baseline_names import FROZEN
-from attendrop.studies.comparison import BEST, REFERENCE, Comparison
+from attendrop.studies.best_model import best_model
+from attendrop.studies.comparison import REFERENCE, Comparison
 from attendrop.studies.durations import duration
-from attendrop.studies.method_rows import method_label
 from attendrop.studies.method_setting import MethodSetting
 from attendrop.studies.setting_search import (
     Trial,
@@ -139,26 +137,22 @@ class Steps:
         if seeds < comparison.seeds:
             logger.warning("Only %d of %d seeds fit into the budget.", seeds, comparison.seeds)
 
-    def best(self, answer: Answer, results: Sequence[Result]) -> Path:
-        """Train the recommended model on all rows, and keep it.
+    def best(self, answer: Answer, results: Sequence[Result]) -> tuple[str, Path]:
+        """Train the recommended model on all rows, and keep it; see :func:`attendrop.studies.best_model.best_model`.
 
-        Where a baseline is recommended that is no model of transformers, this is the best of the fine-tuned models.
+        Returns:
+            The label of its row, and its folder.
         """
-        config = self.comparison.config
-        chosen = answer.use or REFERENCE
-        units = {method_label(each.metrics): each.unit for each in results if each.metrics is not None}
-        unit = units[chosen]
-        if unit.baseline is not None and unit.baseline != FROZEN:
-            unit = units[max((row for row in answer.rows if not row.is_baseline), key=lambda row: row.mean).label]
-        changes: dict[str, Any] = {"seed": config.seed, "output_dir": str(self.runner.folder / BEST)}
-        changes |= {"selection_fraction": 0.0, "refit": False, "test_fraction": 0.0}
-        if unit.baseline == FROZEN:
-            changes |= {"max_steps": 0, "head_start": "frozen", "pooling": "mean"}
-        wanted = dataclasses.replace(unit.config, **changes)
+        config, folder = self.comparison.config, self.runner.folder
+        label, wanted = best_model(answer, results, config, resolve_run(config).task.head, folder)
         place = Path(wanted.output_dir)
         same = holds_run(place, wanted, fingerprint(resolve_run(wanted).parts))
-        train(wanted, resume=same, overwrite=not same and read_run(place) is not None)
-        return place
+        try:
+            train(wanted, resume=same, overwrite=not same and read_run(place) is not None)
+        except AttendropError as error:
+            told = f"The answer is in {folder / 'answer.md'}, but its model could not be trained and kept: {error}"
+            raise AttendropError(told) from error
+        return label, place
 
 
 def _seconds(result: Result) -> float:

@@ -204,7 +204,9 @@ def _judge_baseline(
     verdict: Verdict, tuned: Sequence[MethodRow], baseline: MethodRow, margin: float, evaluation: Evaluation
 ) -> Verdict:
     """Put the best baseline first, unless a fine-tuned model is shown to be ahead of it."""
-    reference, best = tuned[0], max(tuned, key=_gain)
+    paired = {row.label: lead.n for row in tuned if (lead := row.versus(baseline)) is not None}
+    most = [row for row in tuned if paired.get(row.label, 0) >= min(MIN_SEEDS, max(paired.values(), default=0))]
+    reference, best = tuned[0], max(most, key=_gain)
     lead = best.versus(baseline)
     if lead is None:
         return verdict

@@ -15,6 +15,7 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.model_outputs import named_outputs
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.batches import Batch, number_of_rows
+from attendrop.devices import refuse_device
 from attendrop.errors import AttendropError
 from attendrop.fused_optimizers import skips_step, unscale
 from attendrop.keyed_random import SampleKey
@@ -54,6 +55,7 @@ class Regularization:
     """
 
     def __init__(self, training: TrainingContext, method: Method, compiled_model: nn.Module | None = None) -> None:
+        refuse_device(next(training.model.parameters()).device)
         self.model = training.model
         self._trained_model = training.model if compiled_model is None else compiled_model
         self.method = method

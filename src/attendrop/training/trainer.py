@@ -89,7 +89,7 @@ class RegularizedTrainer(Trainer):
         self._regularization: Regularization | None = None
         self._trainer_loss: TrainerLoss | None = None
         self.method_state: MethodState | None = None
-        self._resumed: tuple[dict[str, Any], Any] | None = None
+        self._resumed: tuple[dict[str, Any], Path] | None = None
         self._sampler: EpochSampler | None = None
         self._refuse_unsupported()
         if self.regularizer.skips_parameters and self.accelerator.ddp_handler is not None:
@@ -118,8 +118,7 @@ class RegularizedTrainer(Trainer):
         checkpoint = str(resume_from_checkpoint or "")
         self._resumed = None
         if checkpoint:
-            state = load_state(Path(checkpoint), self.regularizer)
-            self._resumed = state, load_method_state(Path(checkpoint), self.args.process_index)
+            self._resumed = load_state(Path(checkpoint), self.regularizer), Path(checkpoint)
             # Early stopping keeps its count of epochs without improvement.
             self.args.restore_callback_states_from_checkpoint = True
         try:
@@ -167,8 +166,9 @@ class RegularizedTrainer(Trainer):
         self._regularization = Regularization(self._training_context(self._trainer_loss), self.regularizer)
         self.method_state = self._regularization.method_state
         if self._resumed is not None:
-            self._regularization.load_state_dict(*self._resumed)
-            self._resume_loss(**self._resumed[0]["loss"])
+            state, checkpoint = self._resumed
+            self._regularization.load_state_dict(state, load_method_state(checkpoint, self.args.process_index))
+            self._resume_loss(**state["loss"])
         self._regularization.warn_of_inactive_epochs(self.state.num_train_epochs)
 
     def _begin_epoch(self, epoch: int) -> None:

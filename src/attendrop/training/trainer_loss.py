@@ -95,7 +95,8 @@ class TrainerLoss:
         outputs = named_outputs(call.outputs, inputs)
         is_stock = getattr(self.compute_loss, "__func__", None) is Trainer.compute_loss
         if is_stock and self.trainer.compute_loss_func is None and self.trainer.label_smoother is not None:
-            refuse_misplaced_smoothing(self.trainer.accelerator.unwrap_model(model), outputs.logits, inputs)
+            logits = getattr(outputs, "logits", None)
+            refuse_misplaced_smoothing(self.trainer.accelerator.unwrap_model(model), logits, inputs)
         return loss, outputs
 
     def _model_columns(self, model: nn.Module, inputs: dict[str, Any]) -> set[str]:

@@ -89,7 +89,17 @@ def test_gain_stands_over_cost_and_far_baselines_do_not_flatten_it(tmp_path: Pat
     assert (marks["finetune"].x, marks["finetune"].y) == (1, 0)
     assert marks["majority"].y > -0.2  # at the lower edge
     assert "-0.505" in marks["majority"].text
-    assert "An open marker at the lower edge is further below." in chart.caption
+    assert "An open marker at an edge is further away." in chart.caption
+
+
+def test_a_baseline_that_is_far_ahead_is_in_the_figure(tmp_path: Path) -> None:
+    for method, scores in (("finetune", PLAIN), ("r-drop", AHEAD), ("frozen", [score + 2 for score in PLAIN])):
+        write_runs(tmp_path, method, scores)
+    chart = made(tmp_path)["cost_gain"]
+    marks = {mark.text.partition(":")[0]: mark for mark in chart.marks}
+    low, high = marks["frozen"].axes.get_ylim()
+    assert low < marks["r-drop"].y < marks["frozen"].y < high
+    assert "+2.000" in marks["frozen"].text and "An open marker at an edge" in chart.caption
 
 
 def test_drop_probabilities_of_periods_come_with_the_band_of_noise(tmp_path: Path) -> None:
@@ -136,6 +146,17 @@ def test_a_heat_map_has_the_differences_from_the_reference(grid: Path) -> None:
     assert chart.header[:4] == ("p", "q", "accuracy", "difference")
     assert sorted(values(chart, "p", "q", "difference"))[-1] == ["0.9", "0.7", "+0.063"]
     assert "p=0.9, q=0.7: +0.063, 0.563 of 2 seeds" in texts(chart)
+
+
+def test_a_cell_is_compared_on_the_seeds_that_it_has_in_common_with_the_reference(tmp_path: Path) -> None:
+    write_runs(tmp_path, "finetune", (0.5, 0.9))
+    for p, seed in ((0.1, 0), (0.9, 1), (0.5, 7)):
+        for q in (0.3, 0.7):
+            options = build_method("ad-drop", {"p": p, "q": q}).options()
+            write_run(tmp_path, "ad-drop", 0.6, seed=seed, options=options)
+    chart = next(chart for kind, chart in made(tmp_path).items() if kind.startswith("heat_map"))
+    gains = {row[0]: row[3] for row in chart.rows}
+    assert gains == {"0.1": "+0.100", "0.9": "-0.300"}
 
 
 def test_all_pairs_stand_beside_those_without_the_other_option(grid: Path) -> None:

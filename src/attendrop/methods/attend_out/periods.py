@@ -126,6 +126,7 @@ class AttendOutState(MethodState):
             self.players.defender.before_step = self.training.act_on_second_model(self.players.defender.model)
             if self._resumed is not None:
                 self.players.load_state_dict(self._resumed)
+                self._resumed = None
             if self._finished is not None:
                 self.players.restore(*self._finished)
         return self.players

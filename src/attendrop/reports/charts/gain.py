@@ -26,7 +26,7 @@ def cost_against_gain(setting: Setting) -> Chart | str:
     methods, left_out = methods_shown(setting, {reference, *(row.label for row in compared)})
     low, high = _limits(compared)
     marks, table = [], []
-    below = False
+    beyond = False
     with styled():
         figure, (axes,) = new_figure(2.9, [method.label for method in methods])
         axes.axhline(0, color=MUTED, linewidth=1, linestyle=":")
@@ -36,8 +36,8 @@ def cost_against_gain(setting: Setting) -> Chart | str:
             found, x = row.difference, max(row.cost or 0.0, _LEAST_COST)
             text = "the reference" if found is None else interval(found)
             y = 0.0 if found is None else found.mean.value
-            if y < low:  # an open marker at the lower edge
-                below, y = True, low
+            if not low <= y <= high:  # an open marker at the edge
+                beyond, y = True, min(max(y, low), high)
                 entries[method.label] = axes.errorbar([x], [y], fmt=method.marker, color=method.color, mfc="none")
             else:
                 ends = [[0.0], [0.0]] if found is None else [[y - found.mean.low], [found.mean.high - y]]
@@ -46,14 +46,15 @@ def cost_against_gain(setting: Setting) -> Chart | str:
                 )
             marks.append(Mark(axes, x, y, f"{method.label}: {text}, {cost(row)} the time"))
             table.append([method.label, cost(row), text, "-" if found is None else str(found.n)])
-        axes.set_ylim(low - 0.06 * (high - low), high)
+        space = 0.06 * (high - low)
+        axes.set_ylim(low - space, high + space)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
         axes.xaxis.set_minor_formatter(lambda value, _: "")
         label_axes(axes, "time of training, relative to the reference", f"difference in {setting.answer.metric}")
         add_legend(figure, entries)
     caption = f"Above the dotted line: better than {reference}. Bars: 95 % intervals over seeds."
-    caption += " An open marker at the lower edge is further below." if below else ""
+    caption += " An open marker at an edge is further away." if beyond else ""
     header = ("method", "time", "difference [95 %]", "seeds in common")
     return Chart("cost_gain", setting.name, "Cost against gain", caption + left_out, figure, header, table, marks)
 

@@ -104,8 +104,9 @@ def _has_two_sides(cells: Mapping[tuple[float, float], MethodRow]) -> bool:
 
 def _heat_map(setting: Setting, grid: _Grid, reference: MethodRow, index: int) -> Chart:
     firsts, seconds = (sorted({point[side] for point in grid.cells}) for side in (0, 1))
-    gains = {point: row.mean - reference.mean for point, row in grid.cells.items()}
-    largest = max(map(abs, gains.values())) or 1.0
+    paired = {point: row.versus(reference) for point, row in grid.cells.items()}
+    gains = {point: found.mean.value for point, found in paired.items() if found is not None}
+    largest = max(map(abs, gains.values()), default=0.0) or 1.0
     marks, rows = [], []
     with styled():
         from matplotlib import colormaps
@@ -114,6 +115,8 @@ def _heat_map(setting: Setting, grid: _Grid, reference: MethodRow, index: int) -
         figure, (axes,) = new_figure(min(4.6, 0.9 + 0.42 * len(firsts)))
         colors = colormaps["RdBu_r"]
         for (first, second), row in grid.cells.items():
+            if (first, second) not in gains:  # no seed in common
+                continue
             gain, x, y = gains[first, second], seconds.index(second), firsts.index(first)
             share = gain / largest
             axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colors(0.5 + share / 2), linewidth=0))

@@ -54,7 +54,7 @@ def _ranking(score: Callable[..., float]) -> Callable[[Array, Array], float]:
 
 
 _METRICS = {
-    "accuracy": Metric(_of_classes(accuracy_score)),
+    "accuracy": Metric(_of_classes(accuracy_score), counts_rows=True),
     "balanced_accuracy": Metric(_of_classes(balanced_accuracy_score)),
     "matthews_correlation": Metric(_of_classes(matthews_corrcoef), span=2.0),
     "cohen_kappa": Metric(_of_classes(cohen_kappa_score), span=2.0),

@@ -66,7 +66,7 @@ _METRICS = {
     "precision_micro": Metric(_averaged(precision_score, "micro")),
     "recall_micro": Metric(_averaged(recall_score, "micro")),
     "jaccard_samples": Metric(_averaged(jaccard_score, "samples")),
-    "accuracy": Metric(_of_answers(accuracy_score)),
+    "accuracy": Metric(_of_answers(accuracy_score), counts_rows=True),
     "average_precision": Metric(_ranking(average_precision_score)),
     "roc_auc": Metric(_ranking(roc_auc_score)),
 }

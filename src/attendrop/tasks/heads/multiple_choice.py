@@ -268,7 +268,11 @@ answer = choices[logits.argmax()]"""
     @property
     def metrics(self) -> Mapping[str, Metric]:
         """Accuracy."""
-        return {"accuracy": Metric(lambda labels, outputs: float(np.mean(np.equal(self.decode(outputs), labels))))}
+
+        def accuracy(labels: Array, outputs: Array) -> float:
+            return float(np.mean(np.equal(self.decode(outputs), labels)))
+
+        return {"accuracy": Metric(accuracy, counts_rows=True)}
 
     def constant_answer(self, train: Array, references: Array) -> tuple[str, Array]:
         """Return the most common place of the correct choice in training."""

@@ -25,11 +25,13 @@ class Metric:
         score: Function that computes it from labels and outputs, one row per example.
         span: Largest possible difference of two scores.
         selects: Whether models can be selected by it, because greater is better.
+        counts_rows: Whether it is the fraction of rows that are right.
     """
 
     score: Callable[[Array, Array], float]
     span: float = 1.0
     selects: bool = True
+    counts_rows: bool = False
 
 
 class OutputScorer(ABC):

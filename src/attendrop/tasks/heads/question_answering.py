@@ -254,7 +254,7 @@ answer = context[offsets[start][0] : offsets[end][1]]"""
     @property
     def metrics(self) -> Mapping[str, Metric]:
         """F1 of words, and exact match."""
-        return {name: Metric(self._mean(place)) for place, name in enumerate(("exact_match", "f1"))}
+        return {"exact_match": Metric(self._mean(0), counts_rows=True), "f1": Metric(self._mean(1))}
 
     def _mean(self, place: int) -> Callable[[Array, Array], float]:
         def score(labels: Array, outputs: Array) -> float:

@@ -1,0 +1,68 @@
+"""The model that a comparison keeps: what it recommends, trained on all rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from attendrop.runs.config import RunConfig
+from attendrop.runs.model_loading import load_config
+from attendrop.studies.answer import Answer
+from attendrop.studies.baseline_names import FROZEN
+from attendrop.studies.comparison import BEST, REFERENCE
+from attendrop.studies.method_rows import method_label
+from attendrop.studies.units import Result, Unit
+from attendrop.tasks.heads.base import Head
+from attendrop.tasks.heads.mean_pooling import is_encoder
+
+
+def best_model(
+    answer: Answer, results: Sequence[Result], config: RunConfig, head: Head, folder: Path
+) -> tuple[str, RunConfig]:
+    """Choose the model to keep, and the options of the run that trains it.
+
+    It is the recommended one; where a baseline is recommended that is no model of transformers, the best of the
+    fine-tuned ones.
+
+    Args:
+        answer: The answer.
+        results: Results of the final runs.
+        config: Options of all runs.
+        head: Head of the task.
+        folder: Folder of the comparison.
+
+    Returns:
+        The label of its row in the answer, and the options.
+    """
+    units = {method_label(each.metrics): each.unit for each in results if each.metrics is not None}
+    label = answer.use or REFERENCE
+    if units[label].baseline is not None and not _is_model(units[label], head):
+        label = max((row for row in answer.rows if not row.is_baseline), key=lambda row: row.mean).label
+    unit = units[label]
+    changes = _linear_model(head) if unit.baseline is not None else _all_rows(unit.config)
+    changes |= {"seed": config.seed, "output_dir": str(folder / BEST)}
+    return label, dataclasses.replace(unit.config, **changes)
+
+
+def _is_model(unit: Unit, head: Head) -> bool:
+    """Tell whether a baseline can be written as a model: a linear one on the mean of an encoder's tokens."""
+    return unit.baseline == FROZEN and head.has_pooling and is_encoder(load_config(unit.config.model))
+
+
+def _linear_model(head: Head) -> dict[str, Any]:
+    """Return the options of a run that fits a linear model on the frozen encoder, and trains nothing."""
+    nothing: dict[str, Any] = {"lora": None, "patience": None, "selection_fraction": 0.0, "refit": False}
+    return nothing | {"max_steps": 0, "head_start": "frozen", "pooling": "mean", "test_fraction": 0.0}
+
+
+def _all_rows(config: RunConfig) -> dict[str, Any]:
+    """Return the options with which a run trains on all rows, but those that its method or its protocol needs.
+
+    What is held out to choose the epoch is trained on in the end.
+    """
+    on_evaluation_rows = config.rewarded_on == "eval" or config.protocol == "paper"
+    changes: dict[str, Any] = {} if on_evaluation_rows else {"test_fraction": 0.0}
+    chooses = config.patience is not None or config.selection_fraction or config.rewarded_on == "selection"
+    return changes | ({"refit": None} if chooses else {"selection_fraction": 0.0, "refit": False})

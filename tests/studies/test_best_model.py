@@ -1,0 +1,89 @@
+"""The model that a comparison keeps: whatever is recommended, its run can be made."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import tiny
+
+from attendrop.runs.config import RunConfig
+from attendrop.runs.resolved_run import resolve_run
+from attendrop.studies.answer import answer
+from attendrop.studies.best_model import best_model
+from attendrop.studies.units import Result, Unit
+
+HIGH, LOW = (0.9, 0.91, 0.89, 0.9, 0.92), (0.7, 0.72, 0.69, 0.7, 0.71)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("best")
+    tiny.save_tiny_bert(folder / "model")
+    tiny.save_tiny_gpt2(folder / "gpt2")
+    tiny.write_data(folder)
+    return folder
+
+
+def chosen(config: RunConfig, scores: dict[str, tuple[float, ...]]) -> tuple[str, RunConfig]:
+    """Choose the model of a comparison with these scores, and resolve its run as training would."""
+    results = []
+    for name, of_seeds in scores.items():
+        baseline = name if name in ("frozen", "tfidf") else None
+        own = dataclasses.replace(config, method="finetune" if baseline else name)
+        for seed, score in enumerate(of_seeds):
+            metrics: dict[str, Any] = {
+                "task": "files",
+                "model": "m",
+                "metric": "accuracy",
+                "method": name,
+                "seed": seed,
+            }
+            metrics |= {"options": {} if baseline else own.regularizer.options(), "score": score, "train_seconds": 1.0}
+            metrics |= {"data": {"selected_on": None, "rewarded_on": None, "rows": {"dev": 3000}}}
+            unit = Unit(dataclasses.replace(own, seed=seed), baseline)
+            results.append(Result(unit, Path(f"{name}-{seed}"), metrics, None))
+    found = answer([each.metrics for each in results if each.metrics is not None])
+    label, wanted = best_model(found, results, config, resolve_run(config).task.head, Path(config.output_dir))
+    return label, resolve_run(wanted).config
+
+
+def comparison_config(folder: Path, **options: Any) -> RunConfig:
+    given = {"method": "finetune", "selection_fraction": None, "refit": None, "eval_file": None, "test_fraction": 0.25}
+    return tiny.config(folder, "answer", **(given | options))
+
+
+def test_a_recommended_method_is_trained_on_all_rows(folder: Path) -> None:
+    label, config = chosen(comparison_config(folder), {"finetune": LOW, "mixout": HIGH})
+    assert (label, config.method, config.seed, config.output_dir) == ("mixout", "mixout", 0, f"{folder}/answer/best")
+    assert (config.test_fraction, config.selection_fraction, config.refit) == (0.0, 0.0, False)
+
+
+@pytest.mark.parametrize("options", [{}, {"lora": {"r": 2}}, {"patience": 2}], ids=["plain", "lora", "patience"])
+def test_a_recommended_frozen_encoder_is_a_linear_model_on_it(folder: Path, options: dict[str, Any]) -> None:
+    label, config = chosen(comparison_config(folder, **options), {"finetune": LOW, "frozen": HIGH})
+    assert (label, config.max_steps, config.head_start, config.pooling) == ("frozen", 0, "frozen", "mean")
+    assert config.lora is None and config.patience is None
+
+
+@pytest.mark.parametrize(("model", "baseline"), [("model", "tfidf"), ("gpt2", "frozen")])
+def test_for_what_is_no_model_the_best_fine_tuned_one_is_kept(folder: Path, model: str, baseline: str) -> None:
+    config = comparison_config(folder, model=f"{folder}/{model}")
+    label, found = chosen(config, {"finetune": LOW, "r-drop": tuple(x - 0.1 for x in LOW), baseline: HIGH})
+    assert (label, found.method, found.max_steps) == ("finetune", "finetune", config.max_steps)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("autodropout", {}),  # scores on a selection split
+        ("mixout", {"patience": 2}),
+        ("mixout", {"protocol": "paper"}),  # chooses the epoch on the evaluation rows
+    ],
+)
+def test_rows_that_a_run_needs_stay_held_out(folder: Path, method: str, options: dict[str, Any]) -> None:
+    label, config = chosen(comparison_config(folder, **options), {"finetune": LOW, method: HIGH})
+    assert label == config.method == method
+    assert config.test_fraction == (0.25 if options.get("protocol") == "paper" else 0.0)
