@@ -46,7 +46,7 @@ trainer = RegularizedTrainer(
     ),
     train_dataset=train,
     data_collator=DataCollatorWithPadding(tokenizer),
-    regularizer=ADDrop(p=0.3, q=0.3),
+    regularizer=ADDrop(),
 )
 trainer.train()
 trainer.save_model()

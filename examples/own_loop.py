@@ -27,7 +27,7 @@ loader = DataLoader(rows, batch_size=16, shuffle=True, collate_fn=DataCollatorWi
 optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5)
 
 model.train()
-with regularize(model, ADDrop(p=0.3, q=0.3)) as reg:
+with regularize(model, ADDrop()) as reg:
     for epoch in range(2):
         for batch in loader:
             loss = reg.loss(batch)

@@ -53,7 +53,7 @@ trainer = RegularizedTrainer(
     eval_dataset=dev,
     data_collator=DataCollatorWithPadding(tokenizer),
     compute_metrics=accuracy,
-    regularizer=ADDrop(p=0.3, q=0.3),
+    regularizer=ADDrop(),
 )
 trainer.train()
 trainer.save_model()

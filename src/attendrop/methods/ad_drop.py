@@ -41,7 +41,7 @@ class ADDrop(Method):
     pass, without parameter gradients), then drops positions of high attribution from the scores of the training pass.
 
     Example:
-        >>> with regularize(model, ADDrop(p=0.3, q=0.3)) as reg:
+        >>> with regularize(model, ADDrop()) as reg:
         ...     reg.set_epoch(epoch)
         ...     reg.loss(batch).backward()
 

@@ -40,7 +40,7 @@ def regularize(
 
     Example:
         >>> model.train()  # models come from ``from_pretrained`` in evaluation mode
-        >>> with regularize(model, ADDrop(p=0.3, q=0.3)) as reg:
+        >>> with regularize(model, ADDrop()) as reg:
         ...     for epoch in range(4):
         ...         reg.set_epoch(epoch)
         ...         for batch in loader:
@@ -55,7 +55,7 @@ def regularize(
             ``fully_shard`` (FSDP2) has divided among processes is trained by all of them: each passes its own rows of a
             batch, equally many, and calls the same functions of the regularised model, :meth:`Regularization.logs`
             included.
-        method: The method, such as ``ADDrop(p=0.3, q=0.3)``.
+        method: The method, such as ``ADDrop()``.
         seed: Seed of the method's random numbers. They do not touch torch's global random state.
         total_steps: Number of optimizer steps planned. Methods that follow a schedule need it.
         optimizer: The model's optimizer. Methods that act on gradients need it, and those that train a second model

@@ -58,7 +58,7 @@ class RegularizedTrainer(Trainer):
 
     Args:
         *args: As for ``transformers.Trainer``.
-        regularizer: A method, such as ``ADDrop(p=0.3, q=0.3)``. None is plain fine-tuning.
+        regularizer: A method, such as ``ADDrop()``. None is plain fine-tuning.
         reward_dataset: Labelled rows, not trained on, that a method may score models on while it trains.
             By default the method sets a fraction of ``train_dataset`` aside, or takes ``eval_dataset``, as it says.
         compute_reward_metrics: Metrics of batches of these rows, for methods that reward them; by default
