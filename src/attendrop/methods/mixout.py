@@ -61,6 +61,10 @@ class Mixout(Method):
   year      = {2020},
   url       = {https://arxiv.org/abs/1909.11299}
 }"""
+    evidence: ClassVar[str] = (
+        "no difference from plain fine-tuning shows with p=0.9 on Banking77 with five rows per class, nor on 256 rows of "
+        "CoLA, MRPC and STS-B, five seeds each (the project's docs/does-it-help.md)."
+    )
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("parameters",), state="the pre-trained weights")
     traits: ClassVar[Mapping[str, str]] = {REPLACES_PARAMETERS: ""}
     uses_attention: ClassVar[bool] = False
