@@ -62,8 +62,8 @@ class Mixout(Method):
   url       = {https://arxiv.org/abs/1909.11299}
 }"""
     evidence: ClassVar[str] = (
-        "no difference from plain fine-tuning shows with p=0.9 on Banking77 with five rows per class, nor on 256 rows of "
-        "CoLA, MRPC and STS-B, five seeds each (the project's docs/does-it-help.md)."
+        "no difference from plain fine-tuning shows with p=0.9 on Banking77 with five rows per class, nor on 256 rows "
+        "of CoLA, MRPC and STS-B, five seeds each (the project's docs/does-it-help.md)."
     )
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("parameters",), state="the pre-trained weights")
     traits: ClassVar[Mapping[str, str]] = {REPLACES_PARAMETERS: ""}
