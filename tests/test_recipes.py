@@ -137,7 +137,7 @@ def test_a_twin_that_was_run_has_a_table_of_its_own(pages: ModuleType, tmp_path:
     before = section(pages.page(), "Table 3")
     assert "| BERT base | 61.8 ± 1.9 | 89.4 ± 0.5 | 85.2 ± 1.3 | 71.2 ± 1.2 |" in before
     assert "80 runs, bert-base-uncased, roberta-base, 5 seeds. Not run: needs a GPU" in before
-    assert "40 runs, minilm, 500 training rows, 240 steps, 5 seeds. Not run." in before
+    assert "40 runs, minilm, 192 training rows, 120 steps, 5 seeds. Not run." in before
     lines = (keep_results("small/ad_drop_table3", tmp_path) / "runs.jsonl").read_text().splitlines()
     assert len(lines) == 40
     assert str(tmp_path) not in "".join(lines)

@@ -210,7 +210,6 @@ def test_bad_rows_are_left_out_of_predictions_and_scores(runs: Path, tmp_path: P
     [
         (["--output", "-", "--json"], "both write on stdout"),
         (["--output", "out.csv", "--input-format", "csv"], "input-format is for standard input"),
-        (["--output", "out.txt", "--skip-bad-rows"], "skipped rows would have none; write .jsonl"),
         (["--output", "out.csv", "--skipped-file", "x"], "skipped-file is for skip-bad-rows"),
         (["--output", "out.csv", "--output-format", "xml"], "'xml' is not a format of predictions"),
         (["--output", "out.csv", "--keep-columns", "--text-columns", "probability"], "has a column 'probability'"),

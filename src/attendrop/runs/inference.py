@@ -117,14 +117,9 @@ def predict(
         ``model, task, source, split, rows, skipped, output``.
 
     Raises:
-        AttendropError: As for :func:`evaluate`; or the output's extension is unknown, or does not fit the options.
+        AttendropError: As for :func:`evaluate`; or the output's extension is unknown.
     """
     format = output_format(output, format)
-    if format == "txt" and source.skip_bad_rows:
-        raise AttendropError(
-            "A .txt file has a line for each row, and skipped rows would have none; write .jsonl, .tsv or .csv, which "
-            "have the number of the row."
-        )
     with _outputs(run_dir, source, [] if output == STDIN else [output]):
         run = _load_run(run_dir, source.task_options)
         rows = _open_rows(run, source, "test")
@@ -135,6 +130,7 @@ def predict(
                 encoded = run.encode(run.head.without_answers(chunk.columns), rows.task, source)
                 outputs = run.outputs(encoded, rows, source, on_progress)
                 writer.write(chunk.columns, outputs, chunk.table)
+            writer.leave_out(rows.done + len(rows.bad.skipped))
         rows.write_skipped(source)
         return rows.found(run_dir) | {"output": output}
 

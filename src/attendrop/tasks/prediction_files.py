@@ -45,8 +45,8 @@ class PredictionWriter:
     (the row's number in the file, from 0) with ``label`` and ``probability``, the softmax of the predicted class, or
     with ``score`` for regression. Lists, such as tags of words, are written as in JSON; a .conll file has a line for
     each word, with tabs between the columns, the prediction last, and a blank line after each row: instead of
-    ``index``, it has the words. A .txt file has a line for each row, with the prediction alone. The file is created
-    when the block ends without an error.
+    ``index``, it has the words. A .txt file has a line for each row of the input, with the prediction alone; rows that
+    were skipped have an empty line. The file is created when the block ends without an error.
 
     Args:
         path: The file; "-" is standard output.
@@ -89,6 +89,7 @@ class PredictionWriter:
         self._unfinished = self.path.with_name(f".{self.path.name}.partial")
         self._file: TextIO | None = None
         self._columns: list[str] = []
+        self._lines = 0
 
     def __enter__(self) -> PredictionWriter:
         return self
@@ -117,7 +118,11 @@ class PredictionWriter:
             self._file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
             return
         if self.format == "txt":
-            self._file.writelines(" ".join(str(row[self._answer]).split()) + "\n" for row in added)
+            name, ids = self.task.head.row_ids(columns)
+            for number, row in zip(ids, added, strict=True):
+                self.leave_out(number if name == "index" else self._lines)
+                self._file.write(" ".join(str(row[self._answer]).split()) + "\n")
+                self._lines += 1
             return
         if self.format == "conll":
             self._file.writelines(map(_sentence, rows))
@@ -129,6 +134,12 @@ class PredictionWriter:
                 f".{self.format} file is already written; write .jsonl."
             )
         self._delimited().writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+
+    def leave_out(self, row: int) -> None:
+        """Leave out the rows before one, by its number in the input: a .txt file has an empty line for each."""
+        if self.format == "txt" and self._file is not None:
+            self._file.write("\n" * (row - self._lines))
+            self._lines = max(self._lines, row)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
