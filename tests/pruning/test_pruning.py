@@ -716,7 +716,7 @@ assert session.get_modelmeta().custom_metadata_map["id2label"] == '{"0": "no", "
 """
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", ["bert", "roberta-tokens", "bert-mean", "distilbert", *SLOW])
 def test_onnx_without_this_library(case: str, tmp_path: Path) -> None:
     import numpy as np

@@ -182,6 +182,7 @@ original, units.run_unit = units.run_unit, run_unit
 """
 
 
+@pytest.mark.slow
 def test_a_worker_whose_gpu_broke_is_started_again(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
