@@ -98,7 +98,8 @@ def test_a_worker_that_is_killed_costs_its_unit_only(folder: Path, tmp_path: Pat
     assert scores(results[0].metrics) == scores(train(tiny.config(folder, "long", method="ad-drop", epochs=15)))
     assert results[1].error == "The worker process was killed by SIGKILL."
     assert results[2].metrics is not None
-    assert [e.kind for e in events if e.job.unit is doomed and e.kind != "progress"] == [
+    # A warning tells of a checkpoint that the process was writing when it was killed.
+    assert [e.kind for e in events if e.job.unit is doomed and e.kind not in ("progress", "warning")] == [
         *("started", "lost"),
         *("started", "failed"),
     ]
