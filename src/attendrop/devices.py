@@ -6,7 +6,7 @@ import torch
 
 from attendrop.errors import AttendropError
 
-# Without 64-bit floating-point numbers, which sums and the numbers of hidden positions need.
+# Without 64-bit floating-point numbers, in which counts are multiplied by fractions, and metrics summed.
 _WITHOUT_DOUBLES = ("mps",)
 
 
