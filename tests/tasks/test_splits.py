@@ -235,6 +235,7 @@ class TestEncode:
         [
             (hf.BertConfig(**SIZES, max_position_embeddings=20), 20),
             (hf.RobertaConfig(**SIZES, max_position_embeddings=22), 20),
+            (hf.MPNetConfig(**SIZES, max_position_embeddings=22), 20),
             (hf.BartConfig(**LAYERS, d_model=8, encoder_layers=1, decoder_layers=1, max_position_embeddings=20), 20),
             (hf.GPT2Config(vocab_size=99, n_embd=8, n_layer=1, n_head=2, n_positions=20), 20),
             (hf.LlamaConfig(**SIZES, max_position_embeddings=20), None),

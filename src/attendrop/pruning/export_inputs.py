@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES
 
+from attendrop.positions import position_limit
 from attendrop.pruning.pruned_model import PrunedModel
 
 TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -75,9 +76,9 @@ def _inner(model: Any) -> Any:
 
 
 def _longest(model: Any) -> int | None:
-    """Return how many positions a model has; None if they have no end."""
-    config = model.config
-    positions = getattr(config, "max_position_embeddings", None)
-    # RoBERTa's positions begin after the id of the padding token.
-    taken = config.pad_token_id + 1 if config.model_type in ("roberta", "xlm-roberta", "camembert") else 0
-    return None if positions is None else int(positions) - taken
+    """Return the longest text that a model reads; None if there is no limit.
+
+    Where positions have no end, it is the length that the configuration says.
+    """
+    limit = position_limit(model)
+    return getattr(model.config, "max_position_embeddings", None) if limit is None else limit

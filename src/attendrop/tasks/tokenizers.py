@@ -6,14 +6,13 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from attendrop.errors import AttendropError
+from attendrop.positions import position_limit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 # Default of runs, and of models that were not made by a run.
 DEFAULT_MAX_LENGTH = 128
-# What families call their embedding of absolute positions.
-_POSITIONS = ("position_embeddings", "position_embedding", "embed_positions", "wpe")
 
 
 def load_tokenizer(place: str, **options: Any) -> PreTrainedTokenizerBase:
@@ -53,19 +52,10 @@ def set_padding(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenize
 
 
 def limit_to_positions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Lower the greatest length of a tokenizer to the positions that its model has; many tokenizers know none.
-
-    Models whose positions have no end, such as rotary or relative ones, have no embedding of positions.
-    """
-    from torch import nn
-
-    for name, module in model.named_modules():
-        if "vis" in name:  # of the patches of images, in a model that has both
-            continue
-        if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in _POSITIONS:
-            # RoBERTa's begin after the id of the padding token, BART's after an offset.
-            taken = getattr(module, "offset", 0) if module.padding_idx is None else module.padding_idx + 1
-            tokenizer.model_max_length = min(tokenizer.model_max_length, module.num_embeddings - taken)
+    """Lower the greatest length of a tokenizer to the positions that its model has; many tokenizers know none."""
+    limit = position_limit(model)
+    if limit is not None:
+        tokenizer.model_max_length = min(tokenizer.model_max_length, limit)
 
 
 def length_limit(tokenizer: PreTrainedTokenizerBase, max_length: int, *, pair: bool) -> int:
