@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
-from attendrop.methods.core.registry import build_method, flat_options
+from attendrop.methods.core.registry import given_options
 from attendrop.reports.attention_maps import MapSettings, TextMaps, compact, text_maps
 from attendrop.reports.attention_stages import Stages
 from attendrop.reports.html_page import MOST_BYTES, Section, render, render_page
@@ -169,7 +169,6 @@ def attention_page(name: str, stages: Stages, texts: Sequence[ShownText], attrib
 
 def method_in_words(method: Method) -> str:
     """Write a method with the options that are not its default, such as ``NAME with p=0.5``."""
-    usual = flat_options(build_method(method.name).options())
-    own = {name: value for name, value in flat_options(method.options()).items() if value != usual[name]}
+    own = given_options(method.name, method.options())
     options = ", ".join(f"{name}={value}" for name, value in own.items())
     return f"{method.name} with {options or 'its default options'}"

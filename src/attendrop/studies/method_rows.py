@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.methods.core.registry import build_method, flat_options
+from attendrop.methods.core.registry import flat_options, given_options
 from attendrop.studies.baseline_names import BASELINES
 from attendrop.studies.statistics import PairedDifference, holm, paired_difference
 
@@ -77,14 +77,12 @@ class MethodRow:
 
 
 def method_label(metrics: Metrics) -> str:
-    """Name a run by its method and the options that are not the defaults, given its ``metrics.json``."""
-    options = flat_options(metrics["options"])
+    """Name a run by its method and the options that it was given, less the defaults, from its ``metrics.json``."""
     try:
-        defaults = {} if metrics["method"] in BASELINES else flat_options(build_method(metrics["method"]).options())
+        options = {} if metrics["method"] in BASELINES else given_options(metrics["method"], metrics["options"])
     except AttendropError:  # a method of a package that is not installed here
-        defaults = {}
-    changed = [f"{name}={_shown(value)}" for name, value in options.items() if value != defaults.get(name, ())]
-    return " ".join([metrics["method"], *changed])
+        options = flat_options(metrics["options"])
+    return " ".join([metrics["method"], *(f"{name}={_shown(value)}" for name, value in options.items())])
 
 
 def method_rows(runs: Sequence[Metrics], reference: str) -> list[MethodRow]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attendrop.methods.core.base import Method
-from attendrop.methods.core.registry import build_method, flat_options
+from attendrop.methods.core.registry import given_options
 from attendrop.runs.config import RunConfig
 
 
@@ -31,9 +31,7 @@ class MethodSetting:
         """Make the setting of a method, or of a name: its defaults."""
         if isinstance(method, str):
             return cls(method)
-        defaults = flat_options(build_method(method.name).options())
-        options = flat_options(method.options())
-        return cls(method.name, {name: value for name, value in options.items() if value != defaults[name]})
+        return cls(method.name, given_options(method.name, method.options()))
 
     def applied(self, config: RunConfig, **changes: Any) -> RunConfig:
         """Return the options of a run with this setting."""

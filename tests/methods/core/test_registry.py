@@ -15,7 +15,7 @@ from transformers import AutoConfig
 import attendrop
 from attendrop import ADDrop, AttendropError, FineTune, Method, regularize
 from attendrop.methods.core import registry as methods
-from attendrop.methods.core.registry import build_method, get_method, method_names, register_method
+from attendrop.methods.core.registry import build_method, get_method, given_options, method_names, register_method
 
 # --- Models x methods
 
@@ -131,6 +131,26 @@ def test_defaults_are_those_that_were_measured() -> None:
 def test_options_survive_json_and_make_the_same_method(method: Method) -> None:
     options = json.loads(json.dumps(method.options()))
     assert build_method(method.name, options) == method
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "given"),
+    [
+        ("ad-drop", {"p": 0.1}, {}),  # the default
+        ("ad-drop", {"p": 0.5}, {"p": 0.5}),
+        (
+            "attendout",
+            {"learner": "policy_gradient", "dropout_step": 10, "merge": "sample"},
+            {"learner": "policy_gradient"},
+        ),
+        ("attendout", {"variant": "pruning", "dropout_step": 7}, {"variant": "pruning", "dropout_step": 7}),
+        ("ad-drop+attendout", {"attendout.variant": "pruning"}, {"attendout.variant": "pruning"}),
+    ],
+)
+def test_options_that_were_given(name: str, options: dict[str, Any], given: dict[str, Any]) -> None:
+    """Some defaults of AttendOut depend on its other options."""
+    assert given_options(name, options) == given
+    assert given_options(name, build_method(name, options).options()) == given
 
 
 def test_options_cannot_be_changed_afterwards() -> None:

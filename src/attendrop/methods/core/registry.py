@@ -114,6 +114,30 @@ def build_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
     return Compose(*(_build(part, sorted_out[part]) for part in names))
 
 
+def given_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that a method has to be given: not its defaults, nor what follows from the other options.
+
+    Args:
+        name: Name of a method, or several names joined by ``+``.
+        options: Options of the method, see :func:`build_method`.
+
+    Raises:
+        AttendropError: They are not options of the method.
+    """
+    options = flat_options(build_method(name, options).options())
+    defaults = flat_options(build_method(name).options())
+    given = {option: value for option, value in options.items() if value != defaults[option]}
+    for option in reversed(tuple(given)):
+        fewer = {other: value for other, value in given.items() if other != option}
+        try:
+            follows = flat_options(build_method(name, fewer).options()) == options
+        except AttendropError:
+            continue
+        if follows:
+            given = fewer
+    return given
+
+
 def check_method(value: Any) -> Method:
     """Return a method; raise AttendropError for anything else, such as the name or the class of one."""
     if isinstance(value, Method):
