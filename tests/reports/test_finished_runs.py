@@ -51,7 +51,7 @@ def test_settings_are_named_by_what_they_differ_in(tmp_path: Path) -> None:
 
 def test_the_answer_of_the_folder_is_taken_as_it_is(tmp_path: Path) -> None:
     own = write_runs(tmp_path, "finetune", PLAIN) + write_runs(tmp_path, "r-drop", AHEAD)
-    write_run(tmp_path, "r-drop", 0.1, seed=1000)
+    write_run(tmp_path, "r-drop", 0.1, seed=1000, config={"refit": False})
     found = answer([read(path) for path in own]).as_dict() | {"sentences": ["Own words."]}
     write_json(tmp_path / "answer.json", found)
     results = read_results(tmp_path)
@@ -59,6 +59,28 @@ def test_the_answer_of_the_folder_is_taken_as_it_is(tmp_path: Path) -> None:
     assert setting.answer.verdict.sentences == ("Own words.",)
     assert len(setting.runs) == 8
     assert results.notes == ("1 other finished runs, such as those of a search, are no part of the answer.",)
+
+
+def test_runs_that_finished_after_the_answer_are_told(tmp_path: Path) -> None:
+    own = write_runs(tmp_path, "finetune", PLAIN) + write_runs(tmp_path, "r-drop", AHEAD)
+    write_json(tmp_path / "answer.json", answer([read(path) for path in own]).as_dict())
+    write_run(tmp_path, "r-drop", 0.1, seed=4)
+    write_run(tmp_path, "mixout", 0.1)  # of another study in the same folder
+    assert read_results(tmp_path).notes == (
+        "The answer is without 1 other finished runs of its methods and settings: run the study again, or the "
+        "comparison.",
+        "1 other finished runs, such as those of a search, are no part of the answer.",
+    )
+
+
+def test_with_another_reference_the_runs_are_compared_anew(tmp_path: Path) -> None:
+    own = write_runs(tmp_path, "finetune", PLAIN) + write_runs(tmp_path, "r-drop", AHEAD)
+    write_json(tmp_path / "answer.json", answer([read(path) for path in own]).as_dict())
+    for reference in (None, "finetune", "r-drop"):
+        (setting,) = read_results(tmp_path, reference).settings
+        assert setting.answer.rows[0].label == (reference or "finetune")
+    with pytest.raises(AttendropError, match="holds no run of 'rdrop', but of finetune, r-drop"):
+        read_results(tmp_path, "rdrop")
 
 
 def test_a_kept_answer_needs_no_runs(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.finished_runs import write_runs
@@ -29,10 +30,15 @@ def test_methods_are_rows_and_tasks_are_columns_with_an_average(tmp_path: Path) 
     assert lines[2] == "| finetune | 51.5 ± 1.3 | **51.5 ± 1.3** | 51.5 |"
     assert lines[3] == "| r-drop | **61.5 ± 1.3**† | 41.8 ± 1.7‡ | **51.6** |"
     assert lines[4] == "| tfidf | - | **51.5 ± 1.3** | - |"
-    assert "accuracy times 100 of minilm, mean ± standard deviation of 4 seeds" in lines[-1]
-    assert "† ahead of the reference, p ≤ 0.05, Holm's correction over all methods and tasks" in lines[-1].replace(
-        "\\", ""
-    )
+    caption = lines[-1].replace("\\", "")
+    assert "accuracy times 100 of minilm, mean ± standard deviation of 4 seeds" in caption
+    assert "† ahead of and ‡ behind finetune, p ≤ 0.05, Holm's correction over all methods and tasks" in caption
+
+
+def test_three_seeds_are_too_few_for_marks(tmp_path: Path) -> None:
+    found = table(tmp_path, {"finetune": PLAIN[:3], "r-drop": AHEAD[:3]})
+    assert "| r-drop | **61.3 ± 1.5** |" in found.markdown()
+    assert "†" not in found.caption
 
 
 def test_means_of_fewer_seeds_are_told_and_are_not_the_best(tmp_path: Path) -> None:
@@ -54,6 +60,36 @@ def test_errors_are_not_percentages_and_are_not_averaged_with_scores(tmp_path: P
     found = make_result_table(read_results(tmp_path))
     assert found.columns == ("prices", "cola")
     assert "| finetune | **-1.375 ± 0.177** | **51.5 ± 1.3** |" in found.markdown()
+
+
+def test_columns_name_their_metrics_where_these_differ(tmp_path: Path) -> None:
+    write_runs(tmp_path, "finetune", PLAIN, config={"task": "stsb"}, metric="pearson")
+    write_runs(tmp_path, "finetune", PLAIN, config={"task": "cola"})
+    found = make_result_table(read_results(tmp_path))
+    assert found.headers == ("stsb, pearson", "cola, accuracy", "average")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"config": {"max_train_samples": 16}}, {"config": {"max_train_samples": 32}}),
+        ({"metric": "accuracy"}, {"metric": "f1"}),
+        ({"model": "small"}, {"model": "large", "config": {"task": "rte"}}),
+        ({"metric": "neg_mse"}, {"metric": "neg_mse", "config": {"task": "prices"}}),
+    ],
+)
+def test_what_is_no_other_task_of_the_same_model_is_not_averaged(tmp_path: Path, one: Any, other: Any) -> None:
+    for more in (one, other):
+        write_runs(tmp_path, "finetune", PLAIN, **more)
+    assert len(make_result_table(read_results(tmp_path)).columns) == 2
+
+
+def test_an_average_with_a_flattered_score_is_marked(tmp_path: Path) -> None:
+    data = {"selected_on": "dev", "rows": {"train": 40, "dev": 2000}}
+    write_runs(tmp_path, "finetune", PLAIN, config={"task": "rte"}, data=data)
+    write_runs(tmp_path, "finetune", PLAIN, config={"task": "cola"})
+    (cells,) = make_result_table(read_results(tmp_path)).rows.values()
+    assert [cell.marks for cell in cells if cell is not None] == ["*", "", "*"]
 
 
 def test_latex_uses_booktabs_and_escapes(tmp_path: Path) -> None:

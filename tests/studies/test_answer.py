@@ -308,6 +308,25 @@ def test_times_are_compared_seed_by_seed() -> None:
     assert row(answer([*FINETUNE, *slow]), "ad-drop").cost == pytest.approx(2.1)
 
 
+def test_times_of_different_numbers_of_steps_are_compared_per_step() -> None:
+    plain = runs("finetune", PLAIN, steps=30, selection={"steps": 40, "history": [{"step": 50}, {"step": 60}]})
+    fewer = runs("ad-drop", AHEAD, 80, steps=20, selection={"steps": 5, "history": [{"step": 20}]})
+    found = answer([*plain, *fewer, *runs("frozen", LOW, 10)])
+    assert row(found, "ad-drop").cost == pytest.approx(0.8 * 90 / 40)
+    assert row(found, "frozen").cost == pytest.approx(0.1)
+
+
+def test_runs_in_which_the_method_never_acted_are_told() -> None:
+    acted, idle = [{"regularized": False}, {"regularized": True}], [{"regularized": False}]
+    found = runs("ad-drop", AHEAD, history=acted)
+    found[1]["history"] = found[3]["history"] = idle
+    plain = runs("finetune", PLAIN, history=idle)
+    assert answer([*plain, *found]).notes == (
+        "ad-drop acted in no epoch of 2 of 5 runs, which are plain fine-tuning.",
+        *answer([*plain, *runs("ad-drop", AHEAD, history=acted)]).notes,
+    )
+
+
 @pytest.mark.parametrize(
     ("config", "named"),
     [
@@ -396,6 +415,11 @@ def test_markdown_has_the_answer_the_table_and_every_seed() -> None:
     assert text.startswith("**Use ad-drop: it is ahead of plain fine-tuning.**\n")
     assert "| majority | 4 | 0.013 ± 0.000 | -0.750 [-0.770, -0.731] | - | 0.00 | <0.01x |" in text
     assert "| majority | 0.013 | 0.013 | 0.013 | 0.013 | - |" in text
+
+
+def test_names_cannot_break_a_markdown_table() -> None:
+    found = answer([*FINETUNE, *runs("own", AHEAD, options={"words": "a|b"})])
+    assert "| own words=a\\|b | 5 |" in found.markdown()
 
 
 def test_csv_and_json_hold_everything() -> None:

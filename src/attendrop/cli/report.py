@@ -14,7 +14,10 @@ from attendrop.errors import AttendropError
 def report(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder of a study or a comparison.")],
     output_dir: Annotated[str | None, typer.Option(help="Folder of the files.", show_default="DIR/report")] = None,
-    reference: Annotated[str, typer.Option(help="Method to compare with, where DIR has no answer.json.")] = "finetune",
+    reference: Annotated[
+        str | None,
+        typer.Option(help="Method to compare with, by its label.", show_default="that of the answer, or finetune"),
+    ] = None,
     text: Annotated[
         list[str] | None,
         typer.Option(

@@ -13,7 +13,7 @@ from attendrop.errors import AttendropError
 from attendrop.runs.run_folder import METRICS, read_metrics
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.answer_file import read_answers
-from attendrop.studies.method_rows import method_label
+from attendrop.studies.method_rows import has_score, method_label
 from attendrop.studies.scored_rows import scored_data
 from attendrop.studies.study_report import OverallRow, overall_rows
 from attendrop.studies.units import RUNS
@@ -101,30 +101,34 @@ class Results:
     notes: tuple[str, ...]
 
 
-def read_results(folder: Path, reference: str = REFERENCE) -> Results:
+def read_results(folder: Path, reference: str | None = None) -> Results:
     """Read the results in a folder.
 
-    The answers are those in ``answer.json``. Where there is none, or it names no runs, the finished runs below the
-    folder are compared: those whose options are the same but for method and seed are a setting.
+    The answers are those in ``answer.json``. Where there is none, or it names no runs, or has another reference, the
+    finished runs below the folder are compared: those whose options are the same but for method and seed are a setting.
 
     Args:
         folder: Folder of a study or a comparison, or any folder of runs.
-        reference: Label of the method to compare with, where there is no ``answer.json``.
+        reference: Label of the method to compare with. Default: that of ``answer.json``, or "finetune".
 
     Raises:
-        AttendropError: There is no such folder, or no finished run and no answer in it.
+        AttendropError: There is no such folder, no finished run and no answer in it, or no run of the reference given.
     """
     if not folder.is_dir():
         raise AttendropError(f"There is no folder '{folder}'; name that of a study or a comparison.")
     answers = read_answers(folder / ANSWER)
     runs = list(_finished_runs(runs_folder(folder)))
     names = {name for found in (answers or {}).values() for row in found.rows for name in row.folders.values()}
-    if answers is not None and (names or not runs):
+    if answers is not None and (names or not runs) and _have_reference(answers, reference):
         settings = [_recorded(name, found, runs) for name, found in answers.items()]
         notes = _notes(runs, names)
     else:
-        settings = _grouped(runs, reference)
-        notes = [f"Computed from the {len(runs)} finished runs in the folder, which has no answer that names them."]
+        labels = dict.fromkeys(run.label for run in runs)
+        if reference is not None and reference not in labels:
+            raise AttendropError(f"'{folder}' holds no run of '{reference}', but of {', '.join(labels) or 'none'}.")
+        settings = _grouped(runs, reference or REFERENCE)
+        which = "that names them" if reference is None else f"with the reference {reference}"
+        notes = [f"Computed from the {len(runs)} finished runs in the folder, which has no answer {which}."]
     if not settings:
         raise AttendropError(f"'{folder}' holds no finished run; name the folder of a study or a comparison.")
     if unscored := [each.name for each in settings if each.runs and not each.answer.rows]:
@@ -159,14 +163,29 @@ def _recorded(name: str, found: Answer, runs: Sequence[FinishedRun]) -> Setting:
     return Setting(name or (scored_data(own[0].metrics) if own else found.task), found, own)
 
 
+def _have_reference(answers: Mapping[str, Answer], reference: str | None) -> bool:
+    """Whether all answers compare with a reference; None: any."""
+    found = {row.label for each in answers.values() for row in each.rows if row.is_reference}
+    return reference is None or found == {reference}
+
+
 def _notes(runs: Sequence[FinishedRun], names: set[str]) -> list[str]:
+    """Say what the answer, which names some runs, lacks."""
     if not runs:
         return ["The folder has the answer, but not its runs: there are no curves."]
     present = {Path(run.folder).name for run in runs}
     notes = []
     if missing := len(names - present):
         notes.append(f"{missing} of {len(names)} runs of the answer are not in the folder: figures lack their curves.")
-    if more := len(present - names):
+    settings = {(_key(run.metrics), run.label) for run in runs if Path(run.folder).name in names}
+    others = [run for run in runs if Path(run.folder).name not in names]
+    newer = [run for run in others if has_score(run.metrics) and (_key(run.metrics), run.label) in settings]
+    if newer:
+        notes.append(
+            f"The answer is without {len(newer)} other finished runs of its methods and settings: run the study "
+            "again, or the comparison."
+        )
+    if more := len(others) - len(newer):
         notes.append(f"{more} other finished runs, such as those of a search, are no part of the answer.")
     return notes
 

@@ -15,7 +15,7 @@ from attendrop.output_files import sha256, write_bytes, write_json
 from attendrop.reports.attention_section import DEFAULT_VIEWER, ViewerOptions, attention_part
 from attendrop.reports.charts.chart import Chart
 from attendrop.reports.charts.every_chart import LeftOut, make_charts
-from attendrop.reports.finished_runs import REFERENCE, Results, read_results
+from attendrop.reports.finished_runs import Results, read_results
 from attendrop.reports.report_page import report_page
 from attendrop.reports.result_table import make_result_table
 
@@ -57,7 +57,7 @@ def write_report(
     folder: str | Path,
     output: str | Path | None = None,
     *,
-    reference: str = REFERENCE,
+    reference: str | None = None,
     overwrite: bool = False,
     viewer: ViewerOptions | None = DEFAULT_VIEWER,
 ) -> Report:

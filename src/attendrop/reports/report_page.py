@@ -15,7 +15,7 @@ from attendrop.reports.page_tables import methods_table, runs_table
 from attendrop.reports.result_table import ResultTable
 from attendrop.reports.run_details import RunDetails, common_options, run_details
 from attendrop.studies.statistics import ALPHA
-from attendrop.studies.verdict import interval
+from attendrop.studies.verdict import MIN_SEEDS, interval
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -85,11 +85,13 @@ def _summary(results: Results) -> str:
 
 
 def _answer(results: Results) -> Markup:
+    rows = [(each.name, row) for each in results.settings for row in each.answer.rows]
+    pairs = {(name, row.label): row.difference.n for name, row in rows if row.difference is not None}
     overall = []
     for row in results.overall:
         if len(row.p_values) < 2:
             continue
-        told = sum(p <= ALPHA for p in row.p_values.values())
+        told = sum(p <= ALPHA and pairs[name, row.label] >= MIN_SEEDS for name, p in row.p_values.items())
         mean = "-" if row.mean is None else interval(row.mean)
         overall.append((row.label, mean, f"{told} of {len(row.p_values)}"))
     return render("answer.html", settings=results.settings, overall=overall, notes=results.notes)

@@ -11,9 +11,10 @@ from pathlib import Path
 from statistics import fmean
 
 from attendrop.reports.finished_runs import Results
+from attendrop.studies.answer import Answer
 from attendrop.studies.method_rows import MethodRow
 from attendrop.studies.statistics import ALPHA
-from attendrop.studies.verdict import number
+from attendrop.studies.verdict import MIN_SEEDS, number
 
 AHEAD, BEHIND, FLATTERED = "†", "‡", "*"
 _LATEX_MARKS = {AHEAD: r"\dagger", BEHIND: r"\ddagger", FLATTERED: r"\ast"}
@@ -29,6 +30,7 @@ _LATEX = {
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|])")
 # Errors are shown as they are, all other scores times 100.
 _ERROR = "neg_"
+_AVERAGE = "average"
 
 
 @dataclass(frozen=True)
@@ -38,21 +40,23 @@ class Cell:
     Attributes:
         mean: Mean over seeds.
         std: Standard deviation over seeds; None for one seed, and for an average.
-        seeds: Number of seeds, if other methods of the column have more; None: all.
+        seeds: Number of seeds.
+        is_partial: Whether other methods of the column have more seeds.
         is_best: Whether no other mean of the column is higher, of those with all seeds.
         marks: Signs for the difference from the reference, and for scores that flatter.
     """
 
     mean: float
     std: float | None = None
-    seeds: int | None = None
+    seeds: int = 1
+    is_partial: bool = False
     is_best: bool = False
     marks: str = ""
 
     def value(self, scale: float) -> str:
         """Format the mean, the standard deviation and the seeds if they are fewer, without marks."""
         spread = "" if self.std is None else f" ± {_scaled(self.std, scale)}"
-        return _scaled(self.mean, scale) + spread + ("" if self.seeds is None else f" ({self.seeds})")
+        return _scaled(self.mean, scale) + spread + (f" ({self.seeds})" if self.is_partial else "")
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class ResultTable:
     """Scores of methods on tasks.
 
     Attributes:
-        columns: Names of the settings, and "average" if there are several on one scale.
+        columns: Names of the settings, and "average" if they differ in the task alone and their scores are no errors.
         scales: Factor of each column, 100 or 1.
         metrics: Metric of each column.
         rows: Cells by column, by label of the method.
@@ -72,6 +76,14 @@ class ResultTable:
     metrics: tuple[str, ...]
     rows: Mapping[str, tuple[Cell | None, ...]]
     caption: str
+
+    @property
+    def headers(self) -> tuple[str, ...]:
+        """The columns, with their metrics where these differ."""
+        if len({metric for metric in self.metrics if metric != _AVERAGE}) < 2:
+            return self.columns
+        pairs = zip(self.columns, self.metrics, strict=True)
+        return tuple(name if metric == _AVERAGE else f"{name}, {metric}" for name, metric in pairs)
 
     def texts(self) -> Iterator[tuple[str, list[tuple[str, str, bool]]]]:
         """Yield each row: its label, and the value, the marks and whether it is the best, of each cell."""
@@ -86,7 +98,7 @@ class ResultTable:
 
     def markdown(self) -> str:
         """Return the table as Markdown."""
-        lines = [["method", *self.columns], ["---"] + ["---:"] * len(self.columns)]
+        lines = [["method", *self.headers], ["---"] + ["---:"] * len(self.columns)]
         lines[0] = [_in_markdown(text) for text in lines[0]]
         for label, cells in self.texts():
             shown = [(f"**{value}**" if best else value) + _in_markdown(marks) for value, marks, best in cells]
@@ -106,7 +118,7 @@ class ResultTable:
                 rf"\caption{{{_in_latex(self.caption)}}}",
                 rf"\begin{{tabular}}{{l{'r' * len(self.columns)}}}",
                 r"\toprule",
-                " & ".join(map(_in_latex, ("method", *self.columns))) + r" \\",
+                " & ".join(map(_in_latex, ("method", *self.headers))) + r" \\",
                 r"\midrule",
                 *body,
                 r"\bottomrule",
@@ -117,15 +129,16 @@ class ResultTable:
         )
 
     def csv(self) -> str:
-        """Return the table as CSV, in full precision: a line for each method and column."""
+        """Return the table as CSV: a line for each method and column, the scores in full precision and not scaled."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["method", "setting", "metric", "mean", "std", "best", "marks"])
+        writer.writerow(["method", "setting", "metric", "seeds", "mean", "std", "best", "marks"])
         for label, cells in self.rows.items():
             for column, metric, cell in zip(self.columns, self.metrics, cells, strict=True):
                 if cell is not None:
                     std = "" if cell.std is None else cell.std
-                    writer.writerow([label, column, metric, cell.mean, std, int(cell.is_best), cell.marks])
+                    best = int(cell.is_best)
+                    writer.writerow([label, column, metric, cell.seeds, cell.mean, std, best, cell.marks])
         return text.getvalue()
 
 
@@ -146,16 +159,30 @@ def make_result_table(results: Results) -> ResultTable:
         label: [_cell(rows.get((name, label)), p_values.get((name, label)), most[name]) for name in names]
         for label in _labels(results)
     }
-    averaged = len(names) > 1 and (len(set(metrics)) == 1 or not any(map(_is_error, metrics)))
-    if averaged:
-        names, metrics = [*names, "average"], [*metrics, metrics[0] if len(set(metrics)) == 1 else "average"]
+    if _are_averaged([each.answer for each in results.settings]):
+        names, metrics = [*names, _AVERAGE], [*metrics, metrics[0] if len(set(metrics)) == 1 else _AVERAGE]
         for found in cells.values():
-            known = [cell for cell in found if cell is not None]
-            fewest = min((cell.seeds for cell in known if cell.seeds is not None), default=None)
-            found.append(Cell(fmean(cell.mean for cell in known), None, fewest) if len(known) == len(found) else None)
+            found.append(_average(found))
     marked = _with_best(cells)
     scales = tuple(1.0 if _is_error(metric) else 100.0 for metric in metrics)
     return ResultTable(tuple(names), scales, tuple(metrics), marked, _caption(results, marked))
+
+
+def _are_averaged(answers: Sequence[Answer]) -> bool:
+    """Whether settings have an average: they differ in the task alone, and no score is an error."""
+    same_model = len({found.model for found in answers}) == 1
+    tasks = len({found.task for found in answers})
+    return 1 < tasks == len(answers) and same_model and not any(_is_error(found.metric) for found in answers)
+
+
+def _average(cells: Sequence[Cell | None]) -> Cell | None:
+    """Average a method over settings; None if it lacks one."""
+    known = [cell for cell in cells if cell is not None]
+    if len(known) < len(cells):
+        return None
+    marks = FLATTERED if any(FLATTERED in cell.marks for cell in known) else ""
+    partial = any(cell.is_partial for cell in known)
+    return Cell(fmean(cell.mean for cell in known), None, min(cell.seeds for cell in known), partial, marks=marks)
 
 
 def _labels(results: Results) -> list[str]:
@@ -169,21 +196,21 @@ def _cell(row: MethodRow | None, p: float | None, most: int) -> Cell | None:
     if row is None or not row.scores:
         return None
     marks = ""
-    if p is not None and p <= ALPHA and row.difference is not None:
+    if p is not None and p <= ALPHA and row.difference is not None and row.difference.n >= MIN_SEEDS:
         marks = AHEAD if row.difference.mean.value > 0 else BEHIND
     marks += FLATTERED * row.selected_on_reported
-    return Cell(row.mean, row.std, row.n if row.n < most else None, marks=marks)
+    return Cell(row.mean, row.std, row.n, row.n < most, marks=marks)
 
 
 def _with_best(cells: Mapping[str, Sequence[Cell | None]]) -> dict[str, tuple[Cell | None, ...]]:
     """Mark the highest mean of each column."""
     best = [
-        max((cell.mean for cell in column if cell is not None and cell.seeds is None), default=None)
+        max((cell.mean for cell in column if cell is not None and not cell.is_partial), default=None)
         for column in zip(*cells.values(), strict=True)
     ]
     return {
         label: tuple(
-            None if cell is None else replace(cell, is_best=cell.seeds is None and cell.mean == highest)
+            None if cell is None else replace(cell, is_best=not cell.is_partial and cell.mean == highest)
             for cell, highest in zip(found, best, strict=True)
         )
         for label, found in cells.items()
@@ -193,18 +220,20 @@ def _with_best(cells: Mapping[str, Sequence[Cell | None]]) -> dict[str, tuple[Ce
 def _caption(results: Results, cells: Mapping[str, Sequence[Cell | None]]) -> str:
     answers = [each.answer for each in results.settings]
     counts = sorted({max((row.n for row in found.rows), default=0) for found in answers})
-    seeds = " or ".join(map(str, counts)) + (" seed" if counts == [1] else " seeds")
-    few = any(cell.seeds is not None for row in cells.values() for cell in row if cell is not None)
+    spread = "of one seed" if counts == [1] else f"mean ± standard deviation of {' or '.join(map(str, counts))} seeds"
+    reference = next((row.label for found in answers for row in found.rows if row.is_reference), "the reference")
+    few = any(cell is not None and cell.is_partial for row in cells.values() for cell in row)
     metrics = ", ".join(dict.fromkeys(found.metric for found in answers))
     models = ", ".join(dict.fromkeys(Path(found.model).name for found in answers))
+    rows = f" on {answers[0].scored_on}" if len(answers) == 1 else ""
     scaled = "" if all(_is_error(found.metric) for found in answers) else " times 100"
     marks = "".join(cell.marks for row in cells.values() for cell in row if cell is not None)
+    tested = AHEAD in marks or BEHIND in marks
     over = ", Holm's correction over all methods and tasks" if results.overall else " after Holm's correction"
     parts = [
-        f"{metrics}{scaled} of {models}, mean ± standard deviation of {seeds}; the best in bold",
+        f"{metrics}{scaled} of {models}{rows}, {spread}; the best in bold",
         *(["In parentheses: the number of seeds, if fewer"] if few else []),
-        *([f"{AHEAD} ahead of the reference, p ≤ {ALPHA}{over}"] if AHEAD in marks else []),
-        *([f"{BEHIND} behind the reference, likewise"] if BEHIND in marks else []),
+        *([f"{AHEAD} ahead of and {BEHIND} behind {reference}, p ≤ {ALPHA}{over}; of methods only"] if tested else []),
         *([f"{FLATTERED} chosen on the rows of the score, which flatters it"] if FLATTERED in marks else []),
     ]
     return f"{'. '.join(parts)}."

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
+from attendrop.methods.finetune import FineTune
 from attendrop.studies.method_rows import MethodRow, has_score, method_label, method_rows
 from attendrop.studies.scored_rows import scored_on
 from attendrop.studies.statistics import Estimate
@@ -76,9 +77,9 @@ class Answer:
                     *([" ".join(others)] if others else []),
                     *(["\n".join(f"- {note}" for note in self.notes)] if self.notes else []),
                     f"{self.metric} of {self.model} on {self.scored_on}:",
-                    _markdown_table(COLUMNS, [cells(row) for row in self.rows]),
+                    markdown_table(COLUMNS, [cells(row) for row in self.rows]),
                     "By seed:",
-                    _markdown_table(("method", *map(str, every)), by_seed),
+                    markdown_table(("method", *map(str, every)), by_seed),
                 ]
             )
             + "\n"
@@ -144,6 +145,7 @@ def answer(
     verdict = judge(rows, margin, _evaluation(metrics[0]["metric"], scored))
     notes = [
         *_without_result([run for run in metrics if not has_score(run)], failed),
+        *_without_effect(scored),
         *_unpaired(rows),
         *_flattered(rows, verdict),
         *_few_rows(scored),
@@ -179,6 +181,20 @@ def _without_result(unscored: Sequence[Mapping[str, Any]], failed: Sequence[Mapp
     named = [f"{method_label(run)} with seed {run['seed']} (no score)" for run in unscored]
     named += [f"{method_label(run)} with seed {run['seed']} ({run['error']})" for run in failed]
     return [f"Without a result: {'; '.join(named)}."] if named else []
+
+
+def _without_effect(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Name methods that acted in no epoch of some final models, such as every second epoch of a single one."""
+    epochs: dict[str, list[list[bool]]] = {}
+    for run in runs:
+        if run.get("history") and run["method"] != FineTune.name:
+            epochs.setdefault(method_label(run), []).append([entry["regularized"] for entry in run["history"]])
+    idle = {label: sum(not any(acted) for acted in found) for label, found in epochs.items()}
+    return [
+        f"{label} acted in no epoch of {count} of {len(epochs[label])} runs, which are plain fine-tuning."
+        for label, count in idle.items()
+        if count
+    ]
 
 
 def _unpaired(rows: Sequence[MethodRow]) -> list[str]:
@@ -224,8 +240,9 @@ def cells(row: MethodRow) -> tuple[str, ...]:
     return row.label, str(row.n), score, difference, p, ahead, cost(row)
 
 
-def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table as Markdown."""
+    lines = [header, ["---"] * len(header), *([text.replace("|", r"\|") for text in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

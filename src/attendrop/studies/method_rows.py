@@ -28,12 +28,14 @@ class MethodRow:
         options: All options.
         scores: Scores by seed.
         seconds: Seconds of training by seed.
+        steps: Optimizer steps by seed, those of a selection included; without baselines, which take none.
         folders: Names of the folders of the runs by seed.
         is_reference: Whether the others are compared with it.
         selected_on_reported: Whether a model was chosen on the rows of its score, which flatters it.
         difference: Comparison with the reference; None for the reference, and without a common seed.
         p_holm: p value of the difference, corrected over all methods other than baselines.
-        cost: Median ratio of the seconds of training to those of the reference; None if unknown.
+        cost: Median ratio of the seconds of training to those of the reference, per step where both take steps, since
+            runs may choose different numbers of epochs; None if unknown.
     """
 
     label: str
@@ -41,6 +43,7 @@ class MethodRow:
     options: Mapping[str, Any]
     scores: Mapping[int, float]
     seconds: Mapping[int, float]
+    steps: Mapping[int, int] = field(default_factory=dict)
     folders: Mapping[int, str] = field(default_factory=dict)
     is_reference: bool = False
     selected_on_reported: bool = False
@@ -123,15 +126,26 @@ def _row(label: str, group: Mapping[int, Metrics], is_reference: bool) -> Method
         first["options"],
         {seed: float(group[seed]["score"]) for seed in sorted(group)},
         {seed: float(group[seed]["train_seconds"]) for seed in sorted(group)},
+        {seed: taken for seed in sorted(group) if (taken := _steps(group[seed]))},
         {seed: Path(group[seed]["output_dir"]).name for seed in sorted(group) if group[seed].get("output_dir")},
         is_reference,
         any("dev" in (run["data"].get("selected_on"), run["data"].get("rewarded_on")) for run in group.values()),
     )
 
 
+def _steps(run: Metrics) -> int:
+    """Return how many steps a run took for its final model and, before, in its selection."""
+    selection = (run.get("selection") or {}).get("history")
+    return int(run.get("steps", 0) + (selection[-1]["step"] if selection else 0))
+
+
 def _compared(row: MethodRow, reference: MethodRow) -> MethodRow:
-    seeds = row.seconds.keys() & reference.seconds.keys()
-    ratios = [row.seconds[seed] / reference.seconds[seed] for seed in seeds if reference.seconds[seed] > 0]
+    ratios = []
+    for seed in row.seconds.keys() & reference.seconds.keys():
+        if reference.seconds[seed] > 0:
+            ratios.append(row.seconds[seed] / reference.seconds[seed])
+            if seed in row.steps and seed in reference.steps:
+                ratios[-1] *= reference.steps[seed] / row.steps[seed]
     return replace(row, difference=row.versus(reference), cost=statistics.median(ratios) if ratios else None)
 
 

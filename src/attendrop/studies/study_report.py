@@ -11,7 +11,7 @@ from math import isfinite
 from statistics import fmean
 from typing import Any
 
-from attendrop.studies.answer import Answer, answer
+from attendrop.studies.answer import Answer, answer, markdown_table
 from attendrop.studies.method_rows import MethodRow, method_label
 from attendrop.studies.statistics import PairedDifference, holm, paired_difference
 from attendrop.studies.study_file import Study
@@ -151,17 +151,16 @@ def _failure(result: Result) -> dict[str, Any]:
 
 
 def _overall_markdown(rows: Sequence[OverallRow]) -> str:
+    header = ("method", "mean difference [95 %]", "p by setting (Holm over all)")
     lines = [
-        "## All settings",
-        "",
-        "| method | mean difference [95 %] | p by setting (Holm over all) |",
-        "|---|---|---|",
+        (
+            row.label,
+            "-" if row.mean is None else interval(row.mean),
+            ", ".join(f"{name}: {p:.2g}" for name, p in row.p_values.items()),
+        )
+        for row in rows
     ]
-    for row in rows:
-        mean = "-" if row.mean is None else interval(row.mean)
-        p_values = ", ".join(f"{name}: {p:.2g}" for name, p in row.p_values.items())
-        lines.append(f"| {row.label} | {mean} | {p_values} |")
-    return "\n".join(lines) + "\n"
+    return f"## All settings\n\n{markdown_table(header, lines)}\n"
 
 
 def method_of(unit: Unit) -> str:
