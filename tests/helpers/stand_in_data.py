@@ -1,4 +1,4 @@
-"""Tiny files in the place of the data that recipes name: all GLUE tasks, IMDB and Banking77."""
+"""Tiny files in the place of the data that recipes name: GLUE, IMDB, Banking77, CoNLL-2003, Penn Treebank, SWAG."""
 
 from __future__ import annotations
 
@@ -16,18 +16,46 @@ def write_stand_ins(folder: Path) -> Path:
     for source in GLUE.values():
         for split, name in source.file_names.items():
             if not split.startswith("test"):
-                path = folder / "glue" / source.folder / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(_glue_file(source, *_numbers(split)), encoding="utf-8")
+                _write(folder / "glue" / source.folder / name, _glue_file(source, *_numbers(split)))
     for name in ("train", "test"):
-        (folder / "imdb").mkdir(exist_ok=True)
-        (folder / "banking77").mkdir(exist_ok=True)
         numbers = range(*_numbers(name))
         records = [json.dumps({"text": sentence(number), "label": ("neg", "pos")[number % 2]}) for number in numbers]
-        (folder / "imdb" / f"{name}.jsonl").write_text("\n".join(records) + "\n", encoding="utf-8")
+        _write(folder / "imdb" / f"{name}.jsonl", "\n".join(records))
         rows = [f"{sentence(number)},{('lost', 'stolen', 'late')[number % 3]}" for number in numbers]
-        (folder / "banking77" / f"{name}.csv").write_text("\n".join(["text,category", *rows]), encoding="utf-8")
+        _write(folder / "banking77" / f"{name}.csv", "\n".join(["text,category", *rows]))
+    _write_tags(folder)
+    _write_questions(folder / "swag")
     return folder
+
+
+def _write_tags(folder: Path) -> None:
+    """Write sentences with entities, and with parts of speech in a file for each sentence of the treebank."""
+    for name, split in {"eng.train": "train", "eng.testa": "dev"}.items():
+        sentences = (_lines(number, " NN O ", ("I-PER", "O")) for number in range(*_numbers(split)))
+        _write(folder / "conll2003" / name, "\n".join(sentences))
+    files = [*range(1, TRAIN_ROWS + 1), *range(160, 160 + OTHER_ROWS)]
+    sentences = (f"# file = wsj_{number:04}\n{_lines(number, chr(9), ('NN', 'VB'))}" for number in files)
+    _write(folder / "ptb" / "ptb_nltk_pos.tsv", "\n".join(sentences))
+
+
+def _lines(number: int, between: str, tags: tuple[str, str]) -> str:
+    words = enumerate(sentence(number).split())
+    return "".join(f"{word}{between}{tags[place % 2]}\n" for place, word in words)
+
+
+def _write_questions(folder: Path) -> None:
+    endings = [f"ending{number}" for number in range(4)]
+    for name, split in {"train": "train", "val": "dev"}.items():
+        rows = [
+            ",".join([*(sentence(number + place) for place in range(6)), str(number % 4)])
+            for number in range(*_numbers(split))
+        ]
+        _write(folder / f"{name}.csv", "\n".join([",".join(["sent1", "sent2", *endings, "label"]), *rows]))
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def _numbers(split: str) -> tuple[int, int]:
@@ -42,7 +70,7 @@ def _glue_file(source: GlueSource, first: int, end: int) -> str:
         fields = {name: sentence(number + 3 * place) for place, name in enumerate(source.task.text_columns)}
         fields[source.label_column] = _label(source, number)
         lines.append("\t".join(fields.get(name, "-") for name in header))
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def _label(source: GlueSource, number: int) -> str:
