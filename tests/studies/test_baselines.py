@@ -133,7 +133,7 @@ def test_a_finished_baseline_is_not_run_again(folder: Path, monkeypatch: pytest.
     assert run_baseline(config(folder, "twice"), "majority") == metrics
     assert {path.name for path in (folder / "twice").iterdir()} - {".lock"} == {"run.json", "metrics.json"}
     (listed,) = list_runs(str(folder / "twice"))
-    assert (listed["method"], listed["finished"], listed["score"]) == ("majority", True, metrics["score"])
+    assert (listed["label"], listed["finished"], listed["score"]) == ("majority", True, metrics["score"])
 
 
 def test_a_baseline_that_was_killed_starts_over(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ def runs(
     for run in found:
         scores = ("-" if run[name] is None else f"{run[name]:.4f}" for name in ("selection_score", "score"))
         state = "" if run["finished"] else " (unfinished)"
-        method = f"{run['method']}, pruned" if run["pruned"] else run["method"]
+        method = f"{run['label']}, pruned" if run["pruned"] else run["label"]
         model = Path(run["model"]).name
         table.add_row(
             run["folder"] + state, model, run["task"], method, str(run["seed"]), run["metric"] or "-", *scores

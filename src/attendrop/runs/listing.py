@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
+from attendrop.methods.core.registry import labelled_method
 from attendrop.runs.owned_files import RUN
 from attendrop.runs.run_folder import read_metrics, read_run
 
@@ -17,9 +18,9 @@ def list_runs(folder: str) -> list[dict[str, Any]]:
     """List the runs in a folder and in all folders below it, in the order of their paths.
 
     Returns:
-        Of each run ``folder``, ``finished``, ``pruned``, and of its ``metrics.json`` ``task``, ``model``, ``method``,
-        ``seed``, ``metric``, ``selection_score``, ``score`` (of dev), ``steps``, ``train_seconds``; an unfinished run
-        has None for what is not known yet.
+        Of each run ``folder``, ``finished``, ``pruned``, ``label`` (the method with its options), and of its
+        ``metrics.json`` ``task``, ``model``, ``method``, ``seed``, ``metric``, ``selection_score``, ``score`` (of dev),
+        ``steps``, ``train_seconds``; an unfinished run has None for what is not known yet.
 
     Raises:
         AttendropError: There is no such folder.
@@ -44,9 +45,11 @@ def _describe(folder: Path) -> dict[str, Any] | None:
     if not isinstance(config, dict):
         return None
     known = {"task": config.get("task") or "files", **{name: config.get(name) for name in ("model", "method", "seed")}}
+    options = (metrics or {}).get("options") or config.get("options") or {}
     return {
         "folder": str(folder),
         "finished": metrics is not None,
         "pruned": "pruned" in (metrics or {}),
         **{name: (metrics or known).get(name) for name in _COPIED},
+        "label": labelled_method(str((metrics or known)["method"]), options),
     }

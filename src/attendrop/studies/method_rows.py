@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.methods.core.registry import flat_options, given_options
+from attendrop.methods.core.registry import labelled_method
 from attendrop.studies.baseline_names import BASELINES
 from attendrop.studies.statistics import PairedDifference, holm, paired_difference
 
@@ -81,11 +81,8 @@ class MethodRow:
 
 def method_label(metrics: Metrics) -> str:
     """Name a run by its method and the options that it was given, less the defaults, from its ``metrics.json``."""
-    try:
-        options = {} if metrics["method"] in BASELINES else given_options(metrics["method"], metrics["options"])
-    except AttendropError:  # a method of a package that is not installed here
-        options = flat_options(metrics["options"])
-    return " ".join([metrics["method"], *(f"{name}={_shown(value)}" for name, value in options.items())])
+    method: str = metrics["method"]
+    return method if method in BASELINES else labelled_method(method, metrics["options"])
 
 
 def method_rows(runs: Sequence[Metrics], reference: str) -> list[MethodRow]:
@@ -152,7 +149,3 @@ def _compared(row: MethodRow, reference: MethodRow) -> MethodRow:
 def has_score(run: Metrics) -> bool:
     """Whether a run has a score on evaluation rows, and it is a number."""
     return run.get("score") is not None and math.isfinite(run["score"])
-
-
-def _shown(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

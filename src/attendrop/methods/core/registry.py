@@ -138,6 +138,17 @@ def given_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
+def labelled_method(name: str, options: Mapping[str, Any]) -> str:
+    """Name a method with the options that it was given, such as "METHOD p=0.9"; with all, if it is not known here."""
+    try:
+        given = given_options(name, options)
+    except AttendropError:  # of a package that is not installed
+        given = flat_options(options)
+    return " ".join(
+        [name, *(f"{key}={f'{value:g}' if isinstance(value, float) else value}" for key, value in given.items())]
+    )
+
+
 def check_method(value: Any) -> Method:
     """Return a method; raise AttendropError for anything else, such as the name or the class of one."""
     if isinstance(value, Method):
