@@ -14,6 +14,7 @@ from helpers import tiny
 from attendrop import cli
 
 Captured = pytest.CaptureFixture[str]
+LONG = " ".join(["the cat sees"] * 10)
 PAIR = ("the cat sees not the red bird", "a dog hears the bird")
 
 
@@ -169,8 +170,39 @@ def test_mistakes_are_one_sentence(
     assert message in err
 
 
-def test_a_page_that_is_too_large_is_refused(folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("texts", "layers", "advice"),
+    [
+        ([LONG], "0", r"give --max-length (\d+)\."),
+        ([LONG], "all", r"give --max-length (\d+), or at most 1 of the 2 layers \(--layers\)\."),
+        ([LONG, LONG], "1", r"give --max-length (\d+), or fewer texts\."),
+    ],
+)
+def test_a_page_that_is_too_large_is_refused_with_what_fits(
+    folder: Path,
+    capsys: Captured,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    texts: list[str],
+    layers: str,
+    advice: str,
+) -> None:
+    file = tmp_path / "page.html"
+    wanted = (f"{folder}/model", *texts, "--layers", layers, "--output", str(file))
+    whole = attend(capsys, *wanted)
+    file.unlink()
+    monkeypatch.setattr("attendrop.reports.attention_viewer.MOST_BYTES", whole["bytes"] - 1500)
+    assert cli.main(["attend", *wanted, "--device", "cpu", "--quiet"]) == 2
+    found = re.search(advice, capsys.readouterr().err)
+    assert found is not None
+    assert not file.exists()
+    assert 8 <= int(found[1]) < 32
+    attend(capsys, *wanted, "--max-length", found[1])
+
+
+def test_a_page_with_no_room_for_maps_is_refused(
+    folder: Path, capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("attendrop.reports.attention_viewer.MOST_BYTES", 10_000)
-    assert cli.main(["attend", f"{folder}/model", "the cat", "--output", f"{folder}/large.html", "--quiet"]) == 2
-    assert "fewer layers (--layers 0,5), or a lower --max-length" in capsys.readouterr().err
-    assert not (folder / "large.html").exists()
+    assert cli.main(["attend", f"{folder}/model", "the cat", "--output", f"{tmp_path}/x.html", "--quiet"]) == 2
+    assert "give shorter texts." in capsys.readouterr().err

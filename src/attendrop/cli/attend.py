@@ -72,7 +72,7 @@ def attend(
         "texts": [
             {
                 "text": each.text,
-                "tokens": len(each.stages[0].tokens),
+                "tokens": each.tokens,
                 "predictions": {
                     stage.name: dict(maps.prediction) for stage, maps in zip(stages.stages, each.stages, strict=True)
                 },

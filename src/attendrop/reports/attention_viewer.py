@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 _STYLES, _SCRIPTS = ("attention_viewer.css",), ("attention_viewer.js",)
+# A shorter maximum length is not advised.
+_LEAST_TOKENS = 8
+# Of a page of that length, as a fraction of what it may have: base64 is padded, and predictions change.
+_SPARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,16 @@ class ShownText:
         """Return the text with the maps of some layers."""
         stages = tuple(replace(maps, layers={key: maps.layers[key] for key in keys}) for maps in self.stages)
         return replace(self, stages=stages)
+
+    @property
+    def tokens(self) -> int:
+        """Number of its tokens that are shown."""
+        return len(self.stages[0].tokens)
+
+    @property
+    def map_bytes(self) -> float:
+        """Bytes of its maps in a page, which grow with the square of the number of tokens."""
+        return sum(layer.compact_bytes for maps in self.stages for layer in maps.layers.values())
 
 
 def show_texts(
@@ -154,17 +168,53 @@ def attention_page(name: str, stages: Stages, texts: Sequence[ShownText], attrib
     Raises:
         AttendropError: The page would be larger than 6 MB; or jinja2 is not installed.
     """
-    maps = viewer_section("maps", "Maps", stages, texts)
-    page = render_page(
-        f"Attention of {name}", [maps, Section("about", "What is shown", explanation(stages, attribution))]
-    )
+    page = _page(name, stages, texts, attribution)
     size = len(page.encode())
     if size > MOST_BYTES:
         raise AttendropError(
-            f"The page would have {size / 1e6:.1f} MB, more than {MOST_BYTES / 1e6:g}; give fewer or shorter texts, "
-            "fewer layers (--layers 0,5), or a lower --max-length."
+            f"The page would have {size / 1e6:.1f} MB, more than {MOST_BYTES / 1e6:g}; give {_advice(texts, size)}."
         )
     return page
+
+
+def page_length(name: str, stages: Stages, texts: Sequence[ShownText]) -> int | None:
+    """Return the maximum length, in tokens, with which :func:`attention_page` makes a page; None: the texts fit."""
+    size = len(_page(name, stages, texts, "gradient").encode())
+    return _length_that_fits(texts, size) if size > MOST_BYTES else None
+
+
+def _page(name: str, stages: Stages, texts: Sequence[ShownText], attribution: str) -> str:
+    maps = viewer_section("maps", "Maps", stages, texts)
+    return render_page(
+        f"Attention of {name}", [maps, Section("about", "What is shown", explanation(stages, attribution))]
+    )
+
+
+def _advice(texts: Sequence[ShownText], size: int) -> str:
+    """Say what would make a page fit that has so many bytes."""
+    length, room = _length_that_fits(texts, size), _room(texts, size)
+    layers, maps = len(texts[0].stages[0].layers), [text.map_bytes for text in texts]
+    fitting = max(0, int(room * layers / sum(maps)))
+    ways = [
+        *([] if length is None else [f"--max-length {length}"]),
+        *([f"at most {fitting} of the {layers} layers (--layers)"] if fitting else []),
+        *(["fewer texts"] if len(texts) > 1 and min(maps) <= room else []),
+    ]
+    return ", or ".join(ways) or "shorter texts"
+
+
+def _length_that_fits(texts: Sequence[ShownText], size: int) -> int | None:
+    """Return the largest maximum length with which a page fits that has so many bytes; None: under 8 tokens."""
+    room = _room(texts, size)
+    for length in range(max(text.tokens for text in texts) - 1, _LEAST_TOKENS - 1, -1):
+        if sum(text.map_bytes * min(1, length / text.tokens) ** 2 for text in texts) <= room:
+            return length
+    return None
+
+
+def _room(texts: Sequence[ShownText], size: int) -> float:
+    """Return how many bytes a page of so many has room for in maps."""
+    return (1 - _SPARE) * MOST_BYTES - (size - sum(text.map_bytes for text in texts))
 
 
 def method_in_words(method: Method) -> str:
