@@ -85,6 +85,9 @@ def test_rows_are_those_nearest_to_a_length_with_a_share_for_each_label(tmp_path
     alone = rows.select([0, 1, 2, 3, 4, 6])
     assert typical_rows(alone, task, tokenizer, 128) == [1, 4, 5]
     assert typical_rows(rows.select([5]), task, tokenizer, 128) == [0]
+    assert typical_rows(rows, task.with_long_texts("windows"), tokenizer, 20) == [1, 4, 5]
+    windows_before = rows.select([5, 0, 1, 2, 3, 4, 6])
+    assert typical_rows(windows_before, task.with_long_texts("windows"), tokenizer, 20) == [2, 5, 0]
 
 
 def test_rows_that_were_set_aside_are_found_again_and_were_trained_on(tmp_path: Path) -> None:

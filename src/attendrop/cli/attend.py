@@ -73,6 +73,7 @@ def attend(
             {
                 "text": each.text,
                 "tokens": each.tokens,
+                "note": each.note,
                 "predictions": {
                     stage.name: dict(maps.prediction) for stage, maps in zip(stages.stages, each.stages, strict=True)
                 },

@@ -32,7 +32,8 @@ from attendrop.runs.run_file import RUN_FILE, read_run_file
 from attendrop.runs.run_folder import read_metrics
 from attendrop.studies.method_rows import method_label
 from attendrop.tasks.base import Task
-from attendrop.tasks.tokenization import encode
+from attendrop.tasks.long_texts import of_documents
+from attendrop.tasks.tokenization import columns_of, encode
 
 # Rows that are shown, and how many tokens they should have; of very many rows, the first are looked at.
 COUNT, TOKENS, MOST_ROWS = 3, 16, 2000
@@ -195,7 +196,8 @@ def typical_rows(rows: Dataset, task: Task, tokenizer: PreTrainedTokenizerBase, 
         Numbers of at most three rows.
     """
     first = rows.select(range(min(len(rows), MOST_ROWS)))
-    lengths, strata = encode(first, task, tokenizer, max_length)["length"][:], task.head.strata_of(first)
+    encoded = columns_of(encode(first, task, tokenizer, max_length))
+    lengths, strata = of_documents(encoded["length"][:], encoded), task.head.strata_of(first)
     share = math.ceil(COUNT / len(set(strata)))
     chosen: list[int] = []
     taken: Counter[int] = Counter()
