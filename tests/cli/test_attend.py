@@ -12,8 +12,11 @@ import transformers as hf
 from helpers import tiny
 
 from attendrop import cli
+from attendrop.runs.train import train as train_run
 
 Captured = pytest.CaptureFixture[str]
+TEN = "the cat sees the red bird and near far not"
+LONG = " ".join(["the cat sees"] * 10)
 PAIR = ("the cat sees not the red bird", "a dog hears the bird")
 
 
@@ -169,8 +172,94 @@ def test_mistakes_are_one_sentence(
     assert message in err
 
 
-def test_a_page_that_is_too_large_is_refused(folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("long_texts", "max_length", "words", "note"),
+    [
+        (
+            "windows",
+            None,
+            "the cat sees the",
+            "The first 6 of 12 tokens are shown; {run} all 12 tokens, in windows of 6.",
+        ),
+        ("windows", 12, TEN, "All 12 tokens are shown; {run} all 12 tokens, in windows of 6."),
+        ("head+tail", None, "the near far not", "6 of 12 tokens (beginning and end) are shown."),
+        ("head+tail", 12, TEN, "All 12 tokens are shown; {run} 6 of 12 tokens (beginning and end)."),
+        ("head", None, "the cat sees the", "The first 6 of 12 tokens are shown."),
+        ("head", 4, "the cat", "The first 4 of 12 tokens are shown; {run} the first 6 of 12 tokens."),
+    ],
+)
+def test_a_long_text_is_cut_as_in_the_run_and_said_to_be(
+    folder: Path, capsys: Captured, tmp_path: Path, long_texts: str, max_length: int | None, words: str, note: str
+) -> None:
+    run = folder / f"long-{long_texts}"
+    if not run.exists():
+        train_run(tiny.config(folder, run.name, text_columns=("sentence1",), long_texts=long_texts, max_length=6))
+    note = note.format(run="the run's prediction is over")
+    more = [] if max_length is None else ["--max-length", str(max_length)]
+    given = ["attend", str(run), TEN, "the cat", *more, "--output", f"{tmp_path}/page.html", "--device", "cpu"]
+    assert cli.main([*given, "--quiet"]) == 0
+    assert capsys.readouterr().err == f"Warning: Text 1: {note}\n"
+    long, short = data_of(tmp_path / "page.html")["texts"]
+    assert long["stages"][1]["tokens"] == ["[CLS]", *words.split(), "[SEP]"]
+    assert (long["note"], short["note"]) == (note, "")
+
+
+def test_the_prediction_of_a_text_with_beginning_and_end_is_that_of_predict(
+    folder: Path, capsys: Captured, tmp_path: Path
+) -> None:
+    run = folder / "head-tail"
+    train_run(tiny.config(folder, run.name, text_columns=("sentence1",), long_texts="head+tail", max_length=6))
+    found = attend(capsys, str(run), TEN, "--output", f"{tmp_path}/page.html")
+    (tmp_path / "texts.csv").write_text(f"sentence1\n{TEN}\n", encoding="utf-8")
+    arguments = ["predict", str(run), "--predict-file", f"{tmp_path}/texts.csv", "--output", f"{tmp_path}/out.jsonl"]
+    assert cli.main([*arguments, "--device", "cpu", "--quiet"]) == 0
+    predicted = json.loads((tmp_path / "out.jsonl").read_text(encoding="utf-8"))
+    shown = found["texts"][0]["predictions"]["After training"]
+    assert predicted["label"] == shown["label"]
+    assert predicted["probability"] == pytest.approx(shown["probability"], abs=1e-5)
+
+
+def test_a_pair_that_is_cut_is_said_to_be(folder: Path, capsys: Captured, tmp_path: Path) -> None:
+    arguments = (PAIR[0], "--text-pair", PAIR[1], "--max-length", "9", "--output", f"{tmp_path}/page.html")
+    found = attend(capsys, f"{folder}/plain", *arguments)
+    assert found["texts"][0]["note"] == (
+        "9 of 15 tokens (the first of each text) are shown; the run's prediction is over all 15 tokens."
+    )
+
+
+@pytest.mark.parametrize(
+    ("texts", "layers", "advice"),
+    [
+        ([LONG], "0", r"give --max-length (\d+)\."),
+        ([LONG], "all", r"give --max-length (\d+), or at most 1 of the 2 layers \(--layers\)\."),
+        ([LONG, LONG], "1", r"give --max-length (\d+), or fewer texts\."),
+    ],
+)
+def test_a_page_that_is_too_large_is_refused_with_what_fits(
+    folder: Path,
+    capsys: Captured,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    texts: list[str],
+    layers: str,
+    advice: str,
+) -> None:
+    file = tmp_path / "page.html"
+    wanted = (f"{folder}/model", *texts, "--layers", layers, "--output", str(file))
+    whole = attend(capsys, *wanted)
+    file.unlink()
+    monkeypatch.setattr("attendrop.reports.attention_viewer.MOST_BYTES", whole["bytes"] - 1500)
+    assert cli.main(["attend", *wanted, "--device", "cpu", "--quiet"]) == 2
+    found = re.search(advice, capsys.readouterr().err)
+    assert found is not None
+    assert not file.exists()
+    assert 8 <= int(found[1]) < 32
+    attend(capsys, *wanted, "--max-length", found[1])
+
+
+def test_a_page_with_no_room_for_maps_is_refused(
+    folder: Path, capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("attendrop.reports.attention_viewer.MOST_BYTES", 10_000)
-    assert cli.main(["attend", f"{folder}/model", "the cat", "--output", f"{folder}/large.html", "--quiet"]) == 2
-    assert "fewer layers (--layers 0,5), or a lower --max-length" in capsys.readouterr().err
-    assert not (folder / "large.html").exists()
+    assert cli.main(["attend", f"{folder}/model", "the cat", "--output", f"{tmp_path}/x.html", "--quiet"]) == 2
+    assert "give shorter texts." in capsys.readouterr().err

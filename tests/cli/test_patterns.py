@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,36 @@ def test_the_probe_compares_high_low_and_random_attributions(folder: Path, capsy
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "Probe of model on files, seed 0, on 10 rows of dev"
     assert any("drops 90% of each row" in line for line in lines)
+
+
+@pytest.fixture(scope="module")
+def windows(folder: Path) -> Path:
+    """A run on texts in windows of four words."""
+    options = {"text_columns": ("sentence1",), "long_texts": "windows", "max_length": 6, "method": "ad-drop"}
+    train(tiny.config(folder, "windows", **options, options={"p": 0.4, "q": 0.9, "cross_tuning": False}))
+    return folder / "windows"
+
+
+def test_the_probe_of_texts_in_windows_is_over_texts(windows: Path, capsys: Captured) -> None:
+    found = patterns(capsys, str(windows), "--probe", "--rows", "12", "--rates", "0.5")
+    assert (found["rows"], found["windows"]) == (12, 22)
+    assert found["score"] == tiny.read_metrics(windows)["all_scores"]["dev"]["accuracy"]
+    assert cli.main(["patterns", str(windows), "--probe", "--rows", "5", "--rates", "0.5", "--device", "cpu"]) == 0
+    assert re.search(r"on 5 rows of dev, \d+ windows\n", capsys.readouterr().out)
+
+
+def test_what_is_dropped_of_texts_in_windows_is_told_by_rows_and_windows(
+    windows: Path, capsys: Captured, tmp_path: Path
+) -> None:
+    found = patterns(capsys, str(windows), "--rows", "32")
+    assert found["rows"] == 32
+    assert found["windows"] > 40
+    assert found["steps"] == -(-found["windows"] // 8)
+    file = tmp_path / "texts.csv"
+    file.write_text("sentence1\nthe cat sees the red bird and not the dog\nthe cat\n")
+    given = ["patterns", str(windows), "--file", str(file), "--csv", f"{tmp_path}/own.csv", "--device", "cpu"]
+    assert cli.main(given) == 0
+    assert capsys.readouterr().out.startswith(f"ad-drop on 2 rows of {file}, 4 windows: ")
 
 
 @pytest.mark.parametrize(

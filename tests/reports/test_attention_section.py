@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def part(folder: Path, viewer: ViewerOptions = DEFAULT_VIEWER) -> AttentionPart:
-    return attention_part(read_results(folder), viewer)
+    return attention_part(read_results(folder), viewer)(10**7)
 
 
 def data(section: Section) -> Any:
@@ -85,11 +85,14 @@ def test_rows_are_those_nearest_to_a_length_with_a_share_for_each_label(tmp_path
     alone = rows.select([0, 1, 2, 3, 4, 6])
     assert typical_rows(alone, task, tokenizer, 128) == [1, 4, 5]
     assert typical_rows(rows.select([5]), task, tokenizer, 128) == [0]
+    assert typical_rows(rows, task.with_long_texts("windows"), tokenizer, 20) == [1, 4, 5]
+    windows_before = rows.select([5, 0, 1, 2, 3, 4, 6])
+    assert typical_rows(windows_before, task.with_long_texts("windows"), tokenizer, 20) == [2, 5, 0]
 
 
 def test_rows_that_were_set_aside_are_found_again_and_were_trained_on(tmp_path: Path) -> None:
     folder = write_comparison(tmp_path, {"finetune": (0.5,)}, test_fraction=0.25, method="finetune", options={})
-    section = part(folder).section(10**7)
+    section = part(folder).section
     assert "The kept model was trained on all rows, these among them." in section.content
     assert "Its own method drops nothing in attention. Crossed out is what ad-drop with" in section.content
     training = (tmp_path / "train.csv").read_text(encoding="utf-8")
@@ -99,7 +102,7 @@ def test_rows_that_were_set_aside_are_found_again_and_were_trained_on(tmp_path: 
 
 
 def test_own_texts_take_the_place_of_rows(folder: Path) -> None:
-    section = part(folder, ViewerOptions(("the cat",), ("a dog",), "cpu")).section(10**7)
+    section = part(folder, ViewerOptions(("the cat",), ("a dog",), "cpu")).section
     (text,) = data(section)["texts"]
     assert text["stages"][0]["tokens"] == ["[CLS]", "the", "cat", "[SEP]", "a", "dog", "[SEP]"]
     assert "evaluation rows" not in section.content
@@ -107,31 +110,59 @@ def test_own_texts_take_the_place_of_rows(folder: Path) -> None:
 
 
 def test_a_small_page_has_fewer_layers_then_fewer_texts_then_none(folder: Path) -> None:
-    make = part(folder).section
-    whole = make(10**7)
+    make = attention_part(read_results(folder), DEFAULT_VIEWER)
+    whole = make(10**7).section
     size = len(html_page.render_page("", [whole]).encode())
-    assert make(size).content == whole.content
-    fewer = make(size - 1)
+    assert make(size).section.content == whole.content
+    fewer = make(size - 1).section
     assert [[layer["key"] for layer in text["stages"][0]["layers"]] for text in data(fewer)["texts"]] == 3 * [
         ["encoder.1"]
     ]
     assert "To keep the page small, it has only 1 of 2 layers." in fewer.content
-    one = make(len(html_page.render_page("", [fewer]).encode()) - 1)
+    one = make(len(html_page.render_page("", [fewer]).encode()) - 1).section
     assert len(data(one)["texts"]) == 2
     assert "only 1 of 2 layers and 2 of 3 texts" in one.content
     none = make(0)
-    assert not none.data
-    assert "no room left" in none.content
+    assert not none.section.data
+    assert none.missing.startswith("The page has no room left")
+    assert "no room left" in none.section.content
+
+
+def test_given_texts_that_do_not_fit_are_told_with_a_length_that_does(
+    folder: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["--text", " ".join(["cat"] * 12), "--text-pair", " ".join(["dog"] * 9)]
+    page = tmp_path / "page.html"
+    best = f"{folder}/best"
+    assert cli.main(["attend", best, texts[1], *texts[2:], "--output", str(page), "--device", "cpu", "--quiet"]) == 0
+    monkeypatch.setattr("attendrop.reports.attention_viewer.MOST_BYTES", page.stat().st_size - 3000)
+    monkeypatch.setattr(report_page, "MOST_BYTES", 0)
+    out = str(tmp_path / "out")
+    assert cli.main(["report", str(folder), *texts, "--device", "cpu", "--output-dir", out]) == 0
+    told = re.search(r"Not made: Attention viewer: .* no room left .*`(attendrop attend .*)`", capsys.readouterr().out)
+    assert told is not None
+    command, length = told[1].split(" --max-length ")
+    assert command == f'attendrop attend {best} "TEXT"'
+    followed = ["attend", best, texts[1], *texts[2:], "--max-length", length, "--output", str(page), "--overwrite"]
+    assert cli.main([*followed, "--device", "cpu", "--quiet"]) == 0
+
+
+def test_given_texts_that_fit_in_part_are_told(folder: Path) -> None:
+    make = attention_part(read_results(folder), ViewerOptions(("the cat", "the bird"), ("a dog", "a cat"), "cpu"))
+    whole = make(10**7)
+    assert not whole.missing
+    smaller = make(len(html_page.render_page("", [whole.section]).encode()) - 1)
+    assert smaller.missing == "To keep the page small, it has only 1 of 2 layers."
 
 
 def test_a_page_with_a_viewer_stays_small(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = read_results(folder)
     of_results: Any = (results, make_result_table(results), [], [])
-    without = report_page.report_page(*of_results)
+    without = report_page.report_page(*of_results).html
     assert 'id="attention"' not in without
     most = len(without.encode()) + 45_000
     monkeypatch.setattr(report_page, "MOST_BYTES", most)
-    small = report_page.report_page(*of_results, part(folder).section)
+    small = report_page.report_page(*of_results, attention_part(results, DEFAULT_VIEWER)).html
     assert len(small.encode()) <= most
     assert "To keep the page small" in small
 
@@ -149,9 +180,7 @@ def test_runs_without_a_kept_model_tell_how_to_get_one(tmp_path: Path) -> None:
     told = part(tmp_path)
     recommended = tmp_path / "runs" / "4-seed0"  # a run of r-drop
     assert f"`attendrop train --config {recommended}/run.yaml --output-dir FOLDER`" in told.missing
-    assert (
-        f"<code>attendrop train --config {recommended}/run.yaml --output-dir FOLDER</code>" in told.section(0).content
-    )
+    assert f"<code>attendrop train --config {recommended}/run.yaml --output-dir FOLDER</code>" in told.section.content
     (recommended / "config.json").write_text("{}")
     assert f'`attendrop attend {recommended} "TEXT"`' in part(tmp_path).missing
 
@@ -190,5 +219,5 @@ def test_texts_without_a_model_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_same_model_makes_the_same_page(folder: Path) -> None:
-    first, second = (part(folder).section(10**7) for _ in range(2))
+    first, second = (part(folder).section for _ in range(2))
     assert first == second

@@ -93,6 +93,25 @@ def test_nothing_else_is_changed_and_random_positions_have_a_seed() -> None:
     assert model.training
 
 
+def test_losses_and_intervals_are_over_rows_with_all_their_windows() -> None:
+    numbers = [7, 7, 8, 9, 9]
+    model, every = zoo.build("bert"), batches("bert")
+    found = probe(model, every, rates=[0.4], row_numbers=numbers)
+    assert (found.rows, found.windows) == (3, 5)
+
+    def losses(logits: list[Any]) -> Any:
+        gold = torch.cat([batch["labels"] for batch in every])
+        windows = functional.cross_entropy(torch.tensor(np.concatenate(logits)), gold, reduction="none").numpy()
+        return np.array([windows[:2].mean(), windows[2], windows[3:].mean()])
+
+    result = found.find("encoder.0", 0.4, "high")
+    changes = losses(result.logits) - losses(found.logits)
+    assert found.loss == pytest.approx(losses(found.logits).mean(), abs=1e-6)
+    assert result.change == pytest.approx(changes.mean(), abs=1e-6)
+    width = 4.302653 * changes.std(ddof=1) / math.sqrt(3)  # of Student's t with 2 degrees of freedom
+    assert (result.low, result.high) == pytest.approx((changes.mean() - width, changes.mean() + width), abs=1e-6)
+
+
 def test_rows_without_signal_are_told() -> None:
     found = found_on("bert", rates=[0.3])
     assert found.rows_with_signal["encoder.0"] == 1.0

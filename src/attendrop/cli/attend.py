@@ -72,7 +72,8 @@ def attend(
         "texts": [
             {
                 "text": each.text,
-                "tokens": len(each.stages[0].tokens),
+                "tokens": each.tokens,
+                "note": each.note,
                 "predictions": {
                     stage.name: dict(maps.prediction) for stage, maps in zip(stages.stages, each.stages, strict=True)
                 },

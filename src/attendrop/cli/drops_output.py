@@ -15,6 +15,7 @@ from attendrop.reports.drop_figure import plot_drops
 from attendrop.reports.drop_patterns import ALL, DropPatterns, Share
 from attendrop.reports.run_drops import RecordedDrops, RowSource, record_run_drops
 from attendrop.runs.run_folder import add_files, hold_run_folders, read_metrics
+from attendrop.wording import counted_rows
 
 _HEADINGS = {
     "distance": "By distance between the two positions, in tokens",
@@ -54,7 +55,7 @@ def show_drops(
         return {"run": run, "drops_in_attention": False, "because": nothing}, nothing
     patterns = found.patterns
     assert found.method is not None
-    title = f"{found.method.name} on {found.rows} {_rows(found)}: {found.run}"
+    title = f"{found.method.name} on {_rows(found)}: {found.run}"
     with hold_run_folders([file]):
         write_text(file, patterns.csv())
         plot_drops(patterns, title, picture)
@@ -64,6 +65,7 @@ def show_drops(
         "drops_in_attention": True,
         "method": found.method.name,
         "rows": found.rows,
+        "windows": found.windows,
         "steps": patterns.batches,
         "active_layers": patterns.active_layers,
         "dropped": _plain(patterns.share("layer", ALL)),
@@ -91,7 +93,7 @@ def _nothing_dropped(run: str, found: RecordedDrops) -> str | None:
     units = sorted({part.info.units for part in found.method.parts})
     return (
         f"{found.method.name} dropped no position of attention in {found.patterns.batches} steps that were repeated on "
-        f"{found.rows} {_rows(found)}; what it drops are {', '.join(units)}."
+        f"{_rows(found)}; what it drops are {', '.join(units)}."
     )
 
 
@@ -100,7 +102,7 @@ def _text(found: RecordedDrops) -> list[str]:
     assert found.method is not None
     overall = patterns.share("layer", ALL)
     lines = [
-        f"{found.method.name} on {found.rows} {_rows(found)}: {found.run}",
+        f"{found.method.name} on {_rows(found)}: {found.run}",
         f"{patterns.batches} repeated steps drop {_percent(overall)} of the positions of attention{_where(patterns)}.",
         *([] if found.acted else ["The run was too short for it: the method was active in none of its epochs."]),
         "",
@@ -122,7 +124,8 @@ def _where(patterns: DropPatterns) -> str:
 
 
 def _rows(found: RecordedDrops) -> str:
-    return found.source if found.source == "training rows" else f"rows of {found.source}"
+    what = found.source if found.source == "training rows" else f"rows of {found.source}"
+    return counted_rows(found.rows, what, found.windows)
 
 
 def _table(shares: list[tuple[str, Share | None]]) -> list[str]:

@@ -65,6 +65,7 @@ def show_probe(
     values = {
         "run": run,
         "rows": found.probe.rows,
+        "windows": found.probe.windows,
         "set": found.rows,
         "metric": found.metric,
         "score": found.score,
@@ -93,7 +94,7 @@ def _text(found: RunProbe, rates: Sequence[float]) -> list[str]:
         losses.append([layer, f"{found.probe.rows_with_signal.get(layer, 0):.0%}", *changes])
         after.append([layer, *(f"{scores[layer, shown, direction]:.3f}" for direction in DIRECTIONS)])
     return [
-        f"Probe of {found.run}, on {found.probe.rows} rows of {found.rows}",
+        f"Probe of {found.run}, on {found.sample}",
         f"Nothing dropped: loss {found.probe.loss:.4f}, {found.metric} {found.score:.3f}.",
         "",
         f"Change of the mean loss, with its 95 % interval, where one layer drops {shown:.0%} of each row of attention:",

@@ -9,6 +9,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.output_scorer import Array
+from attendrop.tasks.long_texts import DOCUMENT
 
 
 def assumed_targets(
@@ -24,6 +25,13 @@ def assumed_targets(
         outputs: The model's outputs, one row for each example.
         encoded: The encoded rows, by column.
         tokenizer: The model's tokenizer.
+
+    Returns:
+        A target for each encoded row; the windows of a text have the same.
     """
     assumed = [label + 1 if isinstance(label, float) else label for label in head.decode(outputs)]
-    return head.targets(assumed, BatchEncoding(dict(encoded)), tokenizer)
+    targets = head.targets(assumed, BatchEncoding(dict(encoded)), tokenizer)
+    if DOCUMENT not in encoded:
+        return targets
+    of_text = dict(zip(dict.fromkeys(encoded[DOCUMENT]), targets, strict=True))
+    return [of_text[number] for number in encoded[DOCUMENT]]

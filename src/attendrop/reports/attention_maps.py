@@ -87,6 +87,13 @@ class LayerMaps:
     possible: Mask
     dropped: Mask | None = None
 
+    @property
+    def compact_bytes(self) -> float:
+        """Bytes of the maps as :func:`compact` writes them, but for the padding of base64."""
+        bits = 0 if self.dropped is None else self.dropped.size
+        bits += 0 if self.possible.all() else self.possible.size
+        return (self.attention.size + self.attribution.size + bits / 8) * 4 / 3
+
 
 @dataclass(frozen=True)
 class TextMaps:

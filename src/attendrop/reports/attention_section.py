@@ -15,7 +15,6 @@ from attendrop.runs.run_folder import keeps_model
 from attendrop.studies.comparison import BEST
 
 _IDENTIFIER, _HEADING = "attention", "Attention"
-_NO_ROOM = "The page has no room left for the maps of the kept model."
 
 
 @dataclass(frozen=True)
@@ -47,20 +46,27 @@ class AttentionPart(NamedTuple):
     """What a report shows of attention.
 
     Attributes:
-        section: Makes a section that adds at most so many bytes to a page, or else the shortest there is.
-        missing: Why there is no viewer; empty if there is one.
+        section: The section.
+        missing: Why there is no viewer, or what it lacks of texts that were given; empty if nothing is missing.
     """
 
-    section: Callable[[int], Section]
+    section: Section
     missing: str
 
 
-def attention_part(results: Results, options: ViewerOptions) -> AttentionPart:
+# Makes a part that adds at most so many bytes to a page, or else the shortest there is.
+PartOfSize = Callable[[int], AttentionPart]
+
+
+def attention_part(results: Results, options: ViewerOptions) -> PartOfSize:
     """Look at the model that a comparison kept, which is loaded for this; studies keep none.
 
     Args:
         results: Results of a comparison or a study.
         options: What to show.
+
+    Returns:
+        A function that makes a part which adds at most so many bytes to a page, or else the shortest there is.
 
     Raises:
         AttendropError: Texts were given that cannot be shown.
@@ -76,10 +82,17 @@ def attention_part(results: Results, options: ViewerOptions) -> AttentionPart:
     except AttendropError as error:
         if options.texts:
             raise
-        reason = str(error)
-        return AttentionPart(lambda most_bytes: _sentence(reason), reason)
-    no_room = f'{_NO_ROOM} `attendrop attend {best} "TEXT"` makes a page of them.'
-    return AttentionPart(lambda most: kept.section(_IDENTIFIER, _HEADING, most) or _sentence(no_room), "")
+        nothing = _sentence(str(error))
+        return lambda most_bytes: nothing
+    no_room = _sentence(
+        f"The page has no room left for the maps of the kept model. `{kept.way_to_see_a_text}` makes a page of a text."
+    )
+
+    def part(most_bytes: int) -> AttentionPart:
+        found = kept.section(_IDENTIFIER, _HEADING, most_bytes)
+        return no_room if found is None else AttentionPart(found.section, found.left_out if options.texts else "")
+
+    return part
 
 
 def _how_to_keep(results: Results) -> str:
@@ -106,5 +119,6 @@ def _how_to_see(run: Path) -> str:
     )
 
 
-def _sentence(text: str) -> Section:
-    return Section(_IDENTIFIER, _HEADING, render("sentence.html", text=text))
+def _sentence(text: str) -> AttentionPart:
+    """Say why there is no viewer."""
+    return AttentionPart(Section(_IDENTIFIER, _HEADING, render("sentence.html", text=text)), text)

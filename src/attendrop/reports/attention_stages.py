@@ -24,6 +24,7 @@ from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.registry import head_of_model
+from attendrop.tasks.long_texts import HEAD
 from attendrop.tasks.registry import get_task
 
 # The training that is assumed for a model that no run has made.
@@ -60,6 +61,7 @@ class Stages:
         max_length: Maximum length in tokens that the run had; None: unknown.
         method: The method whose drops are shown; None: no method drops anything in attention.
         of_run: Whether the run was trained with this method.
+        long_texts: What the run did with texts that are too long, see :mod:`attendrop.tasks.long_texts`.
     """
 
     stages: tuple[Stage, ...]
@@ -69,6 +71,7 @@ class Stages:
     max_length: int | None
     method: Method | None
     of_run: bool = False
+    long_texts: str = HEAD
 
 
 def load_stages(name: str, method: Method | None, default: Method, *, seed: int = 0, device: str = "auto") -> Stages:
@@ -156,6 +159,7 @@ def _of_run(
         config.max_length,
         None if last is None else last.method,
         of_run=method is None and own is not None,
+        long_texts=config.long_texts or HEAD,
     )
 
 

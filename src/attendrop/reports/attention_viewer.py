@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,9 @@ from attendrop.methods.core.registry import given_options
 from attendrop.reports.attention_maps import MapSettings, TextMaps, compact, text_maps
 from attendrop.reports.attention_stages import Stages
 from attendrop.reports.html_page import MOST_BYTES, Section, render, render_page
+from attendrop.tasks.custom_files import files_task
+from attendrop.tasks.long_texts import HEAD, HEAD_TAIL, WINDOWS
+from attendrop.tasks.tokenization import encode_columns
 from attendrop.tasks.tokenizers import DEFAULT_MAX_LENGTH
 from attendrop.wording import counted
 
@@ -19,6 +23,11 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 _STYLES, _SCRIPTS = ("attention_viewer.css",), ("attention_viewer.js",)
+# A shorter maximum length is not advised.
+_LEAST_TOKENS = 8
+# Of a page of that length, as a fraction of what it may have: base64 is padded, and predictions change.
+_SPARE = 0.01
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -29,16 +38,28 @@ class ShownText:
         text: The text; of a pair both.
         stages: Its maps in each model.
         label: Its label in the data; None: unknown.
+        note: Which of its tokens are shown, and which others the run reads, a sentence; empty: all, as in the run.
     """
 
     text: str
     stages: tuple[TextMaps, ...]
     label: str | None = None
+    note: str = ""
 
     def with_layers(self, keys: Sequence[str]) -> ShownText:
         """Return the text with the maps of some layers."""
         stages = tuple(replace(maps, layers={key: maps.layers[key] for key in keys}) for maps in self.stages)
         return replace(self, stages=stages)
+
+    @property
+    def tokens(self) -> int:
+        """Number of its tokens that are shown."""
+        return len(self.stages[0].tokens)
+
+    @property
+    def map_bytes(self) -> float:
+        """Bytes of its maps in a page, which grow with the square of the number of tokens."""
+        return sum(layer.compact_bytes for maps in self.stages for layer in maps.layers.values())
 
 
 def show_texts(
@@ -50,7 +71,9 @@ def show_texts(
     layers: str | int | Sequence[int] = "all",
     max_length: int | None = None,
 ) -> list[ShownText]:
-    """Compute the maps of texts.
+    """Compute the maps of texts; of one that is not shown as the run reads it, or not whole, a warning says so.
+
+    A long text is cut as in the run; of a text in windows, the beginning is shown.
 
     Args:
         stages: The models.
@@ -67,7 +90,10 @@ def show_texts(
     columns = _columns(stages, texts, pairs)
     wanted = max_length or stages.max_length or DEFAULT_MAX_LENGTH
     limit = stages.head.length_limit(stages.tokenizer, wanted, columns)
-    encoded = dict(stages.head.tokenize(columns, stages.tokenizer, limit))
+    cut = HEAD if stages.long_texts == WINDOWS else stages.long_texts
+    task = files_task(tuple(columns), stages.head).with_long_texts(cut)
+    encoded = encode_columns(columns, task, stages.tokenizer, limit)
+    lengths = stages.head.lengths(stages.head.tokenize(columns, stages.tokenizer, None))
     found = []
     for number, text in enumerate(texts):
         row = {name: values[number] for name, values in encoded.items()}
@@ -75,8 +101,36 @@ def show_texts(
             text_maps(stage.model, stages.tokenizer, stages.head, row, MapSettings(attribution, layers, stage.drops))
             for stage in stages.stages
         )
-        found.append(ShownText(" ‖ ".join([text, *([pairs[number]] if pairs else [])]), shown))
+        note = _note(stages, lengths[number], limit, pair=bool(pairs))
+        if note:
+            logger.warning("%s%s", f"Text {number + 1}: " if len(texts) > 1 else "", note)
+        found.append(ShownText(" ‖ ".join([text, *([pairs[number]] if pairs else [])]), shown, note=note))
     return found
+
+
+def _note(stages: Stages, length: int, limit: int, *, pair: bool) -> str:
+    """Say which tokens of an input of some length are shown, given the limit, and which the run reads."""
+    own = limit if stages.max_length is None else min(stages.max_length, stages.tokenizer.model_max_length)
+    cut = HEAD if stages.long_texts == WINDOWS else stages.long_texts
+    shown, read = (_tokens(length, most, cut, pair=pair) for most in (limit, own))
+    if stages.long_texts == WINDOWS and length > own:
+        read = f"all {length} tokens, in windows of {own}"
+    if shown == read:
+        return f"{shown.capitalize()} are shown." if length > limit else ""
+    return f"{shown.capitalize()} are shown; the run's prediction is over {read}."
+
+
+def _tokens(length: int, limit: int, cut: str, *, pair: bool) -> str:
+    """Name the tokens of an input that are left if it is cut to a limit."""
+    if length <= limit:
+        return f"all {length} tokens"
+    if pair:
+        return f"{limit} of {length} tokens (the first of each text)"
+    return (
+        f"{limit} of {length} tokens (beginning and end)"
+        if cut == HEAD_TAIL
+        else f"the first {limit} of {length} tokens"
+    )
 
 
 def _columns(stages: Stages, texts: Sequence[str], pairs: Sequence[str]) -> dict[str, list[Any]]:
@@ -121,7 +175,10 @@ def viewer_section(identifier: str, heading: str, stages: Stages, texts: Sequenc
     )
     data = {
         "stages": [{"name": stage.name} for stage in stages.stages],
-        "texts": [{"label": shown.label, "stages": [compact(maps) for maps in shown.stages]} for shown in texts],
+        "texts": [
+            {"label": shown.label, "note": shown.note, "stages": [compact(maps) for maps in shown.stages]}
+            for shown in texts
+        ],
     }
     return Section(identifier, heading, content, _STYLES, _SCRIPTS, {source: data})
 
@@ -154,17 +211,53 @@ def attention_page(name: str, stages: Stages, texts: Sequence[ShownText], attrib
     Raises:
         AttendropError: The page would be larger than 6 MB; or jinja2 is not installed.
     """
-    maps = viewer_section("maps", "Maps", stages, texts)
-    page = render_page(
-        f"Attention of {name}", [maps, Section("about", "What is shown", explanation(stages, attribution))]
-    )
+    page = _page(name, stages, texts, attribution)
     size = len(page.encode())
     if size > MOST_BYTES:
         raise AttendropError(
-            f"The page would have {size / 1e6:.1f} MB, more than {MOST_BYTES / 1e6:g}; give fewer or shorter texts, "
-            "fewer layers (--layers 0,5), or a lower --max-length."
+            f"The page would have {size / 1e6:.1f} MB, more than {MOST_BYTES / 1e6:g}; give {_advice(texts, size)}."
         )
     return page
+
+
+def page_length(name: str, stages: Stages, texts: Sequence[ShownText]) -> int | None:
+    """Return the maximum length, in tokens, with which :func:`attention_page` makes a page; None: the texts fit."""
+    size = len(_page(name, stages, texts, "gradient").encode())
+    return _length_that_fits(texts, size) if size > MOST_BYTES else None
+
+
+def _page(name: str, stages: Stages, texts: Sequence[ShownText], attribution: str) -> str:
+    maps = viewer_section("maps", "Maps", stages, texts)
+    return render_page(
+        f"Attention of {name}", [maps, Section("about", "What is shown", explanation(stages, attribution))]
+    )
+
+
+def _advice(texts: Sequence[ShownText], size: int) -> str:
+    """Say what would make a page fit that has so many bytes."""
+    length, room = _length_that_fits(texts, size), _room(texts, size)
+    layers, maps = len(texts[0].stages[0].layers), [text.map_bytes for text in texts]
+    fitting = max(0, int(room * layers / sum(maps)))
+    ways = [
+        *([] if length is None else [f"--max-length {length}"]),
+        *([f"at most {fitting} of the {layers} layers (--layers)"] if fitting else []),
+        *(["fewer texts"] if len(texts) > 1 and min(maps) <= room else []),
+    ]
+    return ", or ".join(ways) or "shorter texts"
+
+
+def _length_that_fits(texts: Sequence[ShownText], size: int) -> int | None:
+    """Return the largest maximum length with which a page fits that has so many bytes; None: under 8 tokens."""
+    room = _room(texts, size)
+    for length in range(max(text.tokens for text in texts) - 1, _LEAST_TOKENS - 1, -1):
+        if sum(text.map_bytes * min(1, length / text.tokens) ** 2 for text in texts) <= room:
+            return length
+    return None
+
+
+def _room(texts: Sequence[ShownText], size: int) -> float:
+    """Return how many bytes a page of so many has room for in maps."""
+    return (1 - _SPARE) * MOST_BYTES - (size - sum(text.map_bytes for text in texts))
 
 
 def method_in_words(method: Method) -> str:

@@ -34,6 +34,7 @@ from attendrop.batches import Batch, number_of_rows
 from attendrop.candidates import candidate_region
 from attendrop.errors import AttendropError
 from attendrop.keyed_random import SampleKey, sample_mask
+from attendrop.tasks.long_texts import DOCUMENT, document_means
 
 DIRECTIONS = ("high", "low", "random")
 RATES = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -70,7 +71,8 @@ class Probe:
 
     Attributes:
         rows: Number of rows.
-        loss: Mean loss without dropping.
+        windows: Number of encoded rows; where texts are read in windows, there are more than rows.
+        loss: Mean loss without dropping; the loss of a row is the mean over its windows.
         logits: Logits without dropping, an array for each batch.
         results: For each layer, rate and direction.
         rows_with_signal: Fraction of the rows of attention whose attributions are not all equal, by layer; only in
@@ -78,6 +80,7 @@ class Probe:
     """
 
     rows: int
+    windows: int
     loss: float
     logits: list[Any]
     results: tuple[ProbeResult, ...]
@@ -115,6 +118,7 @@ def probe(
     *,
     rates: Sequence[float] = RATES,
     seed: int = 0,
+    row_numbers: Sequence[Any] | None = None,
     on_pass: Callable[[int, int], None] | None = None,
 ) -> Probe:
     """Evaluate a model while attention positions are dropped from the scores of one layer at a time.
@@ -130,6 +134,8 @@ def probe(
         batches: Labelled rows, on the model's device.
         rates: Fractions, in (0, 1).
         seed: Seed of the random positions.
+        row_numbers: For each example of the batches the number of its row, of which there are several where texts are
+            in windows; None: each is a row.
         on_pass: Called before each pass with the number of passes done, and of all.
 
     Raises:
@@ -140,7 +146,7 @@ def probe(
     adapter.attach()
     try:
         with evaluating(model):
-            return _probe(adapter, batches, rates, seed, on_pass)
+            return _probe(adapter, batches, rates, seed, row_numbers, on_pass)
     finally:
         adapter.detach()
 
@@ -158,17 +164,18 @@ def _probe(
     batches: Sequence[Batch],
     rates: Sequence[float],
     seed: int,
+    row_numbers: Sequence[Any] | None,
     on_pass: Callable[[int, int], None] | None,
 ) -> Probe:
     found: dict[tuple[str, float, str] | None, tuple[list[Tensor], list[Any]]] = {}
     signal: dict[str, list[tuple[int, int]]] = {}
-    done = rows = 0
+    done = windows = 0
     for batch in batches:
         layers = adapter.trace(batch)
         attributions = gradient_attribution(adapter, batch, layers, "gold_label")
         count = number_of_rows(batch)
-        key = SampleKey(seed, 0, rows, count)
-        rows += count
+        key = SampleKey(seed, 0, windows, count)
+        windows += count
         plans = [(None, None), *_plans(layers, attributions, rates, key, signal)]
         for entry, plan in plans:
             if on_pass is not None:
@@ -179,14 +186,14 @@ def _probe(
             kept = found.setdefault(entry, ([], []))
             kept[0].append(_row_losses(adapter.model, outputs, batch))
             kept[1].append(logits_of(outputs).float().cpu().numpy())
-    plain = torch.cat(found[None][0]).numpy()
+    texts = {} if row_numbers is None else {DOCUMENT: row_numbers}
+    losses = {entry: document_means(torch.cat(values).numpy(), texts) for entry, (values, _) in found.items()}
+    plain = losses[None]
     results = [
-        _result(entry, torch.cat(values).numpy(), plain, logits)
-        for entry, (values, logits) in found.items()
-        if entry is not None
+        _result(entry, losses[entry], plain, logits) for entry, (_, logits) in found.items() if entry is not None
     ]
     shares = {layer: sum(of[0] for of in each) / max(sum(of[1] for of in each), 1) for layer, each in signal.items()}
-    return Probe(rows, float(plain.mean()), found[None][1], tuple(results), shares)
+    return Probe(len(plain), windows, float(plain.mean()), found[None][1], tuple(results), shares)
 
 
 def _plans(

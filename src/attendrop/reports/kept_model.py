@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
@@ -16,7 +16,14 @@ from transformers import PreTrainedTokenizerBase
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import build_method
 from attendrop.reports.attention_stages import Stages, load_stages
-from attendrop.reports.attention_viewer import ShownText, explanation, method_in_words, show_texts, viewer_section
+from attendrop.reports.attention_viewer import (
+    ShownText,
+    explanation,
+    method_in_words,
+    page_length,
+    show_texts,
+    viewer_section,
+)
 from attendrop.reports.finished_runs import FinishedRun
 from attendrop.reports.html_page import Section, render, render_page
 from attendrop.runs.config import DEFAULT_METHOD, RunConfig
@@ -25,11 +32,24 @@ from attendrop.runs.run_file import RUN_FILE, read_run_file
 from attendrop.runs.run_folder import read_metrics
 from attendrop.studies.method_rows import method_label
 from attendrop.tasks.base import Task
-from attendrop.tasks.tokenization import encode
+from attendrop.tasks.long_texts import of_documents
+from attendrop.tasks.tokenization import columns_of, encode
 
 # Rows that are shown, and how many tokens they should have; of very many rows, the first are looked at.
 COUNT, TOKENS, MOST_ROWS = 3, 16, 2000
 logger = logging.getLogger(__name__)
+
+
+class KeptSection(NamedTuple):
+    """A section with a viewer.
+
+    Attributes:
+        section: The section.
+        left_out: What it has not, to keep the page small, in words; empty if it has everything.
+    """
+
+    section: Section
+    left_out: str
 
 
 @dataclass(frozen=True)
@@ -50,7 +70,14 @@ class KeptModel:
     texts: tuple[ShownText, ...]
     source: str
 
-    def section(self, identifier: str, heading: str, most_bytes: int) -> Section | None:
+    @property
+    def way_to_see_a_text(self) -> str:
+        """The command that makes a page of any one of the texts."""
+        longest = max(self.texts, key=lambda text: text.tokens)
+        length = page_length(self.folder.name, self.stages, [longest])
+        return f'attendrop attend {self.folder} "TEXT"{"" if length is None else f" --max-length {length}"}'
+
+    def section(self, identifier: str, heading: str, most_bytes: int) -> KeptSection | None:
         """Make a section with a viewer that adds at most so many bytes to a page.
 
         Layers are left out first, every other one, then texts.
@@ -60,13 +87,14 @@ class KeptModel:
         """
         texts = self.texts
         while texts:
-            section = self._section(identifier, heading, texts)
+            left_out = _left_out(self.texts, texts)
+            section = self._section(identifier, heading, texts, left_out)
             if len(render_page("", [section]).encode()) <= most_bytes:
-                return section
+                return KeptSection(section, left_out)
             texts = _fewer(texts)
         return None
 
-    def _section(self, identifier: str, heading: str, texts: Sequence[ShownText]) -> Section:
+    def _section(self, identifier: str, heading: str, texts: Sequence[ShownText], left_out: str) -> Section:
         section = viewer_section(identifier, heading, self.stages, texts)
         metrics, method = self.metrics, self.stages.method
         rows = metrics["data"]["rows"]["train"]
@@ -77,7 +105,7 @@ class KeptModel:
             source=self.source,
             method=None if method is None else method_in_words(method),
             of_run=self.stages.of_run,
-            left_out=_left_out(self.texts, texts),
+            left_out=left_out,
             viewer=section.content,
             explanation=explanation(self.stages),
         )
@@ -168,7 +196,8 @@ def typical_rows(rows: Dataset, task: Task, tokenizer: PreTrainedTokenizerBase, 
         Numbers of at most three rows.
     """
     first = rows.select(range(min(len(rows), MOST_ROWS)))
-    lengths, strata = encode(first, task, tokenizer, max_length)["length"][:], task.head.strata_of(first)
+    encoded = columns_of(encode(first, task, tokenizer, max_length))
+    lengths, strata = of_documents(encoded["length"][:], encoded), task.head.strata_of(first)
     share = math.ceil(COUNT / len(set(strata)))
     chosen: list[int] = []
     taken: Counter[int] = Counter()

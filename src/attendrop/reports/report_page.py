@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import attendrop
+from attendrop.reports.attention_section import AttentionPart, PartOfSize
 from attendrop.reports.charts.chart import Chart
 from attendrop.reports.finished_runs import Results
 from attendrop.reports.html_page import MOST_BYTES, Section, render, render_page
@@ -20,8 +21,6 @@ from attendrop.studies.verdict import MIN_SEEDS, interval
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-# Makes a section that adds at most so many bytes to a page, or else the shortest there is.
-SectionOfSize = Callable[[int], Section]
 _STYLES, _SCRIPTS = ("report.css",), ("tables.js", "figures.js", "details.js")
 
 
@@ -33,13 +32,25 @@ class PageFigure(NamedTuple):
     svg: Markup
 
 
+class ReportPage(NamedTuple):
+    """A page.
+
+    Attributes:
+        html: The page.
+        attention: Its part on attention; None: there is none.
+    """
+
+    html: str
+    attention: AttentionPart | None
+
+
 def report_page(
     results: Results,
     table: ResultTable,
     charts: Sequence[Chart],
     left_out: Sequence[str],
-    attention: SectionOfSize | None = None,
-) -> str:
+    attention: PartOfSize | None = None,
+) -> ReportPage:
     """Make the page; if it would be larger than 6 MB, with the details of fewer runs.
 
     The section of attention gets what room the rest leaves.
@@ -49,7 +60,7 @@ def report_page(
         table: The table of all settings; shown if there are several, and a method has a score.
         charts: The figures.
         left_out: Which figures were not made, and why.
-        attention: Makes the section of attention, which stands before that of the runs; None: there is none.
+        attention: Makes the part on attention, which stands before that of the runs; None: there is none.
     """
     details = run_details(results)
     above = [
@@ -58,19 +69,21 @@ def report_page(
         Section("figures", "Figures", _figures(charts, left_out)),
     ]
 
-    def page(kept: int, room: int) -> str:
-        between = [] if attention is None else [attention(room)]
+    def page(kept: int, room: int) -> ReportPage:
+        part = None if attention is None else attention(room)
+        between = [] if part is None else [part.section]
         runs = [Section("runs", "Runs", _runs(results, details, kept))] if details else []
         title = f"Report of {results.folder.resolve().name}"
         every = [*above, *between, *runs]
-        return render_page(title, every, summary=_summary(results), styles=_STYLES, scripts=_SCRIPTS)
+        html = render_page(title, every, summary=_summary(results), styles=_STYLES, scripts=_SCRIPTS)
+        return ReportPage(html, part)
 
     kept = len(details)
     least = page(kept, 0)
-    while len(least.encode()) > MOST_BYTES and kept:
+    while len(least.html.encode()) > MOST_BYTES and kept:
         kept //= 2
         least = page(kept, 0)
-    room = MOST_BYTES - len(least.encode())
+    room = MOST_BYTES - len(least.html.encode())
     return least if attention is None or room <= 0 else page(kept, room)
 
 

@@ -72,6 +72,7 @@ class RecordedDrops:
         method: The method of the run, or of a composition its methods that can drop positions of attention; None if
             there are none.
         rows: Number of rows.
+        windows: Number of encoded rows; where texts are read in windows, there are more than rows.
         source: Where they came from.
         patterns: The counts.
         acted: Whether the method was active in an epoch of the run.
@@ -80,6 +81,7 @@ class RecordedDrops:
     run: str
     method: Method | None
     rows: int
+    windows: int
     source: str
     patterns: DropPatterns
     acted: bool = True
@@ -110,14 +112,15 @@ def record_run_drops(
     title = f"{Path(metrics['model']).name} on {metrics['task']}, seed {metrics['seed']}"
     method, patterns = acting_in_attention(config.regularizer), DropPatterns()
     if method is None:
-        return RecordedDrops(title, None, 0, "", patterns)
+        return RecordedDrops(title, None, 0, 0, "", patterns)
     if not keeps_model(run_dir):
         raise AttendropError(
             f"The run in '{run_dir}' kept no model, with which what it drops could be recorded; train one with "
             f"`attendrop train --config {run_dir}/run.yaml`."
         )
-    model, tokenizer, rows = _rows(run_dir, config, method, source)
+    model, tokenizer, columns = _columns(run_dir, config, source)
     head = head_of_model(model.config)
+    count, rows = len(set(head.row_numbers(columns))), _rows(model, tokenizer, method, columns)
     head.refuse("patterns")
     model.to(compute_device(source.device))  # type: ignore[arg-type]
     learnt, types = Learnt.of_run(folder), TokenTypes(tokenizer)
@@ -133,24 +136,28 @@ def record_run_drops(
         moment = DropMoment(config.seed + number, int(done * steps), steps, epochs[int(done * len(epochs))])
         patterns.add(record_drops(model, method, batch, moment, learnt=learnt, tokenizer=tokenizer), types)
     acted = bool(active_epochs(method, num_epochs))
-    return RecordedDrops(title, method, len(rows), source.file or "training rows", patterns, acted)
+    return RecordedDrops(title, method, count, len(rows), source.file or "training rows", patterns, acted)
+
+
+def _columns(
+    run_dir: str, config: RunConfig, source: RowSource
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Mapping[str, Any]]:
+    """Load the model, its tokenizer and the encoded rows, by column."""
+    if source.file is None:
+        run = load_finished_run(run_dir, data_dir=source.data_dir, device=source.device)
+        return run.model, run.tokenizer, _training_columns(run, source.rows)
+    model, tokenizer = load_model_and_tokenizer(str(Path(run_dir).absolute()), None)
+    return model, tokenizer, _file_columns(model, tokenizer, config, source)
 
 
 def _rows(
-    run_dir: str, config: RunConfig, method: Method, source: RowSource
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[dict[str, Any]]]:
-    """Load the model, its tokenizer and the encoded rows."""
-    if source.file is None:
-        run = load_finished_run(run_dir, data_dir=source.data_dir, device=source.device)
-        columns = _training_columns(run, source.rows)
-        model, tokenizer = run.model, run.tokenizer
-    else:
-        model, tokenizer = load_model_and_tokenizer(str(Path(run_dir).absolute()), None)
-        columns = _file_columns(model, tokenizer, config, source)
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, method: Method, columns: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """List the encoded rows, with what the model and the method read."""
     accepted = {*inspect.signature(model.forward).parameters} & {*tokenizer.model_input_names, "labels"}
     accepted |= set(method.columns)
     count = len(columns["labels"])
-    return model, tokenizer, [{name: columns[name][i] for name in columns if name in accepted} for i in range(count)]
+    return [{name: columns[name][i] for name in columns if name in accepted} for i in range(count)]
 
 
 def _training_columns(run: FinishedRun, count: int) -> Mapping[str, Any]:
@@ -175,6 +182,7 @@ def _file_columns(
     if chunk is None:
         raise AttendropError(f"{source.file} has no valid row.")
     limit = head.length_limit(tokenizer, config.max_length, chunk.columns)
-    encoded = encode_columns(dict(chunk.columns), files_task(texts, head), tokenizer, limit)
+    task = files_task(texts, head).with_long_texts(config.long_texts)
+    encoded = encode_columns(dict(chunk.columns), task, tokenizer, limit)
     outputs = predict_outputs(model, tokenizer, head, encoded, config.eval_batch_size, source.device)
     return {**encoded, "labels": assumed_targets(head, outputs, encoded, tokenizer)}

@@ -20,6 +20,7 @@ from attendrop.runs.run_folder import keeps_model
 from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.splits import subset
 from attendrop.tasks.tokenization import columns_of
+from attendrop.wording import counted_rows
 
 _BATCH_SIZE = 16
 _COLUMNS = 3
@@ -45,11 +46,18 @@ class RunProbe:
     scores: tuple[float, ...]
     probe: Probe
 
+    @property
+    def sample(self) -> str:
+        """The rows in words, such as "16 rows of dev, 40 windows"."""
+        return counted_rows(self.probe.rows, f"rows of {self.rows}", self.probe.windows)
+
 
 def probe_run(
     run_dir: str, source: RowSource, rates: Sequence[float], on_pass: Callable[[int, int], None] | None = None
 ) -> RunProbe:
     """Probe the model of a run on its development rows; without any on its selection split.
+
+    Texts that the run reads in windows are read in all their windows, and scored as in the run.
 
     Args:
         run_dir: Folder of the run.
@@ -71,10 +79,13 @@ def probe_run(
             f"The run in '{run_dir}' has no labelled rows that it was not trained on; train it with an eval-file, or "
             "with --no-refit."
         )
-    part = subset(run.sets[name], source.rows, run.config.seed)
+    rows = run.parts.selection if name == "selection" else run.parts.report[name]
+    assert rows is not None
+    part = run.encoded(subset(rows, source.rows, run.config.seed))
     run.model.to(compute_device(source.device))  # type: ignore[arg-type]
     batches = [to_device(batch, run.model.device) for batch in run.batches(part, _BATCH_SIZE)]
-    found = probe(run.model, batches, rates=rates, seed=run.config.seed, on_pass=on_pass)
+    numbers = run.task.head.row_numbers(columns_of(part))
+    found = probe(run.model, batches, rates=rates, seed=run.config.seed, row_numbers=numbers, on_pass=on_pass)
     title = f"{Path(run.metrics['model']).name} on {run.metrics['task']}, seed {run.metrics['seed']}"
     scores = [_score(run, each.logits, part) for each in found.results]
     return RunProbe(title, name, run.task.metric, _score(run, found.logits, part), tuple(scores), found)
@@ -101,7 +112,7 @@ def plot_probe(found: RunProbe, path: Path) -> None:
     columns = min(_COLUMNS, len(layers))
     lines = -(-len(layers) // columns)
     figure = Figure(figsize=(3.6 * columns, 2.7 * lines + 0.6), layout="constrained")
-    figure.suptitle(f"Probe of {found.run}: {found.probe.rows} rows of {found.rows}", fontsize="medium")
+    figure.suptitle(f"Probe of {found.run}: {found.sample}", fontsize="medium")
     grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat
     for axes, layer in zip(grid, layers, strict=False):
         for direction, color in zip(DIRECTIONS, ("tab:red", "tab:blue", "tab:gray"), strict=True):

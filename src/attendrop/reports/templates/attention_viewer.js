@@ -61,7 +61,7 @@
       this.state = { text: 0, layer: 0, head: 0, query: 0, key: 0, shows: "attention", crosses: true };
       this.panels = [...root.querySelectorAll(".panel")].map((panel) => this.panel(panel));
       this.controls = {};
-      for (const name of ["text", "layer", "head", "query", "crosses", "table"]) {
+      for (const name of ["text", "layer", "head", "query", "crosses", "note", "table"]) {
         this.controls[name] = root.querySelector(`[data-role="${name}"]`);
       }
       for (const name of ["text", "layer", "head", "query"]) {
@@ -145,6 +145,8 @@
       fill(this.controls.head, Array.from({ length: this.layers[layer].heads }, (_, i) => String(i)), head);
       fill(this.controls.query, this.tokens.map((token, i) => `${i + 1}. ${token}`), query);
       this.controls.text.value = String(text);
+      this.controls.note.textContent = this.text.note;
+      this.controls.note.hidden = !this.text.note;
       this.controls.layer.value = String(layer);
       for (const button of this.buttons) button.setAttribute("aria-pressed", String(button.dataset.shows === shows));
       this.panels.forEach((panel, stage) => this.describe(panel, stage));

@@ -164,6 +164,10 @@ answer = context[offsets[start][0] : offsets[end][1]]"""
         """Return 0: texts are not truncated, but read in windows."""
         return 0
 
+    def row_numbers(self, encoded: Mapping[str, Any]) -> Sequence[Any]:
+        """Return the number of the question of each window."""
+        return encoded["question_number"][:]  # type: ignore[no-any-return]
+
     def targets(
         self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase
     ) -> list[list[int]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from datasets import Dataset
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.long_texts import of_documents
+from attendrop.tasks.long_texts import DOCUMENT, of_documents
 from attendrop.tasks.token_columns import TokenColumn, align
 from attendrop.tasks.tokenizers import length_limit
 
@@ -99,6 +99,10 @@ class RowEncoder(ABC):
             "truncated": self.truncated(rows, of_documents(encoded["length"], encoded), tokenizer, limit),
             "unknown": sum(not set(ids) - special for ids in self.token_ids(encoded)),
         }
+
+    def row_numbers(self, encoded: Mapping[str, Any]) -> Sequence[Any]:
+        """Return for each encoded row the number of its row, of which there are several where texts are in windows."""
+        return encoded[DOCUMENT][:] if DOCUMENT in encoded else range(len(encoded["length"]))
 
     def token_ids(self, encoded: Mapping[str, Any]) -> Sequence[Sequence[int]]:
         """Return all token ids of each row."""
