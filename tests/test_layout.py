@@ -14,7 +14,7 @@ SOURCE = Path(attendrop.__file__).parent
 ORDER = [
     ["errors", "wording", "keyed_random", "candidates"],
     ["argument_checks", "output_files", "peft_models", "sharded_models", "trained_tensors", "fused_optimizers"],
-    ["batches", "devices", "model_files"],
+    ["batches", "devices", "model_files", "positions"],
     ["attention"],
     ["attribution"],
     ["methods.core.info", "methods.core.options", "methods.core.compatibility", "methods.core.running_statistics"],
