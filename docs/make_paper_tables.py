@@ -92,19 +92,31 @@ def _answers(settings: dict[str, Any], *, cost: bool) -> str:
     cells = {(row["label"], name): row for name, answer in settings.items() for row in answer["methods"]}
     header = ["", *(f"{name}, {answer['metric'].replace('_', ' ')}" for name, answer in settings.items())]
     rows = [
-        [label, *(_cell(cells[label, name], cost=cost) if (label, name) in cells else "" for name in settings)]
+        [
+            label,
+            *(
+                _cell(cells[label, name], scale=_scale(answer["metric"]), cost=cost) if (label, name) in cells else ""
+                for name, answer in settings.items()
+            ),
+        ]
         for label in labels
     ]
     return _table(header, rows)
 
 
-def _cell(row: dict[str, Any], *, cost: bool) -> str:
-    text = f"{row['mean']:.3f}" + ("" if row["std"] is None else f" ± {row['std']:.3f}")
+def _scale(metric: str) -> float:
+    """Return 100, since papers have percent; errors are shown as they are."""
+    return 1.0 if metric.startswith("neg_") else 100.0
+
+
+def _cell(row: dict[str, Any], *, scale: float, cost: bool) -> str:
+    text = f"{scale * row['mean']:.1f}" + ("" if row["std"] is None else f" ± {scale * row['std']:.1f}")
     text += "*" * row["selected_on_reported"]
     if row["difference"] is not None:
-        low, high = row["difference_low"], row["difference_high"]
-        if low is not None and high is not None:
-            text += f" ({row['difference']:+.3f} [{low:+.3f}, {high:+.3f}])"
+        found = [row[name] for name in ("difference", "difference_low", "difference_high")]
+        if None not in found:
+            value, low, high = (f"{scale * each:+.1f}" for each in found)
+            text += f" ({value} [{low}, {high}])"
     return f"{text}, ×{row['time_ratio']:.2f}" if cost and row["time_ratio"] is not None else text
 
 
@@ -134,8 +146,8 @@ def _machine(recipe: str) -> str:
     facts = json.loads((RESULTS / recipe / "machine.json").read_text(encoding="utf-8"))
     versions = ", ".join(f"{name} {facts[name]}" for name in ("attendrop", "torch", "transformers"))
     return (
-        "Mean ± standard deviation over seeds; in parentheses the difference from the reference, seed by seed, with "
-        "its 95 % interval; * a model was chosen on the rows that it is scored on. "
+        "Percent, mean ± standard deviation over seeds; in parentheses the difference from the reference, seed by "
+        "seed, with its 95 % interval; * a model was chosen on the rows that it is scored on. "
         f"{facts['processor']}; {versions}; {facts['date']}."
     )
 

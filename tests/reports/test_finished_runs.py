@@ -73,6 +73,15 @@ def test_runs_that_finished_after_the_answer_are_told(tmp_path: Path) -> None:
     )
 
 
+def test_runs_have_the_labels_of_their_answer(tmp_path: Path) -> None:
+    own = [*write_runs(tmp_path, "finetune", PLAIN), *write_runs(tmp_path, "r-drop", AHEAD)]
+    labels = {"finetune": "", "r-drop": "R-Drop"}  # as a study file names it
+    found = answer([(metrics := read(path)) | {"label": labels[str(metrics["method"])]} for path in own])
+    write_json(tmp_path / "answer.json", found.as_dict())
+    (setting,) = read_results(tmp_path).settings
+    assert {label: len(runs) for label, runs in setting.by_label.items()} == {"finetune": 4, "R-Drop": 4}
+
+
 def test_with_another_reference_the_runs_are_compared_anew(tmp_path: Path) -> None:
     own = write_runs(tmp_path, "finetune", PLAIN) + write_runs(tmp_path, "r-drop", AHEAD)
     write_json(tmp_path / "answer.json", answer([read(path) for path in own]).as_dict())

@@ -131,6 +131,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"methods": "finetun"}, "finetun"),
     ({"methods": []}, "has no methods."),
     ({"data": [{"task": "cola", "methods": []}]}, "has no methods."),
+    ({"methods": ["finetune", {"name": "r-drop", "label": 5}]}, "a label that is no text: 5; quote it."),
+    ({"methods": ["finetune", {"name": "r-drop", "label": "finetune"}]}, "two methods with the label 'finetune'"),
     ({"baselines": "majorty"}, "Did you mean 'majority'?"),
 ]
 
@@ -232,6 +234,20 @@ def test_methods_are_compared_over_all_settings_with_holm_correction(folder: Pat
     assert report.markdown().count("## All settings") == 1
     alone = make_report(Study((settings[0],)), {"first": results["first"]})
     assert alone.overall == ()
+
+
+def test_methods_with_the_same_label_are_one_row_over_all_settings(folder: Path, tmp_path: Path) -> None:
+    found = content(folder, seeds=4)
+    (pairs,) = found["data"]
+    own = {"name": "r-drop", "label": "mine", "options": {"alpha": 3.0}}
+    found["methods"] = ["finetune", own | {"options": {"alpha": [0.5, 1.0]}}]
+    found["data"] = [pairs | {"name": "one"}, pairs | {"name": "two", "methods": ["finetune", own]}]
+    study = read_study(write(tmp_path / "study.yaml", found))
+    results = {each.name: [result(unit, 0.5) for unit in each.units] for each in study.settings}
+    report = make_report(study, results)
+    assert [row.label for row in report.answers["one"].rows] == ["finetune", "mine alpha=0.5", "mine alpha=1.0"]
+    assert [row.label for row in report.answers["two"].rows] == ["finetune", "mine"]
+    assert report.answers["two"].rows[1].options["alpha"] == 3.0
 
 
 # Progress ------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -158,8 +158,8 @@ def _finished_runs(folder: Path) -> Iterator[FinishedRun]:
 
 def _recorded(name: str, found: Answer, runs: Sequence[FinishedRun]) -> Setting:
     """Collect the runs that an answer names."""
-    wanted = {folder for row in found.rows for folder in row.folders.values()}
-    own = tuple(run for run in runs if Path(run.folder).name in wanted)
+    labels = {folder: row.label for row in found.rows for folder in row.folders.values()}
+    own = tuple(replace(run, label=labels[at]) for run in runs if (at := Path(run.folder).name) in labels)
     return Setting(name or (scored_data(own[0].metrics) if own else found.task), found, own)
 
 

@@ -16,6 +16,7 @@ from attendrop.studies.baseline_names import BASELINES
 from attendrop.studies.statistics import PairedDifference, holm, paired_difference
 
 Metrics = Mapping[str, Any]
+LABEL = "label"
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,12 @@ class MethodRow:
 
 
 def method_label(metrics: Metrics) -> str:
-    """Name a run by its method and the options that it was given, less the defaults, from its ``metrics.json``."""
+    """Name a run by its method and the options that it was given, less the defaults, from its ``metrics.json``.
+
+    A study that has a name of its own for the method adds it as :data:`LABEL`.
+    """
+    if own := metrics.get(LABEL):
+        return str(own)
     method: str = metrics["method"]
     return method if method in BASELINES else labelled_method(method, metrics["options"])
 

@@ -10,6 +10,7 @@ models: [minilm]            # default: minilm
 methods:                    # names, or a name with options; a list is a grid
   - finetune
   - {name: METHOD, options: {p: [0.1, 0.3], q: 0.3}}
+  - {name: METHOD, label: OWN NAME, options: {p: 0.5}}   # its name in tables; default: the method and these options
 baselines: [majority, frozen]   # default: none
 seeds: 5                    # seeds 0 to 4, or a list
 run:                        # further options of all runs, by the names of the command line; a list is a grid
@@ -31,12 +32,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from attendrop.argument_checks import check_choice, suggestion
 from attendrop.errors import AttendropError
+from attendrop.methods.core.registry import labelled_method
 from attendrop.runs.config import RunConfig
 from attendrop.runs.run_file import convert_option
 from attendrop.studies.baseline_names import BASELINES
@@ -58,10 +60,12 @@ class Setting:
     Attributes:
         name: Such as "mrpc, max_train_samples=256".
         units: The runs.
+        labels: What the file calls the method of a run, by the key of the run; without those that it gives no label.
     """
 
     name: str
     units: tuple[Unit, ...]
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,14 @@ def read_study(path: str) -> Study:
     return _Reader(path).study(content)
 
 
+class _MethodEntry(NamedTuple):
+    """A method of a file, with options; the label is empty if the file gives none."""
+
+    name: str
+    options: dict[str, Any]
+    label: str
+
+
 @dataclass(frozen=True)
 class _Reader:
     """Reader of the content of a file.
@@ -122,13 +134,33 @@ class _Reader:
             options = shared | self.options("data", given)
             name = name or options.get("task") or Path(options.get("train_file", "files")).stem
             for point, varied in _grid(options):
-                runs = _runs(point, methods, baselines, self.seeds(content["seeds"]))
-                once = {unit.key(): unit for unit in runs}
-                settings.append(Setting(", ".join([name, *varied]), tuple(once.values())))
+                settings.append(
+                    self.setting(", ".join([name, *varied]), point, methods, baselines, self.seeds(content["seeds"]))
+                )
         names = [setting.name for setting in settings]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise AttendropError(f"The study file '{self.path}' has two data named {twice!r}; give each a 'name'.")
         return Study(tuple(settings), content.get("reference", REFERENCE))
+
+    def setting(
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        methods: Sequence[_MethodEntry],
+        baselines: Sequence[str],
+        seeds: Sequence[int],
+    ) -> Setting:
+        units, labels = {}, {}
+        for seed in seeds:
+            for method in methods:
+                unit = Unit(RunConfig(**options, method=method.name, options=method.options, seed=seed, output_dir=""))
+                units[unit.key()] = unit
+                if method.label:
+                    labels[unit.key()] = method.label
+            for baseline in baselines:
+                unit = Unit(RunConfig(**options, method=REFERENCE, seed=seed, output_dir=""), baseline)
+                units[unit.key()] = unit
+        return Setting(name, tuple(units.values()), labels)
 
     def check_keys(self, where: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
         for key in given:
@@ -168,20 +200,27 @@ class _Reader:
         models = [self.option("model", name) for name in _listed(content.get("models") or "minilm")]
         return [str(Path(name).absolute()) if Path(name).is_dir() else name for name in models]
 
-    def methods(self, entries: Any) -> list[tuple[str, dict[str, Any]]]:
-        """Return names of methods with their options."""
+    def methods(self, entries: Any) -> list[_MethodEntry]:
         if not entries:
             raise AttendropError(f"The study file '{self.path}' has no methods.")
-        return [found for entry in _listed(entries) for found in self.method(entry)]
+        found = [method for entry in _listed(entries) for method in self.method(entry)]
+        labels = [method.label or labelled_method(method.name, method.options) for method in found]
+        if twice := next((method.label for method in found if labels.count(method.label) > 1), None):
+            raise AttendropError(f"The study file '{self.path}' has two methods with the label {twice!r}; change one.")
+        return found
 
-    def method(self, entry: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the name of a method with each point of the grid of its options."""
+    def method(self, entry: Any) -> Iterator[_MethodEntry]:
+        """Yield a method with each point of the grid of its options."""
         given = {"name": entry} if isinstance(entry, str) else self.mapping("methods", entry)
-        self.check_keys("methods", given, ("name", "options"))
+        self.check_keys("methods", given, ("name", "label", "options"))
         if "name" not in given:
             raise AttendropError(f"The study file '{self.path}' has a method without a name.")
+        label = given.get("label", "")
+        if not isinstance(label, str):
+            raise AttendropError(f"The study file '{self.path}' has a label that is no text: {label!r}; quote it.")
         options = self.mapping("options", given.get("options") or {})
-        yield from ((given["name"], point) for point, _ in _grid(options))
+        for point, varied in _grid(options):
+            yield _MethodEntry(given["name"], point, " ".join([label, *varied]) if label else "")
 
     def seeds(self, given: Any) -> list[int]:
         if isinstance(given, int):
@@ -201,20 +240,6 @@ def _grid(options: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], list[str
 
 def _is_grid(name: str, value: Any) -> bool:
     return isinstance(value, list) and name != "text_columns"
-
-
-def _runs(
-    options: Mapping[str, Any],
-    methods: Sequence[tuple[str, dict[str, Any]]],
-    baselines: Sequence[str],
-    seeds: Sequence[int],
-) -> Iterator[Unit]:
-    """Yield the runs of a setting."""
-    for seed in seeds:
-        for method, of_method in methods:
-            yield Unit(RunConfig(**options, method=method, options=of_method, seed=seed, output_dir=""))
-        for baseline in baselines:
-            yield Unit(RunConfig(**options, method=REFERENCE, seed=seed, output_dir=""), baseline)
 
 
 def _listed(value: Any) -> list[Any]:

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from attendrop.studies.answer import Answer, answer, markdown_table
-from attendrop.studies.method_rows import MethodRow, method_label
+from attendrop.studies.method_rows import LABEL, MethodRow, method_label
 from attendrop.studies.statistics import PairedDifference, holm, paired_difference
 from attendrop.studies.study_file import Study
 from attendrop.studies.units import Result, Unit
@@ -113,8 +113,17 @@ def make_report(study: Study, results: Mapping[str, Sequence[Result]]) -> StudyR
     """
     answers = {}
     for setting in study.settings:
-        metrics = [result.metrics for result in results[setting.name] if result.metrics is not None]
-        failed = [_failure(result) for result in results[setting.name] if result.error is not None]
+        labels = {result.unit.key(): setting.labels.get(result.unit.key()) for result in results[setting.name]}
+        metrics = [
+            {**result.metrics, LABEL: labels[result.unit.key()]}
+            for result in results[setting.name]
+            if result.metrics is not None
+        ]
+        failed = [
+            _failure(result) | {LABEL: labels[result.unit.key()]}
+            for result in results[setting.name]
+            if result.error is not None
+        ]
         if metrics:
             answers[setting.name] = answer(metrics, study.reference, failed=failed)
     failures = {result.folder: result for found in results.values() for result in found if result.error is not None}
