@@ -66,6 +66,19 @@ def test_each_run_tells_its_options_and_curves(study: Path) -> None:
     assert "accuracy on held-out rows: 0.133 to 0.400 in 3 epochs" in page
 
 
+def test_scores_on_the_reported_rows_are_not_called_held_out(tmp_path: Path) -> None:
+    write_run(tmp_path, "finetune", 0.5, selection_score=0.5, protocol="paper")
+    write_run(tmp_path, "r-drop", 0.4, selection_score=0.7)
+    write_run(tmp_path, "majority", 0.3, selection_score=0.3, protocol="paper")
+    write_report(tmp_path)
+    page = text((tmp_path / "report" / "report.html").read_text())
+    assert "run seed score held-out score steps seconds finetune 0 0.500 - 12 20" in page
+    assert "r-drop 0 0.400 0.700 12 35" in page
+    assert "majority 0 0.300 - - 0.5" in page
+    assert "accuracy on evaluation rows: 0.167 to 0.500" in page
+    assert "accuracy on held-out rows: 0.133 to 0.400" in page
+
+
 def test_a_pruned_copy_beside_its_run_is_no_second_run(tmp_path: Path, capsys: Captured) -> None:
     place = write_run(tmp_path, "finetune", 0.5)
     light = tmp_path / "runs" / "light"

@@ -66,6 +66,27 @@ def test_held_out_curves_are_those_before_the_training_on_all_rows(tmp_path: Pat
     assert values(made(tmp_path)["convergence"], "mean")[-1] == ["0.900"]
 
 
+HELD_OUT = "on rows held out of the training data, which are never those of the final score"
+REPORTED = "on the rows of the final score, which is optimistic, because the epoch is chosen on them"
+
+
+@pytest.mark.parametrize(
+    ("protocols", "rows"),
+    [
+        (("honest", "honest"), f"{HELD_OUT}."),
+        (("paper", "paper"), f"{REPORTED}."),
+        (("honest", "paper"), f"{HELD_OUT}; of runs with protocol paper (r-drop), {REPORTED}."),
+    ],
+)
+def test_captions_say_on_which_rows_epochs_are_scored(tmp_path: Path, protocols: tuple[str, str], rows: str) -> None:
+    for method, protocol in zip(("finetune", "r-drop"), protocols, strict=True):
+        write_run(tmp_path, method, 0.5, protocol=protocol)
+    write_run(tmp_path, "majority", 0.4, protocol="honest")  # has no epochs
+    found = made(tmp_path)
+    assert f"Score after each epoch {rows} Lines" in found["convergence"].caption
+    assert f"Validation loss: {rows} A training loss" in found["losses"].caption
+
+
 def test_many_methods_are_the_reference_and_the_best(tmp_path: Path) -> None:
     write_runs(tmp_path, "finetune", PLAIN[:2])
     for number in range(1, 10):

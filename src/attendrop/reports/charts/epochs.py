@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attendrop.reports.charts.chart import Chart, Mark, add_legend, label_axes, new_figure, styled
@@ -22,6 +22,8 @@ _LINES, _BANDS = "Lines: mean over seeds", "; bands: from the lowest to the high
 _MOST_BANDS = 4
 # Of more epochs, only the line is drawn; and of so many points of a line at most, the pointer tells the values.
 _MOST_MARKERS, _MOST_MARKS = 12, 25
+_OWN_ROWS = "rows held out of the training data, which are never those of the final score"
+_REPORTED_ROWS = "the rows of the final score, which is optimistic, because the epoch is chosen on them"
 _HELD_OUT = "no run has scores on held-out rows; train with --selection-fraction 0.1"
 
 
@@ -35,12 +37,12 @@ def learning_curves(setting: Setting) -> Chart | str:
 
 
 def convergence(setting: Setting) -> Chart | str:
-    """Draw the score on held-out rows over epochs of each method."""
+    """Draw the score of each epoch of each method."""
     metric = setting.answer.metric
     found = _collected(setting, lambda run: run.selection_history, lambda entry: entry["selection"].get(metric))
     if not found:
         return _HELD_OUT
-    caption = "Score after each epoch on the rows on which the epoch is chosen, not on those of the final score. "
+    caption = f"Score after each epoch on {_scored_rows(setting, found)}. "
     return _chart("convergence", "Convergence", setting, {metric: found}, caption)
 
 
@@ -50,12 +52,24 @@ def losses(setting: Setting) -> Chart | str:
     validation = _collected(setting, lambda run: run.selection_history, lambda entry: entry.get("selection_loss"))
     if not validation:
         return f"{_HELD_OUT} (runs of older versions kept no validation loss)"
-    caption = "A training loss that falls while the validation loss rises is overfitting. "
+    caption = f"Validation loss: on {_scored_rows(setting, validation)}. "
+    caption += "A training loss that falls while the validation loss rises is overfitting. "
     panels = {
         "training loss": {label: training[label] for label in validation if label in training},
         "validation loss": validation,
     }
     return _chart("losses", "Training and validation loss", setting, panels, caption)
+
+
+def _scored_rows(setting: Setting, labels: Collection[str]) -> str:
+    """Say on which rows the epochs of these methods are scored."""
+    runs = {label: setting.by_label[label] for label in labels}
+    reported = [label for label in runs if any(run.selects_on_reported for run in runs[label])]
+    if not reported:
+        return _OWN_ROWS
+    if all(run.selects_on_reported for each in runs.values() for run in each):
+        return _REPORTED_ROWS
+    return f"{_OWN_ROWS}; of runs with protocol paper ({', '.join(reported)}), on {_REPORTED_ROWS}"
 
 
 def _collected(
