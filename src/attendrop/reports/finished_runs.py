@@ -105,6 +105,13 @@ class Results:
     overall: tuple[OverallRow, ...]
     notes: tuple[str, ...]
 
+    @property
+    def labels(self) -> list[str]:
+        """Labels of the methods with a score: the reference, the others, then baselines, as they first appear."""
+        rows = [row for each in self.settings for row in each.answer.rows]
+        rows.sort(key=lambda row: (not row.is_reference, row.is_baseline))
+        return list(dict.fromkeys(row.label for row in rows))
+
 
 def read_results(folder: Path, reference: str = REFERENCE) -> Results:
     """Read the results in a folder.

@@ -144,7 +144,7 @@ def make_result_table(results: Results) -> ResultTable:
     most = {each.name: max((row.n for row in each.answer.rows), default=0) for each in results.settings}
     cells = {
         label: [_cell(rows.get((name, label)), p_values.get((name, label)), most[name]) for name in names]
-        for label in _labels(results)
+        for label in results.labels
     }
     averaged = len(names) > 1 and (len(set(metrics)) == 1 or not any(map(_is_error, metrics)))
     if averaged:
@@ -156,13 +156,6 @@ def make_result_table(results: Results) -> ResultTable:
     marked = _with_best(cells)
     scales = tuple(1.0 if _is_error(metric) else 100.0 for metric in metrics)
     return ResultTable(tuple(names), scales, tuple(metrics), marked, _caption(results, marked))
-
-
-def _labels(results: Results) -> list[str]:
-    """List the methods: the reference, the others, then the baselines, in the order of the first setting."""
-    rows = [row for each in results.settings for row in each.answer.rows]
-    rows.sort(key=lambda row: (not row.is_reference, row.is_baseline))
-    return list(dict.fromkeys(row.label for row in rows))
 
 
 def _cell(row: MethodRow | None, p: float | None, most: int) -> Cell | None:

@@ -17,6 +17,7 @@ from attendrop.reports.charts import chart as drawing
 from attendrop.reports.charts.chart import Chart, Mark, new_figure, styled
 from attendrop.reports.charts.data_size import score_over_data_size
 from attendrop.reports.charts.every_chart import make_charts
+from attendrop.reports.charts.methods_shown import every_method
 from attendrop.reports.finished_runs import read_results
 
 PLAIN, AHEAD = (0.50, 0.52, 0.51, 0.53), (0.60, 0.63, 0.61, 0.62)
@@ -57,7 +58,8 @@ def test_curves_are_means_over_seeds_with_their_range(tmp_path: Path) -> None:
 def test_runs_without_a_score_have_none_over_data_size(tmp_path: Path) -> None:
     for count in (16, 32):
         write_run(tmp_path, "finetune", None, config={"max_train_samples": count})
-    assert isinstance(score_over_data_size(read_results(tmp_path)), str)
+    results = read_results(tmp_path)
+    assert isinstance(score_over_data_size(results, every_method(results)), str)
 
 
 def test_held_out_curves_are_those_before_the_training_on_all_rows(tmp_path: Path) -> None:
@@ -98,6 +100,39 @@ def test_many_methods_are_the_reference_and_the_best(tmp_path: Path) -> None:
     assert "r-drop alpha=0.01" not in shown
     assert "Of 10 methods, the 8 with the best scores are shown." in chart.caption
     assert "bands" not in chart.caption  # of so many, they would cover each other
+
+
+def drawn(chart: Chart) -> dict[str, tuple[Any, Any]]:
+    """The colour and the marker of each label."""
+    lines = [(line.get_color(), line.get_marker()) for line in chart.figure.axes[0].lines]
+    looks = [(color, marker) for color, marker in lines if marker in drawing.MARKERS]
+    return dict(zip((text.get_text() for text in chart.figure.legends[0].texts), looks, strict=True))
+
+
+def test_a_method_looks_the_same_in_all_figures_of_a_report(tmp_path: Path) -> None:
+    for task, gain in (("cola", 0.1), ("mrpc", -0.1)):
+        for size in (16, 64):
+            config = {"task": task, "max_train_samples": size}
+            write_runs(tmp_path, "finetune", PLAIN, config=config)
+            write_runs(tmp_path, "r-drop", [score + gain for score in PLAIN], config=config)
+            write_runs(tmp_path, "mixout", [score - gain for score in PLAIN], config=config)
+            write_runs(tmp_path, "majority", [score - 0.01 for score in PLAIN], config=config)
+    write_runs(tmp_path, "r-drop", PLAIN, config={"task": "rte", "max_train_samples": 16})
+    charts = make_charts(read_results(tmp_path))[0]
+    assert len(charts) == 2 + 4 * 4 + 3
+    labels = ("finetune", "r-drop", "mixout", "majority")
+    looks = dict(zip(labels, zip(drawing.SERIES, drawing.MARKERS, strict=True), strict=False))
+    for chart in charts:
+        assert drawn(chart).items() <= looks.items()
+    assert len(drawn(charts[0])) == len(labels)
+
+
+def test_many_methods_differ_in_colour_or_marker_and_dashes(tmp_path: Path) -> None:
+    for number in range(24):
+        write_run(tmp_path, "r-drop", number / 24, options={"alpha": number / 100})
+    methods = every_method(read_results(tmp_path)).values()
+    assert len({(method.color, method.marker) for method in methods}) == 24
+    assert len({(method.color, method.dashes) for method in methods}) == 24
 
 
 def test_gain_stands_over_cost_and_far_baselines_do_not_flatten_it(tmp_path: Path) -> None:

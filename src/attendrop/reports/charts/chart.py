@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 TEXT, MUTED, LINE = "#1b1f24", "#59636e", "#d1d6dc"
 SERIES = ("#0b62b5", "#c4480c", "#1f7d4d", "#8a3ab9", "#a16a00", "#007a87", "#b3186b", "#5b6470")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES = ("-", "--", ":")
 _VARIABLES = {TEXT: "--text", MUTED: "--muted", LINE: "--line"} | {
     color: f"--series-{number}" for number, color in enumerate(SERIES, 1)
 }

@@ -27,26 +27,26 @@ _REPORTED_ROWS = "the rows of the final score, which is optimistic, because the 
 _HELD_OUT = "no run has scores on held-out rows; train with --selection-fraction 0.1"
 
 
-def learning_curves(setting: Setting) -> Chart | str:
+def learning_curves(setting: Setting, every: Mapping[str, ShownMethod]) -> Chart | str:
     """Draw the training loss over epochs of each method."""
     found = _collected(setting, lambda run: run.history, lambda entry: entry["train_loss"])
     if not found:
         return "no run has a training loss of each epoch"
     caption = "Training loss over epochs, with what the method adds to it or drops. "
-    return _chart("learning_curves", "Learning curves", setting, {"training loss": found}, caption)
+    return _chart("learning_curves", "Learning curves", setting, every, {"training loss": found}, caption)
 
 
-def convergence(setting: Setting) -> Chart | str:
+def convergence(setting: Setting, every: Mapping[str, ShownMethod]) -> Chart | str:
     """Draw the score of each epoch of each method."""
     metric = setting.answer.metric
     found = _collected(setting, lambda run: run.selection_history, lambda entry: entry["selection"].get(metric))
     if not found:
         return _HELD_OUT
     caption = f"Score after each epoch on {_scored_rows(setting, found)}. "
-    return _chart("convergence", "Convergence", setting, {metric: found}, caption)
+    return _chart("convergence", "Convergence", setting, every, {metric: found}, caption)
 
 
-def losses(setting: Setting) -> Chart | str:
+def losses(setting: Setting, every: Mapping[str, ShownMethod]) -> Chart | str:
     """Draw training and validation loss over epochs of each method."""
     training = _collected(setting, lambda run: run.selection_history, lambda entry: entry["train_loss"])
     validation = _collected(setting, lambda run: run.selection_history, lambda entry: entry.get("selection_loss"))
@@ -58,7 +58,7 @@ def losses(setting: Setting) -> Chart | str:
         "training loss": {label: training[label] for label in validation if label in training},
         "validation loss": validation,
     }
-    return _chart("losses", "Training and validation loss", setting, panels, caption)
+    return _chart("losses", "Training and validation loss", setting, every, panels, caption)
 
 
 def _scored_rows(setting: Setting, labels: Collection[str]) -> str:
@@ -88,9 +88,16 @@ def _collected(
     return found
 
 
-def _chart(kind: str, title: str, setting: Setting, panels: Mapping[str, Mapping[str, Curves]], caption: str) -> Chart:
+def _chart(
+    kind: str,
+    title: str,
+    setting: Setting,
+    every: Mapping[str, ShownMethod],
+    panels: Mapping[str, Mapping[str, Curves]],
+    caption: str,
+) -> Chart:
     """Draw panels of curves by their name."""
-    methods, left_out = methods_shown(setting, {label for panel in panels.values() for label in panel})
+    methods, left_out = methods_shown(setting, {label for panel in panels.values() for label in panel}, every)
     marks: list[Mark] = []
     rows: list[list[str]] = []
     banded = len(methods) <= _MOST_BANDS
@@ -133,7 +140,7 @@ def _draw(
     epochs = sorted({epoch for curve in curves for epoch in curve})
     values = [[curve[epoch] for curve in curves if epoch in curve] for epoch in epochs]
     means = [statistics.fmean(each) for each in values]
-    line_style = method.line if len(epochs) <= _MOST_MARKERS else {"color": method.color}
+    line_style = method.line | ({} if len(epochs) <= _MOST_MARKERS else {"marker": ""})
     (line,) = panel.plot(epochs, means, **line_style)
     ends = [min(each) for each in values], [max(each) for each in values]
     if band:

@@ -64,7 +64,7 @@ def grid_spread(setting: Setting) -> list[Chart] | str:
 
 
 def _by_method(setting: Setting) -> Iterator[list[_Grid]]:
-    """Yield the grids of each method, one for each combination of its other options."""
+    """Yield the grids of each method, one for each combination of its other options, in the order of their names."""
     rows = sorted((row for row in setting.answer.rows if not row.is_baseline), key=lambda row: row.method)
     for method, group in groupby(rows, key=lambda row: row.method):
         options = {row.label: flat_options(row.options) for row in group}
@@ -80,7 +80,7 @@ def _by_method(setting: Setting) -> Iterator[list[_Grid]]:
             found = options[row.label]
             name = " ".join([method, *(f"{other}={found.get(other)}" for other in others)])
             grids.setdefault(name, {})[float(found[first]), float(found[second])] = row
-        complete = [_Grid(name, first, second, cells) for name, cells in grids.items() if _has_two_sides(cells)]
+        complete = [_Grid(name, first, second, cells) for name, cells in sorted(grids.items()) if _has_two_sides(cells)]
         if complete:
             yield complete
 

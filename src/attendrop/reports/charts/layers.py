@@ -6,12 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attendrop.reports.charts.chart import MUTED, SERIES, Chart, Mark, add_legend, label_axes, new_figure, styled
+from attendrop.reports.charts.chart import (
+    DASHES,
+    MUTED,
+    SERIES,
+    Chart,
+    Mark,
+    add_legend,
+    label_axes,
+    new_figure,
+    styled,
+)
 from attendrop.reports.finished_runs import FinishedRun, Setting
 
 # Of what a method reports by epoch, these are probabilities of layers: "SOURCE/probability/LAYER".
 _PROBABILITY = "/probability/"
-_DASHES = ("-", "--", ":")
 
 
 @dataclass(frozen=True)
@@ -74,7 +83,7 @@ def _chart(setting: Setting, curves: _Curves, number: int) -> Chart:
         entries: dict[str, Any] = {}
         for index, name in enumerate(names):
             steps, values = zip(*curves.layers[name], strict=True)
-            color, dashes = SERIES[index % len(SERIES)], _DASHES[index // len(SERIES) % len(_DASHES)]
+            color, dashes = SERIES[index % len(SERIES)], DASHES[index // len(SERIES) % len(DASHES)]
             (entries[name],) = axes.plot(steps, values, color=color, linestyle=dashes, marker="o", markersize=2.5)
             marks += [
                 Mark(axes, step, value, f"{name}, step {step:g}: {value:.3f}") for step, value in curves.layers[name]
