@@ -154,8 +154,13 @@ def make_result_table(results: Results) -> ResultTable:
             fewest = min((cell.seeds for cell in known if cell.seeds is not None), default=None)
             found.append(Cell(fmean(cell.mean for cell in known), None, fewest) if len(known) == len(found) else None)
     marked = _with_best(cells)
-    scales = tuple(1.0 if _is_error(metric) else 100.0 for metric in metrics)
+    scales = tuple(map(score_scale, metrics))
     return ResultTable(tuple(names), scales, tuple(metrics), marked, _caption(results, marked))
+
+
+def score_scale(metric: str) -> float:
+    """Return the factor with which scores are shown: 100, or 1 for errors."""
+    return 1.0 if _is_error(metric) else 100.0
 
 
 def _cell(row: MethodRow | None, p: float | None, most: int) -> Cell | None:

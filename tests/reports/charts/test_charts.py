@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from helpers.finished_runs import history, write_run, write_runs
+from matplotlib import colormaps
 
 from attendrop.methods.core.registry import build_method
 from attendrop.reports import html_page
@@ -199,9 +201,48 @@ def test_a_heat_map_has_the_differences_from_the_reference(grid: Path) -> None:
     maps = {kind: chart for kind, chart in found.items() if kind.startswith("heat_map")}
     assert len(maps) == 2
     chart = next(each for each in maps.values() if each.title.endswith("cross_tuning=True"))
-    assert chart.header[:4] == ("p", "q", "accuracy", "difference")
-    assert sorted(values(chart, "p", "q", "difference"))[-1] == ["0.9", "0.7", "+0.063"]
-    assert "p=0.9, q=0.7: +0.063, 0.563 of 2 seeds" in texts(chart)
+    assert chart.header[:4] == ("p", "q", "accuracy", "difference in points")
+    assert sorted(values(chart, "p", "q", "difference in points"))[-1] == ["0.9", "0.7", "+6.3"]
+    assert "p=0.9, q=0.7: +6.3 points, 0.563 of 2 seeds" in texts(chart)
+    assert sorted(cells(chart)) == ["+0.3", "+0.7", "+2.7", "+6.3"]
+    assert chart.title == "Difference from finetune in points of accuracy over p and q, ad-drop cross_tuning=True"
+
+
+def cells(chart: Chart) -> dict[str, Any]:
+    """Colours of a heat map by the text of the cell."""
+    (axes,) = chart.figure.axes
+    return {text.get_text(): patch.get_facecolor() for text, patch in zip(axes.texts, axes.patches, strict=True)}
+
+
+def write_grid(folder: Path, score: Callable[[float, float, bool], float], **options: Any) -> list[Chart]:
+    """Write runs of AD-DROP on a grid of p and q without and with cross-tuning; return their heat maps."""
+    write_run(folder, "finetune", 0.5, **options)
+    for p, q, cross_tuning in product((0.1, 0.9), (0.3, 0.7), (False, True)):
+        given = build_method("ad-drop", {"p": p, "q": q, "cross_tuning": cross_tuning}).options()
+        write_run(folder, "ad-drop", score(p, q, cross_tuning), options=given, **options)
+    return [chart for chart in make_charts(read_results(folder))[0] if chart.title.startswith("Difference")]
+
+
+def test_heat_maps_of_a_setting_have_one_symmetric_scale_of_colours(tmp_path: Path) -> None:
+    without, with_it = write_grid(tmp_path, lambda p, q, crossed: 0.5 + (0.1 * p * q if crossed else -0.3 * p))
+    assert cells(without)["-27.0"] == colormaps["RdBu_r"](0.0)
+    assert cells(with_it)["+6.3"] == colormaps["RdBu_r"](0.5 + 0.5 * 6.3 / 27)
+    assert "The largest difference is 6.3 points. All heat maps of the setting" in with_it.caption
+    assert "have the same colours, up to 27.0 points." in with_it.caption
+    assert "The largest difference is 27.0 points." in without.caption
+
+
+def test_heat_maps_without_a_difference_say_so(tmp_path: Path) -> None:
+    for chart in write_grid(tmp_path, lambda *_: 0.5):
+        assert cells(chart) == {"+0.0": colormaps["RdBu_r"](0.5)}
+        assert "The largest difference is 0.0 points." in chart.caption
+
+
+def test_heat_maps_of_errors_are_in_their_own_unit(tmp_path: Path) -> None:
+    chart = write_grid(tmp_path, lambda p, q, _: 0.5 - 20 * p * q, metric="neg_mean_squared_error")[0]
+    assert set(cells(chart)) == {"-0.600", "-1.400", "-5.400", "-12.6"}
+    assert chart.title.startswith("Difference from finetune in neg_mean_squared_error over p and q")
+    assert "The largest difference is 12.6." in chart.caption
 
 
 def test_a_cell_is_compared_on_the_seeds_that_it_has_in_common_with_the_reference(tmp_path: Path) -> None:
@@ -212,7 +253,7 @@ def test_a_cell_is_compared_on_the_seeds_that_it_has_in_common_with_the_referenc
             write_run(tmp_path, "ad-drop", 0.6, seed=seed, options=options)
     chart = next(chart for kind, chart in made(tmp_path).items() if kind.startswith("heat_map"))
     gains = {row[0]: row[3] for row in chart.rows}
-    assert gains == {"0.1": "+0.100", "0.9": "-0.300"}
+    assert gains == {"0.1": "+10.0", "0.9": "-30.0"}
 
 
 def test_all_pairs_stand_beside_those_without_the_other_option(grid: Path) -> None:
