@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -197,10 +198,9 @@ def grid(tmp_path: Path) -> Path:
 
 
 def test_a_heat_map_has_the_differences_from_the_reference(grid: Path) -> None:
-    found = made(grid)
-    maps = {kind: chart for kind, chart in found.items() if kind.startswith("heat_map")}
-    assert len(maps) == 2
-    chart = next(each for each in maps.values() if each.title.endswith("cross_tuning=True"))
+    maps = {chart.detail: chart for chart in make_charts(read_results(grid))[0] if chart.kind == "heat_map"}
+    assert list(maps) == ["ad-drop cross_tuning=False", "ad-drop cross_tuning=True"]
+    chart = maps["ad-drop cross_tuning=True"]
     assert chart.header[:4] == ("p", "q", "accuracy", "difference in points")
     assert sorted(values(chart, "p", "q", "difference in points"))[-1] == ["0.9", "0.7", "+6.3"]
     assert "p=0.9, q=0.7: +6.3 points, 0.563 of 2 seeds" in texts(chart)
@@ -220,7 +220,7 @@ def write_grid(folder: Path, score: Callable[[float, float, bool], float], **opt
     for p, q, cross_tuning in product((0.1, 0.9), (0.3, 0.7), (False, True)):
         given = build_method("ad-drop", {"p": p, "q": q, "cross_tuning": cross_tuning}).options()
         write_run(folder, "ad-drop", score(p, q, cross_tuning), options=given, **options)
-    return [chart for chart in make_charts(read_results(folder))[0] if chart.title.startswith("Difference")]
+    return [chart for chart in make_charts(read_results(folder))[0] if chart.kind == "heat_map"]
 
 
 def test_heat_maps_of_a_setting_have_one_symmetric_scale_of_colours(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_cell_is_compared_on_the_seeds_that_it_has_in_common_with_the_referenc
         for q in (0.3, 0.7):
             options = build_method("ad-drop", {"p": p, "q": q}).options()
             write_run(tmp_path, "ad-drop", 0.6, seed=seed, options=options)
-    chart = next(chart for kind, chart in made(tmp_path).items() if kind.startswith("heat_map"))
+    chart = made(tmp_path)["heat_map"]
     gains = {row[0]: row[3] for row in chart.rows}
     assert gains == {"0.1": "+10.0", "0.9": "-30.0"}
 
@@ -268,6 +268,7 @@ def test_score_over_data_size_joins_settings_that_differ_in_rows_only(tmp_path: 
             write_runs(tmp_path, method, scores, config={"max_train_samples": size})
     write_runs(tmp_path, "finetune", PLAIN, config={"task": "mrpc"})
     chart = made(tmp_path)["data_size"]
+    assert chart.title == "Score over data size, cola"
     assert chart.figure.axes[0].get_ylim() == pytest.approx((0.50 - 0.026, 0.63 + 0.026))
     assert values(chart, "method", "training rows", "accuracy") == [
         ["finetune", "16", "0.515"],
@@ -330,6 +331,40 @@ def test_a_chart_is_a_png_and_an_svg_file() -> None:
     root = ElementTree.fromstring(chart.svg())
     assert root.tag.endswith("svg")
     assert chart.svg() == hostile_chart().svg()
+
+
+def words(svg: str | bytes) -> list[str]:
+    """The lines of text in an SVG."""
+    return [
+        "".join(each.itertext()).strip() for each in ElementTree.fromstring(svg).iter() if each.tag.endswith("text")
+    ]
+
+
+def test_files_have_the_title_and_the_data_above_the_figure_and_the_page_does_not(tmp_path: Path) -> None:
+    steps = [{"step": step, "drop_probability": {"encoder.0": 0.1}} for step in (1, 2)]
+    write_run(tmp_path, "attendout", 0.5, dropout_steps=steps)
+    chart = made(tmp_path)["drop_probability"]
+    title = ["Drop probability of each layer, attendout", "cola"]
+    before = chart.inline_svg("a")
+    for _ in range(2):
+        assert [word for word in words(chart.svg()) if word in title] == title
+    after = chart.inline_svg("a")
+    assert not set(words(after)) & set(title)
+    assert words(after) == words(before)
+    assert after[:60] == before[:60]  # its size
+
+
+@pytest.mark.parametrize("word", ["option=0.123 ", "CAPITALS_", "字"])
+def test_titles_are_broken_into_lines_that_fit(word: str) -> None:
+    chart = replace(hostile_chart(), title=40 * word, setting=40 * word)
+    with chart._titled():
+        chart._saved("png")
+        (title,) = (text for text in chart.figure.texts if text.get_visible())
+        box = title.get_window_extent()
+        low, high = chart.figure.bbox.min[0], chart.figure.bbox.max[0]
+        assert low <= box.x0 and box.x1 <= high
+        assert box.y0 > chart.figure.axes[0].get_window_extent().y1
+    assert title.get_text().count("\n") < 8
 
 
 def test_an_svg_in_a_page_has_its_ids_the_colours_of_the_page_and_no_markup_of_names() -> None:

@@ -11,6 +11,7 @@ from attendrop.reports.charts.chart import Chart, Mark, add_legend, label_axes, 
 from attendrop.reports.charts.methods_shown import ShownMethod, methods_shown
 from attendrop.reports.finished_runs import Results, Setting
 from attendrop.studies.method_rows import MethodRow
+from attendrop.studies.scored_rows import scored_data
 from attendrop.studies.statistics import mean_interval
 from attendrop.studies.verdict import number
 
@@ -26,7 +27,7 @@ def score_over_data_size(results: Results, every: Mapping[str, ShownMethod]) -> 
         if setting.runs and setting.answer.rows:
             groups.setdefault(_key(setting), []).append(setting)
     found = [sorted(group, key=_rows) for group in groups.values() if len({_rows(each) for each in group}) > 1]
-    charts = [_chart(group, index, every) for index, group in enumerate(found)]
+    charts = [_chart(group, every) for group in found]
     return charts or "no two settings differ only in the number of training rows"
 
 
@@ -41,7 +42,7 @@ def _rows(setting: Setting) -> int:
     return int(statistics.median(run.metrics["data"]["rows"]["train"] for run in setting.runs))
 
 
-def _chart(settings: Sequence[Setting], index: int, every: Mapping[str, ShownMethod]) -> Chart:
+def _chart(settings: Sequence[Setting], every: Mapping[str, ShownMethod]) -> Chart:
     labels = set.intersection(*({row.label for row in setting.answer.rows if row.n} for setting in settings))
     methods, left_out = methods_shown(settings[-1], labels, every)
     metric = settings[0].answer.metric
@@ -71,9 +72,16 @@ def _chart(settings: Sequence[Setting], index: int, every: Mapping[str, ShownMet
         add_legend(figure, entries)
     caption = f"Mean over seeds; bars: 95 % intervals of the mean, which may leave the frame.{left_out}"
     header = ("method", "training rows", metric, "low", "high", "seeds")
-    title = "Score over data size"
-    kind = "data_size" + (f"_{index + 1}" if index else "")
-    return Chart(kind, "", title, caption, figure, header, table, marks)
+    data = _common_name(settings)
+    title = f"Score over data size, {data}"
+    return Chart("data_size", "", title, caption, figure, header, table, marks, data)
+
+
+def _common_name(settings: Sequence[Setting]) -> str:
+    """Name what the settings have in common: the data, and options in which others differ."""
+    first, *others = (setting.name.split(", ") for setting in settings)
+    common = ", ".join(part for part in first if all(part in other for other in others))
+    return common or scored_data(settings[0].runs[0].metrics)
 
 
 def _limits(rows: Sequence[MethodRow]) -> tuple[float, float]:

@@ -91,7 +91,7 @@ def heat_maps(setting: Setting) -> list[Chart] | str:
 def grid_spread(setting: Setting) -> list[Chart] | str:
     """Draw the scores at all points of a grid, with and without what else varies."""
     found = [grids for grids in _by_method(setting) if len(grids) > 1]
-    return [_spread(setting, grids, index) for index, grids in enumerate(found)] or f"{_NONE}, with and without another"
+    return [_spread(setting, grids) for grids in found] or f"{_NONE}, with and without another"
 
 
 def _by_method(setting: Setting) -> Iterator[list[_Grid]]:
@@ -174,10 +174,11 @@ def _heat_map(setting: Setting, grid: _Grid, reference: MethodRow, every: Sequen
     header = (grid.first, grid.second, metric, "difference in points" if gains.in_points else "difference", "seeds")
     unit = f"points of {metric}" if gains.in_points else metric
     title = f"Difference from {reference.label} in {unit} over {grid.first} and {grid.second}, {grid.method}"
-    return Chart(_kind("heat_map", index), setting.name, title, caption, figure, header, rows, marks)
+    return Chart("heat_map", setting.name, title, caption, figure, header, rows, marks, grid.method)
 
 
-def _spread(setting: Setting, grids: Sequence[_Grid], index: int) -> Chart:
+def _spread(setting: Setting, grids: Sequence[_Grid]) -> Chart:
+    method = next(iter(grids[0].cells.values())).method
     reference = next((row for row in setting.answer.rows if row.is_reference), None)
     first, second = grids[0].first, grids[0].second
     columns = sorted({point[0] for grid in grids for point in grid.cells})
@@ -204,12 +205,8 @@ def _spread(setting: Setting, grids: Sequence[_Grid], index: int) -> Chart:
         add_legend(figure, entries)
     caption = f"Each point is the mean over seeds of one pair of {first} and {second}."
     header = ("method", first, second, setting.answer.metric, "seeds")
-    title = f"Scores over all {first} and {second}"
-    return Chart(_kind("grid", index), setting.name, title, caption, figure, header, rows, marks)
-
-
-def _kind(name: str, index: int) -> str:
-    return name + (f"_{index + 1}" if index else "")
+    title = f"Scores over all {first} and {second}, {method}"
+    return Chart("grid", setting.name, title, caption, figure, header, rows, marks, method)
 
 
 def _signed(value: float) -> str:
