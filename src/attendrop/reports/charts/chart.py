@@ -10,7 +10,6 @@ import io
 import re
 import textwrap
 import unicodedata
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from attendrop.errors import AttendropError
+from attendrop.reports.figure_file import save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -160,9 +160,8 @@ class Chart:
 
     def _saved(self, kind: str, **options: Any) -> bytes:
         file = io.BytesIO()
-        with styled(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-            self.figure.savefig(file, format=kind, **options)
+        with styled():
+            save_figure(self.figure, file, format=kind, **options)
         return file.getvalue()
 
 
