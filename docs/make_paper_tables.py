@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from attendrop.reports.result_table import score_scale
 from attendrop.studies.study_file import Study, read_study
 
 DOCS = Path(__file__).parent
@@ -95,18 +96,15 @@ def _answers(settings: dict[str, Any], *, cost: bool) -> str:
         [
             label,
             *(
-                _cell(cells[label, name], scale=_scale(answer["metric"]), cost=cost) if (label, name) in cells else ""
+                _cell(cells[label, name], scale=score_scale(answer["metric"]), cost=cost)
+                if (label, name) in cells
+                else ""
                 for name, answer in settings.items()
             ),
         ]
         for label in labels
     ]
     return _table(header, rows)
-
-
-def _scale(metric: str) -> float:
-    """Return 100, since papers have percent; errors are shown as they are."""
-    return 1.0 if metric.startswith("neg_") else 100.0
 
 
 def _cell(row: dict[str, Any], *, scale: float, cost: bool) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -158,3 +159,11 @@ def test_the_figure_is_drawn(types: TokenTypes, tmp_path: Path, kinds: tuple[str
     images = DropPatterns()
     images.add([PassDrops({}, made(0).layers)], types)
     plot_drops(images, "Without tokens", tmp_path / "drops.png")
+
+
+def test_characters_that_the_font_lacks_are_no_warnings(types: TokenTypes, tmp_path: Path) -> None:
+    patterns = DropPatterns()
+    patterns.add([made(0)], types)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plot_drops(patterns, "数据", tmp_path / "drops.png")

@@ -66,6 +66,19 @@ def test_each_run_tells_its_options_and_curves(study: Path) -> None:
     assert "accuracy on held-out rows: 0.133 to 0.400 in 3 epochs" in page
 
 
+def test_scores_on_the_reported_rows_are_not_called_held_out(tmp_path: Path) -> None:
+    write_run(tmp_path, "finetune", 0.5, selection_score=0.5, protocol="paper")
+    write_run(tmp_path, "r-drop", 0.4, selection_score=0.7)
+    write_run(tmp_path, "majority", 0.3, selection_score=0.3, protocol="paper")
+    write_report(tmp_path)
+    page = text((tmp_path / "report" / "report.html").read_text())
+    assert "run seed score held-out score steps seconds finetune 0 0.500 - 12 20" in page
+    assert "r-drop 0 0.400 0.700 12 35" in page
+    assert "majority 0 0.300 - - 0.5" in page
+    assert "accuracy on evaluation rows: 0.167 to 0.500" in page
+    assert "accuracy on held-out rows: 0.133 to 0.400" in page
+
+
 def test_a_pruned_copy_beside_its_run_is_no_second_run(tmp_path: Path, capsys: Captured) -> None:
     place = write_run(tmp_path, "finetune", 0.5)
     light = tmp_path / "runs" / "light"
@@ -93,7 +106,24 @@ def test_settings_have_files_of_their_own(tmp_path: Path) -> None:
     assert {"learning_curves-cola_max_train_samples_16.svg", "learning_curves-cola_max_train_samples_32.svg"} <= set(
         files
     )
-    assert "data_size.svg" in files
+    assert "data_size-cola.svg" in files
+
+
+def test_files_are_named_by_what_distinguishes_them(tmp_path: Path) -> None:
+    steps = [{"step": step, "drop_probability": {"encoder.0": 0.1}} for step in (1, 2)]
+    for options in ({}, {"n": -1}, {"n": 1}, {"name": "很"}, {"name": "x" * 300}):
+        write_run(tmp_path, "adhoc", 0.5, options=options, dropout_steps=steps)
+    stems = [Path(name).stem for name in write_report(tmp_path).files if name.endswith(".png")]
+    found = [name.removeprefix("drop_probability-") for name in stems if name.startswith("drop_probability")]
+    assert found[0] == "adhoc"
+    assert sorted(re.sub("[0-9a-f]{8}", "DIGEST", name) for name in found[1:]) == [
+        "adhoc_n_1",
+        "adhoc_n_1-DIGEST",
+        "adhoc_name_DIGEST",
+        f"adhoc_name_{'x' * 49}_DIGEST",
+    ]
+    again = [Path(name).stem for name in write_report(tmp_path).files if name.endswith(".png")]
+    assert again == stems
 
 
 def test_a_report_replaces_the_one_before_and_nothing_else(study: Path, tmp_path: Path, capsys: Captured) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from attendrop.errors import AttendropError
 from attendrop.reports.drop_patterns import DropPatterns
+from attendrop.reports.figure_file import save_figure
 
 _HEADINGS = {"distance": "distance between positions", "to": "token attended to", "from": "token that attends"}
 # More layers or groups than this are not labelled one by one.
@@ -42,7 +43,7 @@ def plot_drops(patterns: DropPatterns, title: str, path: Path) -> None:
         top = max(top, _bars(axes, patterns, grouping))
     for axes in grid[1]:
         axes.set_ylim(0, min(1.0, 1.15 * top) or 1.0)
-    figure.savefig(path, format="png", dpi=150)
+    save_figure(figure, path, format="png", dpi=150)
 
 
 def _by_layer(axes: Any, patterns: DropPatterns) -> None:

@@ -56,10 +56,15 @@ class FinishedRun:
 
     @property
     def selection_history(self) -> Sequence[Mapping[str, Any]]:
-        """The epochs of a training with rows held out: of the one before, if the model was trained again on all."""
+        """The epochs that were scored: of the training before, if the model was trained again on all rows."""
         before = self.metrics.get("selection")
         found = before["history"] if before else self.history
         return [entry for entry in found if entry["selection"]]
+
+    @property
+    def selects_on_reported(self) -> bool:
+        """Whether the rows that score its epochs are those of its final score: protocol ``paper``."""
+        return bool(self.metrics.get("protocol") == "paper")
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,13 @@ class Results:
     settings: tuple[Setting, ...]
     overall: tuple[OverallRow, ...]
     notes: tuple[str, ...]
+
+    @property
+    def labels(self) -> list[str]:
+        """Labels of the methods with a score: the reference, the others, then baselines, as they first appear."""
+        rows = [row for each in self.settings for row in each.answer.rows]
+        rows.sort(key=lambda row: (not row.is_reference, row.is_baseline))
+        return list(dict.fromkeys(row.label for row in rows))
 
 
 def read_results(folder: Path, reference: str | None = None) -> Results:

@@ -14,6 +14,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.attend_out.method import AttendOut
 from attendrop.methods.scheduler import HIGHEST, Scheduler
 from attendrop.output_files import write_json
+from attendrop.reports.figure_file import save_figure
 from attendrop.runs.run_folder import read_metrics
 from attendrop.wording import counted
 
@@ -245,7 +246,7 @@ def plot(patterns: Patterns, path: Path, fitted: Fit | None = None) -> None:
     legend = figure.legend(loc="outside right upper", title=title, fontsize="small", ncols=columns)
     for line in legend.get_lines():
         line.set(alpha=1.0, linewidth=1.5)
-    figure.savefig(path, format="png", dpi=150)
+    save_figure(figure, path, format="png", dpi=150)
 
 
 def _least_squares(hats: Numbers, curve: Numbers, weights: Numbers) -> tuple[Numbers, int]:

@@ -23,6 +23,7 @@ FOLDER = "report"
 PAGE = "report.html"
 # Lists the files of a report; written last.
 CONTENTS = "report.json"
+_LONGEST_SLUG = 60
 
 
 @dataclass(frozen=True)
@@ -101,19 +102,27 @@ def write_report(
 
 
 def _named(charts: Sequence[Chart]) -> dict[str, Chart]:
-    """Name the files of figures by what they show, and by their setting if there are several."""
-    settings = list(dict.fromkeys(chart.setting for chart in charts if chart.setting))
+    """Name the files of figures by what they show and of what, and by their setting if there are several."""
+    several = len({chart.setting for chart in charts if chart.setting}) > 1
     names: dict[str, Chart] = {}
     for chart in charts:
-        name = chart.kind if len(settings) < 2 or not chart.setting else f"{chart.kind}-{_slug(chart.setting)}"
-        if name in names:  # settings whose names differ in punctuation only
-            name += f"-{settings.index(chart.setting) + 1}"
+        details = (chart.detail, chart.setting if several else "")
+        name = "-".join([chart.kind, *(_slug(detail) for detail in details if detail)])
+        if name in names:  # details that differ in punctuation only
+            name += f"-{_digest(' '.join(details))}"
         names[name] = chart
     return names
 
 
-def _slug(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_").lower()
+def _slug(text: str) -> str:
+    """Return a text as a part of a file's name; one that is long, or has other letters, with a digest of all of it."""
+    slug = re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
+    is_whole = text.isascii() and len(slug) <= _LONGEST_SLUG
+    return slug if is_whole else f"{slug[:_LONGEST_SLUG]}_{_digest(text)}".lstrip("_")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:8]
 
 
 def _in_lines(left_out: Iterable[LeftOut], settings: int) -> list[str]:

@@ -157,14 +157,14 @@ def make_result_table(results: Results) -> ResultTable:
     most = {each.name: max((row.n for row in each.answer.rows), default=0) for each in results.settings}
     cells = {
         label: [_cell(rows.get((name, label)), p_values.get((name, label)), most[name]) for name in names]
-        for label in _labels(results)
+        for label in results.labels
     }
     if _are_averaged([each.answer for each in results.settings]):
         names, metrics = [*names, _AVERAGE], [*metrics, metrics[0] if len(set(metrics)) == 1 else _AVERAGE]
         for found in cells.values():
             found.append(_average(found))
     marked = _with_best(cells)
-    scales = tuple(1.0 if _is_error(metric) else 100.0 for metric in metrics)
+    scales = tuple(map(score_scale, metrics))
     return ResultTable(tuple(names), scales, tuple(metrics), marked, _caption(results, marked))
 
 
@@ -185,11 +185,9 @@ def _average(cells: Sequence[Cell | None]) -> Cell | None:
     return Cell(fmean(cell.mean for cell in known), None, min(cell.seeds for cell in known), partial, marks=marks)
 
 
-def _labels(results: Results) -> list[str]:
-    """List the methods: the reference, the others, then the baselines, in the order of the first setting."""
-    rows = [row for each in results.settings for row in each.answer.rows]
-    rows.sort(key=lambda row: (not row.is_reference, row.is_baseline))
-    return list(dict.fromkeys(row.label for row in rows))
+def score_scale(metric: str) -> float:
+    """Return the factor with which scores are shown: 100, or 1 for errors."""
+    return 1.0 if _is_error(metric) else 100.0
 
 
 def _cell(row: MethodRow | None, p: float | None, most: int) -> Cell | None:

@@ -35,7 +35,8 @@ class RunDetails:
         label, setting, seed: What was run.
         group: Title of the runs of the same method and setting.
         title: Its seed and score.
-        score, selection_score, steps, seconds: Of its ``metrics.json``; None if not known.
+        score, selection_score, steps, seconds: Of its ``metrics.json``; None if not known. A run whose epoch was chosen
+            on the rows of its score has no selection score.
         values: Names and texts: its folder, all scores, and the options that not all runs have in common.
         curves: Its curves over epochs.
     """
@@ -103,7 +104,7 @@ def _details(
         group,
         title,
         score,
-        _finite(metrics.get("selection_score")),
+        None if run.selects_on_reported else _finite(metrics.get("selection_score")),
         metrics.get("steps"),
         _finite(metrics.get("train_seconds")),
         values,
@@ -113,11 +114,11 @@ def _details(
 
 def _curves(run: FinishedRun) -> list[Curve]:
     metric = str(run.metrics["metric"])
-    held_out = run.selection_history
+    scored, rows = run.selection_history, "evaluation" if run.selects_on_reported else "held-out"
     found = [
         ("training loss", [entry["train_loss"] for entry in run.history]),
-        ("validation loss", [entry.get("selection_loss") for entry in held_out]),
-        (f"{metric} on held-out rows", [entry["selection"].get(metric) for entry in held_out]),
+        ("validation loss", [entry.get("selection_loss") for entry in scored]),
+        (f"{metric} on {rows} rows", [entry["selection"].get(metric) for entry in scored]),
     ]
     return [curve for name, values in found if (curve := _curve(name, values)) is not None]
 

@@ -14,6 +14,7 @@ from attendrop.batches import to_device
 from attendrop.devices import compute_device
 from attendrop.errors import AttendropError
 from attendrop.reports.attribution_probe import DIRECTIONS, Probe, probe
+from attendrop.reports.figure_file import save_figure
 from attendrop.reports.run_drops import RowSource
 from attendrop.runs.finished_run import FinishedRun, load_finished_run
 from attendrop.runs.run_folder import keeps_model
@@ -128,4 +129,4 @@ def plot_probe(found: RunProbe, path: Path) -> None:
     figure.supxlabel("fraction of each row of attention dropped", fontsize="small")
     figure.supylabel("change of the mean loss", fontsize="small")
     figure.axes[0].legend(title="attribution dropped", fontsize="x-small", title_fontsize="x-small")
-    figure.savefig(path, format="png", dpi=150)
+    save_figure(figure, path, format="png", dpi=150)

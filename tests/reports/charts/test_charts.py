@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from helpers.finished_runs import history, write_run, write_runs
+from matplotlib import colormaps
 
 from attendrop.methods.core.registry import build_method
 from attendrop.reports import html_page
@@ -17,6 +20,7 @@ from attendrop.reports.charts import chart as drawing
 from attendrop.reports.charts.chart import Chart, Mark, new_figure, styled
 from attendrop.reports.charts.data_size import score_over_data_size
 from attendrop.reports.charts.every_chart import make_charts
+from attendrop.reports.charts.methods_shown import every_method
 from attendrop.reports.finished_runs import read_results
 
 PLAIN, AHEAD = (0.50, 0.52, 0.51, 0.53), (0.60, 0.63, 0.61, 0.62)
@@ -57,13 +61,35 @@ def test_curves_are_means_over_seeds_with_their_range(tmp_path: Path) -> None:
 def test_runs_without_a_score_have_none_over_data_size(tmp_path: Path) -> None:
     for count in (16, 32):
         write_run(tmp_path, "finetune", None, config={"max_train_samples": count})
-    assert isinstance(score_over_data_size(read_results(tmp_path)), str)
+    results = read_results(tmp_path)
+    assert isinstance(score_over_data_size(results, every_method(results)), str)
 
 
 def test_held_out_curves_are_those_before_the_training_on_all_rows(tmp_path: Path) -> None:
     before = {"rows": 4, "history": history(0.9)}
     write_run(tmp_path, "finetune", 0.5, history=history(0.5, held_out=False), selection=before)
     assert values(made(tmp_path)["convergence"], "mean")[-1] == ["0.900"]
+
+
+HELD_OUT = "on rows held out of the training data, which are never those of the final score"
+REPORTED = "on the rows of the final score, which is optimistic, because the epoch is chosen on them"
+
+
+@pytest.mark.parametrize(
+    ("protocols", "rows"),
+    [
+        (("honest", "honest"), f"{HELD_OUT}."),
+        (("paper", "paper"), f"{REPORTED}."),
+        (("honest", "paper"), f"{HELD_OUT}; of runs with protocol paper (r-drop), {REPORTED}."),
+    ],
+)
+def test_captions_say_on_which_rows_epochs_are_scored(tmp_path: Path, protocols: tuple[str, str], rows: str) -> None:
+    for method, protocol in zip(("finetune", "r-drop"), protocols, strict=True):
+        write_run(tmp_path, method, 0.5, protocol=protocol)
+    write_run(tmp_path, "majority", 0.4, protocol="honest")  # has no epochs
+    found = made(tmp_path)
+    assert f"Score after each epoch {rows} Lines" in found["convergence"].caption
+    assert f"Validation loss: {rows} A training loss" in found["losses"].caption
 
 
 def test_many_methods_are_the_reference_and_the_best(tmp_path: Path) -> None:
@@ -77,6 +103,39 @@ def test_many_methods_are_the_reference_and_the_best(tmp_path: Path) -> None:
     assert "r-drop alpha=0.01" not in shown
     assert "Of 10 methods, the 8 with the best scores are shown." in chart.caption
     assert "bands" not in chart.caption  # of so many, they would cover each other
+
+
+def drawn(chart: Chart) -> dict[str, tuple[Any, Any]]:
+    """The colour and the marker of each label."""
+    lines = [(line.get_color(), line.get_marker()) for line in chart.figure.axes[0].lines]
+    looks = [(color, marker) for color, marker in lines if marker in drawing.MARKERS]
+    return dict(zip((text.get_text() for text in chart.figure.legends[0].texts), looks, strict=True))
+
+
+def test_a_method_looks_the_same_in_all_figures_of_a_report(tmp_path: Path) -> None:
+    for task, gain in (("cola", 0.1), ("mrpc", -0.1)):
+        for size in (16, 64):
+            config = {"task": task, "max_train_samples": size}
+            write_runs(tmp_path, "finetune", PLAIN, config=config)
+            write_runs(tmp_path, "r-drop", [score + gain for score in PLAIN], config=config)
+            write_runs(tmp_path, "mixout", [score - gain for score in PLAIN], config=config)
+            write_runs(tmp_path, "majority", [score - 0.01 for score in PLAIN], config=config)
+    write_runs(tmp_path, "r-drop", PLAIN, config={"task": "rte", "max_train_samples": 16})
+    charts = make_charts(read_results(tmp_path))[0]
+    assert len(charts) == 2 + 4 * 4 + 3
+    labels = ("finetune", "r-drop", "mixout", "majority")
+    looks = dict(zip(labels, zip(drawing.SERIES, drawing.MARKERS, strict=True), strict=False))
+    for chart in charts:
+        assert drawn(chart).items() <= looks.items()
+    assert len(drawn(charts[0])) == len(labels)
+
+
+def test_many_methods_differ_in_colour_or_marker_and_dashes(tmp_path: Path) -> None:
+    for number in range(24):
+        write_run(tmp_path, "r-drop", number / 24, options={"alpha": number / 100})
+    methods = every_method(read_results(tmp_path)).values()
+    assert len({(method.color, method.marker) for method in methods}) == 24
+    assert len({(method.color, method.dashes) for method in methods}) == 24
 
 
 def test_gain_stands_over_cost_and_far_baselines_do_not_flatten_it(tmp_path: Path) -> None:
@@ -139,13 +198,51 @@ def grid(tmp_path: Path) -> Path:
 
 
 def test_a_heat_map_has_the_differences_from_the_reference(grid: Path) -> None:
-    found = made(grid)
-    maps = {kind: chart for kind, chart in found.items() if kind.startswith("heat_map")}
-    assert len(maps) == 2
-    chart = next(each for each in maps.values() if each.title.endswith("cross_tuning=True"))
-    assert chart.header[:4] == ("p", "q", "accuracy", "difference")
-    assert sorted(values(chart, "p", "q", "difference"))[-1] == ["0.9", "0.7", "+0.063"]
-    assert "p=0.9, q=0.7: +0.063, 0.563 of 2 seeds" in texts(chart)
+    maps = {chart.detail: chart for chart in make_charts(read_results(grid))[0] if chart.kind == "heat_map"}
+    assert list(maps) == ["ad-drop cross_tuning=False", "ad-drop cross_tuning=True"]
+    chart = maps["ad-drop cross_tuning=True"]
+    assert chart.header[:4] == ("p", "q", "accuracy", "difference in points")
+    assert sorted(values(chart, "p", "q", "difference in points"))[-1] == ["0.9", "0.7", "+6.3"]
+    assert "p=0.9, q=0.7: +6.3 points, 0.563 of 2 seeds" in texts(chart)
+    assert sorted(cells(chart)) == ["+0.3", "+0.7", "+2.7", "+6.3"]
+    assert chart.title == "Difference from finetune in points of accuracy over p and q, ad-drop cross_tuning=True"
+
+
+def cells(chart: Chart) -> dict[str, Any]:
+    """Colours of a heat map by the text of the cell."""
+    (axes,) = chart.figure.axes
+    return {text.get_text(): patch.get_facecolor() for text, patch in zip(axes.texts, axes.patches, strict=True)}
+
+
+def write_grid(folder: Path, score: Callable[[float, float, bool], float], **options: Any) -> list[Chart]:
+    """Write runs of AD-DROP on a grid of p and q without and with cross-tuning; return their heat maps."""
+    write_run(folder, "finetune", 0.5, **options)
+    for p, q, cross_tuning in product((0.1, 0.9), (0.3, 0.7), (False, True)):
+        given = build_method("ad-drop", {"p": p, "q": q, "cross_tuning": cross_tuning}).options()
+        write_run(folder, "ad-drop", score(p, q, cross_tuning), options=given, **options)
+    return [chart for chart in make_charts(read_results(folder))[0] if chart.kind == "heat_map"]
+
+
+def test_heat_maps_of_a_setting_have_one_symmetric_scale_of_colours(tmp_path: Path) -> None:
+    without, with_it = write_grid(tmp_path, lambda p, q, crossed: 0.5 + (0.1 * p * q if crossed else -0.3 * p))
+    assert cells(without)["-27.0"] == colormaps["RdBu_r"](0.0)
+    assert cells(with_it)["+6.3"] == colormaps["RdBu_r"](0.5 + 0.5 * 6.3 / 27)
+    assert "The largest difference is 6.3 points. All heat maps of the setting" in with_it.caption
+    assert "have the same colours, up to 27.0 points." in with_it.caption
+    assert "The largest difference is 27.0 points." in without.caption
+
+
+def test_heat_maps_without_a_difference_say_so(tmp_path: Path) -> None:
+    for chart in write_grid(tmp_path, lambda *_: 0.5):
+        assert cells(chart) == {"+0.0": colormaps["RdBu_r"](0.5)}
+        assert "The largest difference is 0.0 points." in chart.caption
+
+
+def test_heat_maps_of_errors_are_in_their_own_unit(tmp_path: Path) -> None:
+    chart = write_grid(tmp_path, lambda p, q, _: 0.5 - 20 * p * q, metric="neg_mean_squared_error")[0]
+    assert set(cells(chart)) == {"-0.600", "-1.400", "-5.400", "-12.6"}
+    assert chart.title.startswith("Difference from finetune in neg_mean_squared_error over p and q")
+    assert "The largest difference is 12.6." in chart.caption
 
 
 def test_a_cell_is_compared_on_the_seeds_that_it_has_in_common_with_the_reference(tmp_path: Path) -> None:
@@ -154,9 +251,9 @@ def test_a_cell_is_compared_on_the_seeds_that_it_has_in_common_with_the_referenc
         for q in (0.3, 0.7):
             options = build_method("ad-drop", {"p": p, "q": q}).options()
             write_run(tmp_path, "ad-drop", 0.6, seed=seed, options=options)
-    chart = next(chart for kind, chart in made(tmp_path).items() if kind.startswith("heat_map"))
+    chart = made(tmp_path)["heat_map"]
     gains = {row[0]: row[3] for row in chart.rows}
-    assert gains == {"0.1": "+0.100", "0.9": "-0.300"}
+    assert gains == {"0.1": "+10.0", "0.9": "-30.0"}
 
 
 def test_all_pairs_stand_beside_those_without_the_other_option(grid: Path) -> None:
@@ -171,6 +268,7 @@ def test_score_over_data_size_joins_settings_that_differ_in_rows_only(tmp_path: 
             write_runs(tmp_path, method, scores, config={"max_train_samples": size})
     write_runs(tmp_path, "finetune", PLAIN, config={"task": "mrpc"})
     chart = made(tmp_path)["data_size"]
+    assert chart.title == "Score over data size, cola"
     assert chart.figure.axes[0].get_ylim() == pytest.approx((0.50 - 0.026, 0.63 + 0.026))
     assert values(chart, "method", "training rows", "accuracy") == [
         ["finetune", "16", "0.515"],
@@ -233,6 +331,40 @@ def test_a_chart_is_a_png_and_an_svg_file() -> None:
     root = ElementTree.fromstring(chart.svg())
     assert root.tag.endswith("svg")
     assert chart.svg() == hostile_chart().svg()
+
+
+def words(svg: str | bytes) -> list[str]:
+    """The lines of text in an SVG."""
+    return [
+        "".join(each.itertext()).strip() for each in ElementTree.fromstring(svg).iter() if each.tag.endswith("text")
+    ]
+
+
+def test_files_have_the_title_and_the_data_above_the_figure_and_the_page_does_not(tmp_path: Path) -> None:
+    steps = [{"step": step, "drop_probability": {"encoder.0": 0.1}} for step in (1, 2)]
+    write_run(tmp_path, "attendout", 0.5, dropout_steps=steps)
+    chart = made(tmp_path)["drop_probability"]
+    title = ["Drop probability of each layer, attendout", "cola"]
+    before = chart.inline_svg("a")
+    for _ in range(2):
+        assert [word for word in words(chart.svg()) if word in title] == title
+    after = chart.inline_svg("a")
+    assert not set(words(after)) & set(title)
+    assert words(after) == words(before)
+    assert after[:60] == before[:60]  # its size
+
+
+@pytest.mark.parametrize("word", ["option=0.123 ", "CAPITALS_", "字"])
+def test_titles_are_broken_into_lines_that_fit(word: str) -> None:
+    chart = replace(hostile_chart(), title=40 * word, setting=40 * word)
+    with chart._titled():
+        chart._saved("png")
+        (title,) = (text for text in chart.figure.texts if text.get_visible())
+        box = title.get_window_extent()
+        low, high = chart.figure.bbox.min[0], chart.figure.bbox.max[0]
+        assert low <= box.x0 and box.x1 <= high
+        assert box.y0 > chart.figure.axes[0].get_window_extent().y1
+    assert title.get_text().count("\n") < 8
 
 
 def test_an_svg_in_a_page_has_its_ids_the_colours_of_the_page_and_no_markup_of_names() -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import io
 import re
-import warnings
+import textwrap
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from attendrop.errors import AttendropError
+from attendrop.reports.figure_file import save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 TEXT, MUTED, LINE = "#1b1f24", "#59636e", "#d1d6dc"
 SERIES = ("#0b62b5", "#c4480c", "#1f7d4d", "#8a3ab9", "#a16a00", "#007a87", "#b3186b", "#5b6470")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES = ("-", "--", ":")
 _VARIABLES = {TEXT: "--text", MUTED: "--muted", LINE: "--line"} | {
     color: f"--series-{number}" for number, color in enumerate(SERIES, 1)
 }
@@ -37,6 +40,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff￾￿]
 _REFERENCE = re.compile(r"#([\w-]+)")
 _COLOR = re.compile(r"#[0-9a-f]{6}\b")
 _LONGEST, _SHORT = 50, 20
+_TITLE_WIDTH, _MOST_LINES, _LINE_HEIGHT = 46, 4, 0.15  # characters; lines; inches
 WIDTH = 4.4  # inches: its text can be read on a phone
 _STYLE: Any = {
     "axes.edgecolor": MUTED,
@@ -83,12 +87,13 @@ class Chart:
 
     Attributes:
         kind: What it shows, for the name of its files, such as "losses".
-        setting: Name of the setting that it is about; empty for all.
-        title: Its title.
+        setting: Name of the setting that it is about; empty for several.
+        title: Its title, which does not name the setting.
         caption: How to read it.
         figure: The figure of matplotlib.
         header, rows: The values, as a table of texts.
         marks: Points to hover over.
+        detail: In what it differs from others of its kind and setting, such as a method; it is part of the title.
     """
 
     kind: str
@@ -99,14 +104,17 @@ class Chart:
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     marks: Sequence[Mark] = field(default=())
+    detail: str = ""
 
     def png(self) -> bytes:
-        """Return the figure as a PNG file, on white."""
-        return self._saved("png", dpi=200, facecolor="white")
+        """Return the figure with its title as a PNG file, on white."""
+        with self._titled():
+            return self._saved("png", dpi=200, facecolor="white")
 
     def svg(self) -> bytes:
-        """Return the figure as an SVG file, on white."""
-        return self._saved("svg", facecolor="white", metadata={"Date": None})
+        """Return the figure with its title as an SVG file, on white."""
+        with self._titled():
+            return self._saved("svg", facecolor="white", metadata={"Date": None})
 
     def inline_svg(self, identifier: str) -> str:
         """Return the figure as an SVG element for a page, with a ``<circle class="mark">`` for each mark.
@@ -137,11 +145,23 @@ class Chart:
             ElementTree.SubElement(circle, "title").text = clean(mark.text)
         return group
 
+    @contextmanager
+    def _titled(self) -> Iterator[None]:
+        """Have the title and the setting above the figure, which is higher by their lines."""
+        lines = [*_wrapped(self.title), *_wrapped(self.setting)]
+        width, height = self.figure.get_size_inches()
+        with styled():
+            title = self.figure.suptitle("\n".join(lines), x=0.02, ha="left", fontsize="medium")
+        title.set(visible=True, in_layout=True)  # matplotlib keeps one title, which was hidden before
+        self.figure.set_size_inches(width, height + _LINE_HEIGHT * len(lines))
+        yield
+        title.set(visible=False, in_layout=False)
+        self.figure.set_size_inches(width, height)
+
     def _saved(self, kind: str, **options: Any) -> bytes:
         file = io.BytesIO()
-        with styled(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-            self.figure.savefig(file, format=kind, **options)
+        with styled():
+            save_figure(self.figure, file, format=kind, **options)
         return file.getvalue()
 
 
@@ -230,6 +250,13 @@ def shown(label: str) -> str:
     text = clean(" ".join(label.split()))
     text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
     return f" {text}" if text.startswith("_") else text
+
+
+def _wrapped(text: str) -> list[str]:
+    """Break a text into a few lines that fit the width of a figure."""
+    is_wide = any(unicodedata.east_asian_width(character) in "FW" for character in text)
+    width = _TITLE_WIDTH // 2 if is_wide else _TITLE_WIDTH
+    return textwrap.wrap(clean(text), width, max_lines=_MOST_LINES, placeholder=" …", break_on_hyphens=False)
 
 
 def clean(text: str) -> str:

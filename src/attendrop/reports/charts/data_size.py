@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attendrop.reports.charts.chart import Chart, Mark, add_legend, label_axes, new_figure, styled
-from attendrop.reports.charts.methods_shown import methods_shown
+from attendrop.reports.charts.methods_shown import ShownMethod, methods_shown
 from attendrop.reports.finished_runs import Results, Setting
 from attendrop.studies.method_rows import MethodRow
+from attendrop.studies.scored_rows import scored_data
 from attendrop.studies.statistics import mean_interval
 from attendrop.studies.verdict import number
 
@@ -19,14 +20,14 @@ _LIMITS = ("max_train_samples", "shots")
 _OF_RUN = ("method", "options", "seed", "output_dir")
 
 
-def score_over_data_size(results: Results) -> list[Chart] | str:
+def score_over_data_size(results: Results, every: Mapping[str, ShownMethod]) -> list[Chart] | str:
     """Draw the score of each method over the number of training rows, for each task that was run with several."""
     groups: dict[str, list[Setting]] = {}
     for setting in results.settings:
         if setting.runs and setting.answer.rows:
             groups.setdefault(_key(setting), []).append(setting)
     found = [sorted(group, key=_rows) for group in groups.values() if len({_rows(each) for each in group}) > 1]
-    charts = [_chart(group, index) for index, group in enumerate(found)]
+    charts = [_chart(group, every) for group in found]
     return charts or "no two settings differ only in the number of training rows"
 
 
@@ -41,9 +42,9 @@ def _rows(setting: Setting) -> int:
     return int(statistics.median(run.metrics["data"]["rows"]["train"] for run in setting.runs))
 
 
-def _chart(settings: Sequence[Setting], index: int) -> Chart:
+def _chart(settings: Sequence[Setting], every: Mapping[str, ShownMethod]) -> Chart:
     labels = set.intersection(*({row.label for row in setting.answer.rows if row.n} for setting in settings))
-    methods, left_out = methods_shown(settings[-1], labels)
+    methods, left_out = methods_shown(settings[-1], labels, every)
     metric = settings[0].answer.metric
     marks: list[Mark] = []
     table: list[list[str]] = []
@@ -71,9 +72,16 @@ def _chart(settings: Sequence[Setting], index: int) -> Chart:
         add_legend(figure, entries)
     caption = f"Mean over seeds; bars: 95 % intervals of the mean, which may leave the frame.{left_out}"
     header = ("method", "training rows", metric, "low", "high", "seeds")
-    title = "Score over data size"
-    kind = "data_size" + (f"_{index + 1}" if index else "")
-    return Chart(kind, "", title, caption, figure, header, table, marks)
+    data = _common_name(settings)
+    title = f"Score over data size, {data}"
+    return Chart("data_size", "", title, caption, figure, header, table, marks, data)
+
+
+def _common_name(settings: Sequence[Setting]) -> str:
+    """Name what the settings have in common: the data, and options in which others differ."""
+    first, *others = (setting.name.split(", ") for setting in settings)
+    common = ", ".join(part for part in first if all(part in other for other in others))
+    return common or scored_data(settings[0].runs[0].metrics)
 
 
 def _limits(rows: Sequence[MethodRow]) -> tuple[float, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attendrop.reports.charts.chart import Chart, Mark, add_legend, label_axes, new_figure, styled
@@ -22,40 +22,54 @@ _LINES, _BANDS = "Lines: mean over seeds", "; bands: from the lowest to the high
 _MOST_BANDS = 4
 # Of more epochs, only the line is drawn; and of so many points of a line at most, the pointer tells the values.
 _MOST_MARKERS, _MOST_MARKS = 12, 25
+_OWN_ROWS = "rows held out of the training data, which are never those of the final score"
+_REPORTED_ROWS = "the rows of the final score, which is optimistic, because the epoch is chosen on them"
 _HELD_OUT = "no run has scores on held-out rows; train with --selection-fraction 0.1"
 
 
-def learning_curves(setting: Setting) -> Chart | str:
+def learning_curves(setting: Setting, every: Mapping[str, ShownMethod]) -> Chart | str:
     """Draw the training loss over epochs of each method."""
     found = _collected(setting, lambda run: run.history, lambda entry: entry["train_loss"])
     if not found:
         return "no run has a training loss of each epoch"
     caption = "Training loss over epochs, with what the method adds to it or drops. "
-    return _chart("learning_curves", "Learning curves", setting, {"training loss": found}, caption)
+    return _chart("learning_curves", "Learning curves", setting, every, {"training loss": found}, caption)
 
 
-def convergence(setting: Setting) -> Chart | str:
-    """Draw the score on held-out rows over epochs of each method."""
+def convergence(setting: Setting, every: Mapping[str, ShownMethod]) -> Chart | str:
+    """Draw the score of each epoch of each method."""
     metric = setting.answer.metric
     found = _collected(setting, lambda run: run.selection_history, lambda entry: entry["selection"].get(metric))
     if not found:
         return _HELD_OUT
-    caption = "Score after each epoch on the rows on which the epoch is chosen, not on those of the final score. "
-    return _chart("convergence", "Convergence", setting, {metric: found}, caption)
+    caption = f"Score after each epoch on {_scored_rows(setting, found)}. "
+    return _chart("convergence", "Convergence", setting, every, {metric: found}, caption)
 
 
-def losses(setting: Setting) -> Chart | str:
+def losses(setting: Setting, every: Mapping[str, ShownMethod]) -> Chart | str:
     """Draw training and validation loss over epochs of each method."""
     training = _collected(setting, lambda run: run.selection_history, lambda entry: entry["train_loss"])
     validation = _collected(setting, lambda run: run.selection_history, lambda entry: entry.get("selection_loss"))
     if not validation:
         return f"{_HELD_OUT} (runs of older versions kept no validation loss)"
-    caption = "A training loss that falls while the validation loss rises is overfitting. "
+    caption = f"Validation loss: on {_scored_rows(setting, validation)}. "
+    caption += "A training loss that falls while the validation loss rises is overfitting. "
     panels = {
         "training loss": {label: training[label] for label in validation if label in training},
         "validation loss": validation,
     }
-    return _chart("losses", "Training and validation loss", setting, panels, caption)
+    return _chart("losses", "Training and validation loss", setting, every, panels, caption)
+
+
+def _scored_rows(setting: Setting, labels: Collection[str]) -> str:
+    """Say on which rows the epochs of these methods are scored."""
+    runs = {label: setting.by_label[label] for label in labels}
+    reported = [label for label in runs if any(run.selects_on_reported for run in runs[label])]
+    if not reported:
+        return _OWN_ROWS
+    if all(run.selects_on_reported for each in runs.values() for run in each):
+        return _REPORTED_ROWS
+    return f"{_OWN_ROWS}; of runs with protocol paper ({', '.join(reported)}), on {_REPORTED_ROWS}"
 
 
 def _collected(
@@ -74,9 +88,16 @@ def _collected(
     return found
 
 
-def _chart(kind: str, title: str, setting: Setting, panels: Mapping[str, Mapping[str, Curves]], caption: str) -> Chart:
+def _chart(
+    kind: str,
+    title: str,
+    setting: Setting,
+    every: Mapping[str, ShownMethod],
+    panels: Mapping[str, Mapping[str, Curves]],
+    caption: str,
+) -> Chart:
     """Draw panels of curves by their name."""
-    methods, left_out = methods_shown(setting, {label for panel in panels.values() for label in panel})
+    methods, left_out = methods_shown(setting, {label for panel in panels.values() for label in panel}, every)
     marks: list[Mark] = []
     rows: list[list[str]] = []
     banded = len(methods) <= _MOST_BANDS
@@ -119,7 +140,7 @@ def _draw(
     epochs = sorted({epoch for curve in curves for epoch in curve})
     values = [[curve[epoch] for curve in curves if epoch in curve] for epoch in epochs]
     means = [statistics.fmean(each) for each in values]
-    line_style = method.line if len(epochs) <= _MOST_MARKERS else {"color": method.color}
+    line_style = method.line | ({} if len(epochs) <= _MOST_MARKERS else {"marker": ""})
     (line,) = panel.plot(epochs, means, **line_style)
     ends = [min(each) for each in values], [max(each) for each in values]
     if band:

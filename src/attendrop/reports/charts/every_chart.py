@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from attendrop.reports.charts.chart import Chart
@@ -11,18 +11,11 @@ from attendrop.reports.charts.epochs import convergence, learning_curves, losses
 from attendrop.reports.charts.gain import cost_against_gain
 from attendrop.reports.charts.grids import grid_spread, heat_maps
 from attendrop.reports.charts.layers import drop_probabilities
+from attendrop.reports.charts.methods_shown import ShownMethod, every_method
 from attendrop.reports.finished_runs import Results, Setting
 
-# Title for a figure that cannot be made, and what makes it for a setting.
-_OF_SETTING: tuple[tuple[str, Callable[[Setting], Chart | list[Chart] | str]], ...] = (
-    ("Cost against gain", cost_against_gain),
-    ("Learning curves", learning_curves),
-    ("Convergence", convergence),
-    ("Training and validation loss", losses),
-    ("Drop probability of each layer", drop_probabilities),
-    ("Scores over a grid, with and without an option", grid_spread),
-    ("Heat map of a grid", heat_maps),
-)
+# A figure, several, or why there is none.
+Made = Chart | list[Chart] | str
 
 
 @dataclass(frozen=True)
@@ -36,9 +29,10 @@ class LeftOut:
 
 def make_charts(results: Results) -> tuple[list[Chart], list[LeftOut]]:
     """Make all figures for which the runs have data; for the others say why not."""
-    attempts: list[tuple[str, str, Chart | list[Chart] | str]] = [
-        ("Score over data size", "", score_over_data_size(results)),
-        *((title, each.name, make(each)) for each in results.settings for title, make in _OF_SETTING),
+    every = every_method(results)
+    attempts: list[tuple[str, str, Made]] = [
+        ("Score over data size", "", score_over_data_size(results, every)),
+        *((title, each.name, made) for each in results.settings for title, made in _of_setting(each, every)),
     ]
     charts: list[Chart] = []
     left_out: list[LeftOut] = []
@@ -48,3 +42,14 @@ def make_charts(results: Results) -> tuple[list[Chart], list[LeftOut]]:
         else:
             charts += found if isinstance(found, list) else [found]
     return charts, left_out
+
+
+def _of_setting(setting: Setting, every: Mapping[str, ShownMethod]) -> Iterator[tuple[str, Made]]:
+    """Make the figures of a setting, each with the title that it has where it cannot be made."""
+    yield "Cost against gain", cost_against_gain(setting, every)
+    yield "Learning curves", learning_curves(setting, every)
+    yield "Convergence", convergence(setting, every)
+    yield "Training and validation loss", losses(setting, every)
+    yield "Drop probability of each layer", drop_probabilities(setting)
+    yield "Scores over a grid, with and without an option", grid_spread(setting)
+    yield "Heat map of a grid", heat_maps(setting)

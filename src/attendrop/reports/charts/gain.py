@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from attendrop.reports.charts.chart import MUTED, Chart, Mark, add_legend, label_axes, new_figure, styled
-from attendrop.reports.charts.methods_shown import methods_shown
+from attendrop.reports.charts.methods_shown import ShownMethod, methods_shown
 from attendrop.reports.finished_runs import Setting
 from attendrop.studies.method_rows import MethodRow
 from attendrop.studies.verdict import cost, interval
@@ -16,14 +16,14 @@ _LEAST_COST = 1e-3
 _FAR = 4.0
 
 
-def cost_against_gain(setting: Setting) -> Chart | str:
+def cost_against_gain(setting: Setting, every: Mapping[str, ShownMethod]) -> Chart | str:
     """Draw the difference of each method from the reference, with its interval, over its time of training."""
     rows = {row.label: row for row in setting.answer.rows if row.cost is not None}
     compared = [row for row in rows.values() if row.difference is not None and row.difference.n > 1]
     if not compared:
         return "no method has two seeds in common with the reference"
     reference = next(row.label for row in setting.answer.rows if row.is_reference)
-    methods, left_out = methods_shown(setting, {reference, *(row.label for row in compared)})
+    methods, left_out = methods_shown(setting, {reference, *(row.label for row in compared)}, every)
     low, high = _limits(compared)
     marks, table = [], []
     beyond = False

@@ -20,6 +20,7 @@ from attendrop.reports.charts.chart import (
     styled,
 )
 from attendrop.reports.finished_runs import Setting
+from attendrop.reports.result_table import score_scale
 from attendrop.studies.method_rows import MethodRow
 from attendrop.studies.verdict import number
 
@@ -28,6 +29,8 @@ _NONE = "no method was run on a grid of two numeric options"
 _SPREAD = 0.6
 # Cells that are darker than this share of the largest difference have white text.
 _DARK = 0.6
+# There is room for so many characters across all cells.
+_MOST_CHARACTERS = 60
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,33 @@ class _Grid:
     cells: Mapping[tuple[float, float], MethodRow]
 
 
+@dataclass(frozen=True)
+class _Gains:
+    """Differences from the reference on a grid.
+
+    Attributes:
+        values: By the values of both options, where there is a seed in common; in points, or of errors as they are.
+        in_points: Whether they are in points, hundredths of a score.
+    """
+
+    values: Mapping[tuple[float, float], float]
+    in_points: bool
+
+    @property
+    def unit(self) -> str:
+        return " points" if self.in_points else ""
+
+    @property
+    def largest(self) -> float:
+        return max(map(abs, self.values.values()), default=0.0)
+
+    def text(self, value: float) -> str:
+        return f"{round(value, 1) + 0.0:+.1f}" if self.in_points else _signed(value)  # no -0.0
+
+    def size(self, value: float) -> str:
+        return f"{value:.1f} points" if self.in_points else number(value)
+
+
 def heat_maps(setting: Setting) -> list[Chart] | str:
     """Draw the difference from the reference at each point of each grid."""
     grids = [grid for each in _by_method(setting) for grid in each]
@@ -54,17 +84,18 @@ def heat_maps(setting: Setting) -> list[Chart] | str:
     reference = next((row for row in setting.answer.rows if row.is_reference), None)
     if reference is None:
         return "no run of the reference has a score"
-    return [_heat_map(setting, grid, reference, index) for index, grid in enumerate(grids)]
+    gains = [_gains(setting, grid, reference) for grid in grids]
+    return [_heat_map(setting, grid, reference, gains, index) for index, grid in enumerate(grids)]
 
 
 def grid_spread(setting: Setting) -> list[Chart] | str:
     """Draw the scores at all points of a grid, with and without what else varies."""
     found = [grids for grids in _by_method(setting) if len(grids) > 1]
-    return [_spread(setting, grids, index) for index, grids in enumerate(found)] or f"{_NONE}, with and without another"
+    return [_spread(setting, grids) for grids in found] or f"{_NONE}, with and without another"
 
 
 def _by_method(setting: Setting) -> Iterator[list[_Grid]]:
-    """Yield the grids of each method, one for each combination of its other options."""
+    """Yield the grids of each method, one for each combination of its other options, in the order of their names."""
     rows = sorted((row for row in setting.answer.rows if not row.is_baseline), key=lambda row: row.method)
     for method, group in groupby(rows, key=lambda row: row.method):
         options = {row.label: flat_options(row.options) for row in group}
@@ -80,7 +111,7 @@ def _by_method(setting: Setting) -> Iterator[list[_Grid]]:
             found = options[row.label]
             name = " ".join([method, *(f"{other}={found.get(other)}" for other in others)])
             grids.setdefault(name, {})[float(found[first]), float(found[second])] = row
-        complete = [_Grid(name, first, second, cells) for name, cells in grids.items() if _has_two_sides(cells)]
+        complete = [_Grid(name, first, second, cells) for name, cells in sorted(grids.items()) if _has_two_sides(cells)]
         if complete:
             yield complete
 
@@ -102,11 +133,19 @@ def _has_two_sides(cells: Mapping[tuple[float, float], MethodRow]) -> bool:
     return all(len({point[side] for point in cells}) > 1 for side in (0, 1))
 
 
-def _heat_map(setting: Setting, grid: _Grid, reference: MethodRow, index: int) -> Chart:
-    firsts, seconds = (sorted({point[side] for point in grid.cells}) for side in (0, 1))
+def _gains(setting: Setting, grid: _Grid, reference: MethodRow) -> _Gains:
+    scale = score_scale(setting.answer.metric)
     paired = {point: row.versus(reference) for point, row in grid.cells.items()}
-    gains = {point: found.mean.value for point, found in paired.items() if found is not None}
-    largest = max(map(abs, gains.values()), default=0.0) or 1.0
+    values = {point: scale * found.mean.value for point, found in paired.items() if found is not None}
+    return _Gains(values, in_points=scale != 1)
+
+
+def _heat_map(setting: Setting, grid: _Grid, reference: MethodRow, every: Sequence[_Gains], index: int) -> Chart:
+    """Draw a heat map; ``every`` has the differences of all maps of the setting, which have one scale of colours."""
+    metric, gains = setting.answer.metric, every[index]
+    limit = max(each.largest for each in every)
+    firsts, seconds = (sorted({point[side] for point in grid.cells}) for side in (0, 1))
+    longest = max((len(gains.text(value)) for value in gains.values.values()), default=0)
     marks, rows = [], []
     with styled():
         from matplotlib import colormaps
@@ -114,33 +153,32 @@ def _heat_map(setting: Setting, grid: _Grid, reference: MethodRow, index: int) -
 
         figure, (axes,) = new_figure(min(4.6, 0.9 + 0.42 * len(firsts)))
         colors = colormaps["RdBu_r"]
-        for (first, second), row in grid.cells.items():
-            if (first, second) not in gains:  # no seed in common
-                continue
-            gain, x, y = gains[first, second], seconds.index(second), firsts.index(first)
-            share = gain / largest
+        for (first, second), value in gains.values.items():
+            row, x, y = grid.cells[first, second], seconds.index(second), firsts.index(first)
+            gain, share = gains.text(value), value / (limit or 1.0)
             axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colors(0.5 + share / 2), linewidth=0))
-            if len(seconds) <= 10:
+            if len(seconds) * (longest + 1) <= _MOST_CHARACTERS:
                 color = "white" if abs(share) > _DARK else "black"
-                axes.text(x, y, f"{100 * share:+.0f}", ha="center", va="center", color=color)
+                axes.text(x, y, gain, ha="center", va="center", color=color, fontsize="small")
             text = f"{grid.first}={first:g}, {grid.second}={second:g}"
-            marks.append(Mark(axes, x, y, f"{text}: {_signed(gain)}, {number(row.mean)} of {row.n} seeds"))
-            rows.append([f"{first:g}", f"{second:g}", number(row.mean), _signed(gain), str(row.n)])
+            marks.append(Mark(axes, x, y, f"{text}: {gain}{gains.unit}, {number(row.mean)} of {row.n} seeds"))
+            rows.append([f"{first:g}", f"{second:g}", number(row.mean), gain, str(row.n)])
         axes.set(xlim=(-0.5, len(seconds) - 0.5), ylim=(len(firsts) - 0.5, -0.5))
         axes.set_xticks(range(len(seconds)), [f"{value:g}" for value in seconds])
         axes.set_yticks(range(len(firsts)), [f"{value:g}" for value in firsts])
         label_axes(axes, grid.second, grid.first)
         axes.grid(visible=False)
-    caption = (
-        f"Difference from {reference.label} in {setting.answer.metric}, as a share of the largest, "
-        f"{number(largest)}, in percent. Red: above; blue: below."
-    )
-    header = (grid.first, grid.second, setting.answer.metric, "difference", "seeds")
-    title = f"Score over {grid.first} and {grid.second}, {grid.method}"
-    return Chart(_kind("heat_map", index), setting.name, title, caption, figure, header, rows, marks)
+    caption = f"Red: above {reference.label}; blue: below. The largest difference is {gains.size(gains.largest)}."
+    if len(every) > 1:
+        caption += f" All heat maps of the setting have the same colours, up to {gains.size(limit)}."
+    header = (grid.first, grid.second, metric, "difference in points" if gains.in_points else "difference", "seeds")
+    unit = f"points of {metric}" if gains.in_points else metric
+    title = f"Difference from {reference.label} in {unit} over {grid.first} and {grid.second}, {grid.method}"
+    return Chart("heat_map", setting.name, title, caption, figure, header, rows, marks, grid.method)
 
 
-def _spread(setting: Setting, grids: Sequence[_Grid], index: int) -> Chart:
+def _spread(setting: Setting, grids: Sequence[_Grid]) -> Chart:
+    method = next(iter(grids[0].cells.values())).method
     reference = next((row for row in setting.answer.rows if row.is_reference), None)
     first, second = grids[0].first, grids[0].second
     columns = sorted({point[0] for grid in grids for point in grid.cells})
@@ -167,12 +205,8 @@ def _spread(setting: Setting, grids: Sequence[_Grid], index: int) -> Chart:
         add_legend(figure, entries)
     caption = f"Each point is the mean over seeds of one pair of {first} and {second}."
     header = ("method", first, second, setting.answer.metric, "seeds")
-    title = f"Scores over all {first} and {second}"
-    return Chart(_kind("grid", index), setting.name, title, caption, figure, header, rows, marks)
-
-
-def _kind(name: str, index: int) -> str:
-    return name + (f"_{index + 1}" if index else "")
+    title = f"Scores over all {first} and {second}, {method}"
+    return Chart("grid", setting.name, title, caption, figure, header, rows, marks, method)
 
 
 def _signed(value: float) -> str:

@@ -6,12 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attendrop.reports.charts.chart import MUTED, SERIES, Chart, Mark, add_legend, label_axes, new_figure, styled
+from attendrop.reports.charts.chart import (
+    DASHES,
+    MUTED,
+    SERIES,
+    Chart,
+    Mark,
+    add_legend,
+    label_axes,
+    new_figure,
+    styled,
+)
 from attendrop.reports.finished_runs import FinishedRun, Setting
 
 # Of what a method reports by epoch, these are probabilities of layers: "SOURCE/probability/LAYER".
 _PROBABILITY = "/probability/"
-_DASHES = ("-", "--", ":")
 
 
 @dataclass(frozen=True)
@@ -36,7 +45,7 @@ def drop_probabilities(setting: Setting) -> list[Chart] | str:
     for runs in setting.by_label.values():
         curves = _by_period(runs[0]) or _by_epoch(runs[0])
         if curves is not None:
-            charts.append(_chart(setting, curves, len(charts)))
+            charts.append(_chart(setting, curves))
     return charts or "no method here learns a probability for each layer"
 
 
@@ -64,7 +73,7 @@ def _by_epoch(run: FinishedRun) -> _Curves | None:
     return _Curves(run, layers) if layers else None
 
 
-def _chart(setting: Setting, curves: _Curves, number: int) -> Chart:
+def _chart(setting: Setting, curves: _Curves) -> Chart:
     label, seed = curves.run.label, curves.run.seed
     names = sorted(curves.layers, key=_place)
     marks: list[Mark] = []
@@ -74,7 +83,7 @@ def _chart(setting: Setting, curves: _Curves, number: int) -> Chart:
         entries: dict[str, Any] = {}
         for index, name in enumerate(names):
             steps, values = zip(*curves.layers[name], strict=True)
-            color, dashes = SERIES[index % len(SERIES)], _DASHES[index // len(SERIES) % len(_DASHES)]
+            color, dashes = SERIES[index % len(SERIES)], DASHES[index // len(SERIES) % len(DASHES)]
             (entries[name],) = axes.plot(steps, values, color=color, linestyle=dashes, marker="o", markersize=2.5)
             marks += [
                 Mark(axes, step, value, f"{name}, step {step:g}: {value:.3f}") for step, value in curves.layers[name]
@@ -90,9 +99,9 @@ def _chart(setting: Setting, curves: _Curves, number: int) -> Chart:
         add_legend(figure, entries)
     caption = f"Run of seed {seed}: a line for each attention layer."
     caption += " What stays in the grey band cannot be told from noise." if len(curves.band) else ""
-    kind = "drop_probability" + (f"_{number + 1}" if number else "")
     title = f"Drop probability of each layer, {label}"
-    return Chart(kind, setting.name, title, caption, figure, ("layer", "step", "probability"), rows, marks)
+    header = ("layer", "step", "probability")
+    return Chart("drop_probability", setting.name, title, caption, figure, header, rows, marks, label)
 
 
 def _place(layer: str) -> tuple[str, int]:
