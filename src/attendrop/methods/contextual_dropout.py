@@ -16,6 +16,7 @@ from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.attribution.finite_gradients import wide
+from attendrop.errors import AttendropError
 from attendrop.keyed_random import SampleKey
 from attendrop.methods.common.antithetic import AntitheticPlan, with_antithetic_pass
 from attendrop.methods.common.own_parameters import OwnParameters, own_parameter_rules
@@ -116,6 +117,16 @@ class _Learning(OwnParameters):
             divergence = mean_over(plan.rows[key], bernoulli_divergence(log_odds, prior).sum(1))
             loss = loss + method.prior_weight * divergence.to(loss.dtype)
         return loss, outputs
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        learnt = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        return {self.method.source: learnt} if learnt else {}
+
+    def restore(self, metrics: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        source = self.method.source
+        if source not in tensors:
+            raise AttendropError(f"The run kept no {source}.safetensors, so what it drops is not known.")
+        self.create(tensors[source])
 
     def _create(self, context: StepContext, keys: set[str]) -> None:
         """Create the networks, of the sizes that a pass in evaluation mode, in which no layer is skipped, shows."""
