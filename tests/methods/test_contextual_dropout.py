@@ -13,7 +13,7 @@ from torch.distributions import Bernoulli, kl_divergence
 from attendrop import AttendropError, Compose, ContextualDropout, LearnableBernoulli, regularize
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.layers import AttentionLayer
-from attendrop.methods.contextual_dropout import _Dropped, bernoulli_divergence, mean_over, mean_values
+from attendrop.methods.contextual_dropout import _Dropped, bernoulli_divergence, mean_values, query_weights
 from attendrop.training.regularization import Regularization
 
 
@@ -65,6 +65,28 @@ def test_the_loss_has_the_divergence_from_the_prior() -> None:
     assert losses[1] - losses[0] == pytest.approx(2.0 * 2 * 2 * divergence, rel=1e-5)  # layers and heads
 
 
+@pytest.mark.parametrize(("name", "labels"), [("bert", (1, 1, 1)), ("bert-tokens", (7, 4, 2)), ("gpt2", (7, 4, 2))])
+def test_rows_are_weighted_as_in_the_loss(name: str, labels: tuple[int, ...]) -> None:
+    """In the first layer, whose values do not depend on what is dropped. Rows alone have no padding."""
+    lengths = (8, 5, 3)
+    alone = [divergence_of(name, zoo.collate([row])) for row in zoo.rows(name, lengths)]
+    expected = sum(count * value for count, value in zip(labels, alone, strict=True)) / sum(labels)
+    assert divergence_of(name, zoo.batch_of(name, lengths)) == pytest.approx(expected, rel=1e-5)
+    assert max(alone) > 1.1 * min(alone)
+
+
+def divergence_of(name: str, batch: zoo.Batch) -> float:
+    losses = []
+    for weight in (0.0, 1.0):
+        reg = at_work(zoo.build(name, dtype=torch.float64), p=0.3, prior_weight=weight, layers="first")
+        reg.loss(batch)
+        moved_networks(reg)
+        reg.begin_step(0)
+        losses.append(reg.loss(batch).item())
+        reg.close()
+    return losses[1] - losses[0]
+
+
 def call_of(valid: Tensor | None) -> AttentionCall:
     return AttentionCall(AttentionLayer("a", "encoder", 0), (2, 2, 5, 5), valid, torch.device("cpu"))
 
@@ -93,11 +115,10 @@ def test_the_network_reads_what_a_query_may_attend_to() -> None:
                 torch.testing.assert_close(row[query], normalised(own[:, start : query + 1].mean(1)))
 
 
-def test_means_leave_out_padding() -> None:
-    values = torch.tensor([[1.0, 2.0, 6.0], [4.0, 8.0, 100.0]])
-    rows = torch.tensor([[True, True, True], [True, True, False]])[:, None, :, None]
-    assert mean_over(rows, values) == (3 + 6) / 2
-    assert mean_over(rows, values[:, :1]) == mean_over(None, values[:, :1]) == (1 + 4) / 2
+def test_the_share_of_a_row_is_divided_among_its_sequences_and_their_queries() -> None:
+    queries = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 1, 1]], dtype=torch.bool)
+    expected = torch.tensor([[2, 2, 2, 2], [4, 4, 0, 0], [0, 0, 0, 0], [0, 0, 4, 4]]) / 32
+    torch.testing.assert_close(query_weights(queries, torch.tensor([0.5, 0.25])), expected)
 
 
 def moved_networks(reg: Regularization) -> None:

@@ -20,6 +20,7 @@ from attendrop.errors import AttendropError
 from attendrop.keyed_random import SampleKey
 from attendrop.methods.common.antithetic import AntitheticPlan, with_antithetic_pass
 from attendrop.methods.common.own_parameters import OwnParameters, own_parameter_rules
+from attendrop.methods.common.row_losses import row_shares
 from attendrop.methods.core.base import Method, MethodState
 from attendrop.methods.core.compatibility import DECIDES_PASSES, Rule
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
@@ -37,8 +38,9 @@ class ContextualDropout(Method):
     probability does not depend on later tokens. A weight is dropped if ``u < p``, with ``u`` uniform in (0, 1), and
     divided by ``1 - p`` otherwise. The networks are trained by the ARM estimator, from an additional pass with
     ``1 - u`` in place of ``u``, see :class:`attendrop.LearnableBernoulli`. The penalty is ``prior_weight`` times the
-    mean over queries, then over sequences, of ``KL(Bernoulli(p) || Bernoulli(p0))``, summed over heads and layers,
-    where the prior ``p0`` is learnt for each layer. Two forward passes and one backward pass per step.
+    mean over the queries of a row of ``KL(Bernoulli(p) || Bernoulli(p0))``, summed over heads and layers, where the
+    prior ``p0`` is learnt for each layer; rows are weighted as in the loss, equally or by their labelled tokens. Two
+    forward passes and one backward pass per step.
 
     Example:
         >>> with regularize(model, ContextualDropout()) as reg:
@@ -111,10 +113,12 @@ class _Learning(OwnParameters):
             compute_loss,
             lambda antithetic: _Dropped(method, context, keys, self.parameters, antithetic=antithetic),
         )
-        for key in plan.scores:
+        shares = row_shares(context.model, outputs, context.batch)
+        for key, queries in plan.queries.items():
             log_odds, prior = plan.log_odds(key), self.parameters[f"{key}/prior"]
-            context.note(f"probability/{key}", mean_over(plan.rows[key], log_odds.detach().sigmoid().mean(1)))
-            divergence = mean_over(plan.rows[key], bernoulli_divergence(log_odds, prior).sum(1))
+            weights = query_weights(queries, shares)
+            context.note(f"probability/{key}", (weights * log_odds.detach().sigmoid().mean(1)).sum())
+            divergence = (weights * bernoulli_divergence(log_odds, prior).sum(1)).sum()
             loss = loss + method.prior_weight * divergence.to(loss.dtype)
         return loss, outputs
 
@@ -221,17 +225,16 @@ def mean_values(call: AttentionCall, value: Tensor) -> Tensor:
     return functional.layer_norm(mean, mean.shape[-1:])
 
 
-def mean_over(rows: Tensor | None, values: Tensor) -> Tensor:
-    """Compute the mean over sequences of the mean over queries of ``values``, ``(batch, query or 1)``.
+def query_weights(queries: Tensor, shares: Tensor) -> Tensor:
+    """Divide the shares of rows in the loss among their queries, ``(batch, query)``.
 
     Args:
-        rows: Queries to average over, ``(batch, 1 or heads, query, 1)``; None: all.
-        values: The values.
+        queries: Queries that are not padding, ``(batch, query)``; the sequences of a row (its choices) are adjacent.
+        shares: Shares of the rows, ``(rows,)``.
     """
-    if rows is None:
-        return values.mean()
-    counted = rows.any(1).squeeze(-1)
-    return ((values * counted).sum(-1) / counted.sum(-1).clamp(min=1)).mean()
+    weights = queries / queries.sum(-1, keepdim=True).clamp(min=1)
+    real = queries.any(-1).view(len(shares), -1)
+    return weights * (shares[:, None] * real / real.sum(-1, keepdim=True).clamp(min=1)).view(-1, 1)
 
 
 def bernoulli_divergence(log_odds: Tensor, prior: Tensor) -> Tensor:

@@ -32,14 +32,14 @@ class AntitheticPlan(RandomMaskPlan):
         scores: ``1 - 2 v`` summed over the valid keys of a query, ``(batch, heads, query)``, by the key of the layer,
             where ``v`` is ``u`` or ``1 - u``. Times the loss of the sequence, it is an unbiased estimate of the
             gradient of the expected loss by the log-odds at the query; 0 at padding.
-        rows: Queries that are not padding, ``(batch, 1 or heads, query, 1)``, by the key of the layer; None: all.
+        queries: Queries that are not padding, ``(batch, query)``, by the key of the layer.
     """
 
     def __init__(self, method: Method, context: StepContext, keys: Collection[str], *, antithetic: bool) -> None:
         super().__init__(method, context, keys)
         self.antithetic = antithetic
         self.scores: dict[str, Tensor] = {}
-        self.rows: dict[str, Tensor | None] = {}
+        self.queries: dict[str, Tensor] = {}
 
     def log_odds(self, key: str) -> Tensor:
         """Return the log-odds of dropping in a layer, ``(batch, heads, query or 1)`` or a scalar."""
@@ -49,9 +49,12 @@ class AntitheticPlan(RandomMaskPlan):
         key, sampled = call.layer.key, self.uniform(call)
         if self.antithetic:
             sampled = 1 - sampled
-        rows = self.rows[key] = self.candidate_rows(call)
-        counted = torch.ones_like(sampled) if call.valid is None else sampled.new_ones(()) * call.valid
-        counted = counted if rows is None else counted * rows
+        rows = self.candidate_rows(call)
+        if rows is None:
+            rows = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.device)
+        rows = rows.any(1, keepdim=True)
+        self.queries[key] = rows[:, 0, :, 0].expand(call.shape[0], call.shape[2])
+        counted = rows if call.valid is None else rows & call.valid
         self.scores[key] = ((1 - 2 * sampled) * counted).sum(3)
         reported = False
 
