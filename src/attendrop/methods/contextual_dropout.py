@@ -39,8 +39,8 @@ class ContextualDropout(Method):
     divided by ``1 - p`` otherwise. The networks are trained by the ARM estimator, from an additional pass with
     ``1 - u`` in place of ``u``, see :class:`attendrop.LearnableBernoulli`. The penalty is ``prior_weight`` times the
     mean over the queries of a row of ``KL(Bernoulli(p) || Bernoulli(p0))``, summed over heads and layers, where the
-    prior ``p0`` is learnt for each layer; rows are weighted as in the loss, equally or by their labelled tokens. Two
-    forward passes and one backward pass per step.
+    prior ``p0`` is learnt for each layer; rows are weighted as in the loss, equally or by their labelled tokens.
+    Padding is left out, also padded targets and padded choices. Two forward passes and one backward pass per step.
 
     Example:
         >>> with regularize(model, ContextualDropout()) as reg:

@@ -12,6 +12,7 @@ from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.isolation import forked_rng
 from attendrop.methods.common.random_mask import RandomMaskPlan
+from attendrop.methods.common.real_queries import real_queries
 from attendrop.methods.common.row_losses import row_losses
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import ComputeLoss, StepContext
@@ -45,16 +46,16 @@ class AntitheticPlan(RandomMaskPlan):
         """Return the log-odds of dropping in a layer, ``(batch, heads, query or 1)`` or a scalar."""
         raise NotImplementedError
 
+    def candidate_rows(self, call: AttentionCall) -> Tensor:
+        return real_queries(call, self.context.batch)
+
     def make(self, call: AttentionCall) -> AttentionEdit:
         key, sampled = call.layer.key, self.uniform(call)
         if self.antithetic:
             sampled = 1 - sampled
-        rows = self.candidate_rows(call)
-        if rows is None:
-            rows = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.device)
-        rows = rows.any(1, keepdim=True)
-        self.queries[key] = rows[:, 0, :, 0].expand(call.shape[0], call.shape[2])
-        counted = rows if call.valid is None else rows & call.valid
+        real = self.candidate_rows(call)
+        self.queries[key] = real[:, 0, :, 0]
+        counted = real if call.valid is None else real & call.valid
         self.scores[key] = ((1 - 2 * sampled) * counted).sum(3)
         reported = False
 
