@@ -49,7 +49,7 @@ from attendrop.methods.common.parameter_override import (
     projection_weights,
 )
 from attendrop.methods.common.random_mask import RandomMaskPlan, dropout
-from attendrop.methods.common.row_losses import row_losses
+from attendrop.methods.common.row_losses import row_losses, row_shares
 from attendrop.methods.common.weight_mixing import WeightMixing
 from attendrop.methods.common.word_embeddings import NOISES, Perturbation, WordPlan, word_noise
 from attendrop.methods.core.base import Method, MethodState
@@ -193,6 +193,7 @@ __all__ = [
     "refuse_graph",
     "register_method",
     "row_losses",
+    "row_shares",
     "sample_blocks",
     "sample_mask",
     "sample_parameter_mask",

@@ -17,6 +17,7 @@ from attendrop import (
     AutoDropout,
     Compose,
     ConcreteDropout,
+    ContextualDropout,
     DropHead,
     FineTune,
     LayerDrop,
@@ -199,6 +200,21 @@ def test_learnt_probabilities_of_layers_are_used() -> None:
     method, rates = ConcreteDropout(p=0.5), {"encoder.0": 0.01, "encoder.1": 0.95}
     (found,) = record(method, learnt=Learnt({"concrete_dropout": rates}))
     assert fraction(found.layers["encoder.0"]) < 0.1 < 0.8 < fraction(found.layers["encoder.1"])
+
+
+def test_learnt_networks_are_used() -> None:
+    method = ContextualDropout(p=0.5)
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with regularize(model, method, **given(model, batch)) as reg:
+        assert reg.method_state.tensors() == {}
+        reg.loss(batch)
+        saved = {key: value.clone() for key, value in reg.method_state.tensors()["contextual_dropout"].items()}
+    saved["encoder.0/second bias"].fill_(-10.0)
+    saved["encoder.1/second bias"].fill_(10.0)
+    for found in record(method, learnt=Learnt({}, {"contextual_dropout": saved})):  # the pass and its antithetic pass
+        assert [round(fraction(drops).item(), 2) for drops in found.layers.values()] == [0.0, 1.0]
+    with pytest.raises(AttendropError, match=r"kept no contextual_dropout\.safetensors"):
+        record(method, learnt=Learnt({}, {}))
 
 
 def test_the_best_pattern_of_a_search_is_used() -> None:

@@ -1,4 +1,4 @@
-"""Contextual dropout: attention dropout with probabilities that a small network derives from each sequence."""
+"""Contextual dropout: attention dropout with probabilities that a small network derives from what is attended to."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.attribution.finite_gradients import wide
+from attendrop.errors import AttendropError
 from attendrop.keyed_random import SampleKey
 from attendrop.methods.common.antithetic import AntitheticPlan, with_antithetic_pass
 from attendrop.methods.common.own_parameters import OwnParameters, own_parameter_rules
+from attendrop.methods.common.row_losses import row_shares
 from attendrop.methods.core.base import Method, MethodState
 from attendrop.methods.core.compatibility import DECIDES_PASSES, Rule
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
@@ -28,15 +30,17 @@ from attendrop.methods.core.options import LAYERS, count, option, positive, unit
 
 @dataclass(frozen=True)
 class ContextualDropout(Method):
-    """Dropout of attention weights with a probability for each head and sequence, derived from the sequence.
+    """Dropout of attention weights with a probability for each head and query, derived from the values it may read.
 
     In each layer a network of two linear layers, ``W2 leaky_relu(W1 c + b1) + b2``, computes the log-odds of each
-    head's probability from ``c``, the mean of the layer's values over the valid keys, normalised. A weight is dropped
-    if ``u < p``, with ``u`` uniform in (0, 1), and divided by ``1 - p`` otherwise. The networks are trained by the ARM
-    estimator, from an additional pass with ``1 - u`` in place of ``u``, see :class:`attendrop.LearnableBernoulli`. The
-    penalty is ``prior_weight`` times the mean over sequences of ``KL(Bernoulli(p) || Bernoulli(p0))``, summed over
-    heads and layers, where the prior ``p0`` is learnt for each layer. Two forward passes and one backward pass per
-    step.
+    head's probability from ``c``, the mean of the layer's values over the keys that a query may attend to, normalised.
+    Where all queries may attend to the same keys, a head has one probability for the sequence; in causal attention, a
+    probability does not depend on later tokens. A weight is dropped if ``u < p``, with ``u`` uniform in (0, 1), and
+    divided by ``1 - p`` otherwise. The networks are trained by the ARM estimator, from an additional pass with
+    ``1 - u`` in place of ``u``, see :class:`attendrop.LearnableBernoulli`. The penalty is ``prior_weight`` times the
+    mean over the queries of a row of ``KL(Bernoulli(p) || Bernoulli(p0))``, summed over heads and layers, where the
+    prior ``p0`` is learnt for each layer; rows are weighted as in the loss, equally or by their labelled tokens.
+    Padding is left out, also padded targets and padded choices. Two forward passes and one backward pass per step.
 
     Example:
         >>> with regularize(model, ContextualDropout()) as reg:
@@ -46,7 +50,7 @@ class ContextualDropout(Method):
         ...     reg.step()  # updates the networks
 
     Args:
-        p: Probability of all heads and sequences at the start, in (0, 1).
+        p: Probability of all heads and queries at the start, in (0, 1).
         hidden: Number of hidden units of a network, 1 or more.
         learning_rate: Learning rate of the networks and priors, above 0.
         prior_weight: Weight of the divergence from the prior, 0 or more.
@@ -58,13 +62,13 @@ class ContextualDropout(Method):
     Source: Fan et al. (2021), https://arxiv.org/abs/2103.04181, section 2: contextual Bernoulli dropout with a
     learnable prior; their Gaussian form is not included. They drop hidden units, channels, or attention weights. Here
     the networks read the values of a layer, without passing gradients on to the model, and one probability serves all
-    positions of a head, for which their networks compute several. The last linear layer starts at zero, with the bias
+    keys of a query, for which their networks compute several. The last linear layer starts at zero, with the bias
     that makes ``p``. All defaults are ours. The loss that the estimator compares is the plain loss of a row, without
     label smoothing or class weights. The model's own dropout stays enabled, with the same sample in both passes.
     """
 
     name: ClassVar[str] = "contextual-dropout"
-    summary: ClassVar[str] = "learns networks that derive drop probabilities of heads from each sequence"
+    summary: ClassVar[str] = "learns networks that derive the drop probabilities of heads from what they may attend to"
     paper: ClassVar[str] = "Fan et al. (2021), Contextual Dropout: An Efficient Sample-Dependent Dropout Module"
     bibtex: ClassVar[str] = """@inproceedings{fan2021contextual,
   title     = {Contextual Dropout: An Efficient Sample-Dependent Dropout Module},
@@ -109,12 +113,24 @@ class _Learning(OwnParameters):
             compute_loss,
             lambda antithetic: _Dropped(method, context, keys, self.parameters, antithetic=antithetic),
         )
-        for key in plan.scores:
+        shares = row_shares(context.model, outputs, context.batch)
+        for key, queries in plan.queries.items():
             log_odds, prior = plan.log_odds(key), self.parameters[f"{key}/prior"]
-            context.note(f"probability/{key}", log_odds.detach().sigmoid().mean())
-            divergence = bernoulli_divergence(log_odds, prior).sum(-1).mean()
+            weights = query_weights(queries, shares)
+            context.note(f"probability/{key}", (weights * log_odds.detach().sigmoid().mean(1)).sum())
+            divergence = (weights * bernoulli_divergence(log_odds, prior).sum(1)).sum()
             loss = loss + method.prior_weight * divergence.to(loss.dtype)
         return loss, outputs
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        learnt = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        return {self.method.source: learnt} if learnt else {}
+
+    def restore(self, metrics: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        source = self.method.source
+        if source not in tensors:
+            raise AttendropError(f"The run kept no {source}.safetensors, so what it drops is not known.")
+        self.create(tensors[source])
 
     def _create(self, context: StepContext, keys: set[str]) -> None:
         """Create the networks, of the sizes that a pass in evaluation mode, in which no layer is skipped, shows."""
@@ -155,7 +171,7 @@ class _Sizes(Plan):
 
 
 class _Dropped(AntitheticPlan):
-    """Plan that drops with the probabilities of each sequence.
+    """Plan that drops with the probabilities that the networks compute.
 
     Args:
         method: The method.
@@ -180,7 +196,7 @@ class _Dropped(AntitheticPlan):
 
     def make(self, call: AttentionCall) -> AttentionEdit:
         def read(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            self.contexts[call.layer.key] = mean_value(call, value.detach())
+            self.contexts[call.layer.key] = mean_values(call, value.detach())
             return query, key, value
 
         return replace(super().make(call), inputs=read)
@@ -192,17 +208,33 @@ class _Dropped(AntitheticPlan):
         context = self.contexts[key]
         with torch.autocast(context.device.type, enabled=False):  # within the model and after its pass alike
             hidden = functional.leaky_relu(functional.linear(context, first, bias))
-            return functional.linear(hidden, second, second_bias)
+            return functional.linear(hidden, second, second_bias).transpose(1, 2)
 
 
-def mean_value(call: AttentionCall, value: Tensor) -> Tensor:
-    """Compute the normalised mean, ``(batch, width)``, of ``value``, ``(batch, heads, key, dim)``, over valid keys."""
-    valid = torch.ones(1, 1, value.shape[2], 1, dtype=torch.bool, device=value.device)
-    if call.valid is not None:  # a key is valid if any query may attend to it
-        valid = call.valid.any(1, keepdim=True).any(2, keepdim=True).transpose(2, 3)
-    mean = (wide(value) * valid).sum(2) / valid.sum(2).clamp(min=1)
-    mean = mean.flatten(1).float()
+def mean_values(call: AttentionCall, value: Tensor) -> Tensor:
+    """Compute the normalised mean of ``value``, ``(batch, heads, key, dim)``, over the valid keys of each query.
+
+    Returns:
+        The means, ``(batch, query, width)``; ``(batch, 1, width)`` if all keys are valid.
+    """
+    value = wide(value).transpose(1, 2).flatten(2)
+    valid = torch.ones(1, 1, value.shape[1], device=value.device) if call.valid is None else call.valid.any(1)
+    with torch.autocast(value.device.type, enabled=False):
+        mean = valid.to(value.dtype) @ value / valid.sum(-1, keepdim=True).clamp(min=1)
+    mean = mean.float()
     return functional.layer_norm(mean, mean.shape[-1:])
+
+
+def query_weights(queries: Tensor, shares: Tensor) -> Tensor:
+    """Divide the shares of rows in the loss among their queries, ``(batch, query)``.
+
+    Args:
+        queries: Queries that are not padding, ``(batch, query)``; the sequences of a row (its choices) are adjacent.
+        shares: Shares of the rows, ``(rows,)``.
+    """
+    weights = queries / queries.sum(-1, keepdim=True).clamp(min=1)
+    real = queries.any(-1).view(len(shares), -1)
+    return weights * (shares[:, None] * real / real.sum(-1, keepdim=True).clamp(min=1)).view(-1, 1)
 
 
 def bernoulli_divergence(log_odds: Tensor, prior: Tensor) -> Tensor:

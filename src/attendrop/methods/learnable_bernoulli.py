@@ -23,7 +23,7 @@ class LearnableBernoulli(Method):
 
     A weight is dropped if ``u < p``, with ``u`` uniform in (0, 1), and divided by ``1 - p`` otherwise. The dropout is
     not relaxed, as it is in :class:`attendrop.ConcreteDropout`. The gradient of the log-odds of ``p`` comes from an
-    additional pass with ``1 - u`` in place of ``u``: it is the sum over sequences and positions of
+    additional pass with ``1 - u`` in place of ``u``: it is the sum over sequences and positions, without padding, of
     ``(f - f') (1/2 - u)``, where ``f`` and ``f'`` are the losses of the sequence in both passes; the gradient through
     ``1 / (1 - p)`` is added. The penalty ``(l^2 / (2 (1 - p)) ||W||^2 - K H(p)) / N``, summed over layers, is that of
     Concrete Dropout. Two forward passes and one backward pass per step.

@@ -12,6 +12,7 @@ from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.isolation import forked_rng
 from attendrop.methods.common.random_mask import RandomMaskPlan
+from attendrop.methods.common.real_queries import real_queries
 from attendrop.methods.common.row_losses import row_losses
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import ComputeLoss, StepContext
@@ -29,34 +30,39 @@ class AntitheticPlan(RandomMaskPlan):
         antithetic: Whether this is the antithetic pass.
 
     Attributes:
-        scores: ``1 - 2 v`` summed over the valid positions of a head, ``(batch, heads)``, by the key of the layer,
+        scores: ``1 - 2 v`` summed over the valid keys of a query, ``(batch, heads, query)``, by the key of the layer,
             where ``v`` is ``u`` or ``1 - u``. Times the loss of the sequence, it is an unbiased estimate of the
-            gradient of the expected loss by the head's log-odds.
+            gradient of the expected loss by the log-odds at the query; 0 at padding.
+        queries: Queries that are not padding, ``(batch, query)``, by the key of the layer.
     """
 
     def __init__(self, method: Method, context: StepContext, keys: Collection[str], *, antithetic: bool) -> None:
         super().__init__(method, context, keys)
         self.antithetic = antithetic
         self.scores: dict[str, Tensor] = {}
+        self.queries: dict[str, Tensor] = {}
 
     def log_odds(self, key: str) -> Tensor:
-        """Return the log-odds of dropping in a layer, ``(batch, heads)`` or a scalar."""
+        """Return the log-odds of dropping in a layer, ``(batch, heads, query or 1)`` or a scalar."""
         raise NotImplementedError
+
+    def candidate_rows(self, call: AttentionCall) -> Tensor:
+        return real_queries(call, self.context.batch)
 
     def make(self, call: AttentionCall) -> AttentionEdit:
         key, sampled = call.layer.key, self.uniform(call)
         if self.antithetic:
             sampled = 1 - sampled
-        rows = call.valid_queries()
-        counted = torch.ones_like(sampled) if call.valid is None else sampled.new_ones(()) * call.valid
-        counted = counted if rows is None else counted * rows
-        self.scores[key] = ((1 - 2 * sampled) * counted).sum((2, 3))
+        real = self.candidate_rows(call)
+        self.queries[key] = real[:, 0, :, 0]
+        counted = real if call.valid is None else real & call.valid
+        self.scores[key] = ((1 - 2 * sampled) * counted).sum(3)
         reported = False
 
         def dropped(weights: Tensor) -> Tensor:
             nonlocal reported
             log_odds = self.log_odds(key)
-            log_odds = log_odds[..., None, None] if log_odds.ndim else log_odds
+            log_odds = log_odds[..., None] if log_odds.ndim else log_odds
             drop = sampled < torch.sigmoid(log_odds.detach())
             if not (reported or self.antithetic):
                 self.report(call, drop)
@@ -91,6 +97,8 @@ def with_antithetic_pass(
     estimate = torch.zeros((), device=loss.device)
     for each, found in zip((other, plan), losses, strict=True):
         for key, score in each.scores.items():
-            of_sequence = found.repeat_interleave(len(score) // len(found))[:, None]  # several choices are one row
+            of_sequence = found.repeat_interleave(len(score) // len(found))[
+                :, None, None
+            ]  # several choices are one row
             estimate = estimate + (score * of_sequence * each.log_odds(key)).sum() / 2
     return loss + (estimate - estimate.detach()).to(loss.dtype), outputs, plan

@@ -1,4 +1,4 @@
-"""Losses of single rows, for methods that compare passes row by row."""
+"""Losses of single rows, and their shares in the mean loss, for methods that act row by row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from attendrop.attribution.finite_gradients import wide
 from attendrop.attribution.label_positions import IGNORED, aligned_labels
-from attendrop.batches import Batch
+from attendrop.batches import Batch, number_of_rows
 from attendrop.errors import AttendropError
 from attendrop.methods.common.divergence import kind_of
 
@@ -52,3 +52,23 @@ def row_losses(model: nn.Module, outputs: Any, batch: Batch) -> Tensor:
         case _:
             found = functional.cross_entropy(logits, labels.view(-1), reduction="none")
     return found / len(found)
+
+
+def row_shares(model: nn.Module, outputs: Any, batch: Batch) -> Tensor:
+    """Compute each row's share of the items over which a batch's loss is a mean, ``(rows,)``.
+
+    The shares of rows are equal, or, where tokens are labelled, in proportion to the labels; zero if there are none.
+
+    Args:
+        model: The model.
+        outputs: Outputs of the model, with logits.
+        batch: Inputs of the model, with labels.
+    """
+    logits: Tensor | None = getattr(outputs, "logits", None)
+    if logits is None or logits.ndim < 3:
+        rows = number_of_rows(batch)
+        return torch.full((rows,), 1 / rows, device=next(model.parameters()).device)
+    aligned = aligned_labels(model, logits, batch)
+    assert aligned is not None
+    counts = (aligned != IGNORED).sum(-1)
+    return counts / counts.sum().clamp(min=1)
