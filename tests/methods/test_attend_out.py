@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop import AttendropError, Compose, DropHead, FineTune, regularize
+from attendrop import AttendOut, AttendropError, Compose, DropHead, FineTune, regularize
 from attendrop.attention.adapter import ModelAdapter, find_attention_layers
 from attendrop.keyed_random import SampleKey
 from attendrop.methods.attend_out import periods
@@ -513,6 +513,44 @@ def test_state_goes_on_in_the_middle_of_a_period(variant: str, tmp_path: Path) -
         reg.load_state_dict(state, method_state)
         steps(reg, model, optimizer, 3)
     zoo.assert_same(weights(model), expected)
+
+
+@pytest.mark.parametrize("learner", ["effects", "policy_gradient"])
+def test_a_run_that_was_killed_after_its_last_step_is_completed(learner: str) -> None:
+    """In the middle of a period; and a checkpoint that is written at once equals the one that was read."""
+    method, found = AttendOut(learner=learner, dropout_step=2, reward_data="split"), []
+    saved: Any = None
+    for resumed in (False, True):
+        model, batch = zoo.build("bert", **DOUBLE), zoo.batch_of("bert")
+        optimizer = optimizer_of(model)
+        options = {"optimizer": optimizer, "reward_data": [zoo.batch_of("bert", seed=8)], "seed": 4}
+        with regularize(model, method, **options) as reg:
+            if resumed:
+                state, method_state, of_model, of_optimizer = saved
+                model.load_state_dict(of_model)
+                optimizer.load_state_dict(of_optimizer)
+                reg.load_state_dict(state, method_state)
+                again, before = reg.method_state_dicts()[0], method_state[0]
+                assert again.keys() == before.keys()
+                zoo.assert_same(again["defender"]["model"], before["defender"]["model"])
+            else:
+                for _ in range(3):
+                    reg.loss(batch).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    reg.step()
+                saved = copy.deepcopy(
+                    (reg.state_dict(), reg.method_state_dicts(), model.state_dict(), optimizer.state_dict())
+                )
+        found.append((reg.metrics(), reg.method_state.final_report([batch]), reg.method_state.tensors(), model))
+    (metrics, learnt, tensors, model), (metrics_again, learnt_again, tensors_again, model_again) = found
+    assert metrics["attendout/period_share"] == 0.5
+    assert metrics_again == metrics
+    assert learnt_again == learnt != {}
+    zoo.assert_same(weights(model_again), weights(model))
+    assert tensors_again.keys() == tensors.keys()
+    for name, values in tensors.items():
+        zoo.assert_same(tensors_again[name], values)
 
 
 # --- What the generator decides
