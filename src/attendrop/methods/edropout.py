@@ -52,13 +52,14 @@ class EDropout(Method):
     Raises:
         AttendropError: An option is out of its range.
 
-    Source: Salehinejad and Valaee (2022), https://arxiv.org/abs/2006.04270: energy-based dropout as the AttendOut
-    papers cite it. There, filters and units of convolutional networks are dropped; here, attention heads. 0.9 for
-    mutation and crossover are the values of the authors' code. They use 0.5 and 8 states; the lower defaults
-    are ours, since heads are few and passes cost time. Their energy is the margin between the label's class and the
-    best other one; here it is the loss, which all tasks have. The energies of a batch decide the state of the next
-    step, not of the same, so that results do not depend on the split into micro-batches. Their network is pruned at the
-    end; here the trained model keeps all its heads, and the kept ones are scaled up in training.
+    Source: Salehinejad and Valaee (2022), https://arxiv.org/abs/2006.04270: the energy-based dropout that the AttendOut
+    papers cite, not Roder et al.'s E-Dropout (2020) of restricted Boltzmann machines, whose energy has no counterpart
+    in attention weights. There, filters and units of convolutional networks are dropped; here, attention heads. 0.9 for
+    mutation and crossover are the values of the authors' code. They use 0.5 and 8 states; the lower defaults are ours,
+    since heads are few and passes cost time. Their energy is the margin between the label's class and the best other
+    one; here it is the loss, which all tasks have. The energies of a batch decide the state of the next step, not of
+    the same, so that results do not depend on the split into micro-batches. Their network is pruned at the end; here
+    the trained model keeps all its heads, and the kept ones are scaled up in training.
     """
 
     name: ClassVar[str] = "edropout"
