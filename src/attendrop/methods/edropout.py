@@ -108,6 +108,7 @@ class _Population(MethodState):
         self.states: dict[str, Tensor] = {}
         self.challengers: dict[str, Tensor] = {}
         self.best = 0
+        self.learnt: Mapping[str, list[int]] = {}
         self.energies: Tensor | None = None
 
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
@@ -124,9 +125,8 @@ class _Population(MethodState):
 
     def dropped(self, key: SampleKey, layer: str, heads: int, number: int) -> Tensor:
         """Return the heads of a layer that a state drops, ``(heads,)``; numbers from ``population`` on: challengers."""
-        method = self.method
         if layer not in self.states:
-            self.states[layer] = _uniform(key, f"{layer}/start", method.population, heads) < method.p
+            self.states[layer] = self._first_states(key, layer, heads)
         if layer not in self.challengers:
             self.challengers[layer] = self._challengers(key, layer)
         return torch.cat([self.states[layer], self.challengers[layer]])[number]
@@ -154,6 +154,17 @@ class _Population(MethodState):
         return {
             "edropout": {layer: states[self.best].nonzero().flatten().tolist() for layer, states in self.states.items()}
         }
+
+    def restore(self, metrics: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self.learnt = metrics.get("edropout", {})
+
+    def _first_states(self, key: SampleKey, layer: str, heads: int) -> Tensor:
+        """Sample the states at the start, ``(population, heads)``; after :meth:`restore` all are what was learnt."""
+        method = self.method
+        if layer in self.learnt:
+            dropped = [head in self.learnt[layer] for head in range(heads)]
+            return torch.tensor(dropped).repeat(method.population, 1)
+        return _uniform(key, f"{layer}/start", method.population, heads) < method.p
 
     def _challengers(self, key: SampleKey, layer: str) -> Tensor:
         """Mutate and cross the states, ``(population, heads)``."""
