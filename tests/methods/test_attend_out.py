@@ -675,17 +675,37 @@ def test_variants_are_the_versions_of_the_papers() -> None:
     assert papers(variant="pruning", merge="best").merge == "best"
 
 
-def test_noise_masks_the_stated_share_of_ordinary_tokens() -> None:
+def noisy(batch: Mapping[str, Tensor], first: int = 0) -> Tensor:
+    """Tokens of a batch with noise, whose first row is that of a number in the global batch."""
     method_state = AttendOutState.__new__(AttendOutState)
-    model = zoo.build("bert")
-    method_state.training = zoo.training(model, mask_token=39, special_tokens=(zoo.EOS, zoo.PAD))
+    method_state.training = zoo.training(zoo.build("bert"), mask_token=39, special_tokens=(zoo.EOS, zoo.PAD))
+    micro = Micro(dict(batch), list(batch), SampleKey(0, 3, first, len(batch["input_ids"])))
+    found: Tensor = method_state._noisy(micro)["input_ids"]
+    return found
+
+
+def test_noise_masks_the_stated_share_of_ordinary_tokens() -> None:
     tokens = torch.full((64, 40), 7)
     tokens[:, -1] = zoo.EOS
-    noisy = method_state._noisy(Micro({"input_ids": tokens}, ["input_ids"], SampleKey(0, 3, 0, 64)))["input_ids"]
-    changed = noisy != tokens
-    assert (noisy[changed] == 39).all()
+    found = noisy({"input_ids": tokens})
+    changed = found != tokens
+    assert (found[changed] == 39).all()
     assert not changed[:, -1].any()
     assert float(changed[:, :-1].double().mean()) == pytest.approx(0.15, abs=0.03)
+
+
+@pytest.mark.parametrize("name", ["bert", "bert-choice"])
+def test_noise_depends_on_neither_padding_nor_micro_batches(name: str) -> None:
+    rows = zoo.rows(name, (30, 20, 25, 30), labels=False)
+    whole = noisy(zoo.collate(rows))
+    assert (whole == 39).any()
+    parts = [noisy(zoo.collate(rows[start : start + 2]), start) for start in (0, 2)]
+    assert torch.equal(torch.cat(parts), whole)
+    assert torch.equal(noisy(zoo.collate(rows, extra=4))[..., :30], whole)
+    left = noisy(zoo.collate(rows, extra=4, left=True))
+    for row, found, shifted in zip(rows, whole, left, strict=True):
+        length = row["input_ids"].shape[-1]
+        assert torch.equal(shifted[..., -length:], found[..., :length])
 
 
 def test_likelihoods_are_those_of_bernoulli_draws() -> None:

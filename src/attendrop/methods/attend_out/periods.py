@@ -226,11 +226,15 @@ class AttendOutState(MethodState):
             return self.training.metric(outputs.logits.float().cpu().numpy(), batch["labels"].cpu().numpy())
 
     def _noisy(self, micro: Micro) -> Batch:
+        """Mask tokens of a micro-batch at random, whatever its padding and its part of the global batch."""
         tokens = micro.batch["input_ids"]
-        shape = (1, 1, tokens[..., 0].numel(), tokens.shape[-1])
-        key = SampleKey(micro.key.seed, micro.key.step, micro.key.first, 1)
-        origins = torch.zeros(1, 2, dtype=torch.long, device=tokens.device)
-        noise = sample_mask(_NOISE, key, "noise", shape, origins, tokens.device).view(tokens.shape)
+        mask = micro.batch.get("attention_mask")
+        valid = torch.ones_like(tokens) if mask is None or mask.shape != tokens.shape else mask
+        sequences, length = tokens[..., 0].numel(), tokens.shape[-1]
+        first = valid.view(sequences, length).bool().int().argmax(-1)
+        origins = torch.stack([torch.zeros_like(first), first], -1)
+        shape = (sequences, 1, 1, length)
+        noise = sample_mask(_NOISE, micro.key, "noise", shape, origins, tokens.device).view(tokens.shape)
         for special in self.training.special_tokens:
             noise &= tokens != special
         assert self.training.mask_token is not None
