@@ -64,8 +64,6 @@ def steps(setting: Setting) -> Iterator[Row]:
                 ours = peak_memory(bench, contender, batch, _STEPS + 1 if key in periods else 1)[0]
                 note = f"{ours / 2**20:.0f} MiB / {plain / 2**20:.0f} MiB"
                 yield Row(f"peak memory, {key} / stock", case, [ours / plain], None, note=note)
-    for key, contender in {"stock": bench.stock, **singles, **periods}.items():
-        yield Row(f"waits for the device in a step, {key}", case, [host_waits(bench, contender, batch)], None)
 
 
 def inference(setting: Setting) -> Iterator[Row]:

@@ -13,6 +13,7 @@ from attendrop import AttendOut, regularize
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.keyed_random import SampleKey
 from attendrop.methods.attend_out.attacker import Attack, Micro, replayed
+from attendrop.methods.attend_out.first_batch import FirstBatch
 from attendrop.methods.attend_out.generator_players import GeneratorPlayers
 from attendrop.methods.core.context import StepContext
 from attendrop.methods.core.running_statistics import RunningStatistics
@@ -43,7 +44,7 @@ def players_of(
         model, batch, SampleKey(0, 0, 0, len(batch["labels"])), RunningStatistics(), "attendout", adapter_if_any=adapter
     )
     training = zoo.training(model, optimizer=optimizer_of(model), reward_data=object())
-    return GeneratorPlayers(papers(**options), training, context), context
+    return GeneratorPlayers(papers(**options), training, FirstBatch.of(context)), context
 
 
 def attack_of(players: GeneratorPlayers, context: StepContext) -> tuple[Attack, Micro]:

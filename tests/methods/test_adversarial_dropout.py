@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attendrop import AdversarialDropout, AttendropError, Compose, Vanilla, regularize
 from attendrop.keyed_random import SampleKey, sample_mask
+from attendrop.methods import adversarial_dropout
 from attendrop.methods.adversarial_dropout import flipped
 
 LENGTHS = (8, 5, 3)
@@ -60,13 +61,39 @@ def test_the_loss() -> None:
     inside = batch["attention_mask"].bool()
     valid = (inside[:, None, None] & inside[:, None, :, None]).expand(3, 2, 8, 8)
     changed = {
-        key: changed_by_hand(masks[key].detach(), gradient, valid, 0.1) / 0.8
+        key: changed_by_hand(masks[key].detach(), gradient, valid & (gradient != 0).any(-1, keepdim=True), 0.1) / 0.8
         for key, gradient in zip(keys, gradients, strict=True)
     }
     second = weighted(model, batch, changed).loss
     torch.testing.assert_close(loss, first + 0.7 * second, rtol=1e-6, atol=1e-6)
     assert raised == pytest.approx((second - first).item(), abs=1e-6)
     assert raised > 0
+
+
+def numbers_changed(name: str, monkeypatch: pytest.MonkeyPatch, **padding: int) -> list[list[int]]:
+    """How many positions of each layer and sequence are changed, in the order of execution."""
+    found = []
+
+    def counted(mask: Tensor, *given: Any) -> Tensor:
+        after = flipped(mask, *given)
+        found.append((after != mask).flatten(1).sum(-1).tolist())
+        return after
+
+    monkeypatch.setattr(adversarial_dropout, "flipped", counted)
+    with regularize(zoo.build(name, dtype=torch.float64), AdversarialDropout(p=0.2, delta=0.05)) as reg:
+        reg.loss(zoo.batch_of(name, (12, 5), **padding))
+    monkeypatch.undo()
+    return found
+
+
+def test_delta_is_a_fraction_of_the_positions_that_the_loss_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last layer of BERT has one row of 12 and 5 keys in each of 2 heads."""
+    assert numbers_changed("bert", monkeypatch) == [[14, 2], [1, 0]]
+
+
+@pytest.mark.parametrize("name", ["bart", "t5"])
+def test_padded_targets_do_not_count(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert numbers_changed(name, monkeypatch) == numbers_changed(name, monkeypatch, extra=20)
 
 
 def test_it_takes_the_place_of_the_models_own_attention_dropout() -> None:

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop import AttendropError, Compose, DropHead, FineTune, regularize
+from attendrop import AttendOut, AttendropError, Compose, DropHead, FineTune, regularize
 from attendrop.attention.adapter import ModelAdapter, find_attention_layers
 from attendrop.keyed_random import SampleKey
 from attendrop.methods.attend_out import periods
@@ -320,7 +320,10 @@ def test_after_a_period_both_are_the_survivor(merge: str) -> None:
 
     run(papers(merge=merge, dropout_step=3, temperature=0.01), 18, watch=watch)
     assert len(survivors) == 6
-    assert set(survivors) == ({True} if merge == "attacker" else {True, False})
+    if merge == "attacker":
+        assert all(survivors)
+    elif ON_CPU:  # of other draws of dropout, one model may survive every time
+        assert set(survivors) == {True, False}
 
 
 @pytest.mark.parametrize("gap", [-0.2, 0.0, 0.05, 0.3])
@@ -426,7 +429,9 @@ def test_the_global_random_numbers_are_those_of_plain_fine_tuning() -> None:
 
 @pytest.mark.gpu  # on a CPU, both are on the same device
 def test_the_defender_may_live_elsewhere() -> None:
-    elsewhere, here = run(papers(dropout_step=2, defender_device="cpu"), 4), run(papers(dropout_step=2), 4)
+    # Without dropout, which draws other numbers elsewhere.
+    elsewhere = run(papers(dropout_step=2, defender_device="cpu"), 4, model=zoo.build("bert", **DOUBLE))
+    here = run(papers(dropout_step=2), 4, model=zoo.build("bert", **DOUBLE))
     zoo.assert_same(weights(elsewhere), weights(here), 1e-4)
 
 
@@ -513,6 +518,44 @@ def test_state_goes_on_in_the_middle_of_a_period(variant: str, tmp_path: Path) -
         reg.load_state_dict(state, method_state)
         steps(reg, model, optimizer, 3)
     zoo.assert_same(weights(model), expected)
+
+
+@pytest.mark.parametrize("learner", ["effects", "policy_gradient"])
+def test_a_run_that_was_killed_after_its_last_step_is_completed(learner: str) -> None:
+    """In the middle of a period; and a checkpoint that is written at once equals the one that was read."""
+    method, found = AttendOut(learner=learner, dropout_step=2, reward_data="split"), []
+    saved: Any = None
+    for resumed in (False, True):
+        model, batch = zoo.build("bert", **DOUBLE), zoo.batch_of("bert")
+        optimizer = optimizer_of(model)
+        options = {"optimizer": optimizer, "reward_data": [zoo.batch_of("bert", seed=8)], "seed": 4}
+        with regularize(model, method, **options) as reg:
+            if resumed:
+                state, method_state, of_model, of_optimizer = saved
+                model.load_state_dict(of_model)
+                optimizer.load_state_dict(of_optimizer)
+                reg.load_state_dict(state, method_state)
+                again, before = reg.method_state_dicts()[0], method_state[0]
+                assert again.keys() == before.keys()
+                zoo.assert_same(again["defender"]["model"], before["defender"]["model"])
+            else:
+                for _ in range(3):
+                    reg.loss(batch).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    reg.step()
+                saved = copy.deepcopy(
+                    (reg.state_dict(), reg.method_state_dicts(), model.state_dict(), optimizer.state_dict())
+                )
+        found.append((reg.metrics(), reg.method_state.final_report([batch]), reg.method_state.tensors(), model))
+    (metrics, learnt, tensors, model), (metrics_again, learnt_again, tensors_again, model_again) = found
+    assert metrics["attendout/period_share"] == 0.5
+    assert metrics_again == metrics
+    assert learnt_again == learnt != {}
+    zoo.assert_same(weights(model_again), weights(model))
+    assert tensors_again.keys() == tensors.keys()
+    for name, values in tensors.items():
+        zoo.assert_same(tensors_again[name], values)
 
 
 # --- What the generator decides
@@ -637,17 +680,37 @@ def test_variants_are_the_versions_of_the_papers() -> None:
     assert papers(variant="pruning", merge="best").merge == "best"
 
 
-def test_noise_masks_the_stated_share_of_ordinary_tokens() -> None:
+def noisy(batch: Mapping[str, Tensor], first: int = 0) -> Tensor:
+    """Tokens of a batch with noise, whose first row is that of a number in the global batch."""
     method_state = AttendOutState.__new__(AttendOutState)
-    model = zoo.build("bert")
-    method_state.training = zoo.training(model, mask_token=39, special_tokens=(zoo.EOS, zoo.PAD))
+    method_state.training = zoo.training(zoo.build("bert"), mask_token=39, special_tokens=(zoo.EOS, zoo.PAD))
+    micro = Micro(dict(batch), list(batch), SampleKey(0, 3, first, len(batch["input_ids"])))
+    found: Tensor = method_state._noisy(micro)["input_ids"]
+    return found
+
+
+def test_noise_masks_the_stated_share_of_ordinary_tokens() -> None:
     tokens = torch.full((64, 40), 7)
     tokens[:, -1] = zoo.EOS
-    noisy = method_state._noisy(Micro({"input_ids": tokens}, ["input_ids"], SampleKey(0, 3, 0, 64)))["input_ids"]
-    changed = noisy != tokens
-    assert (noisy[changed] == 39).all()
+    found = noisy({"input_ids": tokens})
+    changed = found != tokens
+    assert (found[changed] == 39).all()
     assert not changed[:, -1].any()
     assert float(changed[:, :-1].double().mean()) == pytest.approx(0.15, abs=0.03)
+
+
+@pytest.mark.parametrize("name", ["bert", "bert-choice"])
+def test_noise_depends_on_neither_padding_nor_micro_batches(name: str) -> None:
+    rows = zoo.rows(name, (30, 20, 25, 30), labels=False)
+    whole = noisy(zoo.collate(rows))
+    assert (whole == 39).any()
+    parts = [noisy(zoo.collate(rows[start : start + 2]), start) for start in (0, 2)]
+    assert torch.equal(torch.cat(parts), whole)
+    assert torch.equal(noisy(zoo.collate(rows, extra=4))[..., :30], whole)
+    left = noisy(zoo.collate(rows, extra=4, left=True))
+    for row, found, shifted in zip(rows, whole, left, strict=True):
+        length = row["input_ids"].shape[-1]
+        assert torch.equal(shifted[..., -length:], found[..., :length])
 
 
 def test_likelihoods_are_those_of_bernoulli_draws() -> None:

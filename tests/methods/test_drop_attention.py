@@ -12,7 +12,7 @@ from torch import Tensor
 from attendrop import AttendropError, Compose, DropAttention, Vanilla, regularize
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit
+from attendrop.attention.edits import AttentionComputation, AttentionEdit
 from attendrop.keyed_random import SampleKey, sample_mask
 from attendrop.methods.core.context import StepContext
 from attendrop.methods.core.registry import build_method
@@ -69,6 +69,37 @@ def test_the_rest_of_a_row_is_divided_by_its_sum_without_a_gradient_of_the_sum(u
             assert after[j] == pytest.approx(value, rel=1e-6)
             assert slope[j] == pytest.approx(derivative, rel=1e-6)
     assert wholes > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_small_weights_are_normalised_and_have_finite_gradients(dtype: torch.dtype) -> None:
+    """The first key takes nearly all the weight; of a row without it, float16 has few digits left, or none."""
+    edit = edit_of(DropAttention(p=0.4, unit="element"), None)
+    scores = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
+    scores[..., 0] = torch.linspace(6, 90, 9)
+    scores.requires_grad_()
+    assert edit.weights is not None
+    found = edit.weights(scores.softmax(-1).to(dtype))
+    torch.testing.assert_close(found.float().sum(-1), torch.ones(SHAPE[:3]), rtol=0, atol=0.02)
+    (100 * found * torch.arange(1.0, 10).to(dtype)).sum().backward()
+    assert scores.grad is not None and torch.isfinite(scores.grad).all()
+
+
+def test_a_row_that_loses_its_keys_to_two_methods_is_uniform(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    make = AttentionComputation._weights_after
+
+    def weights_after(computation: AttentionComputation, edit: AttentionEdit) -> Tensor:
+        found.append(make(computation, edit))
+        return found[-1]
+
+    monkeypatch.setattr(AttentionComputation, "_weights_after", weights_after)
+    batch = zoo.batch_of("bert", (4, 4, 4))
+    with regularize(zoo.build("bert", dtype=torch.float64), Compose(Vanilla(p=0.5), DropAttention(p=0.5))) as reg:
+        reg.loss(batch)
+    rows = torch.stack(found)
+    torch.testing.assert_close(rows.sum(-1), torch.ones(2, 3, 2, 4, dtype=torch.float64))
+    assert (rows == 0.25).all(-1).any()
 
 
 def dropped(method: DropAttention, valid: Tensor | None, shape: tuple[int, int, int, int]) -> Tensor:

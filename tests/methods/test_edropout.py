@@ -14,6 +14,7 @@ from torch import Tensor
 from attendrop import AttendOut, AttendropError, Compose, EDropout, SuperT
 from attendrop.keyed_random import SampleKey
 from attendrop.methods.edropout import _Population
+from attendrop.reports.drop_decisions import DropMoment, Learnt, record_drops
 from attendrop.training.regularization import Regularization
 
 KEY = SampleKey(0, 0, 0, 3)
@@ -101,6 +102,19 @@ def test_an_energy_that_is_not_finite_loses() -> None:
     population.after_step(1)
     assert population.states["encoder.0"].flatten().tolist() == [False, True, False, False]
     assert population.best == 1
+
+
+def test_what_a_finished_run_drops_is_shown() -> None:
+    """In all layers, and at any step: the heads that its report names."""
+    model = zoo.build("bert", num_attention_heads=4)
+    learnt = {"encoder.0": [1, 2], "encoder.1": []}
+    for step in range(3):
+        found = record_drops(
+            model, EDropout(p=0.5), zoo.batch_of("bert"), DropMoment(step=step), learnt=Learnt({"edropout": learnt})
+        )
+        for shown in found:
+            drops = [drop.dropped.flatten(2).any(-1).all(0) for drop in shown.layers.values()]
+            assert [drop.nonzero().flatten().tolist() for drop in drops] == list(learnt.values())
 
 
 def test_almost_no_dropping_is_plain_fine_tuning() -> None:

@@ -10,7 +10,7 @@ import torch
 from helpers import tiny, zoo
 from safetensors.torch import load_file
 
-from attendrop import L2SP, AttendropError, Compose, LayerReinit, Mixout, SuperT, regularize
+from attendrop import L2SP, AttendropError, ChildTuning, Compose, LayerReinit, Mixout, SuperT, regularize
 from attendrop.runs.train import train
 
 
@@ -83,6 +83,19 @@ def test_only_the_first_step_reinitialises() -> None:
         reg.loss(batch)
         assert torch.equal(before, model.bert.pooler.dense.weight)
         assert reg.logs()["layer_reinit/active"] == 1
+
+
+def test_fisher_information_is_that_of_the_new_weights() -> None:
+    found = []
+    for method in (ChildTuning(variant="D"), Compose(ChildTuning(variant="D"), LayerReinit())):
+        model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+        if not found:
+            LayerReinit().prepare(model, seed=0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with regularize(model, method, optimizer=optimizer, train_data=[batch]) as reg:
+            reg.loss(batch)
+            found.append(reg.method_state.tensors()["fisher_mask"])
+    zoo.assert_same(*found)
 
 
 def test_what_cannot_be_reinitialised_is_refused() -> None:

@@ -29,7 +29,8 @@ class AdversarialDropout(Method):
     The batch runs with dropout of attention weights, in place of the model's own: each is kept with probability
     ``1 - p`` and divided by it. The gradient of the loss by the mask ``m`` of zeros and ones tells which changes raise
     the loss: dropping a weight whose gradient is negative, keeping a dropped one whose gradient is positive. In each
-    layer and sequence, those with the largest gradients are changed, at most the fraction ``delta`` of the positions.
+    layer and sequence, those with the largest gradients are changed, at most the fraction ``delta`` of the positions
+    that the loss depends on: of a model that classifies by the first token, only that token's row in the last layer.
     The batch runs again with the changed mask. The loss is that of the first pass plus ``weight`` times that of the
     second. Two forward and three backward passes per step, of which one does not compute gradients of parameters.
 
@@ -39,7 +40,8 @@ class AdversarialDropout(Method):
 
     Args:
         p: Probability that a weight is dropped at random, in (0, 1).
-        delta: Maximum fraction of the valid positions of a layer and sequence to change, in (0, 1).
+        delta: Maximum fraction to change of the valid positions of a layer and sequence that the loss depends on, in
+            (0, 1).
         weight: Weight of the loss with the changed mask (the paper's lambda), above 0.
         layers: ``"all"``, ``"first"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
 
@@ -123,7 +125,9 @@ class _Sampled(RandomMaskPlan):
             return gradients_of(loss * factor, keys, masks, keep_graph=True)
 
         found = finite_gradients(gradients, self.context.model)
-        return {key: flipped(self.masks[key], found[key], self.valid[key], delta) for key in keys}
+        # Rows without a gradient are those that no later layer or head reads, and padding of a decoder's targets.
+        read = {key: self.valid[key] & (found[key] != 0).any(-1, keepdim=True) for key in keys}
+        return {key: flipped(self.masks[key], found[key], read[key], delta) for key in keys}
 
 
 class _Changed(RandomMaskPlan):

@@ -13,6 +13,7 @@ from torch import Tensor
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.plan import Plan
+from attendrop.attribution.finite_gradients import wide
 from attendrop.keyed_random import sample_mask
 from attendrop.methods.common.random_mask import RandomMaskPlan
 from attendrop.methods.core.base import Method
@@ -32,7 +33,7 @@ class DropAttention(Method):
     Some attention weights of each head are set to zero, and each row is divided by its sum: ``w / sum w``. No gradient
     is computed of the sum. ``unit="element"`` drops weights one by one; ``"column"`` drops a key for all queries.
     ``window`` is the number of neighbouring elements of a row, or of neighbouring columns, that are dropped together. A
-    row that is dropped whole attends equally to its valid keys. One pass per step.
+    row that is left without any weight attends equally to its valid keys. One pass per step.
 
     Example:
         >>> with regularize(model, DropAttention(p=0.2, unit="column")) as reg:
@@ -85,14 +86,18 @@ class _Renormalised(RandomMaskPlan):
     def make(self, call: AttentionCall) -> AttentionEdit:
         valid = torch.ones(1, dtype=torch.bool, device=call.device) if call.valid is None else call.valid
         kept = valid & ~self.drop_mask(call)
-        whole = ~kept.any(-1, keepdim=True)
         self.report(call, ~kept)
-        equal = (valid / valid.expand(call.shape).sum(-1, keepdim=True).clamp(min=1)).expand(call.shape)
+        number = valid.expand(call.shape).sum(-1, keepdim=True).clamp(min=1)
 
         def renormalised(weights: Tensor) -> Tensor:
-            rest = weights * kept
-            total = rest.detach().sum(-1, keepdim=True).clamp(min=torch.finfo(rest.dtype).tiny)
-            return torch.where(whole, equal.to(rest.dtype), rest / total)
+            largest = torch.finfo(weights.dtype).max
+            rest = wide(weights).masked_fill(~kept, 0)
+            if rest.requires_grad:  # a gradient divided by a small sum may overflow; that of the scores is small again
+                rest.register_hook(lambda gradient: gradient.clamp(-largest, largest))  # type: ignore[no-untyped-call]
+            total = rest.detach().sum(-1, keepdim=True)
+            lost = total == 0
+            equal = valid.to(rest.dtype) / number
+            return torch.where(lost, equal, rest / total.masked_fill(lost, 1)).to(weights.dtype)
 
         return AttentionEdit(weights=renormalised, dropout=0.0)
 

@@ -52,13 +52,14 @@ class EDropout(Method):
     Raises:
         AttendropError: An option is out of its range.
 
-    Source: Salehinejad and Valaee (2022), https://arxiv.org/abs/2006.04270: energy-based dropout as the AttendOut
-    papers cite it. There, filters and units of convolutional networks are dropped; here, attention heads. 0.9 for
-    mutation and crossover are the values of the authors' code. They use 0.5 and 8 states; the lower defaults
-    are ours, since heads are few and passes cost time. Their energy is the margin between the label's class and the
-    best other one; here it is the loss, which all tasks have. The energies of a batch decide the state of the next
-    step, not of the same, so that results do not depend on the split into micro-batches. Their network is pruned at the
-    end; here the trained model keeps all its heads, and the kept ones are scaled up in training.
+    Source: Salehinejad and Valaee (2022), https://arxiv.org/abs/2006.04270: the energy-based dropout that the AttendOut
+    papers cite, not Roder et al.'s E-Dropout (2020) of restricted Boltzmann machines, whose energy has no counterpart
+    in attention weights. There, filters and units of convolutional networks are dropped; here, attention heads. 0.9 for
+    mutation and crossover are the values of the authors' code. They use 0.5 and 8 states; the lower defaults are ours,
+    since heads are few and passes cost time. Their energy is the margin between the label's class and the best other
+    one; here it is the loss, which all tasks have. The energies of a batch decide the state of the next step, not of
+    the same, so that results do not depend on the split into micro-batches. Their network is pruned at the end; here
+    the trained model keeps all its heads, and the kept ones are scaled up in training.
     """
 
     name: ClassVar[str] = "edropout"
@@ -107,6 +108,7 @@ class _Population(MethodState):
         self.states: dict[str, Tensor] = {}
         self.challengers: dict[str, Tensor] = {}
         self.best = 0
+        self.learnt: Mapping[str, list[int]] = {}
         self.energies: Tensor | None = None
 
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
@@ -123,9 +125,8 @@ class _Population(MethodState):
 
     def dropped(self, key: SampleKey, layer: str, heads: int, number: int) -> Tensor:
         """Return the heads of a layer that a state drops, ``(heads,)``; numbers from ``population`` on: challengers."""
-        method = self.method
         if layer not in self.states:
-            self.states[layer] = _uniform(key, f"{layer}/start", method.population, heads) < method.p
+            self.states[layer] = self._first_states(key, layer, heads)
         if layer not in self.challengers:
             self.challengers[layer] = self._challengers(key, layer)
         return torch.cat([self.states[layer], self.challengers[layer]])[number]
@@ -153,6 +154,17 @@ class _Population(MethodState):
         return {
             "edropout": {layer: states[self.best].nonzero().flatten().tolist() for layer, states in self.states.items()}
         }
+
+    def restore(self, metrics: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self.learnt = metrics.get("edropout", {})
+
+    def _first_states(self, key: SampleKey, layer: str, heads: int) -> Tensor:
+        """Sample the states at the start, ``(population, heads)``; after :meth:`restore` all are what was learnt."""
+        method = self.method
+        if layer in self.learnt:
+            dropped = [head in self.learnt[layer] for head in range(heads)]
+            return torch.tensor(dropped).repeat(method.population, 1)
+        return _uniform(key, f"{layer}/start", method.population, heads) < method.p
 
     def _challengers(self, key: SampleKey, layer: str) -> Tensor:
         """Mutate and cross the states, ``(population, heads)``."""

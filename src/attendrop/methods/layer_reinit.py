@@ -71,6 +71,7 @@ class LayerReinit(Method):
     )
 
     edits_pretrained_weights: ClassVar[bool] = True
+    order: ClassVar[int] = -2  # the weights are new before another method measures them
 
     layers: int = option(1, count(), search=(2, 3))
     pooler: bool = option(True, SWITCH)

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 
 from attendrop.attention.interface import forget_implementation
 from attendrop.errors import AttendropError
-from attendrop.tasks.heads.registry import saved_model_class
 
 # Not config.json, so that transformers raises an error instead of loading an incomplete model.
 CONFIG = "pruned_config.json"
@@ -34,6 +33,8 @@ def model_class(folder: Path, name: Any, config: Mapping[str, Any]) -> Any:
         name: Name of the class.
         config: Configuration of the model.
     """
+    from attendrop.tasks.heads.registry import saved_model_class  # needs packages that pruning does not
+
     found = saved_model_class(str(name), config.get("model_type", ""))
     if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
         raise AttendropError(f"The model in '{folder}' is of an unknown class, {name!r}.")

@@ -15,6 +15,7 @@ from torch import Tensor
 from attendrop.attention.plan import ConstantAttention
 from attendrop.batches import Batch
 from attendrop.methods.attend_out.attacker import Count, Micro
+from attendrop.methods.attend_out.first_batch import FirstBatch
 from attendrop.methods.attend_out.layer_effects import LayerEffects
 from attendrop.methods.attend_out.noise_control import LEVEL, Period, noise_band
 from attendrop.methods.attend_out.options import AttendOutOptions
@@ -34,7 +35,7 @@ class EffectPlayers(Players):
     Args:
         method: The options.
         training: The attacker and its optimizer.
-        context: The first micro-batch.
+        first: The first batch.
 
     Attributes:
         effects: Estimated effects of dropping each layer on the reward.
@@ -42,14 +43,14 @@ class EffectPlayers(Players):
         probabilities: Probability of each layer to be dropped in the current period.
     """
 
-    def __init__(self, method: AttendOutOptions, training: TrainingContext, context: StepContext) -> None:
+    def __init__(self, method: AttendOutOptions, training: TrainingContext, first: FirstBatch) -> None:
         super().__init__(method, training)
         self.method = method
-        self.attention_layers = method.selected_layers(context.adapter.attention_layers)
+        self.attention_layers = method.selected_layers(first.attention_layers)
         self.effects = LayerEffects(len(self.attention_layers))
         self.history: list[Period] = []
         self.probabilities = self._by_layer(self.effects.probabilities(method.init_drop_prob))
-        self._seed = context.key.seed
+        self._seed = first.seed
 
     def actions(self) -> dict[str, bool]:
         """Return whether each layer is dropped in the current period, the same in all processes."""

@@ -14,6 +14,7 @@ from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.batches import Batch
 from attendrop.errors import AttendropError
 from attendrop.methods.attend_out.attacker import Attack, Count, Decide, Micro, replayed
+from attendrop.methods.attend_out.first_batch import FirstBatch
 from attendrop.methods.attend_out.options import AttendOutOptions
 from attendrop.methods.attend_out.players import Players
 from attendrop.methods.attend_out.policy import Policy
@@ -26,11 +27,11 @@ class GeneratorPlayers(Policy, Players):
     Args:
         method: The options.
         training: The attacker and its optimizer.
-        context: The first micro-batch.
+        first: The first batch.
     """
 
-    def __init__(self, method: AttendOutOptions, training: TrainingContext, context: StepContext) -> None:
-        Policy.__init__(self, method, training, context)
+    def __init__(self, method: AttendOutOptions, training: TrainingContext, first: FirstBatch) -> None:
+        Policy.__init__(self, method, training, first)
         Players.__init__(self, method, training)
         self.baseline = 0.0
         self.learned = [parameter for parameter in self.generator.parameters() if parameter.requires_grad]
@@ -144,6 +145,7 @@ class GeneratorPlayers(Policy, Players):
             "generator": self.generator.state_dict(),
             "generator_optimizer": self.optimizer.state_dict(),
             "generator_schedule": self.schedule.state_dict(),
+            "autocast": self.autocast,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -152,3 +154,4 @@ class GeneratorPlayers(Policy, Players):
         self.generator.load_state_dict(state["generator"])
         self.optimizer.load_state_dict(state["generator_optimizer"])
         self.schedule.load_state_dict(state["generator_schedule"])
+        self.autocast = state["autocast"]

@@ -17,6 +17,7 @@ from attendrop.keyed_random import SampleKey, sample_mask
 from attendrop.methods.attend_out.attacker import Micro, number_of
 from attendrop.methods.attend_out.defender import Defender
 from attendrop.methods.attend_out.effect_players import EffectPlayers
+from attendrop.methods.attend_out.first_batch import FirstBatch
 from attendrop.methods.attend_out.generator_players import GeneratorPlayers
 from attendrop.methods.attend_out.options import AttendOutOptions
 from attendrop.methods.attend_out.players import Players
@@ -29,7 +30,7 @@ _NOISE = 0.15
 class AttendOutState(MethodState):
     """Algorithm 1 of both papers, for one model.
 
-    The networks are created at the first batch, which is needed to trace the embeddings.
+    The networks are created at the first batch, which is needed to trace the embeddings, or from a checkpoint.
     """
 
     method: AttendOutOptions
@@ -41,8 +42,8 @@ class AttendOutState(MethodState):
         self.updates = 0
         self.period: list[list[Micro]] = [[]]
         self.probabilities: dict[str, Tensor] = {}
+        self.first: FirstBatch | None = None
         self.players: Players | None = None
-        self._resumed: Mapping[str, Any] | None = None
         self._finished: tuple[Mapping[str, Any], Mapping[str, Mapping[str, Tensor]]] | None = None
 
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
@@ -78,9 +79,9 @@ class AttendOutState(MethodState):
         return self._dropout_step(self.players)
 
     def state_dict(self) -> dict[str, Any]:
-        if self.players is None:
+        if self.players is None or self.first is None:
             return {}
-        return {"updates": self.updates, **self.players.state_dict()}
+        return {"updates": self.updates, "first": self.first.state_dict(), **self.players.state_dict()}
 
     def rank_state_dict(self) -> dict[str, Any]:
         steps = [[micro.state_dict() for micro in step] for step in self.period]
@@ -93,7 +94,8 @@ class AttendOutState(MethodState):
         device = next(self.training.model.parameters()).device
         self.period = [[Micro.load(found, device) for found in step] for step in rank_state["period"]]
         self.probabilities = to_device(rank_state["probabilities"], device)
-        self._resumed = state
+        self.players = self._create(FirstBatch.load(state["first"], device))
+        self.players.load_state_dict(state)
 
     def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
         return {} if self.players is None else self.players.final_report(self.training.model, batches)
@@ -121,15 +123,17 @@ class AttendOutState(MethodState):
                     f"score_on='noisy_train' masks tokens, and the batch for {type(context.model).__name__} has no "
                     "'input_ids'; use score_on='train' or 'reward_data'."
                 )
-            learner = EffectPlayers if self.method.learner == "effects" else GeneratorPlayers
-            self.players = learner(self.method, self.training, context)
-            self.players.defender.before_step = self.training.act_on_second_model(self.players.defender.model)
-            if self._resumed is not None:
-                self.players.load_state_dict(self._resumed)
-                self._resumed = None
+            self.players = self._create(FirstBatch.of(context))
             if self._finished is not None:
                 self.players.restore(*self._finished)
         return self.players
+
+    def _create(self, first: FirstBatch) -> Players:
+        self.first = first
+        learner = EffectPlayers if self.method.learner == "effects" else GeneratorPlayers
+        players = learner(self.method, self.training, first)
+        players.defender.before_step = self.training.act_on_second_model(players.defender.model)
+        return players
 
     def _dropout_step(self, players: Players) -> dict[str, float]:
         """End a period: score both networks, reward and update the generator, and merge the networks."""
@@ -222,11 +226,15 @@ class AttendOutState(MethodState):
             return self.training.metric(outputs.logits.float().cpu().numpy(), batch["labels"].cpu().numpy())
 
     def _noisy(self, micro: Micro) -> Batch:
+        """Mask tokens of a micro-batch at random, whatever its padding and its part of the global batch."""
         tokens = micro.batch["input_ids"]
-        shape = (1, 1, tokens[..., 0].numel(), tokens.shape[-1])
-        key = SampleKey(micro.key.seed, micro.key.step, micro.key.first, 1)
-        origins = torch.zeros(1, 2, dtype=torch.long, device=tokens.device)
-        noise = sample_mask(_NOISE, key, "noise", shape, origins, tokens.device).view(tokens.shape)
+        mask = micro.batch.get("attention_mask")
+        valid = torch.ones_like(tokens) if mask is None or mask.shape != tokens.shape else mask
+        sequences, length = tokens[..., 0].numel(), tokens.shape[-1]
+        first = valid.view(sequences, length).bool().int().argmax(-1)
+        origins = torch.stack([torch.zeros_like(first), first], -1)
+        shape = (sequences, 1, 1, length)
+        noise = sample_mask(_NOISE, micro.key, "noise", shape, origins, tokens.device).view(tokens.shape)
         for special in self.training.special_tokens:
             noise &= tokens != special
         assert self.training.mask_token is not None

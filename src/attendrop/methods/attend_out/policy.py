@@ -11,9 +11,10 @@ from torch import Tensor
 from attendrop.attention.isolation import forked_rng
 from attendrop.attention.layers import select_self_attention
 from attendrop.errors import AttendropError
+from attendrop.methods.attend_out.first_batch import FirstBatch
 from attendrop.methods.attend_out.generator import Draft, Generator
 from attendrop.methods.attend_out.options import AttendOutOptions
-from attendrop.methods.core.context import StepContext, TrainingContext
+from attendrop.methods.core.context import TrainingContext
 
 
 class Policy:
@@ -22,7 +23,7 @@ class Policy:
     Args:
         method: The options.
         training: The model to drop in.
-        context: The first micro-batch, whose inputs are used to trace the embeddings.
+        first: The first batch, whose inputs are used to trace the embeddings.
 
     Attributes:
         attention_layers: The layers to drop in.
@@ -30,11 +31,11 @@ class Policy:
         layers: All self-attention layers up to the last of these, by key; the generator is applied for each.
     """
 
-    def __init__(self, method: AttendOutOptions, training: TrainingContext, context: StepContext) -> None:
+    def __init__(self, method: AttendOutOptions, training: TrainingContext, first: FirstBatch) -> None:
         self.method = method
-        self.attention_layers = method.selected_layers(context.adapter.attention_layers)
+        self.attention_layers = method.selected_layers(first.attention_layers)
         self.selected_keys = {layer.key for layer in self.attention_layers}
-        every = select_self_attention(context.adapter.attention_layers, "all")
+        every = select_self_attention(first.attention_layers, "all")
         self.layers = {
             layer.key: layer for layer in every if layer.index <= max(chosen.index for chosen in self.attention_layers)
         }
@@ -48,12 +49,12 @@ class Policy:
             self.generator = Generator(
                 training.model,
                 every[0].name,
-                context.inputs,
+                first.inputs,
                 heads=own_heads,
                 feed_forward=method.generator_feed_forward,
                 init_drop_prob=method.init_drop_prob,
                 learn_bias=method.learn_bias,
-                seed=context.key.seed,
+                seed=first.seed,
             )
         self.autocast: torch.dtype | None = None
         self.by_score = method.granularity == "score"

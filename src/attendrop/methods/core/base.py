@@ -51,8 +51,9 @@ class Method:
         self_attention_only: Whether it acts on self-attention only: the selected layers of the encoder, or, if there
             are none, those of the decoder.
         skips_parameters: Whether some parameters may get no gradient in a step (needed for DDP).
-        order: Position among several methods that change the same thing, such as the batch or the outputs of heads.
-            Lower numbers come first; ties are resolved by name. The order within a composition has no effect.
+        order: Position among several methods that change or read the same thing, such as the batch, the outputs of
+            heads or weights. Lower numbers come first; ties are resolved by name. The order within a composition has
+            no effect.
         traits: Traits that restrict combinations (see :mod:`attendrop.methods.core.compatibility`), mapped to the
             options under which the method has them; empty if always.
         rules: The method's own compatibility rules.
