@@ -32,7 +32,7 @@ test-lowest:
 	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -q -n 2 --dist worksteal
 
 # All that only a GPU shows, for benchmarks/RESULTS_GPU.md: under 25 minutes on one. The environment sees PYTHON's own
-# packages: its PyTorch stays as it is, and what is missing is installed beside it. With BIN=FOLDER, nothing is
+# packages: its PyTorch and pip stay as they are, and what is missing is installed beside them. With BIN=FOLDER, nothing is
 # installed, and the interpreter in that folder is taken as it is.
 GPU_VENV ?= .venv-gpu
 ifeq ($(origin BIN),command line)
@@ -46,7 +46,7 @@ endif
 SITE := import sysconfig; print(sysconfig.get_path("purelib"))
 PACKAGES := import sys; print(*(path for path in sys.path if path.endswith("-packages")), sep="\n")
 $(GPU_VENV)/.installed: pyproject.toml benchmarks/gpu.py
-	$(PYTHON) -m venv $(GPU_VENV)
+	$(PYTHON) -m venv --without-pip $(GPU_VENV)
 	$(PYTHON) -c '$(PACKAGES)' > "$$($(GPU_VENV)/bin/python -c '$(SITE)')/of_python.pth"
 	$(GPU_VENV)/bin/python benchmarks/gpu.py --requirements > $(GPU_VENV)/requirements.txt
 	$(GPU_VENV)/bin/python -m pip install -qq --disable-pip-version-check -r $(GPU_VENV)/requirements.txt

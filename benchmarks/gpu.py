@@ -5,8 +5,10 @@ library alone, so that it can say what is missing.
 """
 
 import argparse
+import contextlib
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -29,6 +31,8 @@ PACKAGES = (
     "pytest-xdist",
     "hypothesis",
 )
+# A part that is interrupted has so many seconds to end; one of figures begins no further case that late.
+_SECONDS_TO_END = 20
 _CHECK = """
 import torch
 found = torch.cuda.is_available()
@@ -62,8 +66,10 @@ def parts(device: str, output: Path, quick: bool) -> list[Part]:
     given = ["--device", device, "--output", str(output), *(["--quick"] if quick else [])]
 
     def figures(part: str, dtype: str, seconds: int) -> Part:
-        command = ["benchmarks/gpu_figures.py", "--part", part, "--dtype", dtype, *given]
-        return Part(f"{part}-{dtype}", command, 3600 if quick else seconds)
+        seconds = 3600 if quick else seconds
+        until = ["--seconds", str(seconds - _SECONDS_TO_END)]
+        command = ["benchmarks/gpu_figures.py", "--part", part, "--dtype", dtype, *until, *given]
+        return Part(f"{part}-{dtype}", command, seconds)
 
     return [
         Part("tests", ["-m", "pytest", "-q", "-m", "gpu", "--device", device, *spread, *tests], 540),
@@ -93,13 +99,24 @@ def environment() -> dict[str, str]:
 
 
 def run(part: Part) -> str:
-    """Run a part; returns how it ended."""
-    try:
-        code = subprocess.run(
-            [sys.executable, *part.command], cwd=ROOT, env=environment(), timeout=part.seconds, check=False
-        ).returncode
-    except subprocess.TimeoutExpired:
-        return f"stopped after {part.seconds} s"
+    """Run a part; returns how it ended.
+
+    One that runs out of time is interrupted, so that it tells what it has found, and its processes leave the GPU.
+    """
+    with subprocess.Popen(
+        [sys.executable, *part.command], cwd=ROOT, env=environment(), start_new_session=True
+    ) as process:
+        try:
+            code = process.wait(part.seconds)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_SECONDS_TO_END)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            return f"stopped after {part.seconds} s"
     return "passed" if code == 0 else f"failed, exit code {code}"
 
 

@@ -4,6 +4,8 @@ Runs with PyTorch and transformers alone.
 """
 
 import argparse
+import gc
+import math
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -42,6 +44,7 @@ transformers model with SDPA attention, the same weights and optimizer, and noth
 - *AttendOut*: the mean of {_STEPS} steps: two periods at the defaults, one with the papers' generator. Its peak memory
   counts all that it makes, from before the first step on.
 - *Peak memory*: the allocator's peak in one step, with weights and optimizer state.
+- A method whose step does not fit into the device's memory has no row, and what the time does not allow is left out.
 - *Waits*: operations of one step in which the host waits for the device (`torch.cuda.set_sync_debug_mode`).
 - *Prediction*: in `inference_mode`, without labels, weights in the dtype; all layers constant but the first.
 """,
@@ -49,21 +52,28 @@ transformers model with SDPA attention, the same weights and optimizer, and noth
 
 
 def steps(setting: Setting) -> Iterator[Row]:
-    """Time, memory and waits of training steps, against the stock step."""
-    for shape in _shapes(setting):
-        for name, batch in _batches(setting, (128, 512)).items():
-            bench = Bench(setting, build_model(setting, shape))
-            items = reward_items(batch, 2)
-            singles = {key: partial(bench.library, method, items) for key, method in _METHODS.items()}
-            periods = {key: partial(bench.attendout, method, items) for key, method in _PERIODS.items()}
-            case = f"{shape}, {name}"
-            yield from _times(setting, bench, singles, [batch], case)
-            yield from _times(setting, bench, periods, [batch] * _STEPS, case)
-            plain = peak_memory(bench, bench.stock, batch)[0]
-            for key, contender in (singles | periods).items():
-                ours = peak_memory(bench, contender, batch, _STEPS + 1 if key in periods else 1)[0]
-                note = f"{ours / 2**20:.0f} MiB / {plain / 2**20:.0f} MiB"
-                yield Row(f"peak memory, {key} / stock", case, [ours / plain], None, note=note)
+    """Waits, time and memory of training steps, against the stock step."""
+    cases = [(shape, *case) for shape in _shapes(setting) for case in _batches(setting, (128, 512)).items()]
+    for number, (shape, name, batch) in enumerate(cases):
+        bench = Bench(setting, build_model(setting, shape))
+        items = reward_items(batch, 2)
+        case = f"{shape}, {name}"
+        if not _fitting({"stock": bench.stock}, batch, case):
+            continue
+        singles = {key: partial(bench.library, method, items) for key, method in _METHODS.items()}
+        periods = {key: partial(bench.attendout, method, items) for key, method in _PERIODS.items()}
+        singles, periods = _fitting(singles, batch, case), _fitting(periods, batch, case)
+        if number == 0:
+            for key, contender in {"stock": bench.stock, **singles, **periods}.items():
+                waits = host_waits(bench, contender, batch)
+                yield Row(f"waits for the device in a step, {key}", case, [waits], None)
+        yield from _times(setting, bench, singles, [batch], case)
+        yield from _times(setting, bench, periods, [batch] * _STEPS, case)
+        plain = peak_memory(bench, bench.stock, batch)[0]
+        for key, contender in (singles | periods).items():
+            ours = peak_memory(bench, contender, batch, _STEPS + 1 if key in periods else 1)[0]
+            note = f"{ours / 2**20:.0f} MiB / {plain / 2**20:.0f} MiB"
+            yield Row(f"peak memory, {key} / stock", case, [ours / plain], None, note=note)
 
 
 def inference(setting: Setting) -> Iterator[Row]:
@@ -91,6 +101,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--quick", action="store_true", help="a tiny model, one round: only shows that it runs")
     parser.add_argument("--rounds", type=int, default=5, help="how often each thing is timed")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="leave out what begins later")
     parser.add_argument("--output", type=Path, default=Path(__file__).with_name("RESULTS_GPU.md"))
     given = parser.parse_args()
     setting = Setting(torch.device(given.device), _DTYPES[given.dtype], given.quick, 1 if given.quick else given.rounds)
@@ -100,6 +111,24 @@ def main() -> None:
         rows.append(row)
         # Written anew with each row: a part that runs out of time leaves what it has.
         write(given.output, f"{given.part} {given.dtype}", rows, setting, time.perf_counter() - began, DOCUMENT)
+        if time.perf_counter() - began > given.seconds:
+            print(f"Out of time: what was to come after {row.figure!r}, {row.case}, is left out.", flush=True)
+            break
+
+
+def _fitting(contenders: dict[str, Contender], batch: Batch, case: str) -> dict[str, Contender]:
+    """Return those whose step fits into the device's memory."""
+    found = {}
+    for key, contender in contenders.items():
+        try:
+            with contender() as step:
+                step(batch)
+            found[key] = contender
+        except torch.OutOfMemoryError:
+            print(f"{key} does not fit into the device's memory: {case}", flush=True)
+            gc.collect()
+            torch.cuda.empty_cache()
+    return found
 
 
 def _times(

@@ -58,6 +58,51 @@ def test_one_gpu_of_several_is_used(gpu: ModuleType, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("part", ["tests", "figures"])
+def test_its_parts_import_what_it_installs_alone(gpu: ModuleType, tmp_path: Path, part: str) -> None:
+    tests = gpu.parts("cpu", tmp_path / "R.md", False)[0].command
+    only = ["-p", "helpers.packages_of_gpu", "-p", "_hypothesis_pytestplugin"]
+    command = {
+        "tests": [
+            "-m",
+            "pytest",
+            "-q",
+            *only,
+            "--collect-only",
+            "-m",
+            "gpu",
+            "-n",
+            "0",
+            *tests[tests.index("--dist") + 2 :],
+        ],
+        "figures": ["-c", "import helpers.packages_of_gpu, gpu_figures"],
+    }[part]
+    path = os.pathsep.join(map(str, (ROOT / "src", ROOT / "tests", ROOT / "benchmarks")))
+    # Other plugins of this environment are not there.
+    variables = os.environ | {"PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    found = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=variables, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, (found.stdout + found.stderr)[-3000:]
+
+
+def test_a_part_that_is_stopped_tells_what_it_found_and_leaves_no_process(gpu: ModuleType, tmp_path: Path) -> None:
+    script = f"""
+import pathlib, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+pathlib.Path({str(tmp_path / "child")!r}).write_text(str(child.pid))
+try:
+    time.sleep(60)
+finally:
+    pathlib.Path({str(tmp_path / "told")!r}).touch()
+"""
+    assert gpu.run(gpu.Part("endless", ["-c", script], 2)) == "stopped after 2 s"
+    assert (tmp_path / "told").exists()
+    state = Path(f"/proc/{(tmp_path / 'child').read_text()}/stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"
+
+
+@pytest.mark.slow
 def test_without_a_gpu_it_says_so_and_stops() -> None:
     hidden = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     found = subprocess.run([sys.executable, str(SCRIPT)], env=hidden, capture_output=True, text=True, check=False)

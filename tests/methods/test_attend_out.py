@@ -15,6 +15,7 @@ import torch
 import transformers as hf
 from helpers import oracles, zoo
 from helpers.attend_out import DOUBLE, act, attack_of, dropped_in, optimizer_of, papers, players_of, run
+from helpers.device import ON_CPU
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
