@@ -234,6 +234,17 @@ def test_a_loop_of_ones_own_can_name_the_tokenizer() -> None:
         assert torch.equal(reg.loss(batch), model(**batch).loss)
 
 
+@pytest.mark.parametrize("masked", [True, False])
+def test_positions_stay_where_the_model_counts_them_by_the_mask(masked: bool) -> None:
+    model, batch, found = zoo.build("opt-class"), zoo.batch_of("opt-class", (8, 8)), []
+    if not masked:
+        del batch["attention_mask"]
+    embedding = model.model.decoder.embed_positions
+    embedding.register_forward_hook(lambda *given: found.append(given[2]["position_ids"]), with_kwargs=True)
+    loss_of(model, only(data=0, token=0.5), batch)
+    assert found[-1].tolist() == [list(range(8))] * 2
+
+
 def test_only_the_input_of_an_encoder_loses_tokens() -> None:
     model, batch = zoo.build("bart"), zoo.batch_of("bart")
     mask = torch.zeros_like(batch["attention_mask"])

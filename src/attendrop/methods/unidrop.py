@@ -26,6 +26,8 @@ from attendrop.methods.core.options import Range, option, unit_interval
 from attendrop.methods.layer_drop import sample_blocks
 
 PLACES = (1, 2, 3, 4)
+# Types of models that count positions by the mask, and take other positions; those of others do not depend on it.
+_POSITIONS_BY_MASK = ("opt",)
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,11 @@ class UniDrop(Method):
     Source: Wu et al. (2021), https://arxiv.org/abs/2104.04946, section 3. 0.1 for features is the usual rate of the
     models' own dropout, 0.2 for blocks the recommendation of Fan et al. (2020); the defaults of ``data`` and ``token``
     are ours. Deviations: a dropped token is not deleted, but masked (``attention_mask`` is 0), so that positions and
-    labels are unchanged; in encoder-decoder models this applies to the encoder's input only. FD-1 is in addition to the
-    model's own dropout of weights, which is the paper's FD-1 (set the model's to 0 to use only one). FD-3 is sampled
-    after rotary embeddings, for each query head of a group. One sample of blocks is used for the global batch. Blocks
-    whose results later blocks need (T5's first) are never skipped.
+    labels are unchanged (but in BLOOM, and Falcon with ALiBi, whose biases count the tokens of the mask alone); in
+    encoder-decoder models this applies to the encoder's input only. FD-1 is in addition to the model's own dropout of
+    weights, which is the paper's FD-1 (set the model's to 0 to use only one). FD-3 is sampled after rotary embeddings,
+    for each query head of a group. One sample of blocks is used for the global batch. Blocks whose results later blocks
+    need (T5's first) are never skipped.
     """
 
     name: ClassVar[str] = "unidrop"
@@ -151,11 +154,17 @@ class _State(MethodState):
     def __init__(self, method: UniDrop, training: TrainingContext) -> None:
         super().__init__(method)
         self.special = training.special_tokens
+        self.counts_by_mask = getattr(training.model.config, "model_type", None) in _POSITIONS_BY_MASK
 
     def batch(self, context: StepContext) -> Batch:
         if not self.method.drops_tokens:
             return context.batch
-        return drop_tokens(context, self.method.data, self.method.token, self.special)
+        batch = drop_tokens(context, self.method.data, self.method.token, self.special)
+        if not self.counts_by_mask or batch.get("position_ids") is not None:
+            return batch
+        mask = context.batch.get("attention_mask")
+        mask = torch.ones_like(batch["attention_mask"]) if mask is None else mask
+        return {**batch, "position_ids": (mask.cumsum(-1) * mask - 1).long()}
 
 
 def drop_tokens(context: StepContext, whole: float, p: float, special: Sequence[int]) -> Batch:
