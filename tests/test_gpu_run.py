@@ -62,19 +62,9 @@ def test_one_gpu_of_several_is_used(gpu: ModuleType, monkeypatch: pytest.MonkeyP
 def test_its_parts_import_what_it_installs_alone(gpu: ModuleType, tmp_path: Path, part: str) -> None:
     tests = gpu.parts("cpu", tmp_path / "R.md", False)[0].command
     only = ["-p", "helpers.packages_of_gpu", "-p", "_hypothesis_pytestplugin"]
+    collect = ["-m", "pytest", "-q", *only, "--collect-only", "-m", "gpu"]
     command = {
-        "tests": [
-            "-m",
-            "pytest",
-            "-q",
-            *only,
-            "--collect-only",
-            "-m",
-            "gpu",
-            "-n",
-            "0",
-            *tests[tests.index("--dist") + 2 :],
-        ],
+        "tests": [*collect, *tests[tests.index("--dist") + 2 :]],
         "figures": ["-c", "import helpers.packages_of_gpu, gpu_figures"],
     }[part]
     path = os.pathsep.join(map(str, (ROOT / "src", ROOT / "tests", ROOT / "benchmarks")))
