@@ -142,6 +142,7 @@ def section(page: str, item: str) -> str:
     return page.partition("\n## AD-DROP\n")[2].partition(f"### {item}\n")[2].partition("\n### ")[0]
 
 
+@pytest.mark.slow
 def test_a_twin_that_was_run_has_a_table_of_its_own(pages: ModuleType, tmp_path: Path) -> None:
     before = section(pages.page(), "Table 3")
     assert "| BERT base | 61.8 ± 1.9 | 89.4 ± 0.5 | 85.2 ± 1.3 | 71.2 ± 1.2 |" in before

@@ -146,6 +146,7 @@ for folder in sys.argv[2:]:
 """
 
 
+@pytest.mark.slow
 def test_saved_and_loaded_in_another_process(tmp_path: Path) -> None:
     model, batch = mean_model("Bert"), zoo.batch_of("bert", labels=False)
     models = {"whole": model, "pruned": attendrop.prune(model, [1])}
