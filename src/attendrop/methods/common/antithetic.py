@@ -97,8 +97,6 @@ def with_antithetic_pass(
     estimate = torch.zeros((), device=loss.device)
     for each, found in zip((other, plan), losses, strict=True):
         for key, score in each.scores.items():
-            of_sequence = found.repeat_interleave(len(score) // len(found))[
-                :, None, None
-            ]  # several choices are one row
-            estimate = estimate + (score * of_sequence * each.log_odds(key)).sum() / 2
+            of_sequence = found.repeat_interleave(len(score) // len(found))  # several choices are one row
+            estimate = estimate + (score * of_sequence[:, None, None] * each.log_odds(key)).sum() / 2
     return loss + (estimate - estimate.detach()).to(loss.dtype), outputs, plan
