@@ -30,6 +30,7 @@ date.
 For each table and figure of the papers: its recipe ([recipes/](../recipes/README.md)), what the paper reports, and what
 was measured here. **A twin is not a reproduction**: it has another model, minilm, few training rows and few steps, so
 that it runs on two cores. Its scores stand in tables of their own, and none of them can be compared with the paper's.
+With few seeds, and intervals that are not corrected for the number of methods and data, they rank no method.
 
 The papers' figures are theirs; nothing of them was measured here. A cell "?" cannot be read in the text that they were
 taken from.

@@ -113,17 +113,9 @@ def make_report(study: Study, results: Mapping[str, Sequence[Result]]) -> StudyR
     """
     answers = {}
     for setting in study.settings:
-        labels = {result.unit.key(): setting.labels.get(result.unit.key()) for result in results[setting.name]}
-        metrics = [
-            {**result.metrics, LABEL: labels[result.unit.key()]}
-            for result in results[setting.name]
-            if result.metrics is not None
-        ]
-        failed = [
-            _failure(result) | {LABEL: labels[result.unit.key()]}
-            for result in results[setting.name]
-            if result.error is not None
-        ]
+        labelled = [(result, {LABEL: setting.labels.get(result.unit.key())}) for result in results[setting.name]]
+        metrics = [{**result.metrics, **label} for result, label in labelled if result.metrics is not None]
+        failed = [_failure(result) | label for result, label in labelled if result.error is not None]
         if metrics:
             answers[setting.name] = answer(metrics, study.reference, failed=failed)
     failures = {result.folder: result for found in results.values() for result in found if result.error is not None}
