@@ -89,6 +89,15 @@ def test_a_pruned_copy_beside_its_run_is_no_second_run(tmp_path: Path, capsys: C
     assert "Two runs" not in capsys.readouterr().err
 
 
+def test_three_seeds_are_too_few_to_count_settings(tmp_path: Path) -> None:
+    for task in ("cola", "rte"):
+        write_runs(tmp_path, "finetune", PLAIN[:3], config={"task": task})
+        write_runs(tmp_path, "r-drop", AHEAD[:3], config={"task": task})
+    write_report(tmp_path)
+    page = text((tmp_path / "report" / "report.html").read_text())
+    assert "too few seeds" in page.partition("Over all settings")[2].partition("Methods")[0]
+
+
 def test_a_study_without_the_reference_has_scores_and_curves(tmp_path: Path) -> None:
     write_runs(tmp_path, "r-drop", AHEAD)
     files = write_report(tmp_path).files

@@ -104,9 +104,10 @@ def _answer(results: Results) -> Markup:
     for row in results.overall:
         if len(row.p_values) < 2:
             continue
-        told = sum(p <= ALPHA and pairs[name, row.label] >= MIN_SEEDS for name, p in row.p_values.items())
+        judged = [p for name, p in row.p_values.items() if pairs[name, row.label] >= MIN_SEEDS]
+        told = f"{sum(p <= ALPHA for p in judged)} of {len(judged)}" if judged else "too few seeds"
         mean = "-" if row.mean is None else interval(row.mean)
-        overall.append((row.label, mean, f"{told} of {len(row.p_values)}"))
+        overall.append((row.label, mean, told))
     return render("answer.html", settings=results.settings, overall=overall, notes=results.notes)
 
 

@@ -151,6 +151,17 @@ def test_gain_stands_over_cost_and_far_baselines_do_not_flatten_it(tmp_path: Pat
     assert "An open marker at an edge is further away." in chart.caption
 
 
+def test_times_have_labels_where_there_is_one_power_of_ten(tmp_path: Path) -> None:
+    write_runs(tmp_path, "finetune", PLAIN)
+    write_runs(tmp_path, "r-drop", AHEAD)
+    gain = made(tmp_path)["cost_gain"]
+    gain.png()
+    (axes,) = gain.figure.axes
+    low, high = axes.get_xlim()
+    shown = [label.get_text() for label in axes.get_xticklabels() if low <= label.get_position()[0] <= high]
+    assert len(shown) > 2 and "1x" in shown
+
+
 def test_a_baseline_that_is_far_ahead_is_in_the_figure(tmp_path: Path) -> None:
     for method, scores in (("finetune", PLAIN), ("r-drop", AHEAD), ("frozen", [score + 2 for score in PLAIN])):
         write_runs(tmp_path, method, scores)

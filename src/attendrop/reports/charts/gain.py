@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from attendrop.reports.charts.chart import MUTED, Chart, Mark, add_legend, label_axes, new_figure, styled
 from attendrop.reports.charts.methods_shown import ShownMethod, methods_shown
 from attendrop.reports.finished_runs import Setting
 from attendrop.studies.method_rows import MethodRow
 from attendrop.studies.verdict import cost, interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # Where a time is too short to be measured.
 _LEAST_COST = 1e-3
@@ -48,15 +52,26 @@ def cost_against_gain(setting: Setting, every: Mapping[str, ShownMethod]) -> Cha
             table.append([method.label, cost(row), text, "-" if found is None else str(found.n)])
         space = 0.06 * (high - low)
         axes.set_ylim(low - space, high + space)
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
-        axes.xaxis.set_minor_formatter(lambda value, _: "")
+        _scale_costs(axes)
         label_axes(axes, "time of training, relative to the reference", f"difference in {setting.answer.metric}")
         add_legend(figure, entries)
     caption = f"Above the dotted line: better than {reference}. Bars: 95 % intervals over seeds."
     caption += " An open marker at an edge is further away." if beyond else ""
     header = ("method", "time", "difference [95 %]", "seeds in common")
     return Chart("cost_gain", setting.name, "Cost against gain", caption + left_out, figure, header, table, marks)
+
+
+def _scale_costs(axes: Axes) -> None:
+    """Make the axis of times logarithmic, with labels also where it has one power of ten at most."""
+    from matplotlib.ticker import MaxNLocator, NullLocator
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
+    axes.xaxis.set_minor_formatter(lambda value, _: "")
+    least, most = axes.get_xlim()
+    if most < 10 * least:
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.xaxis.set_minor_locator(NullLocator())
 
 
 def _limits(rows: Sequence[MethodRow]) -> tuple[float, float]:
