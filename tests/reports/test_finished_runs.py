@@ -34,6 +34,14 @@ def test_without_an_answer_runs_that_differ_in_method_and_seed_are_compared(tmp_
     }
 
 
+def test_without_an_answer_failed_runs_are_told(tmp_path: Path) -> None:
+    write_runs(tmp_path, "finetune", PLAIN)
+    for name, content in {"one": {"error": "No space left.", "attempts": 1, "details": ""}, "other": []}.items():
+        (tmp_path / "runs" / name).mkdir()
+        write_json(tmp_path / "runs" / name / "failed.json", content)
+    assert read_results(tmp_path).notes[1:] == ("Without a result: one (No space left.).",)
+
+
 def test_settings_are_named_by_what_they_differ_in(tmp_path: Path) -> None:
     for count in (16, 32):
         write_runs(tmp_path, "finetune", PLAIN, config={"max_train_samples": count})

@@ -17,6 +17,7 @@ from attendrop.studies.method_rows import has_score, method_label
 from attendrop.studies.scored_rows import scored_data
 from attendrop.studies.study_report import OverallRow, overall_rows
 from attendrop.studies.units import RUNS
+from attendrop.studies.workers import FAILED, read_failure
 
 ANSWER = "answer.json"
 REFERENCE = "finetune"
@@ -141,6 +142,7 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
         settings = _grouped(runs, reference or REFERENCE)
         which = "that names them" if reference is None else f"with the reference {reference}"
         notes = [f"Computed from the {len(runs)} finished runs in the folder, which has no answer {which}."]
+        notes += _failures(runs_folder(folder))
     if not settings:
         raise AttendropError(f"'{folder}' holds no finished run; name the folder of a study or a comparison.")
     if unscored := [each.name for each in settings if each.runs and not each.answer.rows]:
@@ -200,6 +202,13 @@ def _notes(runs: Sequence[FinishedRun], names: set[str]) -> list[str]:
     if more := len(others) - len(newer):
         notes.append(f"{more} other finished runs, such as those of a search, are no part of the answer.")
     return notes
+
+
+def _failures(folder: Path) -> list[str]:
+    """Say which runs in a folder failed, and why; those of an answer are named there."""
+    failures = {file.parent.name: read_failure(file.parent) for file in sorted(folder.glob(f"*/{FAILED}"))}
+    named = [f"{name} ({failure['error']})" for name, failure in failures.items() if failure]
+    return [f"Without a result: {'; '.join(named)}."] if named else []
 
 
 def _grouped(runs: Sequence[FinishedRun], reference: str) -> list[Setting]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from attendrop.errors import AttendropError
 from attendrop.output_files import write_json
@@ -152,14 +152,22 @@ class Runner:
         return [results[job.folder] for job in asked]
 
 
-def _clear_failure(folder: Path) -> int:
-    """Delete ``failed.json``; return how often the unit had failed."""
+def read_failure(folder: Path) -> dict[str, Any] | None:
+    """Read a run's ``failed.json``: ``error`` and ``attempts``; None if there is none."""
     try:
         content = json.loads((folder / FAILED).read_text(encoding="utf-8"))
-        (folder / FAILED).unlink()
-        return int(content["attempts"])
+        return {"error": str(content["error"]), "attempts": int(content["attempts"])}
     except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _clear_failure(folder: Path) -> int:
+    """Delete ``failed.json``; return how often the unit had failed."""
+    failure = read_failure(folder)
+    if failure is None:
         return 0
+    (folder / FAILED).unlink(missing_ok=True)
+    return int(failure["attempts"])
 
 
 def _record_failure(event: Event, attempts: int) -> None:
