@@ -204,6 +204,20 @@ def test_a_long_text_is_cut_as_in_the_run_and_said_to_be(
     assert (long["note"], short["note"]) == (note, "")
 
 
+def test_a_tokenizer_that_cuts_the_beginning_leaves_the_last_tokens(
+    folder: Path, capsys: Captured, tmp_path: Path
+) -> None:
+    run = folder / "left"
+    train_run(tiny.config(folder, run.name, text_columns=("sentence1",), max_length=6))
+    tokenizer = hf.AutoTokenizer.from_pretrained(run)
+    tokenizer.truncation_side = "left"
+    tokenizer.save_pretrained(run)
+    (text,) = attend(capsys, str(run), TEN, "--output", f"{tmp_path}/page.html")["texts"]
+    assert text["note"] == "The last 6 of 12 tokens are shown."
+    (long,) = data_of(tmp_path / "page.html")["texts"]
+    assert long["stages"][1]["tokens"] == ["[CLS]", *TEN.split()[-4:], "[SEP]"]
+
+
 def test_the_prediction_of_a_text_with_beginning_and_end_is_that_of_predict(
     folder: Path, capsys: Captured, tmp_path: Path
 ) -> None:

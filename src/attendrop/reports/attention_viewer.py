@@ -112,7 +112,8 @@ def _note(stages: Stages, length: int, limit: int, *, pair: bool) -> str:
     """Say which tokens of an input of some length are shown, given the limit, and which the run reads."""
     own = limit if stages.max_length is None else min(stages.max_length, stages.tokenizer.model_max_length)
     cut = HEAD if stages.long_texts == WINDOWS else stages.long_texts
-    shown, read = (_tokens(length, most, cut, pair=pair) for most in (limit, own))
+    end = "last" if stages.tokenizer.truncation_side == "left" else "first"
+    shown, read = (_tokens(length, most, cut, end, pair=pair) for most in (limit, own))
     if stages.long_texts == WINDOWS and length > own:
         read = f"all {length} tokens, in windows of {own}"
     if shown == read:
@@ -120,16 +121,16 @@ def _note(stages: Stages, length: int, limit: int, *, pair: bool) -> str:
     return f"{shown.capitalize()} are shown; the run's prediction is over {read}."
 
 
-def _tokens(length: int, limit: int, cut: str, *, pair: bool) -> str:
-    """Name the tokens of an input that are left if it is cut to a limit."""
+def _tokens(length: int, limit: int, cut: str, end: str, *, pair: bool) -> str:
+    """Name the tokens of an input that are left if it is cut to a limit; what is left of ``HEAD`` is its ``end``."""
     if length <= limit:
         return f"all {length} tokens"
     if pair:
-        return f"{limit} of {length} tokens (the first of each text)"
+        return f"{limit} of {length} tokens (the {end} of each text)"
     return (
         f"{limit} of {length} tokens (beginning and end)"
         if cut == HEAD_TAIL
-        else f"the first {limit} of {length} tokens"
+        else f"the {end} {limit} of {length} tokens"
     )
 
 
