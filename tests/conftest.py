@@ -2,7 +2,11 @@
 
 import gc
 import os
+import signal
 
+# In a job in the background of a script, Ctrl-C is ignored, and would be in the processes that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["HF_HUB_OFFLINE"] = "1"
 # For processes that tests start, too: gradients of LayerNorm depend on the number of threads, in their last bits.
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"

@@ -209,9 +209,7 @@ def test_a_tokenizer_that_cuts_the_beginning_leaves_the_last_tokens(
 ) -> None:
     run = folder / "left"
     train_run(tiny.config(folder, run.name, text_columns=("sentence1",), max_length=6))
-    tokenizer = hf.AutoTokenizer.from_pretrained(run)
-    tokenizer.truncation_side = "left"
-    tokenizer.save_pretrained(run)
+    hf.AutoTokenizer.from_pretrained(run, truncation_side="left").save_pretrained(run)
     (text,) = attend(capsys, str(run), TEN, "--output", f"{tmp_path}/page.html")["texts"]
     assert text["note"] == "The last 6 of 12 tokens are shown."
     (long,) = data_of(tmp_path / "page.html")["texts"]

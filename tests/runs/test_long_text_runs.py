@@ -89,7 +89,6 @@ def test_models_are_pruned_and_compared_by_text(folder: Path) -> None:
         output_dir=str(folder / "compared"),
         methods=["finetune", "r-drop"],
         seeds=2,
-        trials=0,
         baselines=("frozen",),
         max_steps=2,
         workers=0,

@@ -60,6 +60,7 @@ class Defender:
         self.model: nn.Module = plain_copy(attacker, shared=() if elsewhere else frozen)
         if elsewhere:
             self.model.to(device)
+        self._modules = list(zip(attacker.modules(), self.model.modules(), strict=True))
         self.pairs: list[Pair] = list(zip(attacker.parameters(), self.model.parameters(), strict=True))
         self.optimizer = _twin(optimizer, self.pairs)
         self.max_grad_norm = max_grad_norm
@@ -74,6 +75,11 @@ class Defender:
     def device(self) -> torch.device:
         """Device of the copy."""
         return next(self.model.parameters()).device
+
+    def follow_mode(self) -> None:
+        """Put each module into the mode of the attacker's, training or evaluation: the copy may be older than that."""
+        for theirs, ours in self._modules:
+            ours.training = theirs.training
 
     def backward(self, loss: Tensor, loss_scale: float) -> None:
         """Compute the gradients of one micro-batch; :meth:`follow` accumulates them."""

@@ -50,6 +50,7 @@ class AttendOutState(MethodState):
         refuse_graph(context.batch)
         players = self._players(context)
         defender = players.defender
+        defender.follow_mode()
         # The defender has the dropout of plain fine-tuning; the attacker then has the same.
         with forked_rng(self.training.model):
             if defender.device != next(self.training.model.parameters()).device:
