@@ -164,10 +164,9 @@ def read_failure(folder: Path) -> dict[str, Any] | None:
 def _clear_failure(folder: Path) -> int:
     """Delete ``failed.json``; return how often the unit had failed."""
     failure = read_failure(folder)
-    if failure is None:
-        return 0
-    (folder / FAILED).unlink(missing_ok=True)
-    return int(failure["attempts"])
+    with suppress(OSError):
+        (folder / FAILED).unlink()
+    return failure["attempts"] if failure else 0
 
 
 def _record_failure(event: Event, attempts: int) -> None:
