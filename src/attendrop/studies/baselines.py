@@ -30,6 +30,7 @@ from attendrop.tasks.base import Task
 from attendrop.tasks.heads.output_scorer import Array
 from attendrop.tasks.long_texts import document_means
 from attendrop.tasks.metrics import compute_scores
+from attendrop.tasks.row_scores import row_scores
 from attendrop.tasks.tokenization import encode
 
 # Outputs for rows, such as logits ``(rows, classes)``.
@@ -98,6 +99,8 @@ def _metrics(run: ResolvedRun, name: str) -> dict[str, Any]:
     seconds = time.monotonic() - start
     outputs = {part: predict(rows) for part, rows in parts.report.items()}
     scores = {part: _scores(task, outputs[part], rows) for part, rows in parts.report.items()}
+    dev = parts.report.get("dev")
+    by_row = None if dev is None else row_scores(task, outputs["dev"], _references(task, dev), dev)
     selection_score = None
     if parts.selection is not None:
         selection_score = _scores(task, fit(parts.train)(parts.selection), parts.selection)[task.metric]
@@ -112,6 +115,7 @@ def _metrics(run: ResolvedRun, name: str) -> dict[str, Any]:
         "selection_score": selection_score,
         "score": scores["dev"][task.metric] if "dev" in scores else None,
         "all_scores": scores,
+        "row_scores": None if by_row is None else by_row.as_dict(),
         "predicted": {part: task.head.predicted_counts(found) for part, found in outputs.items()},
         "train_seconds": round(seconds, 3),
         "data": {
@@ -119,7 +123,7 @@ def _metrics(run: ResolvedRun, name: str) -> dict[str, Any]:
             "text_columns": list(task.text_columns),
             "classes": list(task.label_names),
             "selected_on": None,
-            "counted": task.head.metrics[task.metric].counts_rows,
+            "counted": task.head.metrics[task.metric].right is not None,
             "rows": {"train": len(own)} | {part: len(rows) for part, rows in parts.report.items()},
         },
         "config": run.given.as_dict(),

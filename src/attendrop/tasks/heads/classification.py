@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from datasets import Dataset
 from sklearn.metrics import (
-    accuracy_score,
     average_precision_score,
     balanced_accuracy_score,
     cohen_kappa_score,
@@ -54,7 +53,7 @@ def _ranking(score: Callable[..., float]) -> Callable[[Array, Array], float]:
 
 
 _METRICS = {
-    "accuracy": Metric(_of_classes(accuracy_score), counts_rows=True),
+    "accuracy": Metric.counting(lambda labels, logits: logits.argmax(axis=1) == labels),
     "balanced_accuracy": Metric(_of_classes(balanced_accuracy_score)),
     "matthews_correlation": Metric(_of_classes(matthews_corrcoef), span=2.0),
     "cohen_kappa": Metric(_of_classes(cohen_kappa_score), span=2.0),

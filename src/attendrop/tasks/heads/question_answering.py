@@ -258,14 +258,15 @@ answer = context[offsets[start][0] : offsets[end][1]]"""
     @property
     def metrics(self) -> Mapping[str, Metric]:
         """F1 of words, and exact match."""
-        return {"exact_match": Metric(self._mean(0), counts_rows=True), "f1": Metric(self._mean(1))}
 
-    def _mean(self, place: int) -> Callable[[Array, Array], float]:
-        def score(labels: Array, outputs: Array) -> float:
+        def of_rows(place: int, labels: Array, outputs: Array) -> Array:
             given = ("" if self._is_none(answer) else answer.text for answer in outputs)
-            return float(np.mean([answer_scores(*pair)[place] for pair in zip(given, labels, strict=True)]))
+            return np.asarray([answer_scores(*pair)[place] for pair in zip(given, labels, strict=True)])
 
-        return score
+        return {
+            "exact_match": Metric.counting(lambda labels, outputs: of_rows(0, labels, outputs) == 1),
+            "f1": Metric(lambda labels, outputs: float(np.mean(of_rows(1, labels, outputs)))),
+        }
 
     # Reports on data ------------------------------------------------------------------------------------------------
 

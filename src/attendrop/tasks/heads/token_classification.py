@@ -53,6 +53,7 @@ class TokenClassification(Head):
     """
 
     kind = "token-classification"
+    in_sequence = True
     label_type = "tags"
     inputs = ("tokens",)
     most_inputs = 1
