@@ -198,7 +198,6 @@ def run_metrics(
             "text_columns": list(data.task.text_columns),
             "classes": list(data.task.label_names),
             "selected_on": selected_on,
-            "counted": data.task.head.metrics[data.task.metric].right is not None,
             "rewarded_on": {"split": "reward", "selection": "selection", "eval": "dev"}.get(config.rewarded_on or ""),
             "rows": {"train": len(final.parts.train)}
             | ({"selection": len(held_out)} if held_out is not None else {})

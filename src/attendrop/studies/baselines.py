@@ -123,7 +123,6 @@ def _metrics(run: ResolvedRun, name: str) -> dict[str, Any]:
             "text_columns": list(task.text_columns),
             "classes": list(task.label_names),
             "selected_on": None,
-            "counted": task.head.metrics[task.metric].right is not None,
             "rows": {"train": len(own)} | {part: len(rows) for part, rows in parts.report.items()},
         },
         "config": run.given.as_dict(),
