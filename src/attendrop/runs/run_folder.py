@@ -36,6 +36,7 @@ from attendrop.runs.run_file import PATHS, RUN_FILE, located, run_file
 METRICS = "metrics.json"
 # The training rows, where they are a sample of the data.
 SAMPLED_ROWS = "sampled_rows.json"
+_FOR_READERS = (".md", ".yaml", ".jsonl")
 
 
 def is_main_process() -> bool:
@@ -145,6 +146,22 @@ def own_files(folder: Path) -> list[Path]:
     run = read_run(folder)
     names = os.listdir(folder) if run is None else [RUN, *run.get("files", {})]
     return [folder / name for name in names if (folder / name).is_file()]
+
+
+def check_whole(folder: Path) -> None:
+    """Refuse the folder of a run, or of its pruned model, that lacks a file which it was written with.
+
+    What is for readers alone, such as its card and the options to repeat it, may be missing.
+
+    Raises:
+        AttendropError: It lacks one, without which its model may still load, as another one.
+    """
+    written = (read_run(folder) or {}).get("files", {})
+    lost = [name for name in written if not name.endswith(_FOR_READERS) and not (folder / name).is_file()]
+    if lost:
+        raise AttendropError(
+            f"The model in '{folder}' lacks {', '.join(lost)}, which its run wrote; copy the folder again, whole."
+        )
 
 
 def add_files(folder: Path, paths: Iterable[Path]) -> None:
