@@ -237,7 +237,7 @@ def test_a_pruned_model_is_used_with_its_own_tokenizer_only(folder: Path, tmp_pa
     pruned(folder, out, layers="1,")
     other = hf.BertTokenizer(vocab={f"[{n}]": n for n in range(90)} | {"[UNK]": 90})
     other.save_pretrained(out)
-    with pytest.raises(AttendropError, match="has 9. tokens, its model only 21: they do not belong together"):
+    with pytest.raises(AttendropError, match=r"has 9. tokens, its model only 21: they do not belong together"):
         load_for(str(out), None)
     (out / "tokenizer.json").unlink()
     with pytest.raises(AttendropError, match=r"lacks tokenizer\.json"):

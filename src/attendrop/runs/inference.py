@@ -209,7 +209,8 @@ class _Rows:
     """Rows in chunks, counted while they are read.
 
     ``total`` is None if it is not known, and ``reading`` if the model's classes are the task's, see
-    :func:`attendrop.tasks.transfer.reading_of`; ``unknown`` of those that are ``done`` have no token that the model knows.
+    :func:`attendrop.tasks.transfer.reading_of`; of those that are ``done``, ``unknown`` have no token that the model
+    knows.
     """
 
     task: Task

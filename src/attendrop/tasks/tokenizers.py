@@ -34,8 +34,8 @@ def load_tokenizer(place: str, **options: Any) -> PreTrainedTokenizerBase:
     # A class without such files reads bytes or characters.
     if found.vocab_files_names and not any(_is_there(place, name) for name in (*names, *_ALSO_READ)):
         raise AttendropError(
-            f"The model in {place!r} has no tokenizer: there is no {' or '.join(names)}. Copy all the files that it was "
-            "saved with."
+            f"The model in {place!r} has no tokenizer: there is no {' or '.join(names)}. Copy all files that it "
+            "was saved with."
         )
     return found
 
