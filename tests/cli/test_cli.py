@@ -65,7 +65,7 @@ def test_sizes_are_told_in_a_unit_that_fits(count: int, shown: str) -> None:
 
 
 def test_one_prediction_is_one_prediction(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    (tmp_path / "one.csv").write_text("sentence1,sentence2\nw1 w2,w3\n")
+    (tmp_path / "one.csv").write_text("sentence1,sentence2\nthe cat,a dog\n")
     given = ("--predict-file", f"{tmp_path}/one.csv", "--output", f"{tmp_path}/answer.csv")
     assert cli.main(["predict", f"{folder}/run", *given]) == 0
     assert capsys.readouterr().out == f"Wrote 1 prediction to {tmp_path}/answer.csv.\n"
