@@ -58,16 +58,16 @@ def add_scores(answer: Answer, label: str, folder: Path) -> None:
         label: The label of the row.
         folder: Folder of the model.
     """
-    row = next(row for row in answer.rows if row.label == label)
+    card, row = folder / CARD, next((row for row in answer.rows if row.label == label), None)
+    if row is None or not card.exists():  # without a finite score, there is no row
+        return
     spread = f"{row.mean:.4f}" if row.std is None else f"{row.mean:.4f} ± {row.std:.4f}"
     of = "the score of one seed" if row.n == 1 else f"the mean and the standard deviation of {row.n} seeds"
     text = (
         f"`{label}`: {answer.metric} {spread}, {of}, on {answer.scored_on}. These are scores of the comparison's "
         "models, which were trained without these rows, and not of this one, which was trained in the end."
     )
-    card = folder / CARD
-    if card.exists():
-        rewrite(card, with_section(card.read_text(encoding="utf-8"), "In the comparison", text))
+    rewrite(card, with_section(card.read_text(encoding="utf-8"), "In the comparison", text))
 
 
 def _is_model(unit: Unit, head: Head) -> bool:
