@@ -19,6 +19,7 @@ from helpers.command_line import Captured, assert_refused
 from attendrop import cli
 from attendrop.cli.console import size
 from attendrop.output_files import sha256
+from attendrop.tasks.heads.registry import HEADS, LABEL_TYPES
 from attendrop.tasks.registry import task_names
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -64,7 +65,7 @@ def test_sizes_are_told_in_a_unit_that_fits(count: int, shown: str) -> None:
 
 
 def test_one_prediction_is_one_prediction(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    (tmp_path / "one.csv").write_text("sentence1,sentence2\nw1 w2,w3\n")
+    (tmp_path / "one.csv").write_text("sentence1,sentence2\nthe cat,a dog\n")
     given = ("--predict-file", f"{tmp_path}/one.csv", "--output", f"{tmp_path}/answer.csv")
     assert cli.main(["predict", f"{folder}/run", *given]) == 0
     assert capsys.readouterr().out == f"Wrote 1 prediction to {tmp_path}/answer.csv.\n"
@@ -192,6 +193,17 @@ def test_methods_and_tasks(capsys: Captured) -> None:
     shown = capsys.readouterr().out
     assert all(name in shown for name in task_names())
     assert CONTROL not in shown
+
+
+def test_kinds_of_tasks_are_listed_with_the_tasks_and_in_the_help(capsys: Captured) -> None:
+    assert cli.main(["tasks", "--json"]) == 0
+    listed = {task["name"]: task for task in json.loads(capsys.readouterr().out)}
+    assert [*listed] == [*task_names(), *(head.label_type for head in HEADS)]
+    assert listed["mlm"]["metric"] == "neg_log_loss" and "--train-file" in listed["mlm"]["description"]
+    for command in ("train", "compare"):
+        assert cli.main([command, "--help"]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert f"{', '.join(LABEL_TYPES[:-1])} or {LABEL_TYPES[-1]}." in shown
 
 
 def test_doctor_knows_what_is_supported(folder: Path, capsys: Captured) -> None:

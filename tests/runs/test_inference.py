@@ -117,6 +117,32 @@ def test_memory_does_not_grow_with_the_file(runs: Path, tmp_path: Path, monkeypa
     assert peak(4000) < 1.2 * peak(400)
 
 
+def write_texts(path: Path, texts: list[str]) -> Source:
+    path.write_text("\n".join(["text,label", *(f"{text},no" for text in texts)]) + "\n")
+    return Source(file=str(path), device="cpu")
+
+
+def test_a_file_without_a_token_that_the_model_knows_is_refused(runs: Path, tmp_path: Path) -> None:
+    source, output = write_texts(tmp_path / "in.csv", ["katze", "hund 🐕", "vogel"]), tmp_path / "out.csv"
+    uses = (lambda: predict(str(runs / "single"), source, str(output)), lambda: evaluate(str(runs / "single"), source))
+    for use in uses:
+        with pytest.raises(AttendropError, match=r"in\.csv has no row with a token that the model knows"):
+            use()
+    assert not output.exists()
+
+
+def test_rows_without_a_known_token_among_others_are_counted(
+    runs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inference, "CHUNK_ROWS", 2)  # the first of them has no known token at all
+    source = write_texts(tmp_path / "in.csv", ["katze", "hund", "the cat sees", "🐕", "a dog"])
+    predict(str(runs / "single"), source, str(tmp_path / "out.csv"))
+    assert len(read_csv(tmp_path / "out.csv")) == 5
+    evaluate(str(runs / "single"), source)
+    told = [record.getMessage() for record in caplog.records if "token" in record.getMessage()]
+    assert told == ["3 of 5 rows have no token that the model knows: their predictions mean nothing."] * 2
+
+
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])
 def test_columns_of_the_input_are_kept(runs: Path, tmp_path: Path, suffix: str) -> None:
     source = Source(file=str(write_rows(tmp_path / "in.csv", 5)))

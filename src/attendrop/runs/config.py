@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from attendrop.argument_checks import check_choice
 from attendrop.errors import AttendropError
 from attendrop.tasks.file_formats import default_columns, default_label_type, files_of
+from attendrop.tasks.heads.builtin import LABEL_TYPES
 from attendrop.tasks.long_texts import LONG_TEXTS
 
 if TYPE_CHECKING:
@@ -203,8 +204,6 @@ class RunConfig:
         """Read a task that is a type of labels, as for ``label_type``."""
         if self.task is None:
             return
-        from attendrop.tasks.heads.registry import LABEL_TYPES  # loads torch
-
         if self.task not in LABEL_TYPES:
             return
         if self.train_file is None:

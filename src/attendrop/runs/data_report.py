@@ -9,6 +9,7 @@ from typing import Any
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from attendrop.errors import AttendropError
 from attendrop.runs.data import Parts
 from attendrop.tasks.bad_rows import skipped_places
 from attendrop.tasks.base import TaskData
@@ -39,6 +40,9 @@ def data_report(
         row of the part has) and ``in_train`` (rows whose text is in train, too); ``conflicts`` in train (``texts`` with
         several labels, their ``rows``, an ``example``); ``similar_classes``, which differ in case only; ``skipped`` bad
         rows, and ``skipped_places``, the files and lines of the first of them.
+
+    Raises:
+        AttendropError: No row of a part has a token that the model knows.
     """
     head = data.task.head
     limit = min(max_length, getattr(tokenizer, "model_max_length", max_length))
@@ -53,6 +57,11 @@ def data_report(
             **head.input_report(rows, columns, tokenizer, limit),
             "duplicates": len(texts[name]) - len(set(texts[name])),
         }
+        if described[name].get("unknown") == len(rows):
+            raise AttendropError(
+                f"None of the {len(rows)} rows of {name} has a token that the model knows; use a model of their "
+                "language, or one with its own tokenizer."
+            )
         if name != "train":
             known = set(texts["train"])
             described[name]["in_train"] = sum(text in known for text in texts[name])

@@ -74,8 +74,7 @@ def _evaluate(run_dir: str, source: Source, on_progress: OnProgress | None) -> d
         references.append(run.head.references(encoded))
         for name, values in groups.items():
             values += chunk.columns[name]
-    if not outputs:
-        raise AttendropError(f"{rows.source} has no row with a token that the model knows.")
+    rows.check_known()
     every, labels = np.concatenate(outputs), np.concatenate(references)
     scores = compute_scores(rows.task, every, labels)
     rows.write_skipped(source)
@@ -130,6 +129,7 @@ def predict(
                 encoded = run.encode(run.head.without_answers(chunk.columns), rows.task, source)
                 outputs = run.outputs(encoded, rows, source, on_progress)
                 writer.write(chunk.columns, outputs, chunk.table)
+            rows.check_known()
             writer.leave_out(rows.done + len(rows.bad.skipped))
         rows.write_skipped(source)
         return rows.found(run_dir) | {"output": output}
@@ -194,6 +194,7 @@ class _Run:
         size, device = source.batch_size, source.device
         found = predict_outputs(self.model, self.tokenizer, self.head, encoded, size, device, count)
         rows.done = before + len(found)  # a row may be encoded as several
+        rows.unknown += self.head.unknown_rows(encoded, self.tokenizer)
         return read_as(found, rows.reading, rows.task.num_labels)
 
     def trained_on(self) -> tuple[str, ...]:
@@ -207,8 +208,9 @@ class _Run:
 class _Rows:
     """Rows in chunks, counted while they are read.
 
-    ``total`` is None if unknown, and ``reading`` if the model's classes are the task's, see
-    :func:`attendrop.tasks.transfer.reading_of`.
+    ``total`` is None if it is not known, and ``reading`` if the model's classes are the task's, see
+    :func:`attendrop.tasks.transfer.reading_of`; of those that are ``done``, ``unknown`` have no token that the model
+    knows.
     """
 
     task: Task
@@ -218,6 +220,7 @@ class _Rows:
     total: int | None
     bad: BadRows
     done: int = 0
+    unknown: int = 0
     reading: list[int] | None = None
 
     def found(self, run_dir: str) -> dict[str, Any]:
@@ -229,6 +232,17 @@ class _Rows:
             "rows": self.done,
             "skipped": len(self.bad.skipped),
         }
+
+    def check_known(self) -> None:
+        """Refuse rows none of which has a token that the model knows; warn of some: they may be in any large file."""
+        if self.unknown >= self.done:
+            raise AttendropError(f"{self.source} has no row with a token that the model knows.")
+        if self.unknown:
+            logger.warning(
+                "%d of %d rows have no token that the model knows: their predictions mean nothing.",
+                self.unknown,
+                self.done,
+            )
 
     def write_skipped(self, source: Source) -> None:
         if not self.bad.skipped:

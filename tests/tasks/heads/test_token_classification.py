@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import tiny
+from sklearn.metrics import f1_score
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from attendrop import AttendropError
@@ -189,6 +191,19 @@ def test_the_baseline_is_the_most_common_tag() -> None:
     train, dev = (task.head.label_array(labels) for labels in ([[0, 0, 1]], [[0, 1], [0, 0, 1, 2]]))
     answer, scores = constant_scores(task, train, dev) or ("", {})
     assert answer == "O" and scores["accuracy"] == 0.5 and scores["entity_f1"] == 0
+
+
+def test_f1_macro_is_that_of_scikit_learn_over_the_words() -> None:
+    head = TokenClassification(("DET", "NOUN", "VERB", "X", "Y"))
+    gold, found = [[0, 1], [2, 1, 0]], [[0, 3], [2, 1, 0]]  # X is predicted, and nobody has it; Y is nowhere
+    outputs = head.label_array([0, 0])
+    for row, tags in enumerate(found):
+        outputs[row] = np.eye(5)[tags]
+    score, tags = head.metrics["f1_macro"].score, head.label_array(gold)
+    expected = f1_score([*chain(*gold)], [*chain(*found)], average="macro")
+    assert score(tags, outputs) == pytest.approx(expected) == pytest.approx((1 + 2 / 3 + 1 + 0) / 4)
+    outputs[1] = np.full((3, 5), -np.inf)  # words that were cut off are wrong, and of no class
+    assert score(tags, outputs) == pytest.approx((2 / 3 + 0 + 0 + 0) / 4)
 
 
 def test_metrics_have_short_names_and_depend_on_the_tags() -> None:

@@ -37,9 +37,9 @@ def tag_metrics(label_names: Sequence[str], decode: Callable[[Array], Tags]) -> 
         return float(accuracy_score(flat(gold), flat(predicted(outputs))))
 
     def f1_macro(gold: Array, outputs: Array) -> float:
-        tags = flat(gold)
-        found = flat(predicted(outputs))
-        return float(f1_score(tags, found, labels=np.unique(tags), average="macro", zero_division=0.0))
+        tags, found = flat(gold), flat(predicted(outputs))
+        occurring = np.setdiff1d(np.union1d(tags, found), [NO_TOKEN])
+        return float(f1_score(tags, found, labels=occurring, average="macro", zero_division=0.0))
 
     def named(rows: Any) -> list[list[str]]:
         return [[OUTSIDE if tag == NO_TOKEN else label_names[tag] for tag in row] for row in rows]
