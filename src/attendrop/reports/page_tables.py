@@ -52,8 +52,9 @@ def methods_table(results: Results) -> SortableTable:
     references = (row.label for each in results.settings for row in each.answer.rows if row.is_reference)
     reference = next(references, "the reference, which has no score here")
     caption = (
-        f"Mean ± standard deviation over seeds; difference from {reference}, seed by seed, with its 95 % interval on new "
-        "rows, and on these; p value on new rows after Holm's correction; share of seeds in which it is ahead; time of training, relative."
+        f"Mean ± standard deviation over seeds; difference from {reference}, seed by seed, with its 95 % interval on "
+        "new rows, and on these; p value on new rows after Holm's correction; share of seeds in which it is ahead; "
+        "time of training, relative."
     )
     return SortableTable([(first, False), *setting, *((title, True) for title in others)], rows, caption)
 

@@ -150,15 +150,16 @@ def make_report(study: Study, results: Mapping[str, Sequence[Result]]) -> StudyR
 def overall_rows(answers: Mapping[str, Answer]) -> tuple[OverallRow, ...]:
     """Compare each method with the reference over all settings."""
     rows = {(name, row.label): row for name, found in answers.items() for row in found.rows}
-    found_p = {at: p_value(row.difference) for at, row in rows.items() if not row.is_baseline}
-    tested = {at: p for at, p in found_p.items() if p is not None}
-    corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
+    compared = {at: row for at, row in rows.items() if row.difference is not None and not row.is_baseline}
+    p_values = {at: p for at, row in compared.items() if (p := p_value(row.difference)) is not None}
+    corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
     references = {name: row for (name, _), row in rows.items() if row.is_reference}
     found = []
-    for label in dict.fromkeys(label for _, label in corrected):
-        settings = [name for name, other in corrected if other == label]
+    for label in dict.fromkeys(label for _, label in compared):
+        settings = [name for name, other in compared if other == label]
         mean = _mean_difference([(rows[name, label], references[name]) for name in settings])
-        found.append(OverallRow(label, {name: corrected[name, label] for name in settings}, mean))
+        judged = {name: corrected[name, label] for name in settings if (name, label) in corrected}
+        found.append(OverallRow(label, judged, mean))
     return tuple(found)
 
 

@@ -199,7 +199,7 @@ def _judge_baseline(
     lead = leader.versus(baseline)
     if lead is None:
         return verdict
-    if lead.n < MIN_SEEDS:
+    if lead.n < MIN_SEEDS or lead.p_value is None:
         return _too_few_against(verdict, leader, baseline, margin)
     ahead = _ahead_of(baseline, tuned, margin)
     used = next((row for row in tuned if row.label == verdict.use), reference)
@@ -242,7 +242,7 @@ def _ahead_of(baseline: MethodRow, tuned: Sequence[MethodRow], margin: float) ->
 
 
 def _too_few_against(verdict: Verdict, best: MethodRow, baseline: MethodRow, margin: float) -> Verdict:
-    """Recommend nothing, because there are too few seeds to compare with a baseline on."""
+    """Recommend nothing, because there are too few seeds, or no scores by row, to compare with a baseline on."""
     lead = _versus(best, baseline)
     figures = f"{_against(best, baseline, baseline.label, (), margin)}{_time(baseline)}."
     if lead.mean.value <= 0:
@@ -251,6 +251,8 @@ def _too_few_against(verdict: Verdict, best: MethodRow, baseline: MethodRow, mar
     if verdict.kind == "too few seeds":
         return replace(verdict, sentences=(*verdict.sentences, figures))
     first = f"No recommendation: {seeds(lead.n)} to compare with {title(baseline)} on {_are(lead.n)} too few."
+    if lead.n >= MIN_SEEDS:
+        first = f"No recommendation: the runs of {title(baseline)} have no scores by row; compare in a new folder."
     return Verdict("too few seeds", None, (first, figures, *_among(verdict)))
 
 
