@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from attendrop.attribution.finite_gradients import wide
 from attendrop.attribution.label_positions import IGNORED, aligned_labels
+from attendrop.attribution.predictions import kind_of
 from attendrop.batches import Batch, number_of_rows
 from attendrop.errors import AttendropError
-from attendrop.methods.common.divergence import kind_of
 
 
 def row_losses(model: nn.Module, outputs: Any, batch: Batch) -> Tensor:
