@@ -366,8 +366,9 @@ def test_target_of_several_labels() -> None:
 def test_target_of_spans() -> None:
     outputs = Outputs(start_logits=torch.tensor([[1.0, 4.0]]), end_logits=torch.tensor([[2.0, 7.0]]))
     assert scored(outputs, {}, "pseudo_label").tolist() == [11]
-    gold = {"start_positions": torch.tensor([0]), "end_positions": torch.tensor([1])}
-    assert scored(outputs, gold, "gold_label").tolist() == [8]
+    for start, end, expected in ((0, 1, 8), (-100, 1, 8), (2, 1, 7), (9, 9, 0)):  # beyond the tokens, none is scored
+        gold = {"start_positions": torch.tensor([start]), "end_positions": torch.tensor([end])}
+        assert scored(outputs, gold, "gold_label").tolist() == [expected]
 
 
 ANSWERS: dict[str, tuple[dict[str, list[int]], tuple[int, int]]] = {
