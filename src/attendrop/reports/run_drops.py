@@ -154,8 +154,8 @@ def _rows(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, method: Method, columns: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """List the encoded rows, with what the model and the method read."""
-    accepted = {*inspect.signature(model.forward).parameters} & {*tokenizer.model_input_names, "labels"}
-    accepted |= {*method.columns, ANSWER_MASK}
+    accepted = {*inspect.signature(model.forward).parameters} & {*tokenizer.model_input_names}
+    accepted |= {"labels", ANSWER_MASK, *method.columns}
     count = len(columns["labels"])
     return [{name: columns[name][i] for name in columns if name in accepted} for i in range(count)]
 

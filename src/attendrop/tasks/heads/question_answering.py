@@ -9,7 +9,7 @@ import numpy as np
 from datasets import Dataset
 
 from attendrop.attention.model_outputs import logits_of
-from attendrop.attribution.predictions import best_spans
+from attendrop.attribution.predictions import MOST_ANSWER_TOKENS, best_spans
 from attendrop.batches import ANSWER_MASK
 from attendrop.errors import AttendropError
 from attendrop.tasks.answers import (
@@ -87,13 +87,17 @@ class QuestionAnswering(Head):
 
     def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
         """Return Python code that answers a question from a text of one window."""
-        return f"""{self.loading(stock=stock)}
+        return f"""import torch
+{self.loading(stock=stock)}
 limits = {{"truncation": "only_second", "max_length": {max_length}}}
 inputs = tokenizer(question, context, **limits, return_offsets_mapping=True, return_tensors="pt")
 offsets = inputs.pop("offset_mapping")[0]
+of_text = torch.tensor([text == 1 for text in inputs.sequence_ids()])
 outputs = model(**inputs)
-start, end = outputs.start_logits.argmax(), outputs.end_logits.argmax()
-answer = context[offsets[start][0] : offsets[end][1]]"""
+start, end = (each[0].masked_fill(~of_text, -torch.inf) for each in (outputs.start_logits, outputs.end_logits))
+spans = torch.ones(len(start), len(start)).triu().tril({MOST_ANSWER_TOKENS - 1}).bool()
+first, last = divmod(int((start[:, None] + end).where(spans, -torch.inf).argmax()), len(start))
+answer = context[offsets[first][0] : offsets[last][1]]"""
 
     # Labels of custom files -----------------------------------------------------------------------------------------
 
