@@ -99,6 +99,13 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
     return Loaded(model, tokenizer, frozenset([*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])]))
 
 
+def load_preprocessor(name: str, task: Task) -> PreTrainedTokenizerBase:
+    """Load only what makes a model's inputs; raises AttendropError as :func:`load_model_and_tokenizer` does."""
+    with _load_errors(name):
+        found: PreTrainedTokenizerBase = task.head.load_preprocessor(resolve_model(name))
+        return found
+
+
 def refuse_untrainable(name: str) -> None:
     """Raise AttendropError for a pruned model, or an adapter instead of a model."""
     if is_adapter(name):
