@@ -262,6 +262,39 @@ def test_bad_file(folder: Path, name: str, content: str | bytes, message: str) -
     assert "\n" not in str(caught.value)
 
 
+SWALLOWED = {
+    # Row n is in line n + 2; a quote begins the text of the first row, and ends that of the last.
+    "rows": ('"so, row 5"', [(3, 8), (20, 21), (40, 55)], "lines 5-10, 22-23, 42-57"),
+    "spaces": ('"so"', [(3, 4)], "lines 5-6"),
+}
+
+
+@pytest.mark.parametrize(("quoted", "pairs", "places"), SWALLOWED.values(), ids=SWALLOWED)
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_rows_between_stray_quotes_are_warned_of(
+    folder: Path, quoted: str, pairs: list[tuple[int, int]], places: str, end: str
+) -> None:
+    """Such a file is legal CSV, with a field that has line breaks, but the rows are gone."""
+    texts = [f"row {n}" for n in range(80)] + [quoted]
+    for first, last in pairs:
+        texts[first], texts[last] = f'"well,{texts[first]}' if first == last else f'"{texts[first]}', f'{texts[last]}"'
+    rows = [f"{text},{'no' if n % 2 else 'yes'}" for n, text in enumerate(texts)]
+    with pytest.warns(UserWarning) as caught:
+        data = load_train(write("a.csv", end.join(["text,label", *rows])))
+    assert len(data.splits["train"]) == 81 - sum(last - first for first, last in pairs)
+    (message,) = (str(warning.message) for warning in caught)
+    assert message.startswith(f"a.csv: quotes join what look like separate rows ({places}): ")
+
+
+@pytest.mark.parametrize("text", ["Well, fine.\nNo comma", "one\ntwo", "a\n\nb, c, d", "It was fine, good\nNo"])
+def test_line_breaks_in_texts_are_not_warned_of(folder: Path, text: str) -> None:
+    rows = [f"row {n},{'bad' if n % 2 else 'good'}\n" for n in range(9)]
+    name = write("a.csv", "".join(["text,label\n", *rows, f'"{text}",good\n']))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load_train(name).splits["train"]["text"][-1] == text
+
+
 @pytest.mark.parametrize(("label_type", "kind"), [("class", "classification"), ("number", "regression")])
 def test_many_whole_numbers_are_what_one_says(folder: Path, label_type: str, kind: str) -> None:
     name = write("a.csv", "text,label\n" + "".join(f"text,{n}\n" for n in range(60)))
