@@ -315,6 +315,9 @@ def test_the_file_of_a_run_resumes_it(
         ("options: 3", "options must be a mapping"),
         ("- a", "must hold options such as"),
         ("a: [", "cannot be read"),
+        ("seed: 1\nepochs: 2\nseed: 3", "line 3: the key 'seed' is given twice"),
+        ("batch-size: 1\nbatch_size: 2", "line 2: the key 'batch_size' is given twice"),
+        ("options: {p: 0.1, p: 0.2}", "line 1: the key 'p' is given twice"),
         (None, "There is no config file"),
     ],
 )

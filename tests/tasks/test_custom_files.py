@@ -211,6 +211,18 @@ BAD_FILES = [
         "a.tsv, line 2: a field begins with a quote",
     ),
     ("a.csv", b"text,label\nok,yes\ncaf\xe9,no\n", "a.csv, line 3: byte 0xe9 is not UTF-8"),
+    ("a.csv", "text,label\nok,yes\nnu\0ll,no\n", "a.csv, line 3: a NUL character"),
+    (
+        "a.jsonl",
+        '{"text": "nu\\u0000ll", "label": 1}\n',
+        "a.jsonl, line 1, column 'text': it has a NUL character, which",
+    ),
+    (
+        "a.jsonl",
+        '{"text": "a", "label": "\\u0000"}\n',
+        "a.jsonl, line 1, column 'label': it has a NUL character, which",
+    ),
+    ("a.jsonl", '{"text": ["a", "\\u0000"], "label": ["X", "O"]}\n', "column 'text': it has a NUL character"),
     ("a.csv", "text,label\na,yes\n ,no\n", "a.csv, line 3, column 'text': the text is empty."),
     ("a.csv", "text,label\na,yes\nb,\n", "a.csv, line 3, column 'label': the label is empty."),
     ("a.csv", "text,label\na,1.0\nb,NaN\n", "a.csv, line 3, column 'label': the label is NaN."),

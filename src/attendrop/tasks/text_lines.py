@@ -52,4 +52,8 @@ def _valid_lines(path: Path, lines: Iterable[str]) -> Iterator[str]:
         if wrong:
             byte = ord(wrong[0]) - 0xDC00
             raise AttendropError(f"{path}, line {number}: byte 0x{byte:02x} is not UTF-8; save the file as UTF-8.")
+        if "\0" in line:
+            raise AttendropError(
+                f"{path}, line {number}: a NUL character, which no text has; delete it, or save the file as UTF-8."
+            )
         yield line
