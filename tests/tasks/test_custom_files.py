@@ -329,6 +329,23 @@ def test_whole_numbers_are_one_class_in_both_spellings(folder: Path, train: str,
     assert saved.splits["dev"]["label"] == [0, 1]
 
 
+def test_labels_that_training_lacks_can_be_kept(folder: Path) -> None:
+    """They have ids after those of the classes, each its own, so that metrics are those of the labels as written."""
+    write("train.csv", GOOD)
+    write("dev.csv", "text,label\na,yes\nb,maybe\nc,no\nd,never\ne,maybe\nf,\n")
+    data = load_train("train.csv", eval_file="dev.csv", unknown_labels="wrong", skip_bad_rows=True)
+    assert (data.task.label_names, data.task.unknown_names) == (("no", "yes"), ("maybe", "never"))
+    assert data.splits["dev"]["label"] == [1, 2, 0, 3, 2] and data.task.head.num_classes == 2
+    assert [row.place for row in data.skipped] == ["line 7"]
+
+
+@pytest.mark.parametrize("label_type", ["number", "labels"])
+def test_other_labels_that_training_lacks_are_refused(folder: Path, label_type: str) -> None:
+    write("a.csv", "text,label\na,1\nb,2\n")
+    with pytest.raises(AttendropError, match="unknown-labels 'wrong' is for classes and for tags of words"):
+        load_train("a.csv", eval_file="a.csv", label_type=label_type, unknown_labels="wrong")
+
+
 UGLY = [
     ("a.csv", b"text,label\ngood,yes\n,no\nb,\nc,no,more\nfine,no\n", ["line 3", "line 4", "line 5"]),
     ("a.csv", b"text,label\ngood,0.5\nb,much\nc,nan\nfine,1\n", ["line 3", "line 4"]),
@@ -447,9 +464,10 @@ def test_bad_parquet_values(folder: Path) -> None:
         ({"train_file": None, "predict_file": "good.csv"}, "a file for prediction does not define the classes"),
         (
             {"eval_file": "new.csv"},
-            "new.csv, line 2, column 'label': the label 'yess' is not among those of training; did",
+            "new.csv, line 2, column 'label': the label 'yess' is not among those of training (--unknown-labels wrong",
         ),
-        ({"eval_file": "far.csv"}, "the label 'maybe' is not among those of training; the classes are 'no', 'yes'."),
+        ({"eval_file": "far.csv"}, "counts it as wrong); the classes are 'no', 'yes'."),
+        ({"unknown_labels": "wrogn"}, "unknown_labels='wrogn' is not known. Did you mean 'wrong'?"),
         ({"eval_file": "int.csv"}, "mix numbers, such as '1' (int.csv, line 2), with text, such as 'yes' (good.csv"),
     ],
 )

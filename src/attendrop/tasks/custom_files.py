@@ -30,6 +30,7 @@ def load_files(
     head: Head | None = None,
     token_columns: Sequence[TokenColumn] = (),
     skip_bad_rows: bool = False,
+    unknown_labels: str | None = None,
 ) -> TaskData:
     """Load custom files, of a format that :func:`read_chunks` reads, as the splits "train", "dev" and "test".
 
@@ -53,6 +54,8 @@ def load_files(
         token_columns: Further columns of the training file to read. "train" then has them, and "place", where each row
             is in the file.
         skip_bad_rows: Skip invalid rows and list them in ``skipped`` of the result. By default, the first raises.
+        unknown_labels: ``"wrong"``: classes and tags of the evaluation file that training lacks count as wrong; the
+            task has them as ``unknown_names``. ``"error"``, the default: such rows are invalid.
 
     Returns:
         The task and its splits, one for each file.
@@ -66,7 +69,7 @@ def load_files(
     text_columns = tuple(text_columns)
     _check_names(text_columns, label_column, token_columns)
     paths = {"train": train_file, "dev": eval_file, "test": predict_file}
-    bad = BadRows(skip=skip_bad_rows)
+    bad = BadRows(skip=skip_bad_rows, unknown_labels=unknown_labels)
     tables = {split: read_table(path, bad) for split, path in paths.items() if path is not None}
     if not tables:
         raise AttendropError("no file is given; give at least one for training, evaluation or prediction.")
@@ -86,6 +89,8 @@ def load_files(
     if head is None:
         found = {split: tables[split] for split in labelled}
         head = find_head(kinds, found, str(label_column), asked=label_type != "auto")
+    if bad.keeps_unknown and "dev" in labelled:
+        head = head.with_unknown(tables["dev"].column(str(label_column)))
     for split in scored:
         tables[split] = _not_empty(_with_labels(tables[split], text_columns, label_column, head, bad))
     for column in token_columns if "train" in tables else ():
@@ -110,10 +115,12 @@ class Chunk:
     Attributes:
         columns: As in ``TaskData.splits``.
         table: The same rows, with all columns of the file.
+        unknown_names: As in ``Task``, of this chunk and those before.
     """
 
     columns: dict[str, list[Any]]
     table: Table
+    unknown_names: tuple[str, ...]
 
 
 def stream_file(
@@ -150,9 +157,11 @@ def stream_file(
         table = _with_texts(table, text_columns, head, bad)
         if label_column is not None:
             table = table.checked(label_column, head.value_problem, bad)
+            if bad.keeps_unknown:
+                head = head.with_unknown(table.column(label_column))
             table = _with_labels(table, text_columns, label_column, head, bad)
         if table.rows:
-            yield Chunk(_columns(table, text_columns, label_column, head), table)
+            yield Chunk(_columns(table, text_columns, label_column, head), table, head.unknown_names)
 
 
 def files_task(text_columns: Sequence[str], head: Head) -> Task:
@@ -164,7 +173,12 @@ def files_task(text_columns: Sequence[str], head: Head) -> Task:
     """
     metric, *others = head.default_metrics
     columns = tuple(text_columns)
-    return Task("files", head.kind, columns, head.label_names, metric, "own files", tuple(others), (), head.options())
+    names, unknown = head.label_names, head.unknown_names
+    return Task(
+        *("files", head.kind, columns, names, metric, "own files", tuple(others)),
+        options=head.options(),
+        unknown_names=unknown,
+    )
 
 
 def _check_names(text_columns: tuple[str, ...], label_column: str | None, token_columns: Sequence[TokenColumn]) -> None:
