@@ -346,6 +346,34 @@ def test_other_labels_that_training_lacks_are_refused(folder: Path, label_type: 
         load_train("a.csv", eval_file="a.csv", label_type=label_type, unknown_labels="wrong")
 
 
+TAGGED = "text,label\na,urgent\nb,vip\nc,urgent|vip\nd,\n"
+
+
+def test_an_empty_label_beside_joined_ones_is_no_mistake_of_the_row(folder: Path) -> None:
+    name = write("a.csv", TAGGED)
+    with pytest.raises(AttendropError, match=r"line 5, column 'label': the label is empty; .* set --label-type labels"):
+        load_train(name)
+    assert load_train(name, label_type="labels").task.label_names == ("urgent", "vip")
+    with pytest.raises(AttendropError, match=r"the label is empty\. Correct it"):
+        load_train(name, label_type="class")
+
+
+@pytest.mark.parametrize(
+    ("labels", "joined"),
+    [
+        (["urgent", "vip", "urgent|vip"], True),
+        (["a", "b", "b; a"], True),
+        (["a", "b", "a,b"], True),
+        (["yes", "no", "yes, but", "|"], False),
+        (["a|b", "c"], False),
+    ],
+)
+def test_classes_that_are_others_joined_are_warned_of(folder: Path, labels: list[str], joined: bool) -> None:
+    head = Classification(tuple(labels))
+    warned = head.label_warnings({"classes": dict.fromkeys(labels, 1)})
+    assert ["set --label-type labels" in warning for warning in warned] == [True] * joined
+
+
 UGLY = [
     ("a.csv", b"text,label\ngood,yes\n,no\nb,\nc,no,more\nfine,no\n", ["line 3", "line 4", "line 5"]),
     ("a.csv", b"text,label\ngood,0.5\nb,much\nc,nan\nfine,1\n", ["line 3", "line 4"]),

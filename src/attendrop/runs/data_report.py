@@ -36,10 +36,10 @@ def data_report(
     Returns:
         Plain values: ``kind``; ``parts``, of each ``rows``, ``classes`` (rows of each) or ``numbers`` (``min``,
         ``mean``, ``max``), ``unknown_labels`` (how often each occurs that train lacks, if any), what
-        :meth:`Head.input_report` counts, ``duplicates`` (rows whose text an earlier row of the part has) and ``in_train`` (rows whose text is in
-        train, too); ``conflicts`` in train (``texts`` with several labels, their ``rows``, an ``example``);
-        ``similar_classes``, which differ in case only; ``skipped`` bad rows, and ``skipped_places``, the files and
-        lines of the first of them.
+        :meth:`Head.input_report` counts, ``duplicates`` (rows whose text an earlier row of the part has) and
+        ``in_train`` (rows whose text is in train, too); ``conflicts`` in train (``texts`` with several labels, their
+        ``rows``, an ``example``); ``similar_classes``, which differ in case only; ``skipped`` bad rows, and
+        ``skipped_places``, the files and lines of the first of them.
     """
     head = data.task.head
     limit = min(max_length, getattr(tokenizer, "model_max_length", max_length))

@@ -1,6 +1,6 @@
 """Loading of custom files as a task: text columns, type of the labels, checks."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from attendrop.tasks.bad_rows import BadRows
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.registry import candidate_heads, find_head
+from attendrop.tasks.label_column import joined_labels
 from attendrop.tasks.table import Table
 from attendrop.tasks.table_files import read_chunks, read_table
 from attendrop.tasks.token_columns import TokenColumn, numbers_problem, read_numbers
@@ -85,10 +86,13 @@ def load_files(
     if not labelled and head is None and reader.needs_labels:
         raise AttendropError("a file for prediction does not define the classes; give the head of the model.")
     for split in labelled:
-        tables[split] = _not_empty(tables[split].checked(str(label_column), reader.value_problem, bad))
+        problem = _value_problem(
+            reader, tables[split].column(str(label_column)), asked=head is not None or label_type != "auto"
+        )
+        tables[split] = _not_empty(tables[split].checked(str(label_column), problem, bad))
     if head is None:
         found = {split: tables[split] for split in labelled}
-        head = find_head(kinds, found, str(label_column), asked=label_type != "auto")
+        head = find_head(kinds, found, str(label_column), asked=head is not None or label_type != "auto")
     if bad.keeps_unknown and "dev" in labelled:
         head = head.with_unknown(tables["dev"].column(str(label_column)))
     for split in scored:
@@ -210,6 +214,17 @@ def _kinds(
     texts = [table.column(name)[0] for name in text_columns]
     labels = table.column(label_column) if label_column in table.columns else []
     return candidate_heads(label_type, texts, next((label for label in labels if label is not None), None))
+
+
+def _value_problem(reader: Head | type[Head], labels: Sequence[Any], *, asked: bool) -> Callable[[Any], str | None]:
+    """Return the check of labels; unless ``asked`` for their type, it says what else an empty one may mean."""
+    joined = None if asked else joined_labels(labels)
+
+    def problem(value: Any) -> str | None:
+        found = reader.value_problem(value)
+        return found if found is None or joined is None else f"{found}; {joined}"
+
+    return problem
 
 
 def _with_labels(

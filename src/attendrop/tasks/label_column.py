@@ -3,7 +3,7 @@
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -18,6 +18,8 @@ _NOTATION = re.compile(rf"[+-]?([0-9]*[.,]?[0-9]+|{_THOUSANDS})\s?%?")
 _HOW_TO_WRITE = "write numbers with a decimal point, and without percent signs and separators of thousands, such as 0.5"
 # Texts that often stand for a label that is not there.
 _MISSING = {"n/a", "#n/a", "na", "<na>", "none", "null", "nil", "-", "--", "?"}
+# What may be between the labels of a row that has several.
+LABEL_SEPARATORS = re.compile(r"[;|,]")
 _SHOWN = 3
 
 
@@ -51,6 +53,16 @@ def number_problem(value: Any) -> str | None:
 def written(value: Any) -> str:
     """Return the text of a label, without surrounding spaces."""
     return str(value).strip()
+
+
+def joined_labels(labels: Iterable[Any]) -> str | None:
+    """Describe a label that is others joined by a separator, such as ``urgent|vip``; None if there is none."""
+    names = dict.fromkeys(written(label) for label in labels if isinstance(label, str) and label.strip())
+    for name in names:
+        parts = [part.strip() for part in LABEL_SEPARATORS.split(name)]
+        if len(parts) > 1 and all(part in names for part in parts):
+            return f"{name!r} joins other labels: if rows have several labels, or none, set --label-type labels"
+    return None
 
 
 def number_form(label: str) -> str:

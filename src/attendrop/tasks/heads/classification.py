@@ -28,7 +28,7 @@ from attendrop.tasks.heads.base import saved_classes
 from attendrop.tasks.heads.linear_fit import LinearFit, fit_logistic_regression
 from attendrop.tasks.heads.output_scorer import Array, Metric
 from attendrop.tasks.heads.sequence import SequenceHead
-from attendrop.tasks.label_column import number_form, written
+from attendrop.tasks.label_column import joined_labels, number_form, written
 from attendrop.tasks.table import Table
 from attendrop.tasks.word_lists import IGNORED
 
@@ -256,9 +256,12 @@ class Classification(SequenceHead):
         return [["rows of a class", *(f"{min(of.values())} to {max(of.values())}" for of in counts)]]
 
     def label_warnings(self, train: Mapping[str, Any]) -> list[str]:
-        """Warn of classes without rows."""
+        """Warn of classes without rows, and of one that joins others."""
         missing = [name for name, count in train["classes"].items() if count == 0]
-        return [f"No row of train is of class {name!r}: it cannot be learnt." for name in missing]
+        joined = joined_labels(self.label_names)
+        return [f"No row of train is of class {name!r}: it cannot be learnt." for name in missing] + (
+            [] if joined is None else [f"The class {joined}."]
+        )
 
     def similar_classes(self) -> list[list[str]]:
         """Return pairs of classes that differ only in case and spaces."""
