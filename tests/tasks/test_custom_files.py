@@ -211,6 +211,15 @@ BAD_FILES = [
         "a.tsv, line 2: a field begins with a quote",
     ),
     ("a.csv", b"text,label\nok,yes\ncaf\xe9,no\n", "a.csv, line 3: byte 0xe9 is not UTF-8"),
+    ("a.csv", b"\x1f\x8b\x08\n", "a.csv is a gzip file, not text; unpack it."),
+    (
+        "a.csv",
+        b"PK\x03\x04\x14\0",
+        "a.csv is a ZIP archive, such as an Excel workbook, not text; unpack it, or save the",
+    ),
+    ("a.csv", b"\xd0\xcf\x11\xe0", "a.csv is an Excel workbook, not text; save the sheet as CSV, in UTF-8 and with"),
+    ("a.tsv", b"PAR1\n\x15\x04\0", "a.tsv is a Parquet file, not text; rename it to .parquet."),
+    ("a.txt", GOOD.encode("utf-16"), "a.txt is text in UTF-16; save the file as UTF-8."),
     ("a.csv", "text,label\nok,yes\nnu\0ll,no\n", "a.csv, line 3: a NUL character"),
     (
         "a.jsonl",
@@ -236,6 +245,11 @@ BAD_FILES = [
         "a.csv",
         "text,label\na,1.5\nb,1e999\n",
         "a.csv, line 3, column 'label': the label '1e999' is not a finite number.",
+    ),
+    (
+        "a.csv",
+        "text,label\na,1.5\nb,-1e308\n",
+        "line 3, column 'label': the label '-1e308' is too large to train on; scale",
     ),
     ("a.csv", "text,label\na,yes\nb,yes\n", "a.csv has only one class, 'yes'; training needs at least two."),
     ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b"\n', "a.jsonl, line 2: not valid JSON"),

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attendrop.argument_checks import check_choice
+from attendrop.argument_checks import check_choice, check_least
 from attendrop.errors import AttendropError
 from attendrop.tasks.bad_rows import UNKNOWN_LABELS
 from attendrop.tasks.file_formats import default_columns, default_label_type, files_of
@@ -42,7 +42,6 @@ _AT_LEAST = {
     "patience": 1,
     "save_steps": 1,
     "logging_steps": 1,
-    "seed": 0,
 }
 
 
@@ -169,10 +168,9 @@ class RunConfig:
             object.__setattr__(self, "label_type", default_label_type(self.train_file))
         for name, least in _AT_LEAST.items():
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise AttendropError(f"{_words(name)} must be at least {least}, not {value}.")
-        if self.seed >= 2**32:
-            raise AttendropError(f"seed must be below 2**32, not {self.seed}.")
+            if value is not None:
+                check_least(name, value, least)
+        check_least("seed", self.seed, 0, bits=32)
         if self.learning_rate is not None and not (0 < self.learning_rate < math.inf):
             raise AttendropError(f"learning-rate must be a number above 0, not {self.learning_rate}.")
         if not (0 <= self.weight_decay < math.inf):

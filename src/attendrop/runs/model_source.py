@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from attendrop.argument_checks import check_choice
+from attendrop.argument_checks import check_choice, check_least
 from attendrop.errors import AttendropError
 from attendrop.tasks.bad_rows import UNKNOWN_LABELS
 from attendrop.tasks.long_texts import LONG_TEXTS
@@ -52,8 +52,8 @@ class Source:
     def __post_init__(self) -> None:
         for name in ("max_length", "batch_size"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise AttendropError(f"{name.replace('_', '-')} must be at least 1, not {value}.")
+            if value is not None:
+                check_least(name, value)
         if self.long_texts is not None:
             check_choice("long_texts", self.long_texts, LONG_TEXTS)
         if self.file is not None and (self.task or self.split or self.data_dir):

@@ -85,14 +85,13 @@ def load_files(
         raise AttendropError("no label column is given; training and evaluation need one.")
     if not labelled and head is None and reader.needs_labels:
         raise AttendropError("a file for prediction does not define the classes; give the head of the model.")
+    asked = head is not None or label_type != "auto"
     for split in labelled:
-        problem = _value_problem(
-            reader, tables[split].column(str(label_column)), asked=head is not None or label_type != "auto"
-        )
+        problem = _value_problem(reader, tables[split].column(str(label_column)), asked=asked)
         tables[split] = _not_empty(tables[split].checked(str(label_column), problem, bad))
     if head is None:
         found = {split: tables[split] for split in labelled}
-        head = find_head(kinds, found, str(label_column), asked=head is not None or label_type != "auto")
+        head = find_head(kinds, found, str(label_column), asked=asked)
     if bad.keeps_unknown and "dev" in labelled:
         head = head.with_unknown(tables["dev"].column(str(label_column)))
     for split in scored:

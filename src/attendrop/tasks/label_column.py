@@ -20,6 +20,7 @@ _HOW_TO_WRITE = "write numbers with a decimal point, and without percent signs a
 _MISSING = {"n/a", "#n/a", "na", "<na>", "none", "null", "nil", "-", "--", "?"}
 # What may be between the labels of a row that has several.
 LABEL_SEPARATORS = re.compile(r"[;|,]")
+_TOO_LARGE = 1e18  # its square, a loss, is near the largest number of float32
 _SHOWN = 3
 
 
@@ -45,7 +46,9 @@ def number_problem(value: Any) -> str | None:
     """Describe what is wrong with a number to predict, or return None."""
     number = written(value)
     if number_form(number) in ("whole", "decimal") and math.isfinite(float(number)):
-        return None
+        if abs(float(number)) < _TOO_LARGE:
+            return None
+        return f"the label {number!r} is too large to train on; scale the numbers, best to about 1"
     hint = f"; {_HOW_TO_WRITE}" if number_form(number) == "notation" else ""
     return f"the label {number!r} is not a finite number{hint}"
 
