@@ -265,6 +265,8 @@ def test_module_runs_as_a_program() -> None:
 OPTIONS = [
     (["--epochs", "0"], "epochs must be at least 1, not 0."),
     (["--batch-size", "-1"], "batch-size must be at least 1, not -1."),
+    (["--batch-size", "99999999999999999999"], "batch-size must be below 2**31, not 99999999999999999999."),
+    (["--lora", "r=99999999999999999999"], "r must be below 2**31, not 99999999999999999999."),
     (["--shots", "0"], "shots must be at least 1, not 0."),
     (["--max-train-samples", "0"], "max-train-samples must be at least 1, not 0."),
     (["--max-length", "0"], "max-length must be at least 1, not 0."),
@@ -378,6 +380,11 @@ def without_label_column(folder: Path, tmp_path: Path) -> list[str]:
     return ["train", "--train-file", f"{folder}/train.csv", "--text-columns", "sentence1", "--label-type", "class"]
 
 
+def dangling(tmp_path: Path) -> str:
+    (tmp_path / "link").symlink_to("gone")
+    return f"{tmp_path}/link"
+
+
 SITUATIONS: list[tuple[Callable[[Path, Path], list[str]], str]] = [
     (lambda f, t: ["train"], "No data are given; give --train-file with rows of your own, or --task"),
     (lambda f, t: ["trian"], "No such command 'trian'"),
@@ -405,7 +412,17 @@ SITUATIONS: list[tuple[Callable[[Path, Path], list[str]], str]] = [
     (lambda f, t: ["evaluate", f"{f}/run", "--task", "rte", "--data-dir", str(f), "--split", "test"], "has no labels"),
     (lambda f, t: ["evaluate", f"{f}/run", "--task", "mnli"], "The model predicts 2 classes, the task mnli asks for 3"),
     (lambda f, t: ["evaluate", f"{f}/run", "--batch-size", "0"], "batch-size must be at least 1, not 0."),
+    (lambda f, t: ["evaluate", f"{f}/run", "--batch-size", str(2**31)], "batch-size must be below 2**31, not 21474836"),
     (lambda f, t: ["evaluate"], "Missing argument 'RUN'"),
+    (lambda f, t: train_arguments(f, "run", "--output-dir", dangling(t)), "/link' is a link to 'gone', which does not"),
+    (
+        lambda f, t: ["predict", f"{f}/run", "--predict-file", f"{f}/dev.csv", "--output", f"{dangling(t)}/out.csv"],
+        "/link' is a link to 'gone', which does not exist; delete it, or name another.",
+    ),
+    (
+        lambda f, t: ["evaluate", f"{f}/run", "--skip-bad-rows", "--skipped-file", dangling(t)],
+        "/link' is a link to 'gone', which does not exist; delete it, or name another.",
+    ),
     (lambda f, t: ["predict", f"{f}/run", "--output", "x.xlsx"], "is not a format of predictions"),
     (lambda f, t: ["predict", f"{f}/run"], "Missing option '--output'"),
     (lambda f, t: ["predict", f"{f}/run", "--output", "x.csv"], "No data are given; give --predict-file, or --task."),

@@ -231,6 +231,33 @@ def test_bad_rows_are_left_out_of_predictions_and_scores(runs: Path, tmp_path: P
     assert [json.loads(line)["place"] for line in listed.read_text().splitlines()] == ["line 3", "line 5"]
 
 
+def test_labels_that_training_lacks_count_as_wrong_where_asked(
+    runs: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, known = tmp_path / "in.csv", tmp_path / "known.csv"
+    labels = ["yes", "maybe", "no", "yes", "never", "maybe", "no"]
+    rows = [f"{tiny.sentence(n)},{label}\n" for n, label in enumerate(labels)]
+    file.write_text("".join(["text,label\n", *rows]))
+    known.write_text("".join(["text,label\n", *(row for row in rows if row.endswith((",yes\n", ",no\n")))]))
+    command = ["evaluate", f"{runs}/single", "--device", "cpu", "--eval-file"]
+    assert cli.main([*command, str(file)]) == 2
+    told = "line 3, column 'label': the label 'maybe' is not among those of training (--unknown-labels wrong counts it"
+    assert told in capsys.readouterr().err
+    assert cli.main([*command, str(known), "--json"]) == 0
+    right = 4 * json.loads(capsys.readouterr().out)["all_scores"]["accuracy"]
+    found = []
+    for rows_at_a_time in (2, 4096):
+        monkeypatch.setattr(inference, "CHUNK_ROWS", rows_at_a_time)
+        assert cli.main([*command, str(file), "--unknown-labels", "wrong", "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0] == found[1] and found[0]["unknown_labels"] == {"maybe": 2, "never": 1}
+    assert found[0]["rows"] == 7 and found[0]["all_scores"]["accuracy"] == pytest.approx(right / 7)
+    assert cli.main([*command, str(file), "--unknown-labels", "wrong"]) == 0
+    assert "unknown labels        3, which count as wrong: 'maybe' (2), 'never' (1)" in capsys.readouterr().out
+    assert cli.main(["evaluate", f"{runs}/single", "--task", "sst2", "--unknown-labels", "wrong"]) == 2
+    assert "unknown-labels is for custom files; omit it for a task." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

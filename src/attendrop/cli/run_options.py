@@ -30,6 +30,10 @@ TaskSet = Annotated[
     typer.Option("--task-set", metavar="NAME=VALUE", help="Option of the kind of task: num_beams=4, pack=true."),
 ]
 SkipBadRowsOfFiles = Annotated[bool | None, typer.Option(help="Skip invalid rows of your files, and list them.")]
+UnknownLabels = Annotated[
+    str | None,
+    typer.Option(help="Labels of the eval file that training lacks: error, or count as wrong.", show_default="error"),
+]
 Model = Annotated[str | None, typer.Option(help="minilm, a folder, or a hub id.", show_default="minilm")]
 Pooling = Annotated[
     str | None,

@@ -52,7 +52,8 @@ def load_data(config: RunConfig) -> TaskData:
     files = data_files(config)
 
     def key() -> list[Any]:
-        options = (config.text_columns, config.label_column, config.label_type, config.skip_bad_rows)
+        of_labels = (config.label_column, config.label_type, config.unknown_labels)
+        options = (config.text_columns, *of_labels, config.skip_bad_rows)
         columns = [repr(column) for column in _token_columns(config.regularizer)]
         return [config.task, config.data_dir, [[str(file), digest(file)] for file in files], options, columns]
 
@@ -96,6 +97,7 @@ def _load_files(config: RunConfig) -> TaskData:
         label_type=config.label_type,
         token_columns=_token_columns(config.regularizer),
         skip_bad_rows=config.skip_bad_rows,
+        unknown_labels=config.unknown_labels,
     )
 
 

@@ -16,7 +16,7 @@ from attendrop.tasks.base import TaskData
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.long_texts import HEAD, HEAD_TAIL, WINDOWS
 from attendrop.tasks.tokenization import columns_of
-from attendrop.wording import counted
+from attendrop.wording import counted, counts_of
 
 _Text = tuple[str, ...]
 _TREATED = {HEAD: "cut", HEAD_TAIL: "cut in the middle", WINDOWS: "in windows"}
@@ -36,10 +36,11 @@ def data_report(
 
     Returns:
         Plain values: ``kind``; ``parts``, of each ``rows``, ``classes`` (rows of each) or ``numbers`` (``min``,
-        ``mean``, ``max``), what :meth:`Head.input_report` counts, ``duplicates`` (rows whose text an earlier
-        row of the part has) and ``in_train`` (rows whose text is in train, too); ``conflicts`` in train (``texts`` with
-        several labels, their ``rows``, an ``example``); ``similar_classes``, which differ in case only; ``skipped`` bad
-        rows, and ``skipped_places``, the files and lines of the first of them.
+        ``mean``, ``max``), ``unknown_labels`` (how often each occurs that train lacks, if any), what
+        :meth:`Head.input_report` counts, ``duplicates`` (rows whose text an earlier row of the part has) and
+        ``in_train`` (rows whose text is in train, too); ``conflicts`` in train (``texts`` with several labels, their
+        ``rows``, an ``example``); ``similar_classes``, which differ in case only; ``skipped`` bad rows, and
+        ``skipped_places``, the files and lines of the first of them.
 
     Raises:
         AttendropError: No row of a part has a token that the model knows.
@@ -48,7 +49,7 @@ def data_report(
     limit = min(max_length, getattr(tokenizer, "model_max_length", max_length))
     texts = {name: head.texts(rows) for name, rows in _named(parts).items()}
     tokens = _named(encoded)
-    described = {}
+    described: dict[str, dict[str, Any]] = {}
     for name, rows in _named(parts).items():
         columns = columns_of(tokens[name])
         described[name] = {
@@ -62,6 +63,8 @@ def data_report(
                 f"None of the {len(rows)} rows of {name} has a token that the model knows; use a model of their "
                 "language, or one with its own tokenizer."
             )
+        if head.unknown_names:
+            described[name]["unknown_labels"] = head.unknown_counts(rows["label"][:])
         if name != "train":
             known = set(texts["train"])
             described[name]["in_train"] = sum(text in known for text in texts[name])
@@ -104,6 +107,9 @@ def report_warnings(report: dict[str, Any], head: Head) -> Iterator[str]:
         yield f"The classes {first!r} and {second!r} differ only in case or spaces: are they the same?"
     yield from head.label_warnings(parts["train"])
     for name, part in parts.items():
+        if unknown := part.get("unknown_labels"):
+            lacking = f"{counted(sum(unknown.values()), 'label')} of {name} that train lacks"
+            yield f"{lacking} count as wrong: {counts_of(unknown)}."
         if part.get("in_train"):
             percent = 100 * part["in_train"] / part["rows"]
             yield (

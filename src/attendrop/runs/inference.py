@@ -48,9 +48,9 @@ def evaluate(run_dir: str, source: Source, on_progress: OnProgress | None = None
     """Score a model on labelled data, by default on the development set.
 
     Returns:
-        ``model, task, source, split, rows, skipped, metric, score, all_scores, predicted``, and ``groups``: by column
-        and value, the ``rows`` and the metric of the groups that the task has, see
-        :func:`attendrop.tasks.transfer.group_scores`.
+        ``model, task, source, split, rows, skipped, metric, score, all_scores, predicted, unknown_labels`` (how often
+        each occurs), and ``groups``: by column and value, the ``rows`` and the metric of the groups that the task has,
+        see :func:`attendrop.tasks.transfer.group_scores`.
 
     Raises:
         AttendropError: There is no finished run, or the data cannot be read, have no labels or other classes.
@@ -65,6 +65,7 @@ def _evaluate(run_dir: str, source: Source, on_progress: OnProgress | None) -> d
     outputs, references = [], []
     groups: dict[str, list[str]] = {name: [] for name in rows.task.group_columns}
     for chunk in rows.chunks:
+        rows.task = replace(rows.task, unknown_names=chunk.unknown_names)
         encoded = run.encode(chunk.columns, rows.task, source)
         if "labels" not in encoded:
             raise AttendropError(f"The split '{rows.split}' of {rows.task.name} has no labels to score; use predict.")
@@ -86,6 +87,7 @@ def _evaluate(run_dir: str, source: Source, on_progress: OnProgress | None) -> d
         "score": scores[rows.task.metric],
         "all_scores": scores,
         "predicted": predicted,
+        "unknown_labels": rows.task.head.unknown_counts(labels),
         "groups": group_scores(rows.task, every, labels, groups),
     }
 
@@ -259,6 +261,7 @@ class _Rows:
 class _Chunk:
     columns: dict[str, list[Any]]
     table: Table | None = None
+    unknown_names: tuple[str, ...] = ()
 
 
 def _load_run(run_dir: str, task_options: Mapping[str, Any]) -> _Run:
@@ -318,7 +321,8 @@ def _file_rows(run: _Run, source: Source, file: str, split: str) -> _Rows:
     label = (source.label_column or trained_label or label) if split == "dev" else None
     if split == "dev" and label is None and run.head.needs_labels:
         raise AttendropError(f"No label-column is given; give one{_of_columns(file)}.")
-    bad = BadRows(skip=source.skip_bad_rows)
+    unknown_labels = source.unknown_labels or run.options.get("unknown_labels")
+    bad = BadRows(skip=source.skip_bad_rows, unknown_labels=unknown_labels)
     chunks = stream_file(
         file,
         text_columns=columns,
@@ -328,7 +332,7 @@ def _file_rows(run: _Run, source: Source, file: str, split: str) -> _Rows:
         bad=bad,
         format=(source.input_format or "csv") if file == STDIN else None,
     )
-    read = (_Chunk(chunk.columns, chunk.table) for chunk in chunks)
+    read = (_Chunk(chunk.columns, chunk.table, chunk.unknown_names) for chunk in chunks)
     return _Rows(files_task(columns, run.head), split, file, read, None, bad)
 
 

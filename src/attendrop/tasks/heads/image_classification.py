@@ -251,7 +251,7 @@ processor = AutoImageProcessor.from_pretrained(folder, backend="pil")""".strip()
                 batch["labels"] = torch.tensor([row["labels"] for row in rows])
             return batch
 
-        return collate
+        return self.without_unknown(collate)
 
     # Reports and files ----------------------------------------------------------------------------------------------
 
