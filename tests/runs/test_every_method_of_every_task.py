@@ -11,6 +11,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
 from helpers.task_examples import EXAMPLES, FAMILIES, write_rows
@@ -20,6 +22,7 @@ from attendrop import AttendropError
 from attendrop.methods.core.registry import method_names
 from attendrop.runs.config import RunConfig
 from attendrop.runs.train import train
+from attendrop.tasks.row_scores import PREDICTIONS, RowScores
 
 PAIRS = [(kind, family) for kind, example in EXAMPLES.items() for family in example.families]
 # Options with which a method acts in the first of few steps.
@@ -105,3 +108,15 @@ def test_a_method_trains_or_is_refused(kind: str, family: str, method: str, fold
     assert math.isfinite(metrics["score"]) and math.isfinite(last["train_loss"])
     assert last["regularized"] or method == "finetune"
     assert any("att" in name.lower() for name in weights.changed())
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_a_run_keeps_its_score_by_row_and_its_predictions(kind: str, folder: Path, tmp_path: Path) -> None:
+    metrics, _ = run(folder, tmp_path / "run", kind, EXAMPLES[kind].families[0], "finetune")
+    found = RowScores.from_dict(metrics["row_scores"])
+    predictions = pyarrow.parquet.read_table(tmp_path / "run" / PREDICTIONS)["prediction"]
+    assert found.rows == len(predictions) == metrics["data"]["rows"]["dev"] and 2 <= len(found.values) <= found.rows
+    if found.values.dtype == bool:
+        assert found.values.mean() == metrics["score"]
+    assert np.isfinite(found.values).all()

@@ -20,7 +20,7 @@ from attendrop.output_files import write_text
 
 COLUMNS = ("message", "topic")
 # Rows of each topic.
-TRAIN_ROWS, TEST_ROWS = 5, 21
+TRAIN_ROWS, TEST_ROWS = 5, 105
 Row = tuple[str, str]
 Item = TypeVar("Item")
 _BOOKINGS = {
@@ -110,7 +110,7 @@ def generate_messages(seed: int = 0) -> tuple[list[Row], list[Row]]:
         seed: The same seed gives the same rows on every machine.
 
     Returns:
-        Rows of message and topic: 240 to train on, five of each of 48 topics, and 1,008 to test on.
+        Rows of message and topic: 240 to train on, five of each of 48 topics, and 5,040 to test on.
     """
     writer = _Writer(seed)
     phrases = {name: writer.shuffled(every) for name, every in (_BOOKINGS | _WISHES).items()}

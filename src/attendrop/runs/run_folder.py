@@ -36,7 +36,7 @@ from attendrop.runs.run_file import PATHS, RUN_FILE, located, run_file
 METRICS = "metrics.json"
 # The training rows, where they are a sample of the data.
 SAMPLED_ROWS = "sampled_rows.json"
-_FOR_READERS = (".md", ".yaml", ".jsonl")
+_FOR_READERS = (".md", ".yaml", ".jsonl", ".parquet")
 
 
 def is_main_process() -> bool:

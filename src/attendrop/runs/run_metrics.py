@@ -40,6 +40,7 @@ class SetScores:
         predicted: Number of predictions of each class; empty if there are no classes.
         rows: Number of rows of the set.
         by_row: The score of the task's metric, divided among the rows; None unless rows were given.
+        predictions: Predicted labels of the rows; None unless rows were given.
     """
 
     scores: dict[str, float]
@@ -47,6 +48,7 @@ class SetScores:
     predicted: dict[str, int]
     rows: int
     by_row: RowScores | None = None
+    predictions: list[Any] | None = None
 
 
 def score_report(trainer: RegularizedTrainer, task: Task, encoded: Parts, parts: Parts) -> dict[str, SetScores]:
@@ -73,11 +75,15 @@ def _score(
 ) -> SetScores:
     outputs, _ = _outputs(trainer, task, rows)
     references = task.head.references(columns_of(rows))
-    by_row = None if loaded is None else row_scores(task, outputs, references, loaded)
+    by_row, predictions = None, None
+    if loaded is not None:
+        by_row = row_scores(task, outputs, references, loaded)
+        predictions = task.head.decode(task.head.checked(outputs))
     constant = constant_scores(task, task.head.references(columns_of(train)), references)
     baseline = None if constant is None else {"answer": constant[0], "scores": constant[1]}
     predicted = task.head.predicted_counts(outputs)
-    return SetScores(compute_scores(task, outputs, references), baseline, predicted, len(references), by_row)
+    found = compute_scores(task, outputs, references)
+    return SetScores(found, baseline, predicted, len(references), by_row, predictions)
 
 
 def _outputs(trainer: RegularizedTrainer, task: Task, rows: Dataset) -> tuple[Array, float]:

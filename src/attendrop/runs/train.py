@@ -64,6 +64,7 @@ from attendrop.runs.run_metrics import (
 from attendrop.runs.small_data_recipe import decided
 from attendrop.tasks.bad_rows import write_skipped
 from attendrop.tasks.heads.mean_pooling import pools_mean
+from attendrop.tasks.row_scores import PREDICTIONS, write_predictions
 from attendrop.training.trainer import RegularizedTrainer
 
 logger = logging.getLogger(__name__)
@@ -145,11 +146,11 @@ def _train(
         encoded = encode_parts(final.config, run.task, final.parts, loaded.tokenizer)
         announce_refit(len(final.parts.train), selected)
     fitted = fitting.fit(final, loaded, encoded, begun, stop_after=(selected or {}).get("steps"))
-    metrics = _metrics(run, final, fitted, encoded, selected)
+    metrics, predictions = _metrics(run, final, fitted, encoded, selected)
     metrics["data"]["report"] = report
     metrics["total_seconds"] = round(time.monotonic() - began + seconds_before + fitted.seconds_before, 3)
     if fitted.trainer.is_world_process_zero():
-        _write(fitted.trainer, run, metrics, place, model=keep_model)
+        _write(fitted.trainer, run, metrics, predictions, place, model=keep_model)
     fitted.trainer.accelerator.wait_for_everyone()
     return metrics
 
@@ -176,8 +177,13 @@ def _select(
 
 def _metrics(
     run: ResolvedRun, final: ResolvedRun, fitted: Fitted, encoded: Parts, selected: dict[str, Any] | None
-) -> dict[str, Any]:
-    """Score the trained model, and make ``metrics.json`` but for the report on the data and the time in all."""
+) -> tuple[dict[str, Any], list[Any] | None]:
+    """Score the trained model.
+
+    Returns:
+        ``metrics.json``, but for the report on the data and the time in all; the predicted labels of the evaluation
+        rows, None if there are none.
+    """
     trainer = fitted.trainer
     scores = score_report(trainer, run.task, encoded, run.parts) or selection_scores(selected)
     announce_one_class(scores)
@@ -187,16 +193,26 @@ def _metrics(
     metrics |= {"head_start": fitted.head_start, "train_fit": fit}
     random_head = None if run.task.head.pretrained else "random"
     metrics["training"]["head_start"] = random_head if fitted.head_start is None else "frozen"
-    return metrics | _final_report(trainer, encoded)
+    return metrics | _final_report(trainer, encoded), scores["dev"].predictions if "dev" in scores else None
 
 
-def _write(trainer: RegularizedTrainer, run: ResolvedRun, metrics: dict[str, Any], place: Path, *, model: bool) -> None:
+def _write(
+    trainer: RegularizedTrainer,
+    run: ResolvedRun,
+    metrics: dict[str, Any],
+    predictions: list[Any] | None,
+    place: Path,
+    *,
+    model: bool,
+) -> None:
     """Write the files of a finished run, ``metrics.json`` and its options at least, and put it in its folder."""
     config = run.given
     with results(place) as files:
         if model:
             _save(trainer, run, metrics, files)
         write_json(files / METRICS, metrics)
+        if predictions is not None:
+            write_predictions(files / PREDICTIONS, predictions)
         if not (place / RUN_FILE).exists():  # the process that began the run died before it was written
             write_text(files / RUN_FILE, run_file(config))
         if config.shots is not None or config.max_train_samples is not None:

@@ -30,7 +30,7 @@ from attendrop.tasks.base import Task
 from attendrop.tasks.heads.output_scorer import Array
 from attendrop.tasks.long_texts import document_means, of_documents
 from attendrop.tasks.metrics import compute_scores
-from attendrop.tasks.row_scores import row_scores
+from attendrop.tasks.row_scores import PREDICTIONS, row_scores, write_predictions
 from attendrop.tasks.tokenization import columns_of, encode
 
 # Outputs for rows, such as logits ``(rows, classes)``.
@@ -76,10 +76,12 @@ def run_baseline(config: RunConfig, name: str) -> dict[str, Any]:
         rows = fingerprint(run.parts)
         check_data(place, rows)
         begin_baseline(place, config, rows, name)
-        metrics = _metrics(run, name)
+        metrics, predictions = _metrics(run, name)
         metrics["total_seconds"] = round(time.monotonic() - start, 3)
         with results(place) as files:
             write_json(files / METRICS, metrics)
+            if predictions is not None:
+                write_predictions(files / PREDICTIONS, predictions)
     return metrics
 
 
@@ -89,7 +91,7 @@ def _check_defined(name: str, task: Task) -> None:
         raise AttendropError(f"Baseline {name!r} is not defined for {task.kind} tasks such as {task.name}; {defined}.")
 
 
-def _metrics(run: ResolvedRun, name: str) -> dict[str, Any]:
+def _metrics(run: ResolvedRun, name: str) -> tuple[dict[str, Any], list[Any] | None]:
     config, task, parts = run.config, run.task, run.parts
     encoded = _Encoded(run)
     fit = _FITS[name](encoded)
@@ -105,7 +107,7 @@ def _metrics(run: ResolvedRun, name: str) -> dict[str, Any]:
     selection_score = None
     if parts.selection is not None:
         selection_score = encoded.scores(fit(parts.train)(parts.selection), parts.selection)[task.metric]
-    return {
+    metrics = {
         "task": task.name,
         "model": config.model,
         "method": name,
@@ -130,6 +132,7 @@ def _metrics(run: ResolvedRun, name: str) -> dict[str, Any]:
         "output_dir": config.output_dir,
         "versions": versions(),
     }
+    return metrics, None if dev is None else task.head.decode(task.head.checked(outputs["dev"]))
 
 
 def _joined(first: Dataset, second: Dataset) -> Dataset:

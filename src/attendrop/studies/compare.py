@@ -12,6 +12,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.output_files import write_json, write_text
 from attendrop.runs.config import RunConfig
+from attendrop.runs.model_loading import load_preprocessor
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.baseline_names import BASELINES
@@ -111,7 +112,8 @@ def run_comparison(
     """
     folder = Path(comparison.output_dir)
     check_study_folder(folder, comparison=True)
-    run = resolve_run(comparison.config)  # bad data are to be refused once, and not by each run
+    run = resolve_run(comparison.config)  # bad data and models are to be refused once, and not by each run
+    load_preprocessor(comparison.config.model, run.task)
     check_record(folder, comparison.config)
     announce_splits(run)
     comparison = comparison.of_baselines(run.task.head.baselines)

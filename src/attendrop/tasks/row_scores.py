@@ -7,9 +7,12 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 from datasets import Dataset
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
@@ -17,6 +20,8 @@ from scipy.sparse.csgraph import connected_components
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.output_scorer import Array
 
+# File of a scored run beside metrics.json.
+PREDICTIONS = "dev_predictions.parquet"
 # Number of blocks of a jackknife: a standard error from n blocks is itself uncertain by 1 / sqrt(2n), here 7 %.
 _BLOCKS = 100
 # A text that more than this fraction of the rows has, such as one prompt for all, does not make them belong together.
@@ -93,6 +98,11 @@ def row_scores(task: Task, outputs: Array, references: Array, rows: Dataset) -> 
     score = metric.score(references, outputs)
     without = [metric.score(references[blocks != block], outputs[blocks != block]) for block in range(number)]
     return RowScores(np.nan_to_num(number * score - (number - 1) * np.asarray(without)), count, data)
+
+
+def write_predictions(path: Path, predictions: Sequence[Any]) -> None:
+    """Write the predicted labels of the evaluation rows, in their order, as Parquet: some bytes for each row."""
+    pyarrow.parquet.write_table(pyarrow.table({"prediction": list(predictions)}), path, compression="zstd")
 
 
 def data_digest(*parts: Dataset | None) -> str:
