@@ -1,8 +1,9 @@
 """Keep what a study or comparison found: ``python benchmarks/keep_results.py STUDY results/NAME``.
 
 Copies its answer, and writes ``runs.jsonl``: of each finished run that the answer is of, the method, options, scores,
-scores by row, steps, times and versions, without paths and predictions. ``machine.json`` says what machine this is: call
-it where the runs were. With ``--add`` the runs of several studies, of several machines, are kept as one, without an answer.
+scores by row, steps, times and versions, without paths and predictions. ``machine.json`` says what machine this is:
+call it where the runs were. With ``--add`` the runs of several studies, of several machines, are kept as one, without
+an answer.
 """
 
 import argparse
@@ -16,8 +17,8 @@ from report import machine
 
 ANSWERS = ("answer.md", "answer.csv", "answer.json")
 KEPT = (
-    "model", "method", "options", "seed", "protocol", "metric", "score", "all_scores", "row_scores", "training", "head_start",
-    "train_fit", "steps", "train_seconds", "total_seconds", "device", "versions",
+    "model", "method", "options", "seed", "protocol", "metric", "score", "all_scores", "row_scores", "training",
+    "head_start", "train_fit", "steps", "train_seconds", "total_seconds", "device", "versions",
 )  # fmt: skip
 _OF_RUN = ("task", "shots", "max_train_samples", "test_fraction", "learning_rate", "max_steps", "bf16", "fp16")
 _SAME = ("run", "model", "method", "options", "seed", "protocol", "training", "processor")
