@@ -111,6 +111,7 @@ def test_a_setting_whose_run_fails_is_not_chosen(config: RunConfig) -> None:
     [
         ([0.5, 0.5, 0.5], [0.6, 0.6, 0.6], OTHER),
         ([0.5, 0.5, 0.5], [0.9, 0.3, 0.4], DEFAULT),  # better on average by less than its standard error
+        ([0.5, 0.5, 0.5], [0.62, 0.48, 0.55], OTHER),  # by more than its standard error, less than its deviation
         ([0.5, 0.6, 0.7], [0.52, 0.61, 0.73], OTHER),
         ([0.5, 0.5, 0.5], [0.9, 0.9], DEFAULT),  # stopped early
         ([0.5, 0.5, 0.5], [0.5, 0.5, 0.5], DEFAULT),
