@@ -113,6 +113,13 @@ CASES: tuple[tuple[str, str, Look, Any, dict[str, Any]], ...] = (
     ("fp16", "", argument("fp16"), True, {"device": "auto"}),
 )
 DEVICES = {"auto": "cuda", "cpu": "cpu"}
+# What is random as a training begins, but for the order of the batches, which is argument "data_seed".
+SAMPLED: dict[str, Look] = {
+    "head": lambda trainer: trainer.model.classifier.weight.tolist(),
+    "weights that the method re-initialises": lambda trainer: trainer.model.bert.pooler.dense.weight.tolist(),
+    "training rows": lambda trainer: trainer.train_dataset["input_ids"][:],
+    "rows held out of them": lambda trainer: trainer.eval_dataset["input_ids"][:],
+}
 FLAGS = {"options": "--set", "task_options": "--task-set"}
 
 
@@ -164,3 +171,9 @@ def test_every_option_reaches_what_it_configures(
 ) -> None:
     without, with_it = (begun(*(OWN | others | option).items()) for option in ({}, {name: value}))
     assert look(with_it) == expected != (without and look(without))
+
+
+def test_the_seed_decides_all_that_is_random(begun: Callable[..., Any]) -> None:
+    options = OWN | HELD_OUT | {"method": "layer-reinit", "max_train_samples": "30"}
+    one, other = (begun(*(options | {"seed": seed}).items()) for seed in ("1", "2"))
+    assert [name for name, look in SAMPLED.items() if look(one) == look(other)] == []
