@@ -117,8 +117,7 @@ DEVICES = {"auto": "cuda", "cpu": "cpu"}
 SAMPLED: dict[str, Look] = {
     "head": lambda trainer: trainer.model.classifier.weight.tolist(),
     "weights that the method re-initialises": lambda trainer: trainer.model.bert.pooler.dense.weight.tolist(),
-    "training rows": lambda trainer: trainer.train_dataset["input_ids"][:],
-    "rows held out of them": lambda trainer: trainer.eval_dataset["input_ids"][:],
+    "rows": lambda trainer: trainer.train_dataset["input_ids"][:],
 }
 FLAGS = {"options": "--set", "task_options": "--task-set"}
 
@@ -173,7 +172,8 @@ def test_every_option_reaches_what_it_configures(
     assert look(with_it) == expected != (without and look(without))
 
 
-def test_the_seed_decides_all_that_is_random(begun: Callable[..., Any]) -> None:
-    options = OWN | HELD_OUT | {"method": "layer-reinit", "max_train_samples": "30"}
+@pytest.mark.parametrize("rows", [HELD_OUT, {"max_train_samples": "30"}, {"shots": "10"}], ids=str)
+def test_the_seed_decides_all_that_is_random(rows: dict[str, str], begun: Callable[..., Any]) -> None:
+    options = OWN | rows | {"method": "layer-reinit"}
     one, other = (begun(*(options | {"seed": seed}).items()) for seed in ("1", "2"))
     assert [name for name, look in SAMPLED.items() if look(one) == look(other)] == []

@@ -104,7 +104,8 @@ def test_hopeless_settings_stop_early_and_the_default_never(config: RunConfig) -
 
 
 def test_a_setting_whose_run_fails_is_not_chosen(config: RunConfig) -> None:
-    found = search(config, Runs(lambda run: None if run.learning_rate else -5.0), trials=5, folds=1)
+    runs = Runs(lambda run: -5.0 if run.learning_rate == config.learning_rate else None)
+    found = search(config, runs, trials=5, folds=1)
     assert choose(found["finetune"]) == MethodSetting("finetune")
 
 
