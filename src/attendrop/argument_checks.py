@@ -37,10 +37,19 @@ def check_probability(name: str, value: float, *, one_allowed: bool, zero_allowe
         raise AttendropError(f"{name}={value!r} must be {lower} 0 and {upper} 1.")
 
 
+def check_least(name: str, value: int, least: int = 1, bits: int = 31) -> None:
+    """Raise unless an option is at least ``least``, and below ``2**bits``, so that it fits into integers of C."""
+    if value < least:
+        raise AttendropError(f"{name.replace('_', '-')} must be at least {least}, not {value}.")
+    if value >= 2**bits:
+        raise AttendropError(f"{name.replace('_', '-')} must be below 2**{bits}, not {value}.")
+
+
 def check_count(name: str, value: int, least: int = 1) -> None:
     """Raise unless ``value`` is a whole number of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise AttendropError(f"{name}={value!r} must be a whole number, and at least {least}.")
+    check_least(name, value, least)
 
 
 def check_positive(name: str, value: float, *, zero_allowed: bool = False) -> None:

@@ -10,6 +10,16 @@ from torch import Tensor
 
 from attendrop.errors import AttendropError
 
+Batch = Mapping[str, Any]
+# Column of question answering that models do not read, ``(batch, n)``: 1 at the tokens that can be part of an answer,
+# and at the one that stands for none, if there may be none.
+ANSWER_MASK = "answer_mask"
+
+
+def model_inputs(batch: Batch) -> dict[str, Any]:
+    """Copy a batch without the column that models do not read."""
+    return {name: value for name, value in batch.items() if name != ANSWER_MASK}
+
 
 def refuse_graph(batch: Batch) -> None:
     """Raise AttendropError for a batch with an autograd graph, which is freed by the first backward pass."""
@@ -32,6 +42,3 @@ def number_of_rows(batch: Batch) -> int:
         if isinstance(value, Tensor) and value.ndim:
             return value.shape[0]
     raise AttendropError("The batch has no tensors; pass a batch with input tensors.")
-
-
-Batch = Mapping[str, Any]

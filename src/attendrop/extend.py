@@ -29,7 +29,8 @@ from attendrop.attribution.gradient import gradient_attribution
 from attendrop.attribution.head_importance import GatePlan, head_importance
 from attendrop.attribution.integrated_gradients import QUADRATURE_RULES, SCOPES, integrated_gradient_attribution
 from attendrop.attribution.label_positions import aligned_labels
-from attendrop.attribution.targets import fix_target, is_regression
+from attendrop.attribution.predictions import is_regression, kind_of
+from attendrop.attribution.targets import fix_target
 from attendrop.batches import Batch, number_of_rows, refuse_graph, to_device
 from attendrop.candidates import Region, candidate_region, floor_fraction, pack, unpack
 from attendrop.errors import AttendropError
@@ -37,7 +38,7 @@ from attendrop.fused_optimizers import skips_step
 from attendrop.keyed_random import SampleKey, normal, sample_mask, sample_parameter_mask, sample_row_mask, uniform
 from attendrop.methods.common.antithetic import AntitheticPlan, with_antithetic_pass
 from attendrop.methods.common.consistent_views import with_views
-from attendrop.methods.common.divergence import divergences, kind_of, mean, mean_divergence, mean_spread
+from attendrop.methods.common.divergence import divergences, mean, mean_divergence, mean_spread
 from attendrop.methods.common.initial_state import InitialState
 from attendrop.methods.common.learnt_probabilities import LearntProbabilities, probability_rules
 from attendrop.methods.common.own_parameters import OwnParameters, ValuePerLayer, own_parameter_rules

@@ -103,4 +103,12 @@ def check_output(output: str | Path, inputs: Iterable[str | Path], *, overwrite:
         if os.path.exists(output) and os.path.exists(name) and os.path.samefile(output, name):
             raise AttendropError(f"The output '{output}' is the file '{name}', which is read; name another.")
     if not overwrite:
-        raise AttendropError(f"The file '{output}' exists; --overwrite replaces it, or name another.")
+        told = broken_link(output) or f"The file '{output}' exists; --overwrite replaces it, or name another."
+        raise AttendropError(told)
+
+
+def broken_link(path: str | Path) -> str | None:
+    """Describe a symbolic link to nothing, which files and folders cannot be written to; None if it is none."""
+    if not os.path.islink(path) or os.path.exists(path):
+        return None
+    return f"'{path}' is a link to '{os.readlink(path)}', which does not exist; delete it, or name another."

@@ -1,5 +1,11 @@
 """Words of messages."""
 
+from collections.abc import Mapping
+from itertools import islice
+
+# Number of names that a message lists.
+_LISTED = 10
+
 
 def counted(count: int, noun: str) -> str:
     """Return a number with its noun, such as "1 row" or "2 rows"."""
@@ -9,3 +15,9 @@ def counted(count: int, noun: str) -> str:
 def counted_rows(rows: int, what: str, windows: int) -> str:
     """Return a number of rows with what they are, such as "16 rows, 40 windows"; of whole rows without windows."""
     return f"{rows} {what}" if windows == rows else f"{rows} {what}, {counted(windows, 'window')}"
+
+
+def counts_of(counts: Mapping[str, int]) -> str:
+    """List names with their counts, such as "'B-LOC' (3), 'I-LOC' (1)", the first ten."""
+    shown = ", ".join(f"{name!r} ({count})" for name, count in islice(counts.items(), _LISTED))
+    return shown + (f" and {len(counts) - _LISTED} more" if len(counts) > _LISTED else "")

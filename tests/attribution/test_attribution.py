@@ -19,7 +19,9 @@ from attendrop.attention.plan import Plan
 from attendrop.attribution.attention_weights import attention_attribution
 from attendrop.attribution.gradient import gradient_attribution
 from attendrop.attribution.integrated_gradients import integrated_gradient_attribution, quadrature_nodes
+from attendrop.attribution.predictions import best_spans
 from attendrop.attribution.targets import fix_target
+from attendrop.methods.common.divergence import mean_divergence
 
 TARGETS = ["pseudo_label", "gold_label"]
 
@@ -364,8 +366,84 @@ def test_target_of_several_labels() -> None:
 def test_target_of_spans() -> None:
     outputs = Outputs(start_logits=torch.tensor([[1.0, 4.0]]), end_logits=torch.tensor([[2.0, 7.0]]))
     assert scored(outputs, {}, "pseudo_label").tolist() == [11]
-    gold = {"start_positions": torch.tensor([0]), "end_positions": torch.tensor([1])}
-    assert scored(outputs, gold, "gold_label").tolist() == [8]
+    for start, end, expected in ((0, 1, 8), (-100, 1, 8), (2, 1, 7), (9, 9, 0)):  # beyond the tokens, none is scored
+        gold = {"start_positions": torch.tensor([start]), "end_positions": torch.tensor([end])}
+        assert scored(outputs, gold, "gold_label").tolist() == [expected]
+
+
+ANSWERS: dict[str, tuple[dict[str, list[int]], tuple[int, int]]] = {
+    "nothing is known": ({}, (5, 5)),
+    "padding": ({"attention_mask": [1, 1, 1, 1, 1, 0]}, (0, 4)),
+    "types of tokens": ({"token_type_ids": [0, 0, 1, 1, 1, 0]}, (2, 3)),
+    "types that tell nothing": ({"token_type_ids": [0] * 6, "attention_mask": [1, 1, 1, 0, 0, 0]}, (0, 1)),
+    "a mask with none": ({"answer_mask": [1, 0, 1, 1, 0, 0]}, (0, 0)),
+    "a shorter mask": ({"answer_mask": [0, 0, 1, 1]}, (2, 3)),
+    "the best end is before the best start": ({"answer_mask": [0, 1, 1, 0, 0, 0]}, (1, 1)),
+    "no token": ({"answer_mask": [0] * 6}, (0, 0)),
+}
+
+
+@pytest.mark.parametrize(("known", "span"), ANSWERS.values(), ids=ANSWERS)
+def test_an_answer_is_a_span_of_the_text(known: dict[str, list[int]], span: tuple[int, int]) -> None:
+    start, end = torch.tensor([[5.0, 1, 2, 1.5, 1, 9]]), torch.tensor([[4.0, 6, 0, 6.5, 8, 9]])
+    batch = {name: torch.tensor([values]) for name, values in known.items()}
+    outputs = Outputs(start_logits=start, end_logits=end)
+    assert scored(outputs, batch, "pseudo_label").tolist() == [float(start[0, span[0]] + end[0, span[1]])]
+    if known:  # where no answer can be, logits do not count
+        start, end = (logits.index_fill(1, torch.tensor([5]), -9) for logits in (start, end))
+        assert float(mean_divergence(Head(), outputs, Outputs(start_logits=start, end_logits=end), batch)) == 0
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 60])
+def test_the_best_span_is_that_of_all_pairs(length: int) -> None:
+    torch.manual_seed(length)
+    (start, end), allowed = torch.randn(2, 3, length), torch.rand(3, length) < 0.8
+    for row, found in enumerate(zip(*best_spans(start, end, allowed), strict=True)):
+        pairs = [
+            (float(start[row, i] + end[row, j]), i, j)
+            for i in range(length)
+            for j in range(i, min(length, i + 30))
+            if allowed[row, i : j + 1].all()
+        ]
+        assert tuple(map(float, found)) == pytest.approx(max(pairs, default=(-torch.inf, 0, 0)))
+
+
+@pytest.mark.parametrize("seed", [0, 2, 3])
+def test_padding_does_not_change_which_answer_is_attributed(seed: int) -> None:
+    found = []
+    for extra in (0, 8):
+        options = {**zoo.ZOO["bert"].options, "num_labels": 2}
+        model = zoo.from_class("BertForQuestionAnswering", options).double().train()
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in model.parameters():
+            parameter.data.normal_(std=0.5, generator=generator)
+        batch = zoo.batch_of("bert", (8, 8, 8), labels=False, extra=extra)
+        batch |= {"start_positions": torch.tensor([1, 2, 0]), "end_positions": torch.tensor([3, 4, 2])}
+        with regularize(model, ADDrop(p=0.4, q=1.0, layers="all")) as reg:
+            _, outputs = reg.compute(batch, reg._model_loss)
+        valid = batch["attention_mask"].bool()
+        found.append(torch.cat([outputs.start_logits[valid], outputs.end_logits[valid]]).detach())
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
+
+
+def test_a_model_of_one_label_is_not_one_of_a_number() -> None:
+    logits = torch.tensor([[2.0], [-3.0]])
+    expected = functional.logsigmoid(logits.abs()).sum(-1)
+    found = scored(Outputs(logits=logits), {}, "pseudo_label", "multi_label_classification")
+    torch.testing.assert_close(found, expected)
+
+
+def test_the_token_with_which_generation_begins_is_predicted_there() -> None:
+    model = zoo.build("bart")
+    outputs = model(**zoo.batch_of("bart"))
+    expected = outputs.logits.log_softmax(-1)
+    labels = zoo.batch_of("bart")["labels"]
+    forced = 7
+    model.generation_config.forced_bos_token_id = forced
+    found = fix_target(model, outputs, zoo.batch_of("bart"), "pseudo_label")(outputs)
+    best = expected.max(-1).values
+    best[:, 0] = expected[:, 0, forced]
+    torch.testing.assert_close(found, (best * (labels != -100)).sum(-1))
 
 
 def test_unlabelled_positions_are_not_scored() -> None:

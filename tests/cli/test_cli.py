@@ -19,6 +19,7 @@ from helpers.command_line import Captured, assert_refused
 from attendrop import cli
 from attendrop.cli.console import size
 from attendrop.output_files import sha256
+from attendrop.tasks.heads.registry import HEADS, LABEL_TYPES
 from attendrop.tasks.registry import task_names
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -64,7 +65,7 @@ def test_sizes_are_told_in_a_unit_that_fits(count: int, shown: str) -> None:
 
 
 def test_one_prediction_is_one_prediction(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    (tmp_path / "one.csv").write_text("sentence1,sentence2\nw1 w2,w3\n")
+    (tmp_path / "one.csv").write_text("sentence1,sentence2\nthe cat,a dog\n")
     given = ("--predict-file", f"{tmp_path}/one.csv", "--output", f"{tmp_path}/answer.csv")
     assert cli.main(["predict", f"{folder}/run", *given]) == 0
     assert capsys.readouterr().out == f"Wrote 1 prediction to {tmp_path}/answer.csv.\n"
@@ -194,6 +195,17 @@ def test_methods_and_tasks(capsys: Captured) -> None:
     assert CONTROL not in shown
 
 
+def test_kinds_of_tasks_are_listed_with_the_tasks_and_in_the_help(capsys: Captured) -> None:
+    assert cli.main(["tasks", "--json"]) == 0
+    listed = {task["name"]: task for task in json.loads(capsys.readouterr().out)}
+    assert [*listed] == [*task_names(), *(head.label_type for head in HEADS)]
+    assert listed["mlm"]["metric"] == "neg_log_loss" and "--train-file" in listed["mlm"]["description"]
+    for command in ("train", "compare"):
+        assert cli.main([command, "--help"]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert f"{', '.join(LABEL_TYPES[:-1])} or {LABEL_TYPES[-1]}." in shown
+
+
 def test_doctor_knows_what_is_supported(folder: Path, capsys: Captured) -> None:
     assert cli.main(["doctor", f"{folder}/model"]) == 0
     shown = capsys.readouterr().out
@@ -253,6 +265,8 @@ def test_module_runs_as_a_program() -> None:
 OPTIONS = [
     (["--epochs", "0"], "epochs must be at least 1, not 0."),
     (["--batch-size", "-1"], "batch-size must be at least 1, not -1."),
+    (["--batch-size", "99999999999999999999"], "batch-size must be below 2**31, not 99999999999999999999."),
+    (["--lora", "r=99999999999999999999"], "r must be below 2**31, not 99999999999999999999."),
     (["--shots", "0"], "shots must be at least 1, not 0."),
     (["--max-train-samples", "0"], "max-train-samples must be at least 1, not 0."),
     (["--max-length", "0"], "max-length must be at least 1, not 0."),
@@ -366,6 +380,11 @@ def without_label_column(folder: Path, tmp_path: Path) -> list[str]:
     return ["train", "--train-file", f"{folder}/train.csv", "--text-columns", "sentence1", "--label-type", "class"]
 
 
+def dangling(tmp_path: Path) -> str:
+    (tmp_path / "link").symlink_to("gone")
+    return f"{tmp_path}/link"
+
+
 SITUATIONS: list[tuple[Callable[[Path, Path], list[str]], str]] = [
     (lambda f, t: ["train"], "No data are given; give --train-file with rows of your own, or --task"),
     (lambda f, t: ["trian"], "No such command 'trian'"),
@@ -393,7 +412,17 @@ SITUATIONS: list[tuple[Callable[[Path, Path], list[str]], str]] = [
     (lambda f, t: ["evaluate", f"{f}/run", "--task", "rte", "--data-dir", str(f), "--split", "test"], "has no labels"),
     (lambda f, t: ["evaluate", f"{f}/run", "--task", "mnli"], "The model predicts 2 classes, the task mnli asks for 3"),
     (lambda f, t: ["evaluate", f"{f}/run", "--batch-size", "0"], "batch-size must be at least 1, not 0."),
+    (lambda f, t: ["evaluate", f"{f}/run", "--batch-size", str(2**31)], "batch-size must be below 2**31, not 21474836"),
     (lambda f, t: ["evaluate"], "Missing argument 'RUN'"),
+    (lambda f, t: train_arguments(f, "run", "--output-dir", dangling(t)), "/link' is a link to 'gone', which does not"),
+    (
+        lambda f, t: ["predict", f"{f}/run", "--predict-file", f"{f}/dev.csv", "--output", f"{dangling(t)}/out.csv"],
+        "/link' is a link to 'gone', which does not exist; delete it, or name another.",
+    ),
+    (
+        lambda f, t: ["evaluate", f"{f}/run", "--skip-bad-rows", "--skipped-file", dangling(t)],
+        "/link' is a link to 'gone', which does not exist; delete it, or name another.",
+    ),
     (lambda f, t: ["predict", f"{f}/run", "--output", "x.xlsx"], "is not a format of predictions"),
     (lambda f, t: ["predict", f"{f}/run"], "Missing option '--output'"),
     (lambda f, t: ["predict", f"{f}/run", "--output", "x.csv"], "No data are given; give --predict-file, or --task."),

@@ -13,9 +13,9 @@ from helpers.weighted import weighted
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop import AttendropError, ConcreteDropout, LearnableBernoulli
+from attendrop import AttendropError, ConcreteDropout, ContextualDropout, LearnableBernoulli, regularize
 from attendrop.keyed_random import SampleKey, sample_mask
-from attendrop.methods.common.row_losses import row_losses
+from attendrop.methods.common.row_losses import row_losses, row_shares
 from attendrop.training.regularization import Regularization
 
 # One row of two tokens, and two heads: eight positions in a layer.
@@ -125,6 +125,30 @@ def test_losses_of_numbers_and_several_labels(problem: str) -> None:
     batch = zoo.batch_of("bert") | {"labels": torch.tensor([[1.0, 0.0, 1.0]] * 3, dtype=torch.float64)}
     outputs = model(**batch)
     torch.testing.assert_close(row_losses(model, outputs, batch).sum(), outputs.loss)
+
+
+# Beyond the eight tokens of the batch, an answer is not in the window; a negative position counts as the first.
+@pytest.mark.parametrize("start", [[1, 2, 0], [1, 8, 30], [-100, 2, 30]], ids=str)
+def test_losses_of_answers_ignore_what_the_model_ignores(start: list[int]) -> None:
+    model = zoo.from_class("BertForQuestionAnswering", {**zoo.ZOO["bert"].options, "num_labels": 2}).double().train()
+    batch = zoo.batch_of("bert", labels=False)
+    batch |= {"start_positions": torch.tensor(start), "end_positions": torch.tensor([3, 9, 2])}
+    outputs = model(**batch)
+    losses, shares = row_losses(model, outputs, batch), row_shares(model, outputs, batch)
+    torch.testing.assert_close(losses.sum(), outputs.loss)
+    counted = torch.tensor([[each < 8 for each in start], [True, False, True]]).double()
+    torch.testing.assert_close(shares.double(), (counted / counted.sum(1, keepdim=True)).mean(0))
+    for method in (LearnableBernoulli(num_train_rows=9), ContextualDropout()):
+        with regularize(model, method) as reg:
+            assert reg.loss(batch).isfinite()
+
+
+def test_losses_of_rows_without_a_class_are_ignored() -> None:
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    batch["labels"][1] = -100
+    outputs = model(**batch)
+    torch.testing.assert_close(row_losses(model, outputs, batch).sum(), outputs.loss)
+    assert row_shares(model, outputs, batch).tolist() == [0.5, 0, 0.5]
 
 
 def test_losses_need_labels() -> None:

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attendrop import ADDrop, AttendropError, Compose, RDrop, regularize
+from attendrop.attribution.predictions import kind_of
 from attendrop.batches import number_of_rows
-from attendrop.methods.common.divergence import divergence, divergences, kind_of, predictions
+from attendrop.methods.common.divergence import divergence, divergences, predictions
 from attendrop.methods.r_drop import repeat_rows
 
 numbers = st.lists(st.floats(-6, 6), min_size=2, max_size=5)

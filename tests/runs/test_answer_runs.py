@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers import tiny
 from helpers.command_line import Captured
 
 from attendrop import cli
+from attendrop.attribution.predictions import best_spans
 from attendrop.studies.compare import compare
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -82,9 +84,19 @@ def test_evaluation_repeats_the_score_and_texts_are_predicted(folder: Path, caps
 def test_the_card_tells_how_to_answer(folder: Path) -> None:
     card = (folder / "run" / "README.md").read_text()
     assert "pipeline_tag: question-answering" in card
-    names: dict[str, Any] = {"folder": str(folder / "run"), "question": "the good", "context": row(1)["text"]}
-    exec(card.split("```python\n")[1].split("```")[0], names)
-    assert names["answer"] in row(1)["text"]
+    for number in (0, 3, 4, 7, 12):  # texts of one window, also without an answer
+        names: dict[str, Any] = {"folder": str(folder / "run"), "question": "the good", "context": row(number)["text"]}
+        exec(card.split("```python\n")[1].split("```")[0], names)
+        of_text, outputs = [text == 1 for text in names["inputs"].sequence_ids()], names["outputs"]
+        _, (first,), (last,) = best_spans(outputs.start_logits, outputs.end_logits, torch.tensor([of_text]))
+        assert names["answer"] == row(number)["text"][names["offsets"][first][0] : names["offsets"][last][1]]
+
+
+def test_what_a_method_drops_is_recorded(folder: Path, capsys: Captured) -> None:
+    assert cli.main(train(folder, "dropped", "--max-steps", "2", "--method", "ad-drop")) == 0
+    assert cli.main(["patterns", f"{folder}/dropped", "--rows", "8", "--device", "cpu", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["rows"] == 8 and "encoder.0" in str(found)
 
 
 @pytest.mark.slow

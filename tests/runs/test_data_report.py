@@ -10,6 +10,7 @@ import transformers as hf
 from datasets import Dataset
 from helpers import tiny
 
+from attendrop.errors import AttendropError
 from attendrop.runs.data import Parts, encode_parts
 from attendrop.runs.data_report import data_report, report_table, report_warnings
 from attendrop.tasks.base import Task, TaskData
@@ -75,6 +76,13 @@ def test_warnings_name_what_to_look_at(tokenizer: hf.PreTrainedTokenizerBase) ->
         "1 of 7 rows of train have no token that the model knows.",
         "1 of 3 rows of dev have no token that the model knows.",
     ]
+
+
+@pytest.mark.parametrize("part", ["train", "dev"])
+def test_a_part_without_a_known_token_is_refused(tokenizer: hf.PreTrainedTokenizerBase, part: str) -> None:
+    rows = {"train": TRAIN, "dev": DEV} | {part: [("xxx", "no"), ("zzz qqq", "yes")]}
+    with pytest.raises(AttendropError, match=f"None of the 2 rows of {part} has a token that the model knows"):
+        report_of(tokenizer, **rows)
 
 
 def test_clean_data_give_no_warnings(tokenizer: hf.PreTrainedTokenizerBase) -> None:

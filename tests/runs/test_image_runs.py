@@ -219,6 +219,12 @@ def test_a_processor_of_another_size_is_refused(folder: Path, tmp_path: Path, ca
     assert_refused([*asked, "--output-dir", f"{tmp_path}/out"], tmp_path / "out", message, capsys)
 
 
+def test_a_run_without_its_image_processor_is_not_used(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    run = Path(shutil.copytree(folder / "run", tmp_path / "run"))
+    (run / "preprocessor_config.json").unlink()
+    assert_refused(["evaluate", str(run)], tmp_path / "out", "lacks preprocessor_config.json", capsys)
+
+
 @pytest.mark.slow
 def test_a_bad_image_stops_a_run_or_is_skipped(folder: Path, tmp_path: Path, capsys: Captured) -> None:
     shutil.copytree(folder / "train", tmp_path / "train")

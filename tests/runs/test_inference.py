@@ -117,6 +117,32 @@ def test_memory_does_not_grow_with_the_file(runs: Path, tmp_path: Path, monkeypa
     assert peak(4000) < 1.2 * peak(400)
 
 
+def write_texts(path: Path, texts: list[str]) -> Source:
+    path.write_text("\n".join(["text,label", *(f"{text},no" for text in texts)]) + "\n")
+    return Source(file=str(path), device="cpu")
+
+
+def test_a_file_without_a_token_that_the_model_knows_is_refused(runs: Path, tmp_path: Path) -> None:
+    source, output = write_texts(tmp_path / "in.csv", ["katze", "hund 🐕", "vogel"]), tmp_path / "out.csv"
+    uses = (lambda: predict(str(runs / "single"), source, str(output)), lambda: evaluate(str(runs / "single"), source))
+    for use in uses:
+        with pytest.raises(AttendropError, match=r"in\.csv has no row with a token that the model knows"):
+            use()
+    assert not output.exists()
+
+
+def test_rows_without_a_known_token_among_others_are_counted(
+    runs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inference, "CHUNK_ROWS", 2)  # the first of them has no known token at all
+    source = write_texts(tmp_path / "in.csv", ["katze", "hund", "the cat sees", "🐕", "a dog"])
+    predict(str(runs / "single"), source, str(tmp_path / "out.csv"))
+    assert len(read_csv(tmp_path / "out.csv")) == 5
+    evaluate(str(runs / "single"), source)
+    told = [record.getMessage() for record in caplog.records if "token" in record.getMessage()]
+    assert told == ["3 of 5 rows have no token that the model knows: their predictions mean nothing."] * 2
+
+
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])
 def test_columns_of_the_input_are_kept(runs: Path, tmp_path: Path, suffix: str) -> None:
     source = Source(file=str(write_rows(tmp_path / "in.csv", 5)))
@@ -203,6 +229,33 @@ def test_bad_rows_are_left_out_of_predictions_and_scores(runs: Path, tmp_path: P
     found = json.loads(capsys.readouterr().out)
     assert (found["rows"], found["skipped"]) == (2, 2)
     assert [json.loads(line)["place"] for line in listed.read_text().splitlines()] == ["line 3", "line 5"]
+
+
+def test_labels_that_training_lacks_count_as_wrong_where_asked(
+    runs: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, known = tmp_path / "in.csv", tmp_path / "known.csv"
+    labels = ["yes", "maybe", "no", "yes", "never", "maybe", "no"]
+    rows = [f"{tiny.sentence(n)},{label}\n" for n, label in enumerate(labels)]
+    file.write_text("".join(["text,label\n", *rows]))
+    known.write_text("".join(["text,label\n", *(row for row in rows if row.endswith((",yes\n", ",no\n")))]))
+    command = ["evaluate", f"{runs}/single", "--device", "cpu", "--eval-file"]
+    assert cli.main([*command, str(file)]) == 2
+    told = "line 3, column 'label': the label 'maybe' is not among those of training (--unknown-labels wrong counts it"
+    assert told in capsys.readouterr().err
+    assert cli.main([*command, str(known), "--json"]) == 0
+    right = 4 * json.loads(capsys.readouterr().out)["all_scores"]["accuracy"]
+    found = []
+    for rows_at_a_time in (2, 4096):
+        monkeypatch.setattr(inference, "CHUNK_ROWS", rows_at_a_time)
+        assert cli.main([*command, str(file), "--unknown-labels", "wrong", "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0] == found[1] and found[0]["unknown_labels"] == {"maybe": 2, "never": 1}
+    assert found[0]["rows"] == 7 and found[0]["all_scores"]["accuracy"] == pytest.approx(right / 7)
+    assert cli.main([*command, str(file), "--unknown-labels", "wrong"]) == 0
+    assert "unknown labels        3, which count as wrong: 'maybe' (2), 'never' (1)" in capsys.readouterr().out
+    assert cli.main(["evaluate", f"{runs}/single", "--task", "sst2", "--unknown-labels", "wrong"]) == 2
+    assert "unknown-labels is for custom files; omit it for a task." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

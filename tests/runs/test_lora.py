@@ -263,3 +263,13 @@ def test_an_adapter_without_its_model_says_what_is_missing(folder: Path, tmp_pat
     (run / "model_config.json").unlink()
     with pytest.raises(AttendropError, match="was not saved by attendrop"):
         attendrop.load(run)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_an_adapter_without_its_tokenizer_is_not_used(folder: Path, tmp_path: Path, recorded: bool) -> None:
+    run = Path(shutil.copytree(folder / "run", tmp_path / "run"))
+    (run / "tokenizer.json").unlink()
+    if not recorded:
+        (run / "run.json").unlink()
+    with pytest.raises(AttendropError, match=r"lacks tokenizer\.json" if recorded else "has no tokenizer"):
+        load_for(str(run), None)

@@ -20,6 +20,7 @@ from attendrop.model_files import resolve_model
 from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.tasks.base import Task
 from attendrop.tasks.registry import get_task as named_task
+from attendrop.tasks.tokenizers import load_tokenizer
 
 TASK = Task("files", "classification", ("text",), ("no", "yes", "perhaps"), "accuracy", "own files")
 
@@ -144,6 +145,29 @@ def test_tokenizer_of_another_model_is_refused(bert: Path, tmp_path: Path) -> No
     hf.AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
     with pytest.raises(AttendropError, match="they do not belong together"):
         load_model_and_tokenizer(str(tmp_path), TASK)
+
+
+INVENTED = {"bert": hf.BertConfig, "gpt2": hf.GPT2Config, "t5": hf.T5Config, "xlm-roberta": hf.XLMRobertaConfig}
+
+
+@pytest.mark.parametrize("task", [TASK, None], ids=["to train", "to predict"])
+@pytest.mark.parametrize("family", INVENTED)
+def test_a_tokenizer_without_its_vocabulary_is_not_made_up(
+    bert: Path, tmp_path: Path, family: str, task: Task | None
+) -> None:
+    config = INVENTED[family](vocab_size=200, num_labels=3)
+    config.update({"n_layer": 1, "num_layers": 1, "num_hidden_layers": 1, "hidden_size": 24, "num_attention_heads": 2})
+    hf.AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path)
+    hf.AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()  # what a copy by extension, such as *.safetensors, leaves behind
+    message = f"The model in '{tmp_path}' has no tokenizer: there is no tokenizer.json or "
+    with pytest.raises(AttendropError, match=re.escape(message)):
+        load_model_and_tokenizer(str(tmp_path), task)
+
+
+def test_bytes_are_no_vocabulary_in_a_file(tmp_path: Path) -> None:
+    hf.CanineConfig().save_pretrained(tmp_path)
+    assert load_tokenizer(str(tmp_path))("ab")["input_ids"][1:-1] == [97, 98]
 
 
 def test_minilm_comes_from_the_wheel() -> None:

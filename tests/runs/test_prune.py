@@ -22,6 +22,7 @@ from attendrop.cli.progress import TrainingProgress
 from attendrop.errors import AttendropError
 from attendrop.runs.class_weights import balanced_loss
 from attendrop.runs.folder_lock import locked
+from attendrop.runs.model_loading import load_for
 from attendrop.runs.prune import prune_run
 from attendrop.runs.train import train
 
@@ -229,6 +230,21 @@ def test_a_pruned_folder_is_used_like_a_run(folder: Path, tmp_path: Path, capsys
     card = (out / "README.md").read_text()
     assert "without attention in 2 of 2 layers" in card
     assert "attendrop.load" in card
+
+
+def test_a_pruned_model_is_used_with_its_own_tokenizer_only(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    pruned(folder, out, layers="1,")
+    other = hf.BertTokenizer(vocab={f"[{n}]": n for n in range(90)} | {"[UNK]": 90})
+    other.save_pretrained(out)
+    with pytest.raises(AttendropError, match=r"has 9. tokens, its model only 21: they do not belong together"):
+        load_for(str(out), None)
+    (out / "tokenizer.json").unlink()
+    with pytest.raises(AttendropError, match=r"lacks tokenizer\.json"):
+        load_for(str(out), None)
+    (out / "run.json").unlink()
+    with pytest.raises(AttendropError, match="has no tokenizer"):
+        load_for(str(out), None)
 
 
 def test_recovery_trains_with_the_layers_in_place(folder: Path, tmp_path: Path) -> None:

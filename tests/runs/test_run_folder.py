@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from helpers import tiny
+from helpers.command_line import Captured, assert_refused
 from transformers import TrainerCallback
 
 from attendrop import ADDrop, AttendropError, cli
@@ -49,6 +50,40 @@ def run(folder: Path, tmp_path: Path) -> Path:
 
 def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+USES = {
+    "predict": ("RUN", "--predict-file", "DATA/dev.csv", "--output", "OUT/out.csv", "--device", "cpu"),
+    "evaluate": ("RUN", "--device", "cpu"),
+    "export": ("RUN", "--output", "OUT/out"),
+    "prune": ("RUN", "--output-dir", "OUT/out", "--device", "cpu"),
+    "train": ("--config", "DATA/run/run.yaml", "--model", "RUN", "--output-dir", "OUT/out"),
+}
+
+
+LOST = [
+    *((command, "tokenizer.json") for command in USES),
+    *(("predict", lost) for lost in ("tokenizer_config.json", "config.json", "model.safetensors")),
+]
+
+
+@pytest.mark.parametrize(("command", "lost"), LOST)
+def test_a_model_that_lacks_a_file_of_its_run_is_not_used(
+    folder: Path, run: Path, tmp_path: Path, capsys: Captured, command: str, lost: str
+) -> None:
+    (run / lost).unlink()
+    arguments = [command, *USES[command]]
+    for name, place in {"RUN": run, "DATA": folder, "OUT": tmp_path}.items():
+        arguments = [each.replace(name, str(place)) for each in arguments]
+    before = content(tmp_path)
+    assert_refused(arguments, tmp_path / "out", f"lacks {lost}, which its run wrote", capsys)
+    assert content(tmp_path) == before
+
+
+def test_a_model_does_without_what_is_for_readers(folder: Path, run: Path) -> None:
+    (run / "README.md").unlink()
+    (run / "run.yaml").unlink()
+    assert evaluate(str(run), Source(device="cpu"))["score"] == tiny.read_metrics(folder / "run")["score"]
 
 
 def test_a_run_is_known_by_its_options_and_rows(folder: Path, run: Path) -> None:

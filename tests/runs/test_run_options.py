@@ -106,6 +106,25 @@ def test_without_an_eval_file_the_selection_split_has_a_baseline(folder: Path) -
     assert metrics["all_scores"] == {}
 
 
+@pytest.mark.parametrize("protocol", ["honest", "paper"])
+def test_labels_that_training_lacks_count_as_wrong_where_asked(folder: Path, capsys: Captured, protocol: str) -> None:
+    tiny.write_csv(folder / "more.csv", ["no", "yes", "maybe", "never", "maybe", "yes"])
+    options = ["--eval-file", f"{folder}/more.csv", "--protocol", protocol, "--eval-batch-size", "1", "--epochs", "1"]
+    assert cli.main(arguments(folder, f"more-{protocol}", *options)) == 2
+    assert "--unknown-labels wrong" in capsys.readouterr().err
+    options += ["--unknown-labels", "wrong", *(["--class-weights", "balanced"] if protocol == "honest" else [])]
+    assert cli.main(arguments(folder, f"more-{protocol}", *options)) == 0
+    assert "3 labels of dev that train lacks count as wrong: 'maybe' (2), 'never' (1)." in capsys.readouterr().err
+    metrics = tiny.read_metrics(folder / f"more-{protocol}")
+    assert metrics["data"]["report"]["parts"]["dev"]["unknown_labels"] == {"maybe": 2, "never": 1}
+    scores = metrics["all_scores"]["dev"]
+    assert scores["accuracy"] <= 0.5 and metrics["data"]["rows"]["dev"] == 6
+    json.dumps(metrics, allow_nan=False)
+    assert cli.main(["evaluate", f"{folder}/more-{protocol}", "--device", "cpu", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["unknown_labels"] == {"maybe": 2, "never": 1} and found["all_scores"] == pytest.approx(scores)
+
+
 # Metric, class weights, logs -----------------------------------------------------------------------------------------
 
 
@@ -315,6 +334,9 @@ def test_the_file_of_a_run_resumes_it(
         ("options: 3", "options must be a mapping"),
         ("- a", "must hold options such as"),
         ("a: [", "cannot be read"),
+        ("seed: 1\nepochs: 2\nseed: 3", "line 3: the key 'seed' is given twice"),
+        ("batch-size: 1\nbatch_size: 2", "line 2: the key 'batch_size' is given twice"),
+        ("options: {p: 0.1, p: 0.2}", "line 1: the key 'p' is given twice"),
         (None, "There is no config file"),
     ],
 )

@@ -132,6 +132,21 @@ def test_evaluation_repeats_the_score(folder: Path, capsys: Captured) -> None:
     assert json.loads(capsys.readouterr().out)["all_scores"] == found["all_scores"]
 
 
+def test_tags_that_training_lacks_count_as_wrong_where_asked(folder: Path, capsys: Captured) -> None:
+    (folder / "new.conll").write_text("the O\ncat B-ANIMAL\ndog I-ANIMAL\n\nthe O\nbird B-PLANT\n")
+    options = ["--eval-file", f"{folder}/new.conll", "--unknown-labels", "wrong", "--max-steps", "1"]
+    assert cli.main(train(folder, "new", *options)) == 0
+    assert "2 labels of dev that train lacks count as wrong: 'I-ANIMAL' (1), 'B-PLANT' (1)." in capsys.readouterr().err
+    evaluate = ["evaluate", f"{folder}/run", "--eval-file", f"{folder}/new.conll", "--device", "cpu", "--json"]
+    assert cli.main(evaluate) == 2
+    assert "the tag 'I-ANIMAL' is not among those of training (--unknown-labels wrong" in capsys.readouterr().err
+    assert cli.main([*evaluate, "--unknown-labels", "wrong"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["unknown_labels"] == {"I-ANIMAL": 1, "B-PLANT": 1} and found["rows"] == 2
+    assert found["all_scores"]["accuracy"] == pytest.approx(3 / 5)  # this model has learnt its tags
+    assert found["all_scores"]["entity_f1"] == 0.0  # both animals are one entity
+
+
 def test_words_get_tags_beside_the_columns_of_the_input(folder: Path, tmp_path: Path) -> None:
     words, tagged = write_conll(tmp_path / "in.conll", 100, 5, tagged=False), write_conll(tmp_path / "b.conll", 100, 5)
     asked = ["predict", f"{folder}/run", "--device", "cpu", "--quiet", "--output"]

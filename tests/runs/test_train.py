@@ -198,6 +198,12 @@ def test_card_names_method_options_data_protocol_and_citation(folder: Path) -> N
     assert str(folder) not in card
 
 
+def test_a_card_without_scores_says_so(folder: Path) -> None:
+    train(tiny.config(folder, "all_rows", eval_file=None, selection_fraction=0.0, method="finetune", max_steps=1))
+    card = (folder / "all_rows" / "README.md").read_text()
+    assert "## Scores\n\nNo rows were held out: this model has no score of its own.\n\n##" in card
+
+
 def test_finished_run_is_left_alone(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "attendrop")
     before = (folder / "run" / "metrics.json").read_bytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,13 @@ def test_dropping_is_in_the_layers_that_were_asked_for(folder: Path, capsys: Cap
     assert {layer: float(percent) > 0 for layer, percent in dropped.items()} == {
         "encoder.0": True, "encoder.1": True, "decoder.0": False, "cross.0": False,
     }  # fmt: skip
+
+
+def test_a_translator_without_its_tokenizer_is_not_used(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    run = Path(shutil.copytree(folder / "run", tmp_path / "run"))
+    (run / "tokenizer.json").unlink()
+    assert cli.main(["evaluate", str(run), "--device", "cpu"]) == 2
+    assert "lacks tokenizer.json, which its run wrote" in capsys.readouterr().err
 
 
 def test_the_card_tells_how_to_translate(folder: Path) -> None:

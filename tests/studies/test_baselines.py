@@ -18,6 +18,7 @@ from attendrop.studies import baselines
 from attendrop.studies.answer import answer
 from attendrop.studies.baseline_names import BASELINES
 from attendrop.studies.baselines import run_baseline
+from attendrop.tasks.heads.classification import Classification
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*did not converge")
 
@@ -117,6 +118,25 @@ def test_a_method_and_its_reward_rows_change_nothing(folder: Path) -> None:
     plain = run_baseline(config(folder, "plain", method="finetune"), "tfidf")
     other = run_baseline(config(folder, "other", method="attendout"), "tfidf")
     assert plain["data"]["rows"] == other["data"]["rows"] and plain["score"] == other["score"]
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_baselines_are_fitted_and_scored_on_the_targets_of_the_head(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The labels of a data set are what the head makes of a file; its targets are what a model learns."""
+    expected = run_baseline(config(folder, f"labels-{name}"), name)
+    numbers, targets = Classification.read_labels, Classification.targets
+    moved = {
+        "read_labels": lambda self, values: [10 + number for number in numbers(self, values)],
+        "targets": lambda self, labels, *others: targets(self, [label - 10 for label in labels], *others),
+        "strata_of": lambda self, rows: [label - 10 for label in rows["label"][:]],
+    }
+    for method, function in moved.items():
+        monkeypatch.setattr(Classification, method, function)
+    found = run_baseline(config(folder, f"targets-{name}"), name)
+    for key in ("all_scores", "selection_score", "predicted"):
+        assert found[key] == expected[key]
 
 
 def test_rows_of_one_class_have_a_constant_answer(folder: Path) -> None:

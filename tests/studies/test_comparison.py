@@ -13,6 +13,8 @@ from helpers import tiny
 
 import attendrop
 from attendrop import ADDrop, AttendropError
+from attendrop.runs.owned_files import foreign
+from attendrop.runs.run_folder import read_run
 from attendrop.studies import compare as compare_module
 from attendrop.studies import comparison_steps
 from attendrop.studies.compare import run_comparison
@@ -172,6 +174,7 @@ def test_a_comparison_answers_keeps_the_model_and_goes_on(folder: Path, caplog: 
     assert best["data"]["rows"]["train"] == 40  # all rows, those of the evaluation among them
     assert (folder / "answer" / "best" / "model.safetensors").exists()
     assert not list((folder / "answer" / "runs").glob("*/*.safetensors"))
+    assert scores_in_card(folder / "answer" / "best", found) == "2 seeds"
 
     finished = (folder / "answer" / "best" / "metrics.json").stat().st_mtime_ns
     run_comparison(asked, workers=0)
@@ -182,6 +185,24 @@ def test_a_comparison_answers_keeps_the_model_and_goes_on(folder: Path, caplog: 
     started = [event.job.unit for event in events if event.kind == "started"]
     assert {unit.config.seed for unit in started} == {2} and len(started) == 3
     assert {row.n for row in again.answer.rows} == {3}
+    found = json.loads((folder / "answer" / "answer.json").read_text(encoding="utf-8"))
+    assert scores_in_card(folder / "answer" / "best", found) == "3 seeds"
+
+    card = folder / "answer" / "best" / "README.md"
+    card.write_text("my own")
+    run_comparison(dataclasses.replace(asked, seeds=3), workers=0)
+    assert card.read_text() == "my own"
+
+
+def scores_in_card(best: Path, found: dict[str, Any]) -> str:
+    """Check that the card has the comparison's score of the method that is kept; return of how many seeds it is."""
+    assert not foreign(best / "README.md", read_run(best) or {})
+    card = (best / "README.md").read_text(encoding="utf-8")
+    compared = card.split("## In the comparison\n\n")[1].split("\n\n## ")[0]
+    row = next(row for row in found["methods"] if row["label"] == found["kept"])
+    assert f"`{row['label']}`: accuracy {row['mean']:.4f} ± {row['std']:.4f}" in compared
+    assert f"on {found['scored_on']}" in compared and "(10 rows)" in found["scored_on"]
+    return compared.split("standard deviation of ")[1].split(",")[0]
 
 
 def test_failures_are_named_with_their_setting(folder: Path) -> None:

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import product
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from attendrop.errors import AttendropError
-from attendrop.studies.statistics import (
-    holm,
-    improvement_probability,
-    mean_interval,
-    paired_difference,
-    paired_p,
-    seeds_needed,
-    sign_flip_p,
-    smallest_sign_flip_p,
-)
+from attendrop.studies.statistics import CrossedMean, crossed_test, holm, mean_interval, paired_difference
 
 FIRST = [0.769, 0.779, 0.766, 0.787, 0.775]
 SECOND = [0.762, 0.756, 0.754, 0.781, 0.758]
@@ -39,12 +29,11 @@ def draws(kind: str, n: int, count: int = 1000) -> np.ndarray:
 # Interval and p value of the mean ------------------------------------------------------------------------------------
 
 
-def test_the_interval_and_the_p_value_are_those_of_the_paired_t_test() -> None:
+def test_on_these_rows_the_interval_is_that_of_the_paired_t_test() -> None:
     found, expected = paired_difference(FIRST, SECOND), stats.ttest_rel(FIRST, SECOND)
     interval = expected.confidence_interval()
-    assert (found.n, found.mean.value) == (5, pytest.approx(0.013))
-    assert (found.mean.low, found.mean.high) == pytest.approx((interval.low, interval.high))
-    assert found.p_value == pytest.approx(expected.pvalue)
+    assert (found.n, found.these_rows.value) == (5, pytest.approx(0.013))
+    assert (found.these_rows.low, found.these_rows.high) == pytest.approx((interval.low, interval.high))
 
 
 @pytest.mark.parametrize("n", [3, 5, 10])
@@ -63,72 +52,60 @@ def test_a_percentile_bootstrap_of_few_seeds_is_too_short(n: int, covers: float)
 
 
 def test_one_seed_says_nothing_of_chance() -> None:
-    found = paired_difference([0.8], [0.7])
-    assert (found.mean.low, found.mean.high, found.p_value, found.sign_flip_p) == (-math.inf, math.inf, 1, 1)
+    found = paired_difference([0.8], [0.7], np.full((1, 10), 0.1), 10)
+    assert (found.mean.low, found.these_rows.high, found.p_value) == (-math.inf, math.inf, None)
 
 
-@pytest.mark.parametrize(("differences", "p"), [([0.01] * 4, 0.125), ([0.1 + 0.2, 0.3, 0.3, 0.3], 0.125), ([0, 0], 1)])
-def test_equal_differences_are_not_taken_for_certainty(differences: list[float], p: float) -> None:
-    assert paired_p(differences) == p
+@pytest.mark.parametrize(("differences", "ahead"), [([1, 2, 3, 4, 5], 1), ([1, -1, 0, 0], 0.5), ([-2, -1], 0)])
+def test_ties_count_half(differences: list[float], ahead: float) -> None:
+    assert paired_difference(differences, [0] * len(differences)).ahead == ahead
 
 
-@pytest.mark.parametrize("n", [4, 5, 10])
-@pytest.mark.parametrize("values", [[-1, 0, 1], [-1, 1]])
-def test_scores_on_few_rows_give_no_more_false_claims(values: list[int], n: int) -> None:
-    p_values = [paired_p(row) for row in np.random.default_rng(n).choice(values, (400, n))]
-    assert np.mean(np.array(p_values) <= 0.05) < 0.06
+# Seeds and rows ------------------------------------------------------------------------------------------------------
 
 
-# Sign flips ----------------------------------------------------------------------------------------------------------
+def crossed(seeds: int, rows: int, *, of_seeds: float, of_rows: float, of_both: float, key: int = 0) -> np.ndarray:
+    """Draw differences of the model of two crossed factors with these standard deviations."""
+    generator = np.random.default_rng(key)
+    by_seed, by_row = generator.normal(0, of_seeds, (seeds, 1)), generator.normal(0, of_rows, rows)
+    return by_seed + by_row + generator.normal(0, of_both, (seeds, rows))
 
 
-@pytest.mark.parametrize("n", [1, 2, 5, 9, 14])
-def test_sign_flips_are_counted_exactly(n: int) -> None:
-    differences = draws(SKEWED, n, 1)[0]
-    flipped = [abs(np.dot(signs, differences)) for signs in product([-1, 1], repeat=n)]
-    assert sign_flip_p(differences) == np.mean(np.array(flipped) >= abs(differences.sum()) - 1e-9)
+def test_components_are_those_of_the_analysis_of_variance() -> None:
+    values = crossed(5, 40, of_seeds=0.3, of_rows=0.5, of_both=1.0)
+    mean, by_seed, by_row = values.mean(), values.mean(axis=1), values.mean(axis=0)
+    of_seeds, of_rows = 40 * np.var(by_seed, ddof=1), 5 * np.var(by_row, ddof=1)
+    rest = sum((values[s, r] - by_seed[s] - by_row[r] + mean) ** 2 for s in range(5) for r in range(40)) / (4 * 39)
+    found = CrossedMean.of(values, mean, 40)
+    expected = ((of_seeds - rest) / 40, (of_rows - rest) / 5, rest)
+    assert (found.of_seeds, found.of_rows, found.of_both) == pytest.approx(expected)
+    assert found.variance(5, 40) == pytest.approx((of_seeds + of_rows - rest) / 200)
+    assert 4 <= found.freedom(5, 40) <= 4 * 39
 
 
-def test_sign_flips_agree_with_scipy() -> None:
-    expected = stats.permutation_test(
-        (FIRST, SECOND), lambda a, b: np.mean(a) - np.mean(b), permutation_type="samples", n_resamples=np.inf
-    )
-    assert paired_difference(FIRST, SECOND).sign_flip_p == expected.pvalue == 0.0625
+def test_rows_that_add_no_noise_leave_the_t_test_of_seeds_and_the_reverse() -> None:
+    values = crossed(6, 50, of_seeds=1.0, of_rows=0.0, of_both=0.0)
+    by_seed = paired_difference(values.mean(axis=1).tolist(), [0] * 6, values, 50)
+    assert by_seed.p_value == pytest.approx(stats.ttest_1samp(values[:, 0], 0).pvalue)
+    assert (by_seed.mean.low, by_seed.mean.high) == pytest.approx((by_seed.these_rows.low, by_seed.these_rows.high))
+    values = crossed(6, 50, of_seeds=0.0, of_rows=1.0, of_both=0.0)
+    by_row = paired_difference(values.mean(axis=1).tolist(), [0] * 6, values, 50)
+    assert by_row.p_value == pytest.approx(stats.ttest_1samp(values[0], 0).pvalue)
 
 
-def test_more_sign_flips_are_sampled() -> None:
-    differences = draws(NORMAL, 20, 1)[0] + 0.4
-    p = sign_flip_p(differences)
-    assert p == sign_flip_p(differences)
-    assert p == pytest.approx(stats.ttest_1samp(differences, 0).pvalue, rel=0.3)
-    assert 0 < sign_flip_p(np.ones(40)) <= 2 / 2**14
+def test_several_means_are_added_by_weight() -> None:
+    means = [
+        CrossedMean.of(each, each.mean(), 50)
+        for each in (crossed(5, 50, of_seeds=1, of_rows=1, of_both=1, key=key) for key in (1, 2))
+    ]
+    (one, _), (other, _) = (crossed_test([each]) for each in means)
+    half, p = crossed_test(means, [0.5, 0.5])
+    assert half.value == pytest.approx((one.value + other.value) / 2) and 0 < p < 1
+    assert half.high - half.low < max(one.high - one.low, other.high - other.low)
 
 
-@pytest.mark.parametrize("n", [1, 5, 6, 14])
-def test_the_smallest_p_of_sign_flips(n: int) -> None:
-    assert sign_flip_p(draws(NORMAL, n, 1)[0] + 10) == smallest_sign_flip_p(n)
-    assert (smallest_sign_flip_p(n) <= 0.05) == (n >= 6)
-
-
-# Probability of improvement ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("differences", "value"), [([1, 2, 3, 4, 5], 1), ([1, -1, 0, 0], 0.5), ([-2, -1], 0)])
-def test_ties_count_half(differences: list[float], value: float) -> None:
-    assert improvement_probability(differences).value == value
-
-
-def test_the_interval_of_improvement_is_that_of_clopper_and_pearson() -> None:
-    found, expected = improvement_probability([1, 1, 1, -1, 1]), stats.binomtest(4, 5).proportion_ci()
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
-    assert improvement_probability([1] * 5).low == pytest.approx(0.478, abs=1e-3)
-
-
-@pytest.mark.parametrize("ahead", [0.5, 0.8])
-def test_the_interval_of_improvement_covers(ahead: float) -> None:
-    signs = np.where(np.random.default_rng(0).random((1000, 5)) < ahead, 1, -1)
-    found = [improvement_probability(row) for row in signs]
-    assert np.mean([each.low <= ahead <= each.high for each in found]) >= 0.95
+def test_differences_without_spread_are_not_taken_for_certainty() -> None:
+    assert crossed_test([CrossedMean.of(np.full((4, 30), 0.01), 0.01, 30)])[1] == 1
 
 
 # Correction and planning ---------------------------------------------------------------------------------------------
@@ -141,10 +118,11 @@ def test_holm_as_worked_by_hand() -> None:
     assert holm([0.04]) == [0.04] and holm([]) == []
 
 
-@pytest.mark.parametrize(("effect", "alpha"), [(0.5, 0.05), (1.0, 0.05), (1.0, 0.0125), (3.0, 0.05)])
+@pytest.mark.parametrize(("effect", "alpha"), [(0.5, 0.05), (1.0, 0.0125)])
 def test_so_many_seeds_show_the_effect_and_fewer_do_not(effect: float, alpha: float) -> None:
-    pilot = [-1, 0, 1]  # standard deviation 1
-    n = seeds_needed(pilot, effect, alpha=alpha)
+    """Rows add no noise: what is needed is what the paired t test needs."""
+    n = CrossedMean(0, of_seeds=1, of_rows=0, of_both=0, seeds=4, units=50, rows=50).seeds_needed(effect, alpha)
+    assert n is not None
 
     def power(seeds: int) -> float:
         values = np.random.default_rng(0).normal(effect, 1, (20000, seeds))
@@ -153,9 +131,17 @@ def test_so_many_seeds_show_the_effect_and_fewer_do_not(effect: float, alpha: fl
     assert power(n) > 0.79 and power(n - 1) < 0.81
 
 
-def test_seeds_follow_from_the_square_of_the_effect() -> None:
-    assert seeds_needed([-1, 0, 1], 0.01) == pytest.approx(100 * seeds_needed([-1, 0, 1], 0.1), rel=0.01)
-    assert seeds_needed([0.01, 0.01], 0.01) == 2
+def test_so_many_rows_show_the_effect_and_some_seeds_alone_never_do() -> None:
+    found = CrossedMean(0, of_seeds=0.01, of_rows=0.1, of_both=1, seeds=5, units=100, rows=300)
+    assert found.seeds_needed(0.05) is None  # the rows alone have a standard error of 0.03
+    rows = found.rows_needed(0.2)
+    assert rows is not None and rows > 300
+
+    def power(rows: int) -> float:
+        drawn = (crossed(5, rows // 3, of_seeds=0.1, of_rows=0.1**0.5, of_both=1, key=key) + 0.2 for key in range(500))
+        return float(np.mean([crossed_test([CrossedMean.of(each, each.mean(), rows)])[1] <= 0.05 for each in drawn]))
+
+    assert power(rows) == pytest.approx(0.8, abs=0.06)
 
 
 @pytest.mark.parametrize(
@@ -164,8 +150,6 @@ def test_seeds_follow_from_the_square_of_the_effect() -> None:
         (lambda: paired_difference([1.0], [1.0, 2.0]), "1 scores cannot be paired with 2"),
         (lambda: paired_difference([], []), "no two scores with the same seed"),
         (lambda: paired_difference([math.nan], [1.0]), "NaN or infinite"),
-        (lambda: seeds_needed([0.1], 0.1), "at least two seeds"),
-        (lambda: seeds_needed([0.1, 0.2], 0.0), "must be above 0, not 0.0"),
     ],
 )
 def test_what_cannot_be_computed_is_refused(call: Callable[[], object], says: str) -> None:

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from attendrop import cli
 from attendrop.cli.study_progress import StudyProgress
+from attendrop.errors import AttendropError
 from attendrop.runs.run_folder import read_metrics
 from attendrop.studies.durations import duration
 from attendrop.studies.study_file import Setting, Study, read_study
@@ -143,6 +144,12 @@ def test_a_mistake_in_the_file_is_one_sentence(
 ) -> None:
     file = write(tmp_path / "study.yaml", content(folder, **changed))
     assert_refused(["study", file, "--output-dir", str(tmp_path / "out")], tmp_path / "out", message, capsys)
+
+
+def test_a_key_that_is_given_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text("seeds: 2\nmethods: finetune\nrun: {max_steps: 1}\nseeds: 5\n")
+    with pytest.raises(AttendropError, match=r"study.yaml' cannot be read, line 4: the key 'seeds' is given twice"):
+        read_study(str(tmp_path / "study.yaml"))
 
 
 def test_a_unit_is_named_by_its_options_and_its_data(folder: Path, tmp_path: Path) -> None:

@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from datasets import Dataset
 
 from attendrop import AttendropError
-from attendrop.tasks.answers import answer_scores, best_span, groups, read_answers
+from attendrop.tasks.answers import answer_scores, groups, read_answers
 from attendrop.tasks.custom_files import load_files
 from attendrop.tasks.heads.question_answering import SOMETIMES
 from attendrop.tasks.registry import load_task
@@ -48,14 +47,6 @@ SQUAD = {
 )
 def test_scores_are_those_of_squad(answer: str, accepted: tuple[str, ...], expected: tuple[float, float]) -> None:
     assert answer_scores(answer, accepted) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("length", [1, 2, 7, 60])
-def test_the_best_span_is_that_of_all_pairs(length: int) -> None:
-    draw = np.random.default_rng(length)
-    start, end = draw.normal(size=length), draw.normal(size=length)
-    pairs = [(start[i] + end[j], i, j) for i in range(length) for j in range(i, min(length, i + 30))]
-    assert best_span(start, end) == pytest.approx(max(pairs))
 
 
 def test_windows_are_grouped_by_question() -> None:

@@ -211,6 +211,27 @@ BAD_FILES = [
         "a.tsv, line 2: a field begins with a quote",
     ),
     ("a.csv", b"text,label\nok,yes\ncaf\xe9,no\n", "a.csv, line 3: byte 0xe9 is not UTF-8"),
+    ("a.csv", b"\x1f\x8b\x08\n", "a.csv is a gzip file, not text; unpack it."),
+    (
+        "a.csv",
+        b"PK\x03\x04\x14\0",
+        "a.csv is a ZIP archive, such as an Excel workbook, not text; unpack it, or save the",
+    ),
+    ("a.csv", b"\xd0\xcf\x11\xe0", "a.csv is an Excel workbook, not text; save the sheet as CSV, in UTF-8 and with"),
+    ("a.tsv", b"PAR1\n\x15\x04\0", "a.tsv is a Parquet file, not text; rename it to .parquet."),
+    ("a.txt", GOOD.encode("utf-16"), "a.txt is text in UTF-16; save the file as UTF-8."),
+    ("a.csv", "text,label\nok,yes\nnu\0ll,no\n", "a.csv, line 3: a NUL character"),
+    (
+        "a.jsonl",
+        '{"text": "nu\\u0000ll", "label": 1}\n',
+        "a.jsonl, line 1, column 'text': it has a NUL character, which",
+    ),
+    (
+        "a.jsonl",
+        '{"text": "a", "label": "\\u0000"}\n',
+        "a.jsonl, line 1, column 'label': it has a NUL character, which",
+    ),
+    ("a.jsonl", '{"text": ["a", "\\u0000"], "label": ["X", "O"]}\n', "column 'text': it has a NUL character"),
     ("a.csv", "text,label\na,yes\n ,no\n", "a.csv, line 3, column 'text': the text is empty."),
     ("a.csv", "text,label\na,yes\nb,\n", "a.csv, line 3, column 'label': the label is empty."),
     ("a.csv", "text,label\na,1.0\nb,NaN\n", "a.csv, line 3, column 'label': the label is NaN."),
@@ -224,6 +245,11 @@ BAD_FILES = [
         "a.csv",
         "text,label\na,1.5\nb,1e999\n",
         "a.csv, line 3, column 'label': the label '1e999' is not a finite number.",
+    ),
+    (
+        "a.csv",
+        "text,label\na,1.5\nb,-1e308\n",
+        "line 3, column 'label': the label '-1e308' is too large to train on; scale",
     ),
     ("a.csv", "text,label\na,yes\nb,yes\n", "a.csv has only one class, 'yes'; training needs at least two."),
     ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b"\n', "a.jsonl, line 2: not valid JSON"),
@@ -262,6 +288,39 @@ def test_bad_file(folder: Path, name: str, content: str | bytes, message: str) -
     assert "\n" not in str(caught.value)
 
 
+SWALLOWED = {
+    # Row n is in line n + 2; a quote begins the text of the first row, and ends that of the last.
+    "rows": ('"so, row 5"', [(3, 8), (20, 21), (40, 55)], "lines 5-10, 22-23, 42-57"),
+    "spaces": ('"so"', [(3, 4)], "lines 5-6"),
+}
+
+
+@pytest.mark.parametrize(("quoted", "pairs", "places"), SWALLOWED.values(), ids=SWALLOWED)
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_rows_between_stray_quotes_are_warned_of(
+    folder: Path, quoted: str, pairs: list[tuple[int, int]], places: str, end: str
+) -> None:
+    """Such a file is legal CSV, with a field that has line breaks, but the rows are gone."""
+    texts = [f"row {n}" for n in range(80)] + [quoted]
+    for first, last in pairs:
+        texts[first], texts[last] = f'"well,{texts[first]}' if first == last else f'"{texts[first]}', f'{texts[last]}"'
+    rows = [f"{text},{'no' if n % 2 else 'yes'}" for n, text in enumerate(texts)]
+    with pytest.warns(UserWarning) as caught:
+        data = load_train(write("a.csv", end.join(["text,label", *rows])))
+    assert len(data.splits["train"]) == 81 - sum(last - first for first, last in pairs)
+    (message,) = (str(warning.message) for warning in caught)
+    assert message.startswith(f"a.csv: quotes join what look like separate rows ({places}): ")
+
+
+@pytest.mark.parametrize("text", ["Well, fine.\nNo comma", "one\ntwo", "a\n\nb, c, d", "It was fine, good\nNo"])
+def test_line_breaks_in_texts_are_not_warned_of(folder: Path, text: str) -> None:
+    rows = [f"row {n},{'bad' if n % 2 else 'good'}\n" for n in range(9)]
+    name = write("a.csv", "".join(["text,label\n", *rows, f'"{text}",good\n']))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load_train(name).splits["train"]["text"][-1] == text
+
+
 @pytest.mark.parametrize(("label_type", "kind"), [("class", "classification"), ("number", "regression")])
 def test_many_whole_numbers_are_what_one_says(folder: Path, label_type: str, kind: str) -> None:
     name = write("a.csv", "text,label\n" + "".join(f"text,{n}\n" for n in range(60)))
@@ -282,6 +341,51 @@ def test_whole_numbers_are_one_class_in_both_spellings(folder: Path, train: str,
     columns = {"text_columns": ["text"], "label_column": "label"}
     saved = load_files(eval_file="dev.csv", head=Classification(("0", "1")), **columns)
     assert saved.splits["dev"]["label"] == [0, 1]
+
+
+def test_labels_that_training_lacks_can_be_kept(folder: Path) -> None:
+    """They have ids after those of the classes, each its own, so that metrics are those of the labels as written."""
+    write("train.csv", GOOD)
+    write("dev.csv", "text,label\na,yes\nb,maybe\nc,no\nd,never\ne,maybe\nf,\n")
+    data = load_train("train.csv", eval_file="dev.csv", unknown_labels="wrong", skip_bad_rows=True)
+    assert (data.task.label_names, data.task.unknown_names) == (("no", "yes"), ("maybe", "never"))
+    assert data.splits["dev"]["label"] == [1, 2, 0, 3, 2] and data.task.head.num_classes == 2
+    assert [row.place for row in data.skipped] == ["line 7"]
+
+
+@pytest.mark.parametrize("label_type", ["number", "labels"])
+def test_other_labels_that_training_lacks_are_refused(folder: Path, label_type: str) -> None:
+    write("a.csv", "text,label\na,1\nb,2\n")
+    with pytest.raises(AttendropError, match="unknown-labels 'wrong' is for classes and for tags of words"):
+        load_train("a.csv", eval_file="a.csv", label_type=label_type, unknown_labels="wrong")
+
+
+TAGGED = "text,label\na,urgent\nb,vip\nc,urgent|vip\nd,\n"
+
+
+def test_an_empty_label_beside_joined_ones_is_no_mistake_of_the_row(folder: Path) -> None:
+    name = write("a.csv", TAGGED)
+    with pytest.raises(AttendropError, match=r"line 5, column 'label': the label is empty; .* set --label-type labels"):
+        load_train(name)
+    assert load_train(name, label_type="labels").task.label_names == ("urgent", "vip")
+    with pytest.raises(AttendropError, match=r"the label is empty\. Correct it"):
+        load_train(name, label_type="class")
+
+
+@pytest.mark.parametrize(
+    ("labels", "joined"),
+    [
+        (["urgent", "vip", "urgent|vip"], True),
+        (["a", "b", "b; a"], True),
+        (["a", "b", "a,b"], True),
+        (["yes", "no", "yes, but", "|"], False),
+        (["a|b", "c"], False),
+    ],
+)
+def test_classes_that_are_others_joined_are_warned_of(folder: Path, labels: list[str], joined: bool) -> None:
+    head = Classification(tuple(labels))
+    warned = head.label_warnings({"classes": dict.fromkeys(labels, 1)})
+    assert ["set --label-type labels" in warning for warning in warned] == [True] * joined
 
 
 UGLY = [
@@ -402,9 +506,10 @@ def test_bad_parquet_values(folder: Path) -> None:
         ({"train_file": None, "predict_file": "good.csv"}, "a file for prediction does not define the classes"),
         (
             {"eval_file": "new.csv"},
-            "new.csv, line 2, column 'label': the label 'yess' is not among those of training; did",
+            "new.csv, line 2, column 'label': the label 'yess' is not among those of training (--unknown-labels wrong",
         ),
-        ({"eval_file": "far.csv"}, "the label 'maybe' is not among those of training; the classes are 'no', 'yes'."),
+        ({"eval_file": "far.csv"}, "counts it as wrong); the classes are 'no', 'yes'."),
+        ({"unknown_labels": "wrogn"}, "unknown_labels='wrogn' is not known. Did you mean 'wrong'?"),
         ({"eval_file": "int.csv"}, "mix numbers, such as '1' (int.csv, line 2), with text, such as 'yes' (good.csv"),
     ],
 )

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,37 @@ def test_own_classes() -> None:
     scores = compute_scores(OWN_CLASSES, logits, np.array([0, 1, 1, 2]))
     assert scores["accuracy"] == 0.75 and scores["f1_macro"] == pytest.approx((2 / 3 + 2 / 3 + 1) / 3)
     assert scores["matthews_correlation"] == pytest.approx(0.7)
+
+
+BINARY = {"f1": skm.f1_score, "precision": skm.precision_score, "recall": skm.recall_score}
+RANKING = {"roc_auc": skm.roc_auc_score, "average_precision": skm.average_precision_score}
+
+
+@pytest.mark.parametrize("task", [OWN_CLASSES, TWO_CLASSES], ids=["three", "two"])
+def test_labels_that_training_lacks_are_wrong(task: Task) -> None:
+    """All metrics are those of scikit-learn, of the labels as they are written."""
+    task = replace(task, unknown_names=("x", "y"))
+    draw, names = np.random.default_rng(0), np.array([*task.label_names, *task.unknown_names])
+    logits, labels = draw.normal(size=(60, task.num_labels)), draw.integers(len(names), size=60)
+    gold, found = names[labels], names[logits.argmax(axis=1)]
+    averages = {
+        f"{name}_{of}": score(gold, found, average=of, zero_division=0.0)
+        for name, score in BINARY.items()
+        for of in ("macro", "micro", "weighted")
+    }
+    expected = averages | {
+        "accuracy": skm.accuracy_score(gold, found),
+        "balanced_accuracy": skm.recall_score(gold, found, average="macro", zero_division=0.0),
+        "matthews_correlation": skm.matthews_corrcoef(gold, found),
+        "cohen_kappa": skm.cohen_kappa_score(gold, found),
+    }
+    if task is not OWN_CLASSES and task.num_labels == 2:
+        expected |= {name: score(gold == "yes", found == "yes") for name, score in BINARY.items()}
+        expected |= {name: score(gold == "yes", logits[:, 1] - logits[:, 0]) for name, score in RANKING.items()}
+    metrics = task.head.metrics
+    assert {name: metric.score(labels, logits) for name, metric in metrics.items()} == pytest.approx(
+        {name: expected[name] for name in metrics}
+    )
 
 
 @pytest.mark.parametrize("shape", [(4,), (4, 1)])

@@ -32,6 +32,7 @@ from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.attention.running_plan import RunningPlan
 from attendrop.attention.trace_cache import trace_cache
 from attendrop.attention.tracing import Trace, trace
+from attendrop.batches import model_inputs
 from attendrop.errors import AttendropError
 from attendrop.peft_models import refuse_virtual_tokens
 
@@ -157,7 +158,7 @@ class ModelAdapter:
     def forward(self, batch: Mapping[str, Any], plan: Plan | None = None) -> Any:
         """Run the model on ``batch``, with ``plan`` if there is one; the outputs have names."""
         keywords = {} if plan is None else {PLAN_KEYWORD: self.bind(plan)}
-        return named_outputs(self.model(**batch, **keywords), batch)
+        return named_outputs(self.model(**model_inputs(batch), **keywords), batch)
 
     def _run_trace(self, batch: Mapping[str, Any]) -> Trace:
         def run(plan: Plan) -> None:

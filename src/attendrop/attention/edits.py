@@ -1,15 +1,17 @@
 """Edits of one call of an attention layer, or of one block: what they are, how several combine, how they are applied.
 
-A new kind of edit of attention is a field of :class:`AttentionEdit`, a line of :func:`merge_edits`, and what
-:class:`AttentionComputation` makes of it.
+A new kind of edit of attention is a field of :class:`AttentionEdit`, how several combine, and what each engine makes of
+it: :class:`AttentionComputation` and :mod:`attendrop.attention.own_softmax`. An engine lists the fields that it knows,
+and refuses others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import reduce
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial, reduce
+from operator import itemgetter
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +28,46 @@ from attendrop.errors import AttendropError
 _UNSUPPORTED_KEYWORDS = ("s_aux", "sinks", "indices", "block_indices", "cache")
 
 
+def chain(functions: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+    """Compose functions of one or more tensors in the order of their calls; one that returns None only reads them."""
+
+    def call_all(*tensors: Tensor) -> Any:
+        for function in functions:
+            found = function(*tensors)
+            if found is not None:
+                tensors = found if isinstance(found, tuple) else (found,)
+        return tensors if len(tensors) > 1 else tensors[0]
+
+    return call_all
+
+
 @dataclass(frozen=True)
-class AttentionEdit:
+class _Edit:
+    """Base class of edits, whose fields have the default where nothing is changed.
+
+    Attributes:
+        combine: How the values of several edits become one, by field; of other fields, only one edit can have a value.
+    """
+
+    combine: ClassVar[Mapping[str, Callable[[list[Any]], Any]]] = {}
+
+    def given(self) -> dict[str, Any]:
+        """Return what is changed, by the names of the fields."""
+        values = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
+        return {name: value for name, (value, default) in values.items() if value is not default and value != default}
+
+    def refuse_beyond(self, known: Collection[str], place: nn.Module) -> None:
+        """Raise AttendropError for a change that is not among those known at some place: it would have no effect."""
+        unknown = sorted(self.given().keys() - known)
+        if unknown:
+            raise AttendropError(
+                f"What edits {type(place).__name__} does not know the edit {unknown[0]!r} ({type(self).__name__}), "
+                "which would have no effect there; use an edit of attendrop.extend."
+            )
+
+
+@dataclass(frozen=True)
+class AttentionEdit(_Edit):
     """Changes in one call of an attention layer. ``replace`` excludes ``weights`` and ``constant``.
 
     Attributes:
@@ -45,6 +85,9 @@ class AttentionEdit:
         draws: Random numbers of that dropout, where passes share them; they change no result.
     """
 
+    combine: ClassVar = {"drop": partial(reduce, torch.logical_or), "constant": any, "draws": itemgetter(0)}
+    combine |= dict.fromkeys(("weights", "output", "inputs", "values"), chain)
+
     drop: Tensor | None = None
     weights: Callable[[Tensor], Tensor] | None = None
     replace: Tensor | None = None
@@ -56,54 +99,46 @@ class AttentionEdit:
     draws: DropoutDraws | None = None
 
 
-def chain(functions: Sequence[Callable[[Tensor], Tensor] | None]) -> Callable[[Tensor], Tensor] | None:
-    """Compose functions in the order of their calls, without those that are None; None if all are."""
-    found = [function for function in functions if function is not None]
-    if len(found) < 2:
-        return found[0] if found else None
+@dataclass(frozen=True)
+class BlockEdit(_Edit):
+    """Changes at one block.
 
-    def call_all(tensor: Tensor) -> Tensor:
-        for function in found:
-            tensor = function(tensor)
-        return tensor
+    Attributes:
+        skip: Whether the block is left out: its output is its input.
+        activations: Function that replaces the activations of the feed-forward, ``(batch, n, inner width)``.
+        feed_forward: Function that replaces the output of the feed-forward's last projection, ``(batch, n, width)``.
+        output: Function that replaces the hidden states that leave the block, ``(batch, n, width)``.
+    """
 
-    return call_all
+    combine: ClassVar = {"skip": any, "activations": chain, "feed_forward": chain, "output": chain}
+
+    skip: bool = False
+    activations: Callable[[Tensor], Tensor] | None = None
+    feed_forward: Callable[[Tensor], Tensor] | None = None
+    output: Callable[[Tensor], Tensor] | None = None
 
 
-def merge_edits(edits: Sequence[AttentionEdit]) -> AttentionEdit | None:
-    """Combine several edits into one; None if there are none.
+_AnyEdit = TypeVar("_AnyEdit", bound=_Edit)
+
+
+def merge_edits(edits: Sequence[_AnyEdit]) -> _AnyEdit | None:
+    """Combine several edits into one, field by field; None if there are none.
 
     Raises:
-        AttendropError: Two set the same thing.
+        AttendropError: Two set the same thing, of which there can be one; or no class has the fields of all.
     """
     if len(edits) < 2:
         return edits[0] if edits else None
-    dropouts = [edit.dropout for edit in edits if edit.dropout is not None]
-    if len(dropouts) > 1 or any(edit.replace is not None for edit in edits):
-        raise AttendropError("Two methods both decide on the attention weights of one layer; use one of them.")
-    drops = [edit.drop for edit in edits if edit.drop is not None]
-    inputs = [edit.inputs for edit in edits if edit.inputs is not None]
-    readers = [edit.values for edit in edits if edit.values is not None]
-
-    def read(value: Tensor) -> None:
-        for function in readers:
-            function(value)
-
-    def change(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        for function in inputs:
-            query, key, value = function(query, key, value)
-        return query, key, value
-
-    return AttentionEdit(
-        drop=reduce(torch.logical_or, drops) if drops else None,
-        weights=chain([edit.weights for edit in edits]),
-        constant=any(edit.constant for edit in edits),
-        output=chain([edit.output for edit in edits]),
-        inputs=change if inputs else None,
-        values=read if readers else None,
-        dropout=dropouts[0] if dropouts else None,
-        draws=next((edit.draws for edit in edits if edit.draws is not None), None),
-    )
+    made: type[_AnyEdit] = max(map(type, edits), key=lambda each: len(each.__mro__))
+    given = [found for edit in edits if (found := edit.given())]
+    merged: dict[str, Any] = {}
+    for name in dict.fromkeys(name for found in given for name in found):
+        values = [found[name] for found in given if name in found]
+        alone = name == "replace" or not hasattr(made, name)
+        if (alone and len(given) > 1) or (len(values) > 1 and name not in made.combine):
+            raise AttendropError(f"Two methods edit the same layer, and {name!r} does not combine; use one of them.")
+        merged[name] = values[0] if len(values) == 1 else made.combine[name](values)
+    return made(**merged)
 
 
 class AttentionComputation:
@@ -112,6 +147,8 @@ class AttentionComputation:
     Shapes: query ``(batch, heads, query, dim)``, key and value ``(batch, heads, key, dim)`` (heads of grouped-query
     models repeated), ``valid`` and ``bias`` broadcastable to ``(batch, heads, query, key)``.
     """
+
+    known = frozenset({"drop", "weights", "replace", "constant", "output", "inputs", "values", "dropout", "draws"})
 
     def __init__(
         self,
@@ -128,6 +165,7 @@ class AttentionComputation:
                     f"{type(module).__name__} passes '{name}' to its attention, which this library does not implement; "
                     "the model cannot be regularised."
                 )
+        self.module = module
         self.query = query
         self.key = repeat_kv(key, query.shape[1] // key.shape[1])
         self.value = repeat_kv(value, query.shape[1] // value.shape[1])
@@ -141,6 +179,7 @@ class AttentionComputation:
 
     def attend(self, edit: AttentionEdit) -> tuple[Tensor, Tensor | None]:
         """Return the output ``(batch, query, heads, dim)`` and, where they were computed, the weights."""
+        edit.refuse_beyond(self.known, self.module)
         weights = None
         if edit.inputs is not None:
             self.query, self.key, self.value = edit.inputs(self.query, self.key, self.value)
@@ -253,20 +292,3 @@ class AttentionComputation:
         kept, whole = after_drop(self.valid, drop)
         bias = None if self.bias is None else self.bias.expand(self.shape).masked_fill(whole, 0)
         return self.query.masked_fill(whole, 0), kept, bias
-
-
-@dataclass(frozen=True)
-class BlockEdit:
-    """Changes at one block.
-
-    Attributes:
-        skip: Whether the block is left out: its output is its input.
-        activations: Function that replaces the activations of the feed-forward, ``(batch, n, inner width)``.
-        feed_forward: Function that replaces the output of the feed-forward's last projection, ``(batch, n, width)``.
-        output: Function that replaces the hidden states that leave the block, ``(batch, n, width)``.
-    """
-
-    skip: bool = False
-    activations: Callable[[Tensor], Tensor] | None = None
-    feed_forward: Callable[[Tensor], Tensor] | None = None
-    output: Callable[[Tensor], Tensor] | None = None

@@ -33,6 +33,8 @@ _VALID_KEYS: dict[str, Callable[[Tensor], Tensor]] = {
     "transformers.models.deberta_v2.modeling_deberta_v2.DisentangledSelfAttention": Tensor.bool,
     "transformers.models.mpnet.modeling_mpnet.MPNetSelfAttention": visible_keys,
 }
+# The edits that act there; draws of dropout change no result.
+_KNOWN = frozenset({"drop", "weights", "replace", "constant", "output", "inputs", "values", "dropout", "draws"})
 _SOFTMAX = {functional.softmax, torch.softmax, Tensor.softmax}
 _DROPOUT = {functional.dropout, torch.dropout}
 _PRODUCT = {torch.bmm, torch.matmul, Tensor.bmm, Tensor.matmul, Tensor.__matmul__}
@@ -88,7 +90,9 @@ def _follow(plan: Plan, module: Any, stock: Callable[..., Any], args: Any, kwarg
     shape = (states.shape[0], module.num_attention_heads, states.shape[1], states.shape[1])
     valid = None if mask is None else _VALID_KEYS[_class_name(module)](mask)
     call = AttentionCall(layer, shape, valid, states.device)
-    watch = _SoftmaxWatch(call, plan.edit(call) or AttentionEdit())
+    edit = plan.edit(call) or AttentionEdit()
+    edit.refuse_beyond(_KNOWN, module)
+    watch = _SoftmaxWatch(call, edit)
     with watch.changed_inputs(module, states), watch:
         output = stock(*args, **kwargs)
     watch.check_complete(module)

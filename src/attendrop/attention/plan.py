@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from attendrop.argument_checks import check_choice, check_declared, defines
 from attendrop.attention.blocks import Block, ModelStructure
 from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit, BlockEdit, chain, merge_edits
+from attendrop.attention.edits import AttentionEdit, BlockEdit, merge_edits
 from attendrop.attention.layers import AttentionLayer
 from attendrop.errors import AttendropError
 
@@ -162,15 +162,7 @@ class CombinedPlan(Plan):
         return merge_edits([edit for edit in edits if edit is not None])
 
     def block(self, block: Block) -> BlockEdit | None:
-        edits = [edit for plan in self.plans if (edit := plan.block(block)) is not None]
-        if not edits:
-            return None
-        return BlockEdit(
-            skip=any(edit.skip for edit in edits),
-            activations=chain([edit.activations for edit in edits]),
-            feed_forward=chain([edit.feed_forward for edit in edits]),
-            output=chain([edit.output for edit in edits]),
-        )
+        return merge_edits([edit for plan in self.plans if (edit := plan.block(block)) is not None])
 
     def embed(self, embedded: Tensor) -> Tensor:
         for plan in self.plans:

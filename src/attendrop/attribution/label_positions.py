@@ -47,6 +47,19 @@ def aligned_labels(model: nn.Module, logits: Tensor, batch: Mapping[str, Any]) -
     return functional.pad(labels[:, 1:], (0, 1), value=IGNORED) if shifts_labels(model, batch) else labels
 
 
+def answer_positions(logits: Tensor, positions: Tensor) -> Tensor:
+    """Return the first or last tokens of answers as the losses of transformers take them.
+
+    Args:
+        logits: Start or end logits, ``(batch, n)``.
+        positions: ``(batch,)`` or ``(batch, 1)``.
+
+    Returns:
+        Positions from 0 to ``n``, ``(batch,)``, of which ``n`` is ignored.
+    """
+    return positions.reshape(-1).clamp(0, logits.shape[-1])
+
+
 def shifts_labels(model: nn.Module, batch: Mapping[str, Any]) -> bool:
     """Return whether the model's loss compares each label with the prediction one position before it.
 

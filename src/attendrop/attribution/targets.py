@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attendrop.attribution.label_positions import aligned_labels
+from attendrop.attribution.label_positions import aligned_labels, answer_positions
+from attendrop.attribution.predictions import answer_tokens, best_spans, kind_of, predicted_tokens
 from attendrop.batches import Batch
 from attendrop.errors import AttendropError
 
@@ -25,7 +26,8 @@ def fix_target(model: nn.Module, outputs: Any, batch: Batch, target: str) -> Tar
     several labels per text               log-likelihood of the target labels
     regression                            the negative squared error on the gold value, whatever ``target``
     token-level, sequence-to-sequence     log-likelihood of the target tokens at the positions that have a label
-    question answering (spans)            the logits of the target's first and last token
+    question answering (spans)            the logits of the target's first and last token; what is predicted is the
+                                          best span of the text, see :func:`best_spans` and :func:`answer_tokens`
     ====================================  ==========================================================================
 
     Args:
@@ -46,13 +48,13 @@ def fix_target(model: nn.Module, outputs: Any, batch: Batch, target: str) -> Tar
             f"{type(model).__name__} returns {form}; attribution needs (batch, ...) or (batch, n, ...)."
         )
     labels = batch.get("labels")
-    problem = getattr(model.config, "problem_type", None)
     if logits.ndim == 3:
-        return _token_target(logits, aligned_labels(model, logits, batch), batch, target)
-    if logits.shape[-1] == 1 or problem == "regression":
+        return _token_target(model, logits, batch, target)
+    kind = kind_of(model, logits)
+    if kind == "number":
         gold = _required(labels, "regression").reshape(logits.shape)
         return lambda outputs: -(outputs.logits - gold.to(outputs.logits.dtype)).square().sum(-1)
-    if problem == "multi_label_classification":
+    if kind == "labels":
         present = _required(labels, "gold_label") if target == "gold_label" else (logits > 0)
         sign = present.to(logits.dtype) * 2 - 1
         return lambda outputs: functional.logsigmoid(sign * outputs.logits).sum(-1)
@@ -62,24 +64,17 @@ def fix_target(model: nn.Module, outputs: Any, batch: Batch, target: str) -> Tar
     return lambda outputs: outputs.logits.gather(-1, index).squeeze(-1).where(labelled, 0)
 
 
-def is_regression(model: nn.Module) -> bool:
-    """Tell from its configuration whether a model predicts numbers: as transformers does at the first loss."""
-    config: Any = getattr(model, "config", None)
-    problem = getattr(config, "problem_type", None)
-    if problem is not None or type(model).__name__.endswith("ForMultipleChoice"):
-        return problem == "regression"
-    return getattr(config, "num_labels", None) == 1
-
-
 def _span_target(outputs: Any, batch: Batch, target: str) -> Target:
     if target == "gold_label":
         first = _required(batch.get("start_positions"), "gold_label", "start_positions")
         last = _required(batch.get("end_positions"), "gold_label", "end_positions")
     else:
-        first, last = outputs.start_logits.argmax(-1), outputs.end_logits.argmax(-1)
+        start, end = outputs.start_logits.detach(), outputs.end_logits.detach()
+        _, first, last = best_spans(start, end, answer_tokens(batch, start))
 
     def pick(logits: Tensor, position: Tensor) -> Tensor:
-        return logits.gather(-1, position.clamp(0, logits.shape[-1] - 1)[:, None]).squeeze(-1)
+        # A position beyond the tokens is not in this window: the model's loss ignores it.
+        return functional.pad(logits, (0, 1)).gather(-1, answer_positions(logits, position)[:, None]).squeeze(-1)
 
     def score(outputs: Any) -> Tensor:
         return pick(outputs.start_logits, first) + pick(outputs.end_logits, last)
@@ -87,14 +82,15 @@ def _span_target(outputs: Any, batch: Batch, target: str) -> Target:
     return score
 
 
-def _token_target(logits: Tensor, labels: Tensor | None, batch: Batch, target: str) -> Target:
+def _token_target(model: nn.Module, logits: Tensor, batch: Batch, target: str) -> Target:
+    labels = aligned_labels(model, logits, batch)
     if labels is not None:
         scored = labels != -100
     elif batch.get("attention_mask") is not None and batch["attention_mask"].shape == logits.shape[:2]:
         scored = batch["attention_mask"].bool()
     else:
         scored = torch.ones_like(logits[..., 0], dtype=torch.bool)
-    tokens = _required(labels, "gold_label") if target == "gold_label" else logits.detach().argmax(-1)
+    tokens = _required(labels, "gold_label") if target == "gold_label" else predicted_tokens(model, logits)
     index = tokens.where(scored, 0)[..., None]
 
     def score(outputs: Any) -> Tensor:

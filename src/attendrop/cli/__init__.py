@@ -69,6 +69,7 @@ def _run(arguments: list[str]) -> int:
 
     from attendrop.cli.app import app
     from attendrop.errors import AttendropError
+    from attendrop.output_files import broken_link
 
     for module in _COMMANDS:
         importlib.import_module(f"attendrop.cli.{module}")
@@ -87,6 +88,9 @@ def _run(arguments: list[str]) -> int:
     except BrokenPipeError:  # the reader of a pipe closed it; flushing the buffer at exit must not raise again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except FileExistsError as error:
+        told = broken_link(error.filename)
+        return _fail(_described(error, arguments), 1) if told is None else _fail(told)
     except OSError as error:
         return _fail(_described(error, arguments), 1)
     except RuntimeError as error:

@@ -36,6 +36,7 @@ from attendrop.cli.run_options import (
     TaskName,
     TaskSet,
     TrainFile,
+    UnknownLabels,
     Warmup,
     WeightDecay,
 )
@@ -66,6 +67,7 @@ def compare(
     task_options: TaskSet = None,
     data_dir: DataDir = None,
     skip_bad_rows: SkipBadRowsOfFiles = None,
+    unknown_labels: UnknownLabels = None,
     model: Model = None,
     methods: Annotated[
         str | None,

@@ -24,9 +24,9 @@ from attendrop.cli.app import (
 )
 from attendrop.cli.console import aligned, messages
 from attendrop.cli.option_files import read_task_set
-from attendrop.cli.run_options import TaskSet
+from attendrop.cli.run_options import TaskSet, UnknownLabels
 from attendrop.runs.model_source import Source
-from attendrop.wording import counted
+from attendrop.wording import counted, counts_of
 
 
 @app.command()
@@ -40,6 +40,7 @@ def evaluate(
     label_column: LabelColumn = None,
     input_format: InputFormat = None,
     skip_bad_rows: SkipBadRows = False,
+    unknown_labels: UnknownLabels = None,
     skipped_file: SkippedFile = None,
     overwrite: Overwrite = False,
     max_length: Annotated[int | None, typer.Option(show_default="as in training")] = None,
@@ -57,7 +58,7 @@ def evaluate(
         task=task, data_dir=data_dir, split=split, file=eval_file, text_columns=split_columns(text_columns),
         label_column=label_column, input_format=input_format, skip_bad_rows=skip_bad_rows, skipped_file=skipped_file,
         overwrite=overwrite, task_options=read_task_set(task_options or []), max_length=max_length,
-        long_texts=long_texts,
+        long_texts=long_texts, unknown_labels=unknown_labels,
         batch_size=batch_size, device=device or "auto",
     )  # fmt: skip
 
@@ -68,6 +69,8 @@ def evaluate(
         found = evaluate_run(run, source, progress)
     lines = {"data": f"{found['task']}, {found['split']}: {counted(found['rows'], 'row')} ({found['source']})"}
     lines |= {name.replace("_", " "): f"{value:.4f}" for name, value in found["all_scores"].items()}
+    if unknown := found["unknown_labels"]:
+        lines["unknown labels"] = f"{sum(unknown.values())}, which count as wrong: {counts_of(unknown)}"
     for groups in found["groups"].values():
         metric = found["metric"]
         lines |= {name: f"{group[metric]:.4f} ({counted(group['rows'], 'row')})" for name, group in groups.items()}

@@ -6,8 +6,11 @@ from typing import Annotated
 
 import typer
 
+from attendrop.tasks.heads.builtin import LABEL_TYPES
+
 TaskName = Annotated[
-    str | None, typer.Option(help="Name of a task; `attendrop tasks` lists them. With --train-file: mlm.")
+    str | None,
+    typer.Option(help="Name of a task, or of a kind of task with --train-file; `attendrop tasks` lists them."),
 ]
 TrainFile = Annotated[
     str | None,
@@ -19,8 +22,7 @@ TrainFile = Annotated[
 LabelType = Annotated[
     str | None,
     typer.Option(
-        help="auto, class, number, labels, tags, choice, answer, text, completion, mlm or image-class.",
-        show_default="auto",
+        help=f"Kind of task, by its labels: {', '.join(LABEL_TYPES[:-1])} or {LABEL_TYPES[-1]}.", show_default="auto"
     ),
 ]
 TaskSet = Annotated[
@@ -28,6 +30,10 @@ TaskSet = Annotated[
     typer.Option("--task-set", metavar="NAME=VALUE", help="Option of the kind of task: num_beams=4, pack=true."),
 ]
 SkipBadRowsOfFiles = Annotated[bool | None, typer.Option(help="Skip invalid rows of your files, and list them.")]
+UnknownLabels = Annotated[
+    str | None,
+    typer.Option(help="Labels of the eval file that training lacks: error, or count as wrong.", show_default="error"),
+]
 Model = Annotated[str | None, typer.Option(help="minilm, a folder, or a hub id.", show_default="minilm")]
 Pooling = Annotated[
     str | None,

@@ -37,6 +37,7 @@ from attendrop.cli.run_options import (
     TaskName,
     TaskSet,
     TrainFile,
+    UnknownLabels,
     Warmup,
     WeightDecay,
 )
@@ -63,6 +64,7 @@ def train(
     task_options: TaskSet = None,
     data_dir: DataDir = None,
     skip_bad_rows: SkipBadRowsOfFiles = None,
+    unknown_labels: UnknownLabels = None,
     model: Model = None,
     method: Annotated[
         str | None,

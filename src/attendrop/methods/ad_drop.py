@@ -17,7 +17,7 @@ from attendrop.attention.plan import Plan
 from attendrop.attribution.attention_weights import attention_attribution
 from attendrop.attribution.gradient import gradient_attribution
 from attendrop.attribution.integrated_gradients import QUADRATURE_RULES, SCOPES, integrated_gradient_attribution
-from attendrop.attribution.targets import is_regression
+from attendrop.attribution.predictions import is_regression
 from attendrop.candidates import candidate_region, pack, unpack
 from attendrop.errors import AttendropError
 from attendrop.methods.common.random_mask import RandomMaskPlan

@@ -17,9 +17,9 @@ from attendrop.attention.isolation import forked_rng
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.attribution.finite_gradients import finite_gradients, gradients_of, wide
+from attendrop.attribution.predictions import kind_of
 from attendrop.batches import Batch
 from attendrop.errors import AttendropError
-from attendrop.methods.common.divergence import kind_of
 from attendrop.methods.core.base import Method, MethodState
 from attendrop.methods.core.compatibility import DECIDES_PASSES
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext

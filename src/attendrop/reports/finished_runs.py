@@ -12,7 +12,7 @@ from typing import Any
 from attendrop.errors import AttendropError
 from attendrop.runs.run_folder import METRICS, read_metrics
 from attendrop.studies.answer import Answer, answer
-from attendrop.studies.answer_file import read_answers
+from attendrop.studies.answer_file import read_answers, read_overall
 from attendrop.studies.method_rows import has_score, method_label
 from attendrop.studies.scored_rows import scored_data
 from attendrop.studies.study_report import OverallRow, overall_rows
@@ -132,7 +132,8 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
     answers = read_answers(folder / ANSWER)
     runs = list(_finished_runs(runs_folder(folder)))
     names = {name for found in (answers or {}).values() for row in found.rows for name in row.folders.values()}
-    if answers is not None and (names or not runs) and _have_reference(answers, reference):
+    recorded = answers is not None and (names or not runs) and _have_reference(answers, reference)
+    if answers is not None and recorded:
         settings = [_recorded(name, found, runs) for name, found in answers.items()]
         notes = _notes(runs, names)
     else:
@@ -147,8 +148,11 @@ def read_results(folder: Path, reference: str | None = None) -> Results:
         raise AttendropError(f"'{folder}' holds no finished run; name the folder of a study or a comparison.")
     if unscored := [each.name for each in settings if each.runs and not each.answer.rows]:
         notes.append(f"{'; '.join(unscored)}: {_UNSCORED}")
-    overall = overall_rows({each.name: each.answer for each in settings}) if len(settings) > 1 else ()
-    return Results(folder, tuple(settings), overall, tuple(notes))
+    kept = read_overall(folder / ANSWER) if recorded else None
+    overall = (
+        overall_rows({each.name: each.answer for each in settings}) if kept is None and len(settings) > 1 else kept
+    )
+    return Results(folder, tuple(settings), overall or (), tuple(notes))
 
 
 def runs_folder(folder: Path) -> Path:

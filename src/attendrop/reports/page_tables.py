@@ -52,8 +52,9 @@ def methods_table(results: Results) -> SortableTable:
     references = (row.label for each in results.settings for row in each.answer.rows if row.is_reference)
     reference = next(references, "the reference, which has no score here")
     caption = (
-        f"Mean ± standard deviation over seeds; difference from {reference}, seed by seed, with its 95 % interval; "
-        "p value after Holm's correction; share of seeds in which it is ahead; time of training, relative."
+        f"Mean ± standard deviation over seeds; difference from {reference}, seed by seed, with its 95 % interval on "
+        "new rows, and on these; p value on new rows after Holm's correction; share of seeds in which it is ahead; "
+        "time of training, relative."
     )
     return SortableTable([(first, False), *setting, *((title, True) for title in others)], rows, caption)
 
@@ -62,8 +63,9 @@ def _sort_values(row: MethodRow) -> list[float | str | None]:
     """Return what the cells of a row are sorted by, in the order of ``COLUMNS``."""
     found = row.difference
     gain = None if found is None else found.mean.value
-    ahead = None if found is None else found.improvement.value
-    return [row.label, row.n, row.mean if row.n else None, gain, row.p_holm, ahead, row.cost]
+    low = None if found is None else found.these_rows.low
+    ahead = None if found is None else found.ahead
+    return [row.label, row.n, row.mean if row.n else None, gain, low, row.p_holm, ahead, row.cost]
 
 
 def runs_table(results: Results, details: Sequence[RunDetails], linked: Collection[str]) -> SortableTable:

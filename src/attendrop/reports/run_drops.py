@@ -11,7 +11,7 @@ from typing import Any
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from attendrop.batches import to_device
+from attendrop.batches import ANSWER_MASK, to_device
 from attendrop.devices import compute_device
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
@@ -124,7 +124,7 @@ def record_run_drops(
     head.refuse("patterns")
     model.to(compute_device(source.device))  # type: ignore[arg-type]
     learnt, types = Learnt.of_run(folder), TokenTypes(tokenizer)
-    collate = with_columns(head.collator(tokenizer), tuple(method.columns))
+    collate = with_columns(head.collator(tokenizer), (*method.columns, ANSWER_MASK))
     num_epochs = len(metrics.get("history", ()))
     epochs = active_epochs(method, max(2, num_epochs))
     steps, batches = max(1, int(metrics.get("planned_steps") or 1)), range(0, len(rows), BATCH_SIZE)
@@ -154,8 +154,8 @@ def _rows(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, method: Method, columns: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """List the encoded rows, with what the model and the method read."""
-    accepted = {*inspect.signature(model.forward).parameters} & {*tokenizer.model_input_names, "labels"}
-    accepted |= set(method.columns)
+    accepted = {*inspect.signature(model.forward).parameters} & {*tokenizer.model_input_names}
+    accepted |= {"labels", ANSWER_MASK, *method.columns}
     count = len(columns["labels"])
     return [{name: columns[name][i] for name in columns if name in accepted} for i in range(count)]
 

@@ -11,9 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attendrop.argument_checks import check_choice
+from attendrop.argument_checks import check_choice, check_least
 from attendrop.errors import AttendropError
+from attendrop.tasks.bad_rows import UNKNOWN_LABELS
 from attendrop.tasks.file_formats import default_columns, default_label_type, files_of
+from attendrop.tasks.heads.builtin import LABEL_TYPES
 from attendrop.tasks.long_texts import LONG_TEXTS
 
 if TYPE_CHECKING:
@@ -41,7 +43,6 @@ _AT_LEAST = {
     "patience": 1,
     "save_steps": 1,
     "logging_steps": 1,
-    "seed": 0,
 }
 
 
@@ -64,6 +65,8 @@ class RunConfig:
             parallel text files ``source`` and ``target``; of folders ``image`` and ``label``. Without an ``eval_file``,
             the score is one on held-out rows. Columns that the method reads are needed in the ``train_file`` only.
         task_options: Options of the kind of task, such as the number of beams of a translation.
+        unknown_labels: What is done with classes and tags of the ``eval_file`` that training lacks: ``"error"``, they
+            are refused; ``"wrong"``, they count as wrong, and are counted in the report on the data. None: the former.
         skip_bad_rows: Skip invalid rows of custom files, and list them in the run's folder.
         metric: Metric that selects the best epoch, named as for :func:`attendrop.tasks.metrics.with_metric`; None:
             the task's own.
@@ -123,6 +126,7 @@ class RunConfig:
     label_type: str = "auto"
     task_options: Mapping[str, Any] = field(default_factory=dict)
     skip_bad_rows: bool = False
+    unknown_labels: str | None = None
     test_fraction: float = 0.0
     metric: str | None = None
     class_weights: str | None = None
@@ -165,10 +169,9 @@ class RunConfig:
             object.__setattr__(self, "label_type", default_label_type(self.train_file))
         for name, least in _AT_LEAST.items():
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise AttendropError(f"{_words(name)} must be at least {least}, not {value}.")
-        if self.seed >= 2**32:
-            raise AttendropError(f"seed must be below 2**32, not {self.seed}.")
+            if value is not None:
+                check_least(name, value, least)
+        check_least("seed", self.seed, 0, bits=32)
         if self.learning_rate is not None and not (0 < self.learning_rate < math.inf):
             raise AttendropError(f"learning-rate must be a number above 0, not {self.learning_rate}.")
         if not (0 <= self.weight_decay < math.inf):
@@ -184,6 +187,8 @@ class RunConfig:
         check_choice("head_start", self.head_start, HEAD_STARTS)
         if self.long_texts is not None:
             check_choice("long_texts", self.long_texts, LONG_TEXTS)
+        if self.unknown_labels is not None:
+            check_choice("unknown_labels", self.unknown_labels, UNKNOWN_LABELS)
         if self.class_weights is not None:
             check_choice("class_weights", self.class_weights, CLASS_WEIGHTS)
         self._check_data()
@@ -203,8 +208,6 @@ class RunConfig:
         """Read a task that is a type of labels, as for ``label_type``."""
         if self.task is None:
             return
-        from attendrop.tasks.heads.registry import LABEL_TYPES  # loads torch
-
         if self.task not in LABEL_TYPES:
             return
         if self.train_file is None:
@@ -222,7 +225,7 @@ class RunConfig:
             )
         if self.task is not None and self.train_file is not None:
             raise AttendropError("Give a task or a train-file, and not both.")
-        own = ("eval_file", "text_columns", "label_column")
+        own = ("eval_file", "text_columns", "label_column", "unknown_labels")
         given = [name for name in own if getattr(self, name)]
         if self.task is not None and given:
             raise AttendropError(f"{_words(given[0])} is for custom files; omit it for a task.")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +21,7 @@ from attendrop.tasks.file_formats import files_of
 from attendrop.tasks.image_folders import folder_sha256
 from attendrop.tasks.metrics import with_metric
 from attendrop.tasks.registry import load_task, task_files
+from attendrop.tasks.row_scores import data_digest
 from attendrop.tasks.splits import few_shot, hold_out, subset
 from attendrop.tasks.token_columns import TokenColumn
 from attendrop.tasks.tokenization import encode
@@ -53,7 +52,8 @@ def load_data(config: RunConfig) -> TaskData:
     files = data_files(config)
 
     def key() -> list[Any]:
-        options = (config.text_columns, config.label_column, config.label_type, config.skip_bad_rows)
+        of_labels = (config.label_column, config.label_type, config.unknown_labels)
+        options = (config.text_columns, *of_labels, config.skip_bad_rows)
         columns = [repr(column) for column in _token_columns(config.regularizer)]
         return [config.task, config.data_dir, [[str(file), digest(file)] for file in files], options, columns]
 
@@ -97,6 +97,7 @@ def _load_files(config: RunConfig) -> TaskData:
         label_type=config.label_type,
         token_columns=_token_columns(config.regularizer),
         skip_bad_rows=config.skip_bad_rows,
+        unknown_labels=config.unknown_labels,
     )
 
 
@@ -159,7 +160,4 @@ def sampled_rows(parts: Parts) -> dict[str, list[int]]:
 
 def fingerprint(parts: Parts) -> str:
     """Hash the rows that determine the weights, which must be the same when a run is resumed."""
-    digest = hashlib.sha256()
-    for rows in (parts.train, parts.selection, *([] if parts.reward is None else [parts.reward])):
-        digest.update(json.dumps([] if rows is None else rows.to_dict(), sort_keys=True).encode())
-    return digest.hexdigest()
+    return data_digest(parts.train, parts.selection, *([] if parts.reward is None else [parts.reward]))

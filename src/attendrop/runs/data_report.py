@@ -9,13 +9,14 @@ from typing import Any
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from attendrop.errors import AttendropError
 from attendrop.runs.data import Parts
 from attendrop.tasks.bad_rows import skipped_places
 from attendrop.tasks.base import TaskData
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.long_texts import HEAD, HEAD_TAIL, WINDOWS
 from attendrop.tasks.tokenization import columns_of
-from attendrop.wording import counted
+from attendrop.wording import counted, counts_of
 
 _Text = tuple[str, ...]
 _TREATED = {HEAD: "cut", HEAD_TAIL: "cut in the middle", WINDOWS: "in windows"}
@@ -35,16 +36,20 @@ def data_report(
 
     Returns:
         Plain values: ``kind``; ``parts``, of each ``rows``, ``classes`` (rows of each) or ``numbers`` (``min``,
-        ``mean``, ``max``), what :meth:`Head.input_report` counts, ``duplicates`` (rows whose text an earlier
-        row of the part has) and ``in_train`` (rows whose text is in train, too); ``conflicts`` in train (``texts`` with
-        several labels, their ``rows``, an ``example``); ``similar_classes``, which differ in case only; ``skipped`` bad
-        rows, and ``skipped_places``, the files and lines of the first of them.
+        ``mean``, ``max``), ``unknown_labels`` (how often each occurs that train lacks, if any), what
+        :meth:`Head.input_report` counts, ``duplicates`` (rows whose text an earlier row of the part has) and
+        ``in_train`` (rows whose text is in train, too); ``conflicts`` in train (``texts`` with several labels, their
+        ``rows``, an ``example``); ``similar_classes``, which differ in case only; ``skipped`` bad rows, and
+        ``skipped_places``, the files and lines of the first of them.
+
+    Raises:
+        AttendropError: No row of a part has a token that the model knows.
     """
     head = data.task.head
     limit = min(max_length, getattr(tokenizer, "model_max_length", max_length))
     texts = {name: head.texts(rows) for name, rows in _named(parts).items()}
     tokens = _named(encoded)
-    described = {}
+    described: dict[str, dict[str, Any]] = {}
     for name, rows in _named(parts).items():
         columns = columns_of(tokens[name])
         described[name] = {
@@ -53,6 +58,13 @@ def data_report(
             **head.input_report(rows, columns, tokenizer, limit),
             "duplicates": len(texts[name]) - len(set(texts[name])),
         }
+        if described[name].get("unknown") == len(rows):
+            raise AttendropError(
+                f"None of the {len(rows)} rows of {name} has a token that the model knows; use a model of their "
+                "language, or one with its own tokenizer."
+            )
+        if head.unknown_names:
+            described[name]["unknown_labels"] = head.unknown_counts(rows["label"][:])
         if name != "train":
             known = set(texts["train"])
             described[name]["in_train"] = sum(text in known for text in texts[name])
@@ -95,6 +107,9 @@ def report_warnings(report: dict[str, Any], head: Head) -> Iterator[str]:
         yield f"The classes {first!r} and {second!r} differ only in case or spaces: are they the same?"
     yield from head.label_warnings(parts["train"])
     for name, part in parts.items():
+        if unknown := part.get("unknown_labels"):
+            lacking = f"{counted(sum(unknown.values()), 'label')} of {name} that train lacks"
+            yield f"{lacking} count as wrong: {counts_of(unknown)}."
         if part.get("in_train"):
             percent = 100 * part["in_train"] / part["rows"]
             yield (

@@ -48,9 +48,9 @@ def evaluate(run_dir: str, source: Source, on_progress: OnProgress | None = None
     """Score a model on labelled data, by default on the development set.
 
     Returns:
-        ``model, task, source, split, rows, skipped, metric, score, all_scores, predicted``, and ``groups``: by column
-        and value, the ``rows`` and the metric of the groups that the task has, see
-        :func:`attendrop.tasks.transfer.group_scores`.
+        ``model, task, source, split, rows, skipped, metric, score, all_scores, predicted, unknown_labels`` (how often
+        each occurs), and ``groups``: by column and value, the ``rows`` and the metric of the groups that the task has,
+        see :func:`attendrop.tasks.transfer.group_scores`.
 
     Raises:
         AttendropError: There is no finished run, or the data cannot be read, have no labels or other classes.
@@ -65,6 +65,7 @@ def _evaluate(run_dir: str, source: Source, on_progress: OnProgress | None) -> d
     outputs, references = [], []
     groups: dict[str, list[str]] = {name: [] for name in rows.task.group_columns}
     for chunk in rows.chunks:
+        rows.task = replace(rows.task, unknown_names=chunk.unknown_names)
         encoded = run.encode(chunk.columns, rows.task, source)
         if "labels" not in encoded:
             raise AttendropError(f"The split '{rows.split}' of {rows.task.name} has no labels to score; use predict.")
@@ -74,8 +75,7 @@ def _evaluate(run_dir: str, source: Source, on_progress: OnProgress | None) -> d
         references.append(run.head.references(encoded))
         for name, values in groups.items():
             values += chunk.columns[name]
-    if not outputs:
-        raise AttendropError(f"{rows.source} has no row with a token that the model knows.")
+    rows.check_known()
     every, labels = np.concatenate(outputs), np.concatenate(references)
     scores = compute_scores(rows.task, every, labels)
     rows.write_skipped(source)
@@ -87,6 +87,7 @@ def _evaluate(run_dir: str, source: Source, on_progress: OnProgress | None) -> d
         "score": scores[rows.task.metric],
         "all_scores": scores,
         "predicted": predicted,
+        "unknown_labels": rows.task.head.unknown_counts(labels),
         "groups": group_scores(rows.task, every, labels, groups),
     }
 
@@ -130,6 +131,7 @@ def predict(
                 encoded = run.encode(run.head.without_answers(chunk.columns), rows.task, source)
                 outputs = run.outputs(encoded, rows, source, on_progress)
                 writer.write(chunk.columns, outputs, chunk.table)
+            rows.check_known()
             writer.leave_out(rows.done + len(rows.bad.skipped))
         rows.write_skipped(source)
         return rows.found(run_dir) | {"output": output}
@@ -194,6 +196,7 @@ class _Run:
         size, device = source.batch_size, source.device
         found = predict_outputs(self.model, self.tokenizer, self.head, encoded, size, device, count)
         rows.done = before + len(found)  # a row may be encoded as several
+        rows.unknown += self.head.unknown_rows(encoded, self.tokenizer)
         return read_as(found, rows.reading, rows.task.num_labels)
 
     def trained_on(self) -> tuple[str, ...]:
@@ -207,8 +210,9 @@ class _Run:
 class _Rows:
     """Rows in chunks, counted while they are read.
 
-    ``total`` is None if unknown, and ``reading`` if the model's classes are the task's, see
-    :func:`attendrop.tasks.transfer.reading_of`.
+    ``total`` is None if it is not known, and ``reading`` if the model's classes are the task's, see
+    :func:`attendrop.tasks.transfer.reading_of`; of those that are ``done``, ``unknown`` have no token that the model
+    knows.
     """
 
     task: Task
@@ -218,6 +222,7 @@ class _Rows:
     total: int | None
     bad: BadRows
     done: int = 0
+    unknown: int = 0
     reading: list[int] | None = None
 
     def found(self, run_dir: str) -> dict[str, Any]:
@@ -229,6 +234,17 @@ class _Rows:
             "rows": self.done,
             "skipped": len(self.bad.skipped),
         }
+
+    def check_known(self) -> None:
+        """Refuse rows none of which has a token that the model knows; warn of some: they may be in any large file."""
+        if self.unknown >= self.done:
+            raise AttendropError(f"{self.source} has no row with a token that the model knows.")
+        if self.unknown:
+            logger.warning(
+                "%d of %d rows have no token that the model knows: their predictions mean nothing.",
+                self.unknown,
+                self.done,
+            )
 
     def write_skipped(self, source: Source) -> None:
         if not self.bad.skipped:
@@ -245,6 +261,7 @@ class _Rows:
 class _Chunk:
     columns: dict[str, list[Any]]
     table: Table | None = None
+    unknown_names: tuple[str, ...] = ()
 
 
 def _load_run(run_dir: str, task_options: Mapping[str, Any]) -> _Run:
@@ -304,7 +321,8 @@ def _file_rows(run: _Run, source: Source, file: str, split: str) -> _Rows:
     label = (source.label_column or trained_label or label) if split == "dev" else None
     if split == "dev" and label is None and run.head.needs_labels:
         raise AttendropError(f"No label-column is given; give one{_of_columns(file)}.")
-    bad = BadRows(skip=source.skip_bad_rows)
+    unknown_labels = source.unknown_labels or run.options.get("unknown_labels")
+    bad = BadRows(skip=source.skip_bad_rows, unknown_labels=unknown_labels)
     chunks = stream_file(
         file,
         text_columns=columns,
@@ -314,7 +332,7 @@ def _file_rows(run: _Run, source: Source, file: str, split: str) -> _Rows:
         bad=bad,
         format=(source.input_format or "csv") if file == STDIN else None,
     )
-    read = (_Chunk(chunk.columns, chunk.table) for chunk in chunks)
+    read = (_Chunk(chunk.columns, chunk.table, chunk.unknown_names) for chunk in chunks)
     return _Rows(files_task(columns, run.head), split, file, read, None, bad)
 
 

@@ -13,6 +13,7 @@ from attendrop.tasks.file_formats import files_of
 from attendrop.tasks.heads.base import Head
 from attendrop.wording import counted
 
+CARD = "README.md"
 _PROTOCOLS = {
     "dev": "The best epoch was chosen **on the development set**, as the papers do; the score below is optimistic.",
     "selection": "The best epoch was chosen on {selection} rows set aside from the training data.",
@@ -44,6 +45,13 @@ def model_card(metrics: dict[str, Any], head: Head, *, stock: bool = True) -> st
         )
         + "\n"
     )
+
+
+def with_section(card: str, title: str, text: str) -> str:
+    """Return a card with a section before that of the method, in place of an earlier one with the same title."""
+    before, method, after = card.partition("\n\n## Method\n")
+    heading = f"\n\n## {title}\n"
+    return f"{before.partition(heading)[0]}{heading}\n{text}{method}{after}"
 
 
 def scored_once(metrics: Mapping[str, Any]) -> bool:
@@ -152,6 +160,8 @@ def _scores(metrics: dict[str, Any]) -> str:
     for part, found in metrics["baseline"].items():
         constant = found["scores"][metrics["metric"]]
         scores[f"{part}: {metrics['metric']}, always answering {found['answer']}"] = f"{constant:.4f}"
+    if not scores:
+        return "No rows were held out: this model has no score of its own."
     return _table("set and metric", scores) + "\n\nThis is one seed."
 
 

@@ -22,6 +22,7 @@ from attendrop.model_files import MINILM_HUB_ID, first_line, resolve_model
 from attendrop.pruning.pruned_model import load
 from attendrop.pruning.saved_adapter import is_adapter, saved_config
 from attendrop.pruning.serialization import is_pruned
+from attendrop.runs.run_folder import check_whole
 from attendrop.runs.saved_pooling import saved_pooling
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.mean_pooling import configure_pooling, is_encoder
@@ -64,9 +65,10 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
         pooling: What the head of the task reads: ``"mean"``, ``"cls"`` or ``"auto"``, see :func:`default_pooling`.
 
     Raises:
-        AttendropError: The model cannot be found or loaded, has pickled weights only, needs code of its own, or (with
-            ``task=None``) has no trained head.
+        AttendropError: The model cannot be found or loaded, lacks files, has pickled weights only, needs code of its
+            own, or (with ``task=None``) has no trained head.
     """
+    check_whole(Path(name).expanduser())
     if is_pruned(name) or is_adapter(name):
         return _load_finished(name, task)
     place = resolve_model(name)
@@ -95,6 +97,13 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
     head.fit_preprocessor(name, model, tokenizer)
     head.prepare(model, tokenizer)
     return Loaded(model, tokenizer, frozenset([*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])]))
+
+
+def load_preprocessor(name: str, task: Task) -> PreTrainedTokenizerBase:
+    """Load only what makes a model's inputs; raises AttendropError as :func:`load_model_and_tokenizer` does."""
+    with _load_errors(name):
+        found: PreTrainedTokenizerBase = task.head.load_preprocessor(resolve_model(name))
+        return found
 
 
 def refuse_untrainable(name: str) -> None:
@@ -134,12 +143,15 @@ def _load_finished(name: str, task: Task | None) -> Loaded:
     with _load_errors(name), _without_report():
         model = load(name)
         model = model.model if is_pruned(name) else model
-        tokenizer = head_of_model(model.config).load_preprocessor(name)
+        head = head_of_model(model.config)
+        tokenizer = head.load_preprocessor(name)
+    head.fit_preprocessor(name, model, tokenizer)
     return Loaded(model, tokenizer)
 
 
 def load_config(name: str) -> PreTrainedConfig:
     """Load only the configuration of a model; raises AttendropError as :func:`load_model_and_tokenizer` does."""
+    check_whole(Path(name).expanduser())
     with _load_errors(name):
         if is_adapter(name):
             return saved_config(Path(name))

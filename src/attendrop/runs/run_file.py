@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -15,6 +14,7 @@ from attendrop.argument_checks import suggestion
 from attendrop.errors import AttendropError
 from attendrop.model_files import MINILM
 from attendrop.runs.config import RunConfig
+from attendrop.runs.yaml_file import read_yaml
 from attendrop.tasks.file_formats import files_of
 
 RUN_FILE = "run.yaml"
@@ -35,12 +35,7 @@ def read_run_file(path: str) -> dict[str, Any]:
     Raises:
         AttendropError: There is no such file, it is not a YAML mapping, or an option is unknown or of the wrong type.
     """
-    try:
-        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise AttendropError(f"There is no config file '{path}'.") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise AttendropError(f"The config file '{path}' cannot be read ({str(error).splitlines()[0]}).") from None
+    found = read_yaml(path, "config file")
     if not isinstance(found, dict):
         raise AttendropError(f"The config file '{path}' must hold options such as 'epochs: 4'.")
     options = {str(name).replace("-", "_"): value for name, value in found.items()}

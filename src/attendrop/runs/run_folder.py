@@ -36,6 +36,7 @@ from attendrop.runs.run_file import PATHS, RUN_FILE, located, run_file
 METRICS = "metrics.json"
 # The training rows, where they are a sample of the data.
 SAMPLED_ROWS = "sampled_rows.json"
+_FOR_READERS = (".md", ".yaml", ".jsonl")
 
 
 def is_main_process() -> bool:
@@ -147,12 +148,40 @@ def own_files(folder: Path) -> list[Path]:
     return [folder / name for name in names if (folder / name).is_file()]
 
 
+def check_whole(folder: Path) -> None:
+    """Refuse the folder of a run, or of its pruned model, that lacks a file which it was written with.
+
+    What is for readers alone, such as its card and the options to repeat it, may be missing.
+
+    Raises:
+        AttendropError: It lacks one, without which its model may still load, as another one.
+    """
+    written = (read_run(folder) or {}).get("files", {})
+    lost = [name for name in written if not name.endswith(_FOR_READERS) and not (folder / name).is_file()]
+    if lost:
+        raise AttendropError(
+            f"The model in '{folder}' lacks {', '.join(lost)}, which its run wrote; copy the folder again, whole."
+        )
+
+
 def add_files(folder: Path, paths: Iterable[Path]) -> None:
     """Record files that other commands than `train` wrote into the folder of a run; files elsewhere are ignored."""
     run = read_run(folder)
     added = {path.name: sha256(path) for path in paths if path.resolve().parent == folder.resolve()}
     if run is not None and added:
         write_json(folder / RUN, run | {"added": run.get("added", {}) | added})
+
+
+def rewrite(path: Path, content: str) -> None:
+    """Replace a text of a run, and its record; what somebody else has changed since is left."""
+    with hold_run_folders([path]):
+        run = read_run(path.parent) or {}
+        if os.path.lexists(path) and foreign(path, run):
+            return
+        path.unlink(missing_ok=True)  # if interrupted, the file is either as recorded or missing
+        digest = hashlib.sha256(content.encode()).hexdigest()
+        write_json(path.parent / RUN, run | {"files": run.get("files", {}) | {path.name: digest}})
+        write_text(path, content)
 
 
 def was_added(folder: Path, path: Path) -> bool:

@@ -23,6 +23,7 @@ from attendrop.runs.small_data_recipe import decided
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.heads.output_scorer import Array
 from attendrop.tasks.metrics import compute_scores, constant_scores
+from attendrop.tasks.row_scores import RowScores, row_scores
 from attendrop.tasks.tokenization import columns_of
 from attendrop.training.model_call import replaced_attribute
 from attendrop.training.trainer import RegularizedTrainer
@@ -38,30 +39,45 @@ class SetScores:
             training rows, or their mean; None: the kind of task has no such answer.
         predicted: Number of predictions of each class; empty if there are no classes.
         rows: Number of rows of the set.
+        by_row: The score of the task's metric, divided among the rows; None unless rows were given.
     """
 
     scores: dict[str, float]
     baseline: dict[str, Any] | None
     predicted: dict[str, int]
     rows: int
+    by_row: RowScores | None = None
 
 
-def score_report(trainer: RegularizedTrainer, task: Task, encoded: Parts) -> dict[str, SetScores]:
+def score_report(trainer: RegularizedTrainer, task: Task, encoded: Parts, parts: Parts) -> dict[str, SetScores]:
     """Score the model on the reported sets, which the honest protocol uses only here.
 
     Where there is none, on the selection split.
+
+    Args:
+        trainer: The trainer with the model.
+        task: The task.
+        encoded: The encoded rows.
+        parts: The rows as they were loaded.
     """
-    sets = encoded.report or ({} if encoded.selection is None else {"selection": encoded.selection})
-    return {name: _score(trainer, task, encoded.train, rows) for name, rows in sets.items()}
+    if not encoded.report:
+        sets = {} if encoded.selection is None else {"selection": encoded.selection}
+        return {name: _score(trainer, task, encoded.train, rows) for name, rows in sets.items()}
+    return {
+        name: _score(trainer, task, encoded.train, rows, parts.report[name]) for name, rows in encoded.report.items()
+    }
 
 
-def _score(trainer: RegularizedTrainer, task: Task, train: Dataset, rows: Dataset) -> SetScores:
+def _score(
+    trainer: RegularizedTrainer, task: Task, train: Dataset, rows: Dataset, loaded: Dataset | None = None
+) -> SetScores:
     outputs, _ = _outputs(trainer, task, rows)
     references = task.head.references(columns_of(rows))
+    by_row = None if loaded is None else row_scores(task, outputs, references, loaded)
     constant = constant_scores(task, task.head.references(columns_of(train)), references)
     baseline = None if constant is None else {"answer": constant[0], "scores": constant[1]}
     predicted = task.head.predicted_counts(outputs)
-    return SetScores(compute_scores(task, outputs, references), baseline, predicted, len(references))
+    return SetScores(compute_scores(task, outputs, references), baseline, predicted, len(references), by_row)
 
 
 def _outputs(trainer: RegularizedTrainer, task: Task, rows: Dataset) -> tuple[Array, float]:
@@ -164,6 +180,7 @@ def run_metrics(
         "selection_score": best,
         "score": scores["dev"].scores[data.task.metric] if "dev" in scores else None,
         "all_scores": {name: found.scores for name, found in scores.items() if name in parts.report},
+        "row_scores": None if "dev" not in scores or (by_row := scores["dev"].by_row) is None else by_row.as_dict(),
         "baseline": {name: found.baseline for name, found in scores.items() if found.baseline is not None},
         "predicted": {name: found.predicted for name, found in scores.items()},
         "best_epoch": chosen[0] if chosen else len(history),
@@ -181,7 +198,6 @@ def run_metrics(
             "text_columns": list(data.task.text_columns),
             "classes": list(data.task.label_names),
             "selected_on": selected_on,
-            "counted": data.task.head.metrics[data.task.metric].counts_rows,
             "rewarded_on": {"split": "reward", "selection": "selection", "eval": "dev"}.get(config.rewarded_on or ""),
             "rows": {"train": len(final.parts.train)}
             | ({"selection": len(held_out)} if held_out is not None else {})

@@ -179,7 +179,7 @@ def _metrics(
 ) -> dict[str, Any]:
     """Score the trained model, and make ``metrics.json`` but for the report on the data and the time in all."""
     trainer = fitted.trainer
-    scores = score_report(trainer, run.task, encoded) or selection_scores(selected)
+    scores = score_report(trainer, run.task, encoded, run.parts) or selection_scores(selected)
     announce_one_class(scores)
     fit = training_fit(trainer, run.task, encoded.train)
     announce_fit(fit)

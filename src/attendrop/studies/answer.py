@@ -13,16 +13,14 @@ from typing import Any
 from attendrop.errors import AttendropError
 from attendrop.methods.finetune import FineTune
 from attendrop.studies.method_rows import MethodRow, has_score, method_label, method_rows
-from attendrop.studies.scored_rows import scored_on
+from attendrop.studies.scored_rows import holds_for, scored_on
 from attendrop.studies.statistics import Estimate
-from attendrop.studies.verdict import MIN_SEEDS, Evaluation, Verdict, cost, interval, is_equal, judge, number, seeds
+from attendrop.studies.verdict import MIN_SEEDS, Verdict, cost, ends, interval, judge, number, p_text, seeds
 
 # Differences below this are practically nothing: of scores up to 1, and of errors as a share of the reference's.
 MARGIN = 0.005
 ERROR_MARGIN = 0.01
-# On fewer rows than this the score of a fixed model is uncertain by more than about a percent.
-_FEW_ROWS = 1000
-COLUMNS = ("method", "seeds", "score", "difference [95 %]", "p (Holm)", "ahead", "time")
+COLUMNS = ("method", "seeds", "score", "difference [95 % on new rows]", "on these rows", "p (Holm)", "ahead", "time")
 
 
 @dataclass(frozen=True)
@@ -38,6 +36,7 @@ class Answer:
         rows: The reference, the other methods, and the baselines.
         verdict: What to use.
         notes: What limits it: runs that are missing, scores that flatter.
+        holds_for: What the intervals hold for, in a sentence.
     """
 
     task: str
@@ -48,6 +47,7 @@ class Answer:
     rows: tuple[MethodRow, ...]
     verdict: Verdict
     notes: tuple[str, ...]
+    holds_for: str
 
     @property
     def use(self) -> str | None:
@@ -60,7 +60,8 @@ class Answer:
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         padded = ([text.ljust(width) for text, width in zip(line, widths, strict=True)] for line in lines)
         table = ["  ".join(line).rstrip() for line in padded]
-        return [*self.verdict.sentences, *self.notes, "", f"{self.metric} of {self.model} on {self.scored_on}:", *table]
+        about = f"{self.metric} of {self.model} on {self.scored_on}:"
+        return [*self.verdict.sentences, *self.notes, "", about, *table, self.holds_for]
 
     def markdown(self) -> str:
         """Return the answer, the table, and the score of each seed as Markdown."""
@@ -78,6 +79,7 @@ class Answer:
                     *(["\n".join(f"- {note}" for note in self.notes)] if self.notes else []),
                     f"{self.metric} of {self.model} on {self.scored_on}:",
                     markdown_table(COLUMNS, [cells(row) for row in self.rows]),
+                    self.holds_for,
                     "By seed:",
                     markdown_table(("method", *map(str, every)), by_seed),
                 ]
@@ -90,7 +92,7 @@ class Answer:
         every = sorted({seed for row in self.rows for seed in row.scores})
         records = [_record(row) | {f"seed_{seed}": row.scores.get(seed) for seed in every} for row in self.rows]
         for record in records:
-            del record["options"], record["scores"], record["differences"], record["runs"]
+            del record["options"], record["scores"], record["differences"], record["runs"], record["components"]
         text = io.StringIO()
         writer = csv.DictWriter(text, list(records[0]) if records else [], lineterminator="\n")
         writer.writeheader()
@@ -109,6 +111,7 @@ class Answer:
             **asdict(self.verdict),
             "sentences": list(self.verdict.sentences),
             "notes": list(self.notes),
+            "holds_for": self.holds_for,
             "methods": [_record(row) for row in self.rows],
         }
 
@@ -142,17 +145,25 @@ def answer(
     rows = method_rows(scored, reference)
     if margin is None:
         margin = _margin(metrics[0]["metric"], rows)
-    verdict = judge(rows, margin, _evaluation(metrics[0]["metric"], scored))
+    verdict = judge(rows, margin, best=0.0 if metrics[0]["metric"].startswith("neg_") else 1.0)
     notes = [
         *_without_result([run for run in metrics if not has_score(run)], failed),
         *_without_effect(scored),
         *_unpaired(rows),
+        *_without_rows(rows),
         *_flattered(rows, verdict),
-        *_few_rows(scored),
     ]
     first = metrics[0]
     return Answer(
-        _data(first), first["model"], first["metric"], scored_on(first), margin, tuple(rows), verdict, tuple(notes)
+        task=_data(first),
+        model=first["model"],
+        metric=first["metric"],
+        scored_on=scored_on(first),
+        margin=margin,
+        rows=tuple(rows),
+        verdict=verdict,
+        notes=tuple(notes),
+        holds_for=holds_for(first),
     )
 
 
@@ -164,14 +175,6 @@ def _data(run: Mapping[str, Any]) -> str:
 
 def _margin(metric: str, rows: Sequence[MethodRow]) -> float:
     return ERROR_MARGIN * abs(rows[0].mean) if metric.startswith("neg_") and rows else MARGIN
-
-
-def _evaluation(metric: str, runs: Sequence[Mapping[str, Any]]) -> Evaluation:
-    """Return what bounds the differences: errors end at 0, all other scores at 1; of counted rows, each is a share."""
-    if metric.startswith("neg_"):
-        return Evaluation(best=0.0)
-    counted = [rows for run in runs if run["data"].get("counted") and (rows := run["data"]["rows"].get("dev"))]
-    return Evaluation(min(counted, default=None), 1.0)
 
 
 # Notes ---------------------------------------------------------------------------------------------------------------
@@ -210,6 +213,14 @@ def _unpaired(rows: Sequence[MethodRow]) -> list[str]:
     return notes
 
 
+def _without_rows(rows: Sequence[MethodRow]) -> list[str]:
+    """Name methods of which it is not known which rows they are right on."""
+    unknown = [row.label for row in rows if row.difference and row.difference.n > 1 and not row.difference.components]
+    if not unknown:
+        return []
+    return [f"Scores by row are not known of {', '.join(unknown)}, or on other rows: nothing is said of new rows."]
+
+
 def _flattered(rows: Sequence[MethodRow], verdict: Verdict) -> list[str]:
     notes = []
     if verdict.kind in ("method", "baseline") and len(rows) > 2:
@@ -219,25 +230,18 @@ def _flattered(rows: Sequence[MethodRow], verdict: Verdict) -> list[str]:
     return notes
 
 
-def _few_rows(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    count = min((run["data"]["rows"].get("dev", _FEW_ROWS) for run in runs), default=_FEW_ROWS)
-    if count >= _FEW_ROWS:
-        return []
-    return [f"All scores are on the same {count} rows: the intervals are about seeds, not about other rows."]
-
-
 # Tables --------------------------------------------------------------------------------------------------------------
 
 
 def cells(row: MethodRow) -> tuple[str, ...]:
     """Return the texts of a row of the table, one for each of :data:`COLUMNS`."""
     score = f"{number(row.mean)}{'' if row.std is None else f' ± {number(row.std)}'}{'*' * row.selected_on_reported}"
-    difference, ahead = "-", "-"
-    if row.difference is not None:
-        difference = interval(row.difference)
-        ahead = "equal" if is_equal(row.difference) else f"{row.difference.improvement.value:.2f}"
-    p = "-" if row.p_holm is None else f"{row.p_holm:.2g}"
-    return row.label, str(row.n), score, difference, p, ahead, cost(row)
+    new, these, ahead = "-", "-", "-"
+    if (found := row.difference) is not None:
+        new, these = interval(found), ends(found.these_rows)
+        ahead = "equal" if found.is_equal else f"{found.ahead:.2f}"
+    p = "-" if row.p_holm is None else p_text(row.p_holm)
+    return row.label, str(row.n), score, new, these, p, ahead, cost(row)
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -257,22 +261,24 @@ def _record(row: MethodRow) -> dict[str, Any]:
         "mean": row.mean,
         "std": row.std,
         "pairs": 0 if found is None else found.n,
-        **_estimate("difference", None if found is None else found.mean),
-        **_estimate("improvement", None if found is None else found.improvement),
+        "difference": None if found is None else found.mean.value,
+        **_ends("difference", None if found is None else found.mean),
+        **_ends("these_rows", None if found is None else found.these_rows),
+        "ahead": None if found is None else found.ahead,
         "p": None if found is None else found.p_value,
         "p_holm": row.p_holm,
-        "p_sign_flip": None if found is None else found.sign_flip_p,
         "time_ratio": row.cost,
         "selected_on_reported": row.selected_on_reported,
         "scores": {str(seed): score for seed, score in row.scores.items()},
         "differences": None if found is None else list(found.values),
+        "components": None if found is None or found.components is None else asdict(found.components),
         "runs": {str(seed): name for seed, name in row.folders.items()},
     }
 
 
-def _estimate(name: str, found: Estimate | None) -> dict[str, float | None]:
-    value, low, high = (None,) * 3 if found is None else (found.value, _finite(found.low), _finite(found.high))
-    return {name: value, f"{name}_low": low, f"{name}_high": high}
+def _ends(name: str, found: Estimate | None) -> dict[str, float | None]:
+    low, high = (None, None) if found is None else (_finite(found.low), _finite(found.high))
+    return {f"{name}_low": low, f"{name}_high": high}
 
 
 def _finite(value: float) -> float | None:

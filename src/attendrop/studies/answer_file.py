@@ -11,7 +11,8 @@ from attendrop.errors import AttendropError
 from attendrop.runs.run_folder import read_json
 from attendrop.studies.answer import Answer
 from attendrop.studies.method_rows import MethodRow
-from attendrop.studies.statistics import Estimate, PairedDifference
+from attendrop.studies.statistics import CrossedMean, Estimate, PairedDifference, mean_interval
+from attendrop.studies.study_report import OverallRow
 from attendrop.studies.verdict import Verdict
 
 
@@ -34,6 +35,12 @@ def read_answers(path: Path) -> dict[str, Answer] | None:
         raise AttendropError(f"'{path}' was not written by attendrop; name the folder of a study.") from None
 
 
+def read_overall(path: Path) -> tuple[OverallRow, ...] | None:
+    """Read the comparison over all settings of a study; None if there is none."""
+    found = read_json(path, {}) or {}
+    return tuple(map(OverallRow.from_dict, found["overall"])) if "overall" in found else None
+
+
 def _answer(found: Mapping[str, Any]) -> Answer:
     labels = [record["label"] for record in found["methods"]]
     reference = found["reference"] if "reference" in found else next(iter(labels), None)  # older files name none
@@ -46,18 +53,20 @@ def _answer(found: Mapping[str, Any]) -> Answer:
         tuple(_row(record, record["label"] == reference) for record in found["methods"]),
         Verdict(found["kind"], found["use"], tuple(map(str, found["sentences"]))),
         tuple(map(str, found["notes"])),
+        str(found["holds_for"]),
     )
 
 
 def _row(record: Mapping[str, Any], is_reference: bool) -> MethodRow:
     difference = None
     if record["differences"] is not None:
+        values = tuple(map(float, record["differences"]))
         difference = PairedDifference(
-            tuple(map(float, record["differences"])),
+            values,
+            mean_interval(values),
             _estimate(record, "difference"),
-            _estimate(record, "improvement"),
-            float(record["p"]),
-            float(record["p_sign_flip"]),
+            record["p"],
+            None if record["components"] is None else CrossedMean(**record["components"]),
         )
     return MethodRow(
         label=str(record["label"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from attendrop.output_files import write_json
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import fingerprint
 from attendrop.runs.frozen_features import frozen_features
-from attendrop.runs.model_loading import load_model_and_tokenizer
+from attendrop.runs.model_loading import load_model_and_tokenizer, load_preprocessor
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
 from attendrop.runs.run_folder import METRICS, begin_baseline, check_data, read_metrics, results, run_folder
 from attendrop.runs.run_metrics import versions
@@ -28,9 +28,10 @@ from attendrop.runs.shared_results import digest_of_model, shared
 from attendrop.studies.baseline_names import BASELINES, FROZEN, MAJORITY, TFIDF
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.output_scorer import Array
-from attendrop.tasks.long_texts import document_means
+from attendrop.tasks.long_texts import document_means, of_documents
 from attendrop.tasks.metrics import compute_scores
-from attendrop.tasks.tokenization import encode
+from attendrop.tasks.row_scores import row_scores
+from attendrop.tasks.tokenization import columns_of, encode
 
 # Outputs for rows, such as logits ``(rows, classes)``.
 Predict = Callable[[Dataset], Array]
@@ -90,17 +91,20 @@ def _check_defined(name: str, task: Task) -> None:
 
 def _metrics(run: ResolvedRun, name: str) -> dict[str, Any]:
     config, task, parts = run.config, run.task, run.parts
-    fit = _FITS[name](run)
+    encoded = _Encoded(run)
+    fit = _FITS[name](encoded)
     selects_on_dev = config.protocol == "paper"
     own = parts.train if selects_on_dev or parts.selection is None else _joined(parts.train, parts.selection)
     start = time.monotonic()
     predict = fit(own)
     seconds = time.monotonic() - start
     outputs = {part: predict(rows) for part, rows in parts.report.items()}
-    scores = {part: _scores(task, outputs[part], rows) for part, rows in parts.report.items()}
+    scores = {part: encoded.scores(outputs[part], rows) for part, rows in parts.report.items()}
+    dev = parts.report.get("dev")
+    by_row = None if dev is None else row_scores(task, outputs["dev"], encoded.references(dev), dev)
     selection_score = None
     if parts.selection is not None:
-        selection_score = _scores(task, fit(parts.train)(parts.selection), parts.selection)[task.metric]
+        selection_score = encoded.scores(fit(parts.train)(parts.selection), parts.selection)[task.metric]
     return {
         "task": task.name,
         "model": config.model,
@@ -112,6 +116,7 @@ def _metrics(run: ResolvedRun, name: str) -> dict[str, Any]:
         "selection_score": selection_score,
         "score": scores["dev"][task.metric] if "dev" in scores else None,
         "all_scores": scores,
+        "row_scores": None if by_row is None else by_row.as_dict(),
         "predicted": {part: task.head.predicted_counts(found) for part, found in outputs.items()},
         "train_seconds": round(seconds, 3),
         "data": {
@@ -119,7 +124,6 @@ def _metrics(run: ResolvedRun, name: str) -> dict[str, Any]:
             "text_columns": list(task.text_columns),
             "classes": list(task.label_names),
             "selected_on": None,
-            "counted": task.head.metrics[task.metric].counts_rows,
             "rows": {"train": len(own)} | {part: len(rows) for part, rows in parts.report.items()},
         },
         "config": run.given.as_dict(),
@@ -133,23 +137,34 @@ def _joined(first: Dataset, second: Dataset) -> Dataset:
     return joined
 
 
-def _scores(task: Task, outputs: Array, rows: Dataset) -> dict[str, float]:
-    return compute_scores(task, outputs, _references(task, rows))
+class _Encoded:
+    """The rows of a run as its model reads them, of which the head makes targets and references."""
 
+    def __init__(self, run: ResolvedRun) -> None:
+        self.run = run
+        tokenizer = load_preprocessor(run.config.model, run.task)
+        self._columns = cache(lambda rows: columns_of(encode(rows, run.task, tokenizer, run.config.max_length)))
 
-def _references(task: Task, rows: Dataset) -> Array:
-    return task.head.label_array(rows["label"][:])
+    def targets(self, rows: Dataset) -> list[Any]:
+        columns = self._columns(rows)
+        return of_documents(columns["labels"][:], columns)
+
+    def references(self, rows: Dataset) -> Array:
+        return self.run.task.head.references(self._columns(rows))
+
+    def scores(self, outputs: Array, rows: Dataset) -> dict[str, float]:
+        return compute_scores(self.run.task, outputs, self.references(rows))
 
 
 # What a baseline is --------------------------------------------------------------------------------------------------
 
 
-def _majority(run: ResolvedRun) -> Fit:
+def _majority(encoded: _Encoded) -> Fit:
     def fit(train: Dataset) -> Predict:
-        references = _references(run.task, train)
+        references = encoded.references(train)
 
         def predict(rows: Dataset) -> Array:
-            found = run.task.head.constant_answer(references, _references(run.task, rows))
+            found = encoded.run.task.head.constant_answer(references, encoded.references(rows))
             assert found is not None  # the head has this baseline
             return found[1]
 
@@ -158,9 +173,9 @@ def _majority(run: ResolvedRun) -> Fit:
     return fit
 
 
-def _tfidf(run: ResolvedRun) -> Fit:
+def _tfidf(encoded: _Encoded) -> Fit:
     def fit(train: Dataset) -> Predict:
-        columns = run.task.head.inputs_in(train.column_names)
+        columns = encoded.run.task.head.inputs_in(train.column_names)
         counters = [
             (name, TfidfVectorizer(sublinear_tf=True, **options).fit(train[name][:]))
             for name in columns
@@ -170,14 +185,16 @@ def _tfidf(run: ResolvedRun) -> Fit:
             )
         ]
         return _linear(
-            run, train, lambda rows: sparse.hstack([each.transform(rows[name][:]) for name, each in counters]).tocsr()
+            encoded,
+            train,
+            lambda rows: sparse.hstack([each.transform(rows[name][:]) for name, each in counters]).tocsr(),
         )
 
     return fit
 
 
-def _frozen(run: ResolvedRun) -> Fit:
-    config, task = run.config, run.task
+def _frozen(rows_of: _Encoded) -> Fit:
+    config, task = rows_of.run.config, rows_of.run.task
     model, tokenizer = load_model_and_tokenizer(config.model, task)
     known: dict[tuple[str, ...], Array] = {}
 
@@ -206,20 +223,20 @@ def _frozen(run: ResolvedRun) -> Fit:
         return np.stack([known[text] for text in texts])
 
     # The rows that are only scored are the same for all seeds. What a fit takes is measured, so it shares nothing.
-    return lambda train: _linear(run, train, features, partial(features, share=True))
+    return lambda train: _linear(rows_of, train, features, partial(features, share=True))
 
 
 def _linear(
-    run: ResolvedRun,
+    encoded: _Encoded,
     train: Dataset,
     features: Callable[[Dataset], Array],
     features_to_score: Callable[[Dataset], Array] | None = None,
 ) -> Predict:
     """Fit the linear model of the head; where there is none, because all rows are of one class, it is constant."""
-    balanced = run.config.class_weights is not None
-    found = run.task.head.fit_linear(features(train), train["label"][:], balanced=balanced)
+    balanced = encoded.run.config.class_weights is not None
+    found = encoded.run.task.head.fit_linear(features(train), encoded.targets(train), balanced=balanced)
     to_score = features_to_score or features
-    return _majority(run)(train) if found is None else lambda rows: found.outputs(to_score(rows))
+    return _majority(encoded)(train) if found is None else lambda rows: found.outputs(to_score(rows))
 
 
-_FITS: dict[str, Callable[[ResolvedRun], Fit]] = {MAJORITY: _majority, TFIDF: _tfidf, FROZEN: _frozen}
+_FITS: dict[str, Callable[[_Encoded], Fit]] = {MAJORITY: _majority, TFIDF: _tfidf, FROZEN: _frozen}

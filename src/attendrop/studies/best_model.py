@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.runs.config import RunConfig
+from attendrop.runs.model_card import CARD, with_section
 from attendrop.runs.model_loading import load_config
+from attendrop.runs.run_folder import rewrite
 from attendrop.studies.answer import Answer
 from attendrop.studies.baseline_names import FROZEN
 from attendrop.studies.comparison import BEST, REFERENCE
@@ -44,6 +46,28 @@ def best_model(
     changes = _linear_model(head) if unit.baseline is not None else _all_rows(unit.config)
     changes |= {"seed": config.seed, "output_dir": str(folder / BEST)}
     return label, dataclasses.replace(unit.config, **changes)
+
+
+def add_scores(answer: Answer, label: str, folder: Path) -> None:
+    """Write into the card of the model that is kept the score that the comparison has of its row.
+
+    It is of other models: the kept one may be trained on the rows of the score.
+
+    Args:
+        answer: The answer.
+        label: The label of the row.
+        folder: Folder of the model.
+    """
+    card, row = folder / CARD, next((row for row in answer.rows if row.label == label), None)
+    if row is None or not card.exists():  # without a finite score, there is no row
+        return
+    spread = f"{row.mean:.4f}" if row.std is None else f"{row.mean:.4f} ± {row.std:.4f}"
+    of = "the score of one seed" if row.n == 1 else f"the mean and the standard deviation of {row.n} seeds"
+    text = (
+        f"`{label}`: {answer.metric} {spread}, {of}, on {answer.scored_on}. These are scores of the comparison's "
+        "models, which were trained without these rows, and not of this one, which was trained in the end."
+    )
+    rewrite(card, with_section(card.read_text(encoding="utf-8"), "In the comparison", text))
 
 
 def _is_model(unit: Unit, head: Head) -> bool:

@@ -13,7 +13,7 @@ from attendrop.runs.resolved_run import resolve_run
 from attendrop.runs.run_folder import holds_run, read_run
 from attendrop.runs.train import train
 from attendrop.studies.answer import Answer
-from attendrop.studies.best_model import best_model
+from attendrop.studies.best_model import add_scores, best_model
 from attendrop.studies.comparison import REFERENCE, Comparison
 from attendrop.studies.durations import duration
 from attendrop.studies.method_setting import MethodSetting
@@ -152,6 +152,7 @@ class Steps:
         except AttendropError as error:
             told = f"The answer is in {folder / 'answer.md'}, but its model could not be trained and kept: {error}"
             raise AttendropError(told) from error
+        add_scores(answer, label, place)
         return label, place
 
 

@@ -10,10 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import labelled_method
 from attendrop.studies.baseline_names import BASELINES
-from attendrop.studies.statistics import PairedDifference, holm, paired_difference
+from attendrop.studies.statistics import Array, PairedDifference, holm, paired_difference
+from attendrop.tasks.row_scores import RowScores
 
 Metrics = Mapping[str, Any]
 LABEL = "label"
@@ -33,8 +36,9 @@ class MethodRow:
         folders: Names of the folders of the runs by seed.
         is_reference: Whether the others are compared with it.
         selected_on_reported: Whether a model was chosen on the rows of its score, which flatters it.
+        by_row: Scores divided among the evaluation rows, by seed; without seeds whose rows are not known.
         difference: Comparison with the reference; None for the reference, and without a common seed.
-        p_holm: p value of the difference, corrected over all methods other than baselines.
+        p_holm: p value of the difference on new rows, corrected over all methods other than baselines.
         cost: Median ratio of the seconds of training to those of the reference, per step where both take steps, since
             runs may choose different numbers of epochs; None if unknown.
     """
@@ -48,6 +52,7 @@ class MethodRow:
     folders: Mapping[int, str] = field(default_factory=dict)
     is_reference: bool = False
     selected_on_reported: bool = False
+    by_row: Mapping[int, RowScores] = field(default_factory=dict, repr=False, compare=False)
     difference: PairedDifference | None = None
     p_holm: float | None = None
     cost: float | None = None
@@ -77,7 +82,17 @@ class MethodRow:
         seeds = sorted(self.scores.keys() & other.scores.keys())
         if not seeds:
             return None
-        return paired_difference([self.scores[seed] for seed in seeds], [other.scores[seed] for seed in seeds])
+        first, second = ([row.scores[seed] for seed in seeds] for row in (self, other))
+        by_row = self.row_differences(other, seeds)
+        return paired_difference(first, second, by_row, 0 if by_row is None else self.by_row[seeds[0]].rows)
+
+    def row_differences(self, other: MethodRow, seeds: Sequence[int]) -> Array | None:
+        """Subtract the scores divided among rows, ``(seeds, rows or blocks)``; None if unknown, or on other rows."""
+        known = [row.by_row[seed] for row in (self, other) for seed in seeds if seed in row.by_row]
+        if len(known) < 2 * len(seeds) or len({(each.data, len(each.values)) for each in known}) > 1:
+            return None
+        values = np.stack([each.values for each in known]).astype(np.float64)
+        return values[: len(seeds)] - values[len(seeds) :]
 
 
 def method_label(metrics: Metrics) -> str:
@@ -115,10 +130,14 @@ def method_rows(runs: Sequence[Metrics], reference: str) -> list[MethodRow]:
     if not rows or not rows[0].is_reference:
         return rows
     compared = [_compared(row, rows[0]) for row in rows[1:]]
-    tested = [row for row in compared if row.difference is not None and not row.is_baseline]
-    corrected = holm([row.difference.p_value for row in tested if row.difference is not None])
-    p_holm = {row.label: p for row, p in zip(tested, corrected, strict=True)}
+    p_values = {row.label: p for row in compared if not row.is_baseline and (p := p_value(row.difference)) is not None}
+    p_holm = dict(zip(p_values, holm(list(p_values.values())), strict=True))
     return [replace(rows[0], cost=1.0), *(replace(row, p_holm=p_holm.get(row.label)) for row in compared)]
+
+
+def p_value(difference: PairedDifference | None) -> float | None:
+    """Return the p value on new rows; None where there is none."""
+    return None if difference is None else difference.p_value
 
 
 def _row(label: str, group: Mapping[int, Metrics], is_reference: bool) -> MethodRow:
@@ -133,6 +152,7 @@ def _row(label: str, group: Mapping[int, Metrics], is_reference: bool) -> Method
         {seed: Path(group[seed]["output_dir"]).name for seed in sorted(group) if group[seed].get("output_dir")},
         is_reference,
         any("dev" in (run["data"].get("selected_on"), run["data"].get("rewarded_on")) for run in group.values()),
+        {seed: RowScores.from_dict(found) for seed in sorted(group) if (found := group[seed].get("row_scores"))},
     )
 
 

@@ -19,6 +19,20 @@ def scored_data(run: Mapping[str, Any]) -> str:
     return _place(run) + _trained_on(run)
 
 
+def holds_for(run: Mapping[str, Any]) -> str:
+    """Say in a sentence what the intervals of a comparison hold for, given the ``metrics.json`` of a run."""
+    config = run.get("config", {})
+    file = config.get("eval_file") or config.get("train_file")
+    rows = f"rows like those of {_names(file) or run['task']}"
+    if config.get("shots"):
+        trained = f", other samples of {config['shots']} training rows per class"
+    elif config.get("max_train_samples"):
+        trained = f", other samples of {config['max_train_samples']} training rows"
+    else:
+        trained = " after training on the same rows"
+    return f"Intervals on new rows hold for other seeds{trained}, and for other {rows}; those on these rows, for these."
+
+
 def _place(run: Mapping[str, Any]) -> str:
     config = run.get("config", {})
     trained = _names(config.get("train_file")) or str(config.get("task") or run["task"])

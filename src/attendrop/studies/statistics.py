@@ -1,16 +1,18 @@
-"""Statistics of a few paired scores: pure functions on numbers.
+"""Statistics of paired scores: pure functions on numbers.
 
-Runs are paired by seed: two methods with the same seed train on the same rows from the same start. Under the hypothesis
-that they do not differ, the differences of their scores are symmetric about zero.
+Runs are paired by seed: two methods with the same seed train on the same rows from the same start. They are paired by
+evaluation row, too: all runs are scored on the same rows. Both are samples. A difference on *these rows* holds for
+other seeds; one on *new rows* holds for other seeds and other rows of the same kind: recommendations rest on it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from scipy import stats
@@ -19,10 +21,12 @@ from attendrop.errors import AttendropError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ALPHA = 0.05
-# Up to so many differences all sign flips are counted; for more, as many are sampled.
-_EXACT = 14
+POWER = 0.8
 # Scores are fractions of some rows: differences that are less apart than this differ by rounding only.
 _ROUNDING = 1e-12
+# No plan asks for more seeds, or rows, than this.
+MANY_SEEDS = 1000
+MANY_ROWS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -35,31 +39,129 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class PairedDifference:
-    """Comparison of two methods on the seeds that both have.
+class CrossedMean:
+    """Mean over seeds and rows, both of them samples, of the differences of two methods.
+
+    The random-effects model of two crossed factors without replication, ``d = mean + seed + row + residual``
+    (Searle, Casella and McCulloch, 1992, chapter 4; for scores of models Bouckaert and Frank, 2004, and Owen, 2007). A
+    component of variance is estimated by the mean squares, and is at least 0.
 
     Attributes:
-        values: Score of the first minus that of the second, for each pair.
-        mean: Mean difference, :func:`mean_interval`.
-        improvement: Probability that the first is ahead, :func:`improvement_probability`.
-        p_value: Two-sided p value, :func:`paired_p`.
-        sign_flip_p: Two-sided p value without an assumption on the distribution, :func:`sign_flip_p`.
+        mean: Mean difference.
+        of_seeds: Variance component of the seeds.
+        of_rows: That of the rows.
+        of_both: That of the residual: their interaction, and what remains.
+        seeds: Number of seeds, at least 2.
+        units: Number of rows, or blocks of rows, at least 2.
+        rows: Number of rows.
+    """
+
+    mean: float
+    of_seeds: float
+    of_rows: float
+    of_both: float
+    seeds: int
+    units: int
+    rows: int
+
+    @classmethod
+    def of(cls, differences: Array, mean: float, rows: int) -> Self:
+        """Estimate the components.
+
+        Args:
+            differences: ``(seeds, units)``.
+            mean: Mean difference of the scores, which differs from that of pseudo-values by a bias of order 1 / rows.
+            rows: Number of rows.
+        """
+        seeds, units = differences.shape
+        centred = differences - differences.mean()
+        by_seed, by_unit = centred.mean(axis=1), centred.mean(axis=0)
+        ms_seeds = units * float(np.sum(by_seed**2)) / (seeds - 1)
+        ms_units = seeds * float(np.sum(by_unit**2)) / (units - 1)
+        residual = centred - by_seed[:, None] - by_unit
+        ms_both = float(np.sum(residual**2)) / ((seeds - 1) * (units - 1))
+        of_seeds, of_rows = max(0.0, ms_seeds - ms_both) / units, max(0.0, ms_units - ms_both) / seeds
+        return cls(mean, of_seeds, of_rows, ms_both, seeds, units, rows)
+
+    def variance(self, seeds: float, units: float) -> float:
+        """Variance of the mean over so many seeds and units."""
+        return self.of_seeds / seeds + self.of_rows / units + self.of_both / (seeds * units)
+
+    def freedom(self, seeds: float, units: float) -> float:
+        """Degrees of freedom of that variance (Satterthwaite, 1946), at least those of the seeds."""
+        both = self.of_both
+        squares = (both + units * self.of_seeds) ** 2 / (seeds - 1) + (both + seeds * self.of_rows) ** 2 / (units - 1)
+        squares += both**2 / ((seeds - 1) * (units - 1))
+        if squares == 0:
+            return seeds - 1
+        return max(seeds - 1, (self.variance(seeds, units) * seeds * units) ** 2 / squares)
+
+    def power(self, effect: float, alpha: float, *, seeds: float, rows: float) -> float:
+        """Probability that so many seeds and rows show a mean difference of ``effect`` at level ``alpha``."""
+        units = max(2.0, rows * self.units / self.rows)
+        error, freedom = math.sqrt(self.variance(seeds, units)), self.freedom(seeds, units)
+        return float(stats.nct.sf(stats.t.isf(alpha / 2, freedom), freedom, effect / max(error, _ROUNDING)))
+
+    def seeds_needed(self, effect: float, alpha: float = ALPHA) -> int | None:
+        """Return how many seeds, all counted, show ``effect`` on as many rows with a power of 0.8; None: no number."""
+        return _smallest(lambda seeds: self.power(effect, alpha, seeds=seeds, rows=self.rows), 2, MANY_SEEDS)
+
+    def rows_needed(self, effect: float, alpha: float = ALPHA, *, seeds: int | None = None) -> int | None:
+        """Return how many rows, all counted, show ``effect`` with a power of 0.8; None: no number."""
+        trained = self.seeds if seeds is None else seeds
+        return _smallest(lambda rows: self.power(effect, alpha, seeds=trained, rows=rows), 2, MANY_ROWS)
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """Comparison of two methods on the seeds and rows that both have.
+
+    Attributes:
+        values: Score of the first minus that of the second, for each seed.
+        these_rows: Mean difference, with the interval over seeds, :func:`mean_interval`.
+        mean: The same with the interval over seeds and rows; infinite where rows are not known, or a single seed.
+        p_value: Two-sided p value on new rows, :func:`crossed_test`; None where rows are not known, or a single seed.
+        components: What the variance consists of; None where rows are not known, or a single seed.
     """
 
     values: tuple[float, ...]
+    these_rows: Estimate
     mean: Estimate
-    improvement: Estimate
-    p_value: float
-    sign_flip_p: float
+    p_value: float | None = None
+    components: CrossedMean | None = None
 
     @property
     def n(self) -> int:
-        """Number of pairs."""
+        """Number of seeds."""
         return len(self.values)
 
+    @property
+    def known(self) -> Estimate:
+        """The mean with its interval on new rows, or on these where rows are not known."""
+        return self.these_rows if self.p_value is None else self.mean
 
-def paired_difference(first: Sequence[float], second: Sequence[float]) -> PairedDifference:
+    @property
+    def ahead(self) -> float:
+        """Fraction of seeds in which the first is ahead, ties counted half."""
+        values = np.asarray(self.values)
+        return float(np.mean(values > _ROUNDING) + np.mean(np.abs(values) <= _ROUNDING) / 2)
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the scores of all seeds are equal."""
+        return all(abs(value) <= _ROUNDING for value in self.values)
+
+
+def paired_difference(
+    first: Sequence[float], second: Sequence[float], by_row: Array | None = None, rows: int = 0
+) -> PairedDifference:
     """Compare paired scores: ``first`` minus ``second``.
+
+    Args:
+        first: A score for each seed.
+        second: The other method's.
+        by_row: Differences of the scores divided among rows, or blocks of rows, ``(seeds, units)``; None: not known.
+        rows: Number of rows.
 
     Raises:
         AttendropError: There is no pair, the numbers of scores differ, or a score is NaN or infinite.
@@ -67,13 +169,35 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Paired
     if len(first) != len(second):
         raise AttendropError(f"{len(first)} scores cannot be paired with {len(second)}; give one of each per seed.")
     values = _checked(np.subtract(first, second))
-    return PairedDifference(
-        tuple(values.tolist()),
-        mean_interval(values),
-        improvement_probability(values),
-        paired_p(values),
-        sign_flip_p(values),
-    )
+    these_rows = mean_interval(values)
+    paired = tuple(values.tolist())
+    if by_row is None or len(values) < 2:
+        return PairedDifference(paired, these_rows, Estimate(these_rows.value, -math.inf, math.inf))
+    components = CrossedMean.of(by_row, these_rows.value, rows)
+    mean, p_value = crossed_test([components])
+    return PairedDifference(paired, these_rows, mean, p_value, components)
+
+
+def crossed_test(
+    means: Sequence[CrossedMean], weights: Sequence[float] = (1.0,), confidence: float = 1 - ALPHA
+) -> tuple[Estimate, float]:
+    """Test whether the weighted sum of independent means, such as those on several data sets, is 0.
+
+    Student's t with the variance of :class:`CrossedMean` and Satterthwaite's degrees of freedom. Its level and the
+    coverage of its interval were simulated: docs/compare.md.
+
+    Returns:
+        The sum with its interval, and the two-sided p value.
+    """
+    value = sum(weight * each.mean for weight, each in zip(weights, means, strict=True))
+    shares = [weight**2 * each.variance(each.seeds, each.units) for weight, each in zip(weights, means, strict=True)]
+    error = math.sqrt(sum(shares))
+    if error <= _ROUNDING:  # differences that are all equal have no spread to compare with
+        return Estimate(value, value, value), 1.0
+    each_freedom = [each.freedom(each.seeds, each.units) for each in means]
+    freedom = sum(shares) ** 2 / sum(share**2 / free for share, free in zip(shares, each_freedom, strict=True))
+    half = float(stats.t.ppf((1 + confidence) / 2, freedom)) * error
+    return Estimate(value, value - half, value + half), float(2 * stats.t.sf(abs(value) / error, freedom))
 
 
 def mean_interval(values: Sequence[float] | Array, confidence: float = 1 - ALPHA) -> Estimate:
@@ -92,8 +216,7 @@ def mean_interval(values: Sequence[float] | Array, confidence: float = 1 - ALPHA
     Student's t                         0.95, 0.96, 0.89    0.96, 0.97, 0.88    0.95, 0.96, 0.90
     ==================================  ==================  ==================  ==================
 
-    The studentised bootstrap is a third longer than Student's interval at five seeds, and undefined where resamples
-    are constant. The bootstraps are those of Efron and Tibshirani (1993), chapters 12 to 14.
+    The bootstraps are those of Efron and Tibshirani (1993), chapters 12 to 14.
     """
     values = _checked(values)
     mean, n = float(np.mean(values)), len(values)
@@ -101,56 +224,6 @@ def mean_interval(values: Sequence[float] | Array, confidence: float = 1 - ALPHA
         return Estimate(mean, -math.inf, math.inf)
     half = stats.t.ppf((1 + confidence) / 2, n - 1) * np.std(values, ddof=1) / math.sqrt(n)
     return Estimate(mean, float(mean - half), float(mean + half))
-
-
-def improvement_probability(differences: Sequence[float] | Array, confidence: float = 1 - ALPHA) -> Estimate:
-    """Return the share of positive differences, ties counted half, with the interval of Clopper and Pearson (1934).
-
-    The probability of improvement of Agarwal et al. (2021), between runs of the same seed. The interval covers at least
-    what it says, however few the pairs: of five pairs, all ahead, it is 0.48 to 1.
-    """
-    differences = _checked(differences)
-    n = len(differences)
-    ahead = float(np.sum(differences > _ROUNDING) + np.sum(np.abs(differences) <= _ROUNDING) / 2)
-    tail = (1 - confidence) / 2
-    low = 0.0 if ahead == 0 else float(stats.beta.ppf(tail, ahead, n - ahead + 1))
-    high = 1.0 if ahead == n else float(stats.beta.ppf(1 - tail, ahead + 1, n - ahead))
-    return Estimate(ahead / n, low, high)
-
-
-def paired_p(differences: Sequence[float] | Array) -> float:
-    """Return the two-sided p value of Student's paired t test, ``t = mean / (std / sqrt(n))``.
-
-    It agrees with :func:`mean_interval`. Differences that are all equal have no spread to compare with: theirs is
-    :func:`sign_flip_p`, and 1 for a single difference.
-    """
-    differences = _checked(differences)
-    if np.ptp(differences) <= _ROUNDING:
-        return sign_flip_p(differences)
-    return float(stats.ttest_1samp(differences, 0).pvalue)
-
-
-def sign_flip_p(differences: Sequence[float] | Array) -> float:
-    """Return the two-sided p value of the sign-flip permutation test of Fisher (1935).
-
-    The share of sign flips of the differences whose absolute sum is at least the observed one: all ``2**n`` up to
-    n = 14, for more a sample of 2**14 in which the observed signs count as one. It assumes only symmetry. The smallest
-    possible value is :func:`smallest_sign_flip_p`.
-    """
-    differences = _checked(differences)
-    n = len(differences)
-    if n <= _EXACT:
-        signs = 1 - 2 * (np.arange(2**n)[:, None] >> np.arange(n) & 1)
-    else:
-        signs = np.random.default_rng(0).choice([-1, 1], (2**_EXACT, n))
-        signs[0] = 1
-    sums = np.abs(signs @ differences)
-    return float(np.mean(sums >= sums[0] - _ROUNDING))
-
-
-def smallest_sign_flip_p(n: int) -> float:
-    """Return the p value of the sign-flip test if one method is ahead in all of ``n`` pairs: ``2 / 2**n``."""
-    return 2.0 ** (1 - n)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -165,27 +238,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(min(1, corrected[row])) for row in range(len(p_values))]
 
 
-def seeds_needed(differences: Sequence[float], effect: float, power: float = 0.8, alpha: float = ALPHA) -> int:
-    """Return how many seeds show a mean difference of ``effect`` with a probability of ``power``.
-
-    The smallest n, all seeds counted, for which the paired t test at level ``alpha`` has that power, from the
-    noncentral t distribution with ``effect / std * sqrt(n)`` (Cohen, 1988, chapter 2). The standard deviation is that
-    of the ``differences``: from five of them it may be off by a factor of 0.6 to 2.9 (its 95 % interval), and the
-    number of seeds by its square.
-
-    Raises:
-        AttendropError: There are fewer than two differences, or the effect is not above zero.
-    """
-    if len(_checked(differences)) < 2:
-        raise AttendropError("One difference has no spread to plan with; run at least two seeds.")
-    if effect <= 0:
-        raise AttendropError(f"The difference to show must be above 0, not {effect}.")
-    size = max(float(np.std(differences, ddof=1)), _ROUNDING) / effect
-    # With a known standard deviation fewer seeds would do: begin there.
-    n: int = max(2, math.floor((size * (stats.norm.isf(alpha / 2) + stats.norm.ppf(power))) ** 2))
-    while stats.nct.sf(stats.t.isf(alpha / 2, n - 1), n - 1, math.sqrt(n) / size) < power:
-        n += 1
-    return n
+def _smallest(power: Callable[[int], float], least: int, most: int) -> int | None:
+    """Return the smallest number with a power of 0.8, which grows with it; None if there is none up to ``most``."""
+    if power(most) < POWER:
+        return None
+    return bisect_left(range(most), True, least, key=lambda number: power(number) >= POWER)
 
 
 def _checked(values: Sequence[float] | Array) -> Array:

@@ -34,13 +34,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from attendrop.argument_checks import check_choice, suggestion
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import labelled_method
 from attendrop.runs.config import RunConfig
 from attendrop.runs.run_file import convert_option
+from attendrop.runs.yaml_file import read_yaml
 from attendrop.studies.baseline_names import BASELINES
 from attendrop.studies.units import Unit
 from attendrop.tasks.file_formats import files_of
@@ -88,12 +87,7 @@ def read_study(path: str) -> Study:
     Raises:
         AttendropError: There is no such file, it has an unknown key, or one of its runs is not valid.
     """
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise AttendropError(f"There is no study file '{path}'.") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise AttendropError(f"The study file '{path}' cannot be read ({str(error).splitlines()[0]}).") from None
+    content = read_yaml(path, "study file")
     if not isinstance(content, dict):
         raise AttendropError(f"The study file '{path}' must hold keys such as 'data', 'methods' and 'seeds'.")
     return _Reader(path).study(content)

@@ -6,17 +6,28 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from math import isfinite
+from dataclasses import asdict, dataclass, replace
+from math import inf, isfinite
 from statistics import fmean
-from typing import Any
+from typing import Any, Self
+
+import numpy as np
 
 from attendrop.studies.answer import Answer, answer, markdown_table
-from attendrop.studies.method_rows import LABEL, MethodRow, method_label
-from attendrop.studies.statistics import PairedDifference, holm, paired_difference
+from attendrop.studies.method_rows import LABEL, MethodRow, method_label, p_value
+from attendrop.studies.statistics import (
+    Array,
+    CrossedMean,
+    Estimate,
+    PairedDifference,
+    crossed_test,
+    holm,
+    mean_interval,
+    paired_difference,
+)
 from attendrop.studies.study_file import Study
 from attendrop.studies.units import Result, Unit
-from attendrop.studies.verdict import interval
+from attendrop.studies.verdict import ends, interval
 
 
 @dataclass(frozen=True)
@@ -37,9 +48,22 @@ class OverallRow:
         """Return the row as JSON values; an infinite end of an interval is None."""
         found = self.mean
         record = {"label": self.label, "p_holm": dict(self.p_values), "seeds": found.n if found else 0}
-        for name, value in asdict(found.mean).items() if found else ():
+        if found is None:
+            return record
+        for name, value in asdict(found.mean).items():
             record["difference" if name == "value" else f"difference_{name}"] = value if isfinite(value) else None
-        return record
+        return record | {"differences": list(found.values), "p": found.p_value}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Self:
+        """Read what :meth:`as_dict` returned."""
+        if "differences" not in record:
+            return cls(record["label"], record["p_holm"], None)
+        low, high = record["difference_low"], record["difference_high"]
+        mean = Estimate(record["difference"], -inf if low is None else low, inf if high is None else high)
+        values = tuple(map(float, record["differences"]))
+        found = PairedDifference(values, mean_interval(values), mean, record["p"])
+        return cls(record["label"], record["p_holm"], found)
 
 
 @dataclass(frozen=True)
@@ -126,14 +150,16 @@ def make_report(study: Study, results: Mapping[str, Sequence[Result]]) -> StudyR
 def overall_rows(answers: Mapping[str, Answer]) -> tuple[OverallRow, ...]:
     """Compare each method with the reference over all settings."""
     rows = {(name, row.label): row for name, found in answers.items() for row in found.rows}
-    tested = {at: row.difference.p_value for at, row in rows.items() if row.difference and not row.is_baseline}
-    corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
+    compared = {at: row for at, row in rows.items() if row.difference is not None and not row.is_baseline}
+    p_values = {at: p for at, row in compared.items() if (p := p_value(row.difference)) is not None}
+    corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
     references = {name: row for (name, _), row in rows.items() if row.is_reference}
     found = []
-    for label in dict.fromkeys(label for _, label in corrected):
-        settings = [name for name, other in corrected if other == label]
+    for label in dict.fromkeys(label for _, label in compared):
+        settings = [name for name, other in compared if other == label]
         mean = _mean_difference([(rows[name, label], references[name]) for name in settings])
-        found.append(OverallRow(label, {name: corrected[name, label] for name in settings}, mean))
+        judged = {name: corrected[name, label] for name in settings if (name, label) in corrected}
+        found.append(OverallRow(label, judged, mean))
     return tuple(found)
 
 
@@ -143,7 +169,22 @@ def _mean_difference(pairs: Sequence[tuple[MethodRow, MethodRow]]) -> PairedDiff
     if not seeds:
         return None
     method, reference = ([fmean(pair[side].scores[seed] for pair in pairs) for seed in seeds] for side in (0, 1))
-    return paired_difference(method, reference)
+    found = paired_difference(method, reference)
+    # Settings with the same evaluation rows, such as two sizes of a training set, are not independent.
+    groups: dict[str, list[tuple[Array, list[float], int]]] = {}
+    for row, other in pairs:
+        if (by_row := row.row_differences(other, seeds)) is None or len(seeds) < 2:
+            return found
+        scores = [row.scores[seed] - other.scores[seed] for seed in seeds]
+        first = row.by_row[seeds[0]]
+        groups.setdefault(first.data, []).append((by_row, scores, first.rows))
+    means = [
+        CrossedMean.of(np.mean([each[0] for each in group], axis=0), float(np.mean([each[1] for each in group])), rows)
+        for group in groups.values()
+        for rows in [group[0][2]]
+    ]
+    mean, p = crossed_test(means, [len(group) / len(pairs) for group in groups.values()])
+    return replace(found, mean=mean, p_value=p)
 
 
 def _failure(result: Result) -> dict[str, Any]:
@@ -152,11 +193,12 @@ def _failure(result: Result) -> dict[str, Any]:
 
 
 def _overall_markdown(rows: Sequence[OverallRow]) -> str:
-    header = ("method", "mean difference [95 %]", "p by setting (Holm over all)")
+    header = ("method", "mean difference [95 % on new rows]", "on these rows", "p by setting (Holm over all)")
     lines = [
         (
             row.label,
             "-" if row.mean is None else interval(row.mean),
+            "-" if row.mean is None else ends(row.mean.these_rows),
             ", ".join(f"{name}: {p:.2g}" for name, p in row.p_values.items()),
         )
         for row in rows

@@ -5,20 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from attendrop.studies.baseline_names import DESCRIPTIONS
-from attendrop.studies.method_rows import MethodRow
-from attendrop.studies.statistics import ALPHA, PairedDifference, holm, seeds_needed, smallest_sign_flip_p
+from attendrop.studies.method_rows import MethodRow, p_value
+from attendrop.studies.statistics import ALPHA, MANY_SEEDS, POWER, CrossedMean, Estimate, PairedDifference, holm
 
-# The t test holds its level from here on, also where scores are fractions of few rows: tests/studies.
+# Fewer seeds say too little of how seeds vary; from here on the test holds its level: docs/compare.md.
 MIN_SEEDS = 4
-# The sign-flip test can fall below 0.05 from here on: 2 / 2**6 = 0.03.
-SIGN_FLIP_SEEDS = 6
-_MANY_SEEDS = 1000
-
-# Scores that are less apart than this differ by rounding only.
-_ROUNDING = 1e-9
 
 Kind = Literal["baseline", "method", "reference", "tie", "too few seeds", "no reference"]
 
@@ -41,24 +35,12 @@ class Verdict:
     sentences: tuple[str, ...]
 
 
-class Evaluation(NamedTuple):
-    """What bounds the differences that scores can show.
-
-    Attributes:
-        rows: Number of rows that are scored; None: unknown, or the score is no fraction of rows.
-        best: The best score that there is.
-    """
-
-    rows: int | None = None
-    best: float = math.inf
-
-
-def judge(rows: Sequence[MethodRow], margin: float, evaluation: Evaluation | None = None) -> Verdict:
+def judge(rows: Sequence[MethodRow], margin: float, best: float = math.inf) -> Verdict:
     """Recommend a baseline, the reference, or a method.
 
-    What takes more must be shown to be ahead of what takes less: with a p value of the paired t test of at most 0.05,
-    corrected by Holm over the methods, from at least :data:`MIN_SEEDS` common seeds, and unless the interval of the
-    difference lies below ``margin`` as a whole.
+    What takes more must be shown to be ahead of what takes less on new rows: with a p value of at most 0.05
+    (:func:`attendrop.studies.statistics.crossed_test`), corrected by Holm over the methods, from at least
+    :data:`MIN_SEEDS` common seeds, and unless the interval of the difference lies below ``margin`` as a whole.
 
     Of the fine-tuned models, a method is recommended if it is shown to be ahead of the reference; of several, the
     cheapest of those within ``margin`` of the best. If there is none, it is the reference, or what is cheaper where all
@@ -68,30 +50,30 @@ def judge(rows: Sequence[MethodRow], margin: float, evaluation: Evaluation | Non
     Args:
         rows: From :func:`attendrop.studies.method_rows.method_rows`.
         margin: Differences below this are practically nothing.
-        evaluation: What bounds the differences; None: nothing is known.
+        best: The best score that there is.
     """
-    evaluation = evaluation or Evaluation()
     if not rows or not rows[0].is_reference:
         return Verdict("no reference", None, ("No recommendation: no run of the reference has a score.",))
     reference, tuned = rows[0], [row for row in rows if not row.is_baseline]
-    verdict = _judge_methods(reference, tuned[1:], margin, evaluation)
+    verdict = _judge_methods(reference, tuned[1:], margin, best)
     baselines = [row for row in rows if row.is_baseline]
-    return _judge_baseline(verdict, tuned, max(baselines, key=_gain), margin, evaluation) if baselines else verdict
+    return _judge_baseline(verdict, tuned, max(baselines, key=_gain), margin, best) if baselines else verdict
 
 
 # Fine-tuned models ---------------------------------------------------------------------------------------------------
 
 
-def _judge_methods(
-    reference: MethodRow, methods: Sequence[MethodRow], margin: float, evaluation: Evaluation
-) -> Verdict:
+def _judge_methods(reference: MethodRow, methods: Sequence[MethodRow], margin: float, best: float) -> Verdict:
     """Recommend one of the fine-tuned models."""
     use = f"Use {title(reference)}:"
     if not methods:
         return Verdict("reference", reference.label, (f"{use} no other method was run.",))
-    tested = [row for row in methods if _pairs(row) >= MIN_SEEDS]
+    tested = [row for row in methods if _pairs(row) >= MIN_SEEDS and row.p_holm is not None]
     if not tested:
-        return Verdict("too few seeds", None, _too_few(reference, methods, margin, evaluation))
+        if max(map(_pairs, methods)) >= MIN_SEEDS:
+            first = "No recommendation of a method: the runs have no scores by row; compare in a new folder."
+            return Verdict("too few seeds", None, (first,))
+        return Verdict("too few seeds", None, _too_few(reference, methods, margin, best))
     ahead = [row for row in tested if _is_shown(row) and _gain(row) > 0 and not _is_within(_difference(row), margin)]
     behind = [row for row in tested if _is_shown(row) and _gain(row) < 0]
     unclear = [row for row in tested if row not in ahead and row not in behind]
@@ -103,28 +85,28 @@ def _judge_methods(
     if all(_is_within(_difference(row), margin) for row in unclear):
         cheapest = min((reference, *unclear), key=_cost)
         first = f"Use {title(cheapest)}: the differences are practically nothing, and it is the cheapest."
-        limit = _limit((reference, *unclear), margin, margin, evaluation)
+        limit = _limit((reference, *unclear), margin, best)
         return Verdict("tie", cheapest.label, (first, f"Below {number(margin)}: {_listed(unclear)}.", *limit, *figures))
     found = "shown to be ahead of" if behind else "distinguishable from"
-    plan = _plan(reference, unclear, margin, len(methods), evaluation)
+    plan = _plan(reference, unclear, margin, len(methods), best)
     return Verdict("tie", reference.label, (f"{use} nothing here is {found} it.", *plan, *figures))
 
 
 def _judge_ahead(reference: MethodRow, ahead: Sequence[MethodRow], margin: float, figures: Sequence[str]) -> Verdict:
     """Recommend one of the methods that are shown to be ahead of the reference."""
-    best = max(ahead, key=_gain)
+    leader = max(ahead, key=_gain)
     use = _cheapest_of_best(ahead, reference, margin)
     difference, others = _difference(use), [row for row in ahead if row is not use]
     wins = sum(value > 0 for value in difference.values)
     sentences = [
         f"Use {use.label}: it is ahead of {title(reference)}{_by_little(difference, margin)}.",
-        f"The difference is {interval(difference)} (95 % interval), ahead in {wins} of {seeds(difference.n)}, "
-        f"p = {use.p_holm:.2g} after Holm's correction{_time(use)}.",
+        f"On new rows the difference is {interval(difference)} (95 % interval); it is ahead in {wins} of "
+        f"{seeds(difference.n)}, p = {p_text(use.p_holm or 0)} after Holm's correction{_time(use)}.",
     ]
     if others:
-        reason = "" if use is best else f"; below {number(margin)} apart, the cheaper is recommended"
+        reason = "" if use is leader else f"; below {number(margin)} apart, the cheaper is recommended"
         sentences.append(f"Also ahead: {_listed(others)}{reason}.")
-    return Verdict("method", use.label, (*sentences, *_t_test_alone(difference.n), *figures))
+    return Verdict("method", use.label, (*sentences, *figures))
 
 
 def _cheapest_of_best(rows: Sequence[MethodRow], other: MethodRow, margin: float) -> MethodRow:
@@ -133,85 +115,92 @@ def _cheapest_of_best(rows: Sequence[MethodRow], other: MethodRow, margin: float
     return min((row for row in rows if max(leads.values()) - leads[row.label] < margin), key=_cost)
 
 
-def _t_test_alone(count: int) -> list[str]:
-    """Say that the sign-flip test cannot tell anything of so few seeds."""
-    if count >= SIGN_FLIP_SEEDS:
-        return []
-    return [
-        f"With {seeds(count)} the sign-flip test, which assumes no distribution, cannot fall below "
-        f"{smallest_sign_flip_p(count):.2g}: this rests on the t test."
-    ]
-
-
-def _too_few(
-    reference: MethodRow, methods: Sequence[MethodRow], margin: float, evaluation: Evaluation
-) -> tuple[str, ...]:
+def _too_few(reference: MethodRow, methods: Sequence[MethodRow], margin: float, best: float) -> tuple[str, ...]:
     most = max(_pairs(row) for row in methods)
     first = f"No recommendation of a method: {seeds(most)} to compare on {_are(most)} too few."
     repeated = [row for row in methods if _pairs(row) > 1]
-    if repeated and (limit := _limit((reference, *repeated), math.inf, margin, evaluation)):
+    if repeated and (limit := _limit((reference, *repeated), margin, best)):
         return (first, *limit)
-    return (
-        first,
-        f"Run at least {MIN_SEEDS}, better {SIGN_FLIP_SEEDS}: of n seeds the smallest p of the sign-flip test is "
-        f"2/2^n, which is below {ALPHA} from {SIGN_FLIP_SEEDS} on.",
-        *_plan(reference, repeated, margin, len(methods), evaluation),
-    )
+    return (first, f"Run at least {MIN_SEEDS}.", *_plan(reference, repeated, margin, len(methods), best))
 
 
-def _plan(
-    reference: MethodRow, rows: Sequence[MethodRow], margin: float, methods: int, evaluation: Evaluation
-) -> list[str]:
-    """Say how many more seeds would show the largest difference, or ``margin`` if that is larger; or why none would."""
-    best = max(rows, key=_gain, default=None)
-    if best is None or max(_gain(best), margin) <= 0:
+def _plan(reference: MethodRow, rows: Sequence[MethodRow], margin: float, methods: int, best: float) -> list[str]:
+    """Say what would show the largest difference, or ``margin`` if that is larger; or why nothing would."""
+    leader = max(rows, key=_gain, default=None)
+    if leader is None or max(_gain(leader), margin) <= 0:
         return []
-    effect, found = max(_gain(best), margin), f"The best of the others is {_listed([best])}"
-    if limit := _limit((reference, *rows), effect, margin, evaluation):
-        return [f"{found}.", *limit]
-    return [f"{found}; with {_more_seeds(_difference(best), effect, methods)} would probably show."]
+    found = f"The best of the others is {_listed([leader])}"
+    limit = _limit((reference, *rows), margin, best)
+    more = limit or _what_would_show(_difference(leader), max(_gain(leader), margin), methods)
+    return [f"{found}.", *more]
 
 
-def _limit(rows: Sequence[MethodRow], effect: float, margin: float, evaluation: Evaluation) -> list[str]:
-    """Say why more seeds would not show that rows differ by ``effect``: only other evaluation rows can; or nothing."""
-    if all(evaluation.best - row.mean < margin for row in rows):
+def _limit(rows: Sequence[MethodRow], margin: float, best: float) -> list[str]:
+    """Say why more seeds would not tell rows apart; or nothing."""
+    if all(best - row.mean < margin for row in rows):
         return [
-            f"All are within {number(margin)} of {number(evaluation.best)}, the best score that there is: harder "
+            f"All are within {number(margin)} of {number(best)}, the best score that there is: harder "
             "evaluation rows may tell them apart, more seeds will not."
         ]
-    if len(rows) > 1 and all(is_equal(_versus(row, rows[0])) for row in rows[1:]):
+    if len(rows) > 1 and all(_versus(row, rows[0]).is_equal for row in rows[1:]):
         return ["All have the same scores: other evaluation rows may tell them apart, more seeds hardly."]
-    if evaluation.rows is not None and effect * evaluation.rows < 1 - _ROUNDING:
-        return [
-            f"Of {evaluation.rows} evaluation rows a single one is worth {number(1 / evaluation.rows)}: to show a "
-            f"difference of {number(effect)} takes more rows, not only more seeds."
-        ]
     return []
 
 
-def _more_seeds(difference: PairedDifference, effect: float, methods: int) -> str:
-    """Say how many more seeds are needed for what difference."""
-    needed = max(MIN_SEEDS, seeds_needed(difference.values, effect, alpha=ALPHA / methods))
-    more = max(1, needed - difference.n)
-    count = f"about {more} more seed{'s' * (more > 1)}" if more <= _MANY_SEEDS else f"over {_MANY_SEEDS} more seeds"
-    return f"{count} a difference of {number(effect)}"
+def _what_would_show(difference: PairedDifference, effect: float, methods: int) -> list[str]:
+    """Say how many more seeds, or evaluation rows, would show what difference with a probability of 0.8."""
+    found = difference.components
+    if found is None:
+        return []
+    alpha, named = ALPHA / methods, f"a difference of {number(effect)}"
+    if found.power(effect, alpha, seeds=max(found.seeds, MIN_SEEDS), rows=found.rows) >= POWER:
+        return [f"On as many seeds and rows, {named} would probably have shown."]
+    seeds_needed, rows_needed = found.seeds_needed(effect, alpha), found.rows_needed(effect, alpha)
+    more_seeds = None if seeds_needed is None else _more(seeds_needed - found.seeds, "seed")
+    more_rows = None if rows_needed is None else _more(rows_needed - found.rows, "labelled evaluation row")
+    if more_seeds and more_rows:
+        return [f"About {more_seeds}, or about {more_rows}, would probably show {named}."]
+    if more_seeds or more_rows:
+        other = "rows" if more_seeds else "seeds"
+        return [f"About {more_seeds or more_rows} would probably show {named}; no number of {other} alone would."]
+    return [_of_both(found, effect, alpha, named)]
+
+
+def _of_both(found: CrossedMean, effect: float, alpha: float, named: str) -> str:
+    """Say how many seeds and rows together would show a difference."""
+    trained = found.seeds
+    while (trained := 2 * trained) <= MANY_SEEDS:
+        if (rows := found.rows_needed(effect, alpha, seeds=trained)) is not None:
+            return (
+                f"{trained} seeds on {_rounded(rows)} evaluation rows would probably show {named}; neither alone would."
+            )
+    return f"No number of seeds and rows that can be run would show {named}."
+
+
+def _more(count: int, what: str) -> str:
+    return f"{_rounded(count)} more {what}{'s' * (count != 1)}"
+
+
+def _rounded(count: int) -> str:
+    """Format a planned number with two digits: it is no better known."""
+    return f"{round(count, 2 - len(str(count))) if count >= 100 else count:,}"
 
 
 # Baselines -----------------------------------------------------------------------------------------------------------
 
 
 def _judge_baseline(
-    verdict: Verdict, tuned: Sequence[MethodRow], baseline: MethodRow, margin: float, evaluation: Evaluation
+    verdict: Verdict, tuned: Sequence[MethodRow], baseline: MethodRow, margin: float, best: float
 ) -> Verdict:
     """Put the best baseline first, unless a fine-tuned model is shown to be ahead of it."""
     paired = {row.label: lead.n for row in tuned if (lead := row.versus(baseline)) is not None}
     most = [row for row in tuned if paired.get(row.label, 0) >= min(MIN_SEEDS, max(paired.values(), default=0))]
-    reference, best = tuned[0], max(most, key=_gain)
-    lead = best.versus(baseline)
+    reference, leader = tuned[0], max(most, key=_gain)
+    lead = leader.versus(baseline)
     if lead is None:
         return verdict
-    if lead.n < MIN_SEEDS:
-        return _too_few_against(verdict, best, baseline, margin)
+    if lead.n < MIN_SEEDS or lead.p_value is None:
+        return _too_few_against(verdict, leader, baseline, margin)
     ahead = _ahead_of(baseline, tuned, margin)
     used = next((row for row in tuned if row.label == verdict.use), reference)
     if used in ahead:
@@ -226,18 +215,16 @@ def _judge_baseline(
             f"{_against(use, baseline, baseline.label, ahead, margin)}.",
             f"{_against(used, baseline, baseline.label, ahead, margin)}{_time(baseline)}.",
             *_cheap(use, baseline, margin),
-            *_t_test_alone(lead.n),
         ]
         kind: Kind = "reference" if use is reference else "method"
         return Verdict(kind, use.label, (*sentences, *_among(verdict)))
     sentences = [
         f"Use {title(baseline)}: no fine-tuned model is {_missing(lead, margin)} of it.",
-        f"{_against(best, baseline, baseline.label, ahead, margin)}{_time(baseline)}.",
+        f"{_against(leader, baseline, baseline.label, ahead, margin)}{_time(baseline)}.",
     ]
     if lead.mean.value > 0 and not _is_within(lead, margin):
         effect = max(lead.mean.value, margin)
-        more = [f"With {_more_seeds(lead, effect, len(tuned))} would probably show."]
-        sentences += _limit((baseline, best), effect, margin, evaluation) or more
+        sentences += _limit((baseline, leader), margin, best) or _what_would_show(lead, effect, len(tuned))
     return Verdict("baseline", baseline.label, (*sentences, *_among(verdict)))
 
 
@@ -248,22 +235,24 @@ def _ahead_of(baseline: MethodRow, tuned: Sequence[MethodRow], margin: float) ->
     """
     leads = {row.label: lead for row in tuned if (lead := row.versus(baseline)) is not None and lead.n >= MIN_SEEDS}
     methods = [row.label for row in tuned[1:] if row.label in leads]
-    p_values = {label: lead.p_value for label, lead in leads.items()}
+    p_values = {label: 1.0 if (p := p_value(lead)) is None else p for label, lead in leads.items()}
     p_values |= dict(zip(methods, holm([p_values[label] for label in methods]), strict=True))
     shown = [row for row in tuned if p_values.get(row.label, 1) <= ALPHA and leads[row.label].mean.value > 0]
     return [row for row in shown if not _is_within(leads[row.label], margin)]
 
 
 def _too_few_against(verdict: Verdict, best: MethodRow, baseline: MethodRow, margin: float) -> Verdict:
-    """Recommend nothing, because there are too few seeds to compare with a baseline on."""
+    """Recommend nothing, because there are too few seeds, or no scores by row, to compare with a baseline on."""
     lead = _versus(best, baseline)
     figures = f"{_against(best, baseline, baseline.label, (), margin)}{_time(baseline)}."
     if lead.mean.value <= 0:
         first = f"So far no fine-tuned model is ahead of {title(baseline)}."
-        return Verdict("too few seeds", None, (first, figures, *verdict.sentences))
+        return Verdict("too few seeds", None, (first, figures, *_among(verdict)))
     if verdict.kind == "too few seeds":
         return replace(verdict, sentences=(*verdict.sentences, figures))
     first = f"No recommendation: {seeds(lead.n)} to compare with {title(baseline)} on {_are(lead.n)} too few."
+    if lead.n >= MIN_SEEDS:
+        first = f"No recommendation: the runs of {title(baseline)} have no scores by row; compare in a new folder."
     return Verdict("too few seeds", None, (first, figures, *_among(verdict)))
 
 
@@ -318,17 +307,20 @@ def number(value: float) -> str:
 
 
 def interval(difference: PairedDifference) -> str:
-    """Format a mean difference with its 95 % interval."""
-    low, value, high = (
-        f"{'+' if each > 0 else ''}{number(each)}"
-        for each in (difference.mean.low, difference.mean.value, difference.mean.high)
-    )
-    return f"{value} [{low}, {high}]" if difference.n > 1 else f"{value} (one seed)"
+    """Format a mean difference with its 95 % interval on new rows."""
+    if difference.p_value is None:
+        return f"{_signed(difference.mean.value)} ({'one seed' if difference.n == 1 else 'rows not known'})"
+    return f"{_signed(difference.mean.value)} {ends(difference.mean)}"
 
 
-def is_equal(difference: PairedDifference) -> bool:
-    """Whether the scores of all pairs are equal."""
-    return all(abs(value) <= _ROUNDING for value in difference.values)
+def ends(found: Estimate) -> str:
+    """Format an interval; "-" for none."""
+    return f"[{_signed(found.low)}, {_signed(found.high)}]" if math.isfinite(found.low) else "-"
+
+
+def p_text(p: float) -> str:
+    """Format a p value."""
+    return "<0.0001" if p < 0.0001 else f"{p:.2g}"
 
 
 def cost(row: MethodRow) -> str:
@@ -341,6 +333,10 @@ def cost(row: MethodRow) -> str:
 def seeds(count: int) -> str:
     """Format a number of seeds."""
     return f"{count} seed{'s' * (count != 1)}"
+
+
+def _signed(value: float) -> str:
+    return f"{'+' if value > 0 else ''}{number(value)}"
 
 
 def _are(count: int) -> str:

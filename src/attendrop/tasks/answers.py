@@ -17,8 +17,6 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 # Offsets of a token that is not of the text.
 NOT_TEXT = [-1, -1]
-# Answers have at most so many tokens, as in the script of BERT's authors.
-MOST_TOKENS = 30
 
 
 class SpanAnswer(NamedTuple):
@@ -105,16 +103,6 @@ def answer_tokens(answers: Mapping[str, list[Any]], context: str, offsets: Seque
     if not inside or offsets[inside[0]][0] > start or offsets[inside[-1]][1] < end:
         return [0, 0]
     return [inside[0], inside[-1]]
-
-
-def best_span(start: Array, end: Array) -> tuple[float, int, int]:
-    """Return the greatest sum of a start and an end logit, with their places, at most ``MOST_TOKENS`` tokens."""
-    best = (-math.inf, 0, 0)
-    for further in range(min(MOST_TOKENS, len(start))):
-        sums = start[: len(start) - further] + end[further:]
-        place = int(np.argmax(sums))
-        best = max(best, (float(sums[place]), place, place + further))
-    return best
 
 
 # Scores ---------------------------------------------------------------------------------------------------------------

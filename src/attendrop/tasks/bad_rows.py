@@ -8,8 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from attendrop.argument_checks import check_choice
 from attendrop.errors import AttendropError
 
+# What is done with labels of evaluation data that training lacks.
+UNKNOWN_LABELS = (ERROR, WRONG) = ("error", "wrong")
+COUNT_AS_WRONG = f"(--unknown-labels {WRONG} counts it as wrong)"
 # Number of skipped rows that are named.
 _SHOWN = 5
 
@@ -36,10 +40,14 @@ class BadRows:
 
     Args:
         skip: Keep invalid rows in ``skipped`` instead of raising an error for the first.
+        unknown_labels: Whether rows with labels that training lacks are invalid, ``"error"``, or count as
+            ``"wrong"``; None: the former.
     """
 
-    def __init__(self, *, skip: bool = False) -> None:
+    def __init__(self, *, skip: bool = False, unknown_labels: str | None = None) -> None:
+        check_choice("unknown_labels", unknown_labels or ERROR, UNKNOWN_LABELS)
         self.skip = skip
+        self.keeps_unknown = unknown_labels == WRONG
         self.skipped: list[SkippedRow] = []
 
     def add(self, path: Path, place: str, problem: str, row: Any, column: str | None = None) -> None:

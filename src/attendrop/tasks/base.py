@@ -45,11 +45,12 @@ class Task:
     long_texts: str = HEAD
     group_columns: tuple[str, ...] = ()
     readings: tuple[Mapping[str, str], ...] = ()
+    unknown_names: tuple[str, ...] = ()
 
     @cached_property
     def head(self) -> Head:
         """The head of this kind of task: model class, encoding, metrics, predictions."""
-        return get_head(self.kind, self.label_names, self.options)
+        return replace(get_head(self.kind, self.label_names, self.options), unknown_names=self.unknown_names)
 
     @property
     def num_labels(self) -> int:

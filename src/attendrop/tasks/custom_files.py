@@ -1,6 +1,6 @@
 """Loading of custom files as a task: text columns, type of the labels, checks."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from attendrop.tasks.bad_rows import BadRows
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.registry import candidate_heads, find_head
+from attendrop.tasks.label_column import joined_labels
 from attendrop.tasks.table import Table
 from attendrop.tasks.table_files import read_chunks, read_table
 from attendrop.tasks.token_columns import TokenColumn, numbers_problem, read_numbers
@@ -30,6 +31,7 @@ def load_files(
     head: Head | None = None,
     token_columns: Sequence[TokenColumn] = (),
     skip_bad_rows: bool = False,
+    unknown_labels: str | None = None,
 ) -> TaskData:
     """Load custom files, of a format that :func:`read_chunks` reads, as the splits "train", "dev" and "test".
 
@@ -53,6 +55,8 @@ def load_files(
         token_columns: Further columns of the training file to read. "train" then has them, and "place", where each row
             is in the file.
         skip_bad_rows: Skip invalid rows and list them in ``skipped`` of the result. By default, the first raises.
+        unknown_labels: ``"wrong"``: classes and tags of the evaluation file that training lacks count as wrong; the
+            task has them as ``unknown_names``. ``"error"``, the default: such rows are invalid.
 
     Returns:
         The task and its splits, one for each file.
@@ -66,7 +70,7 @@ def load_files(
     text_columns = tuple(text_columns)
     _check_names(text_columns, label_column, token_columns)
     paths = {"train": train_file, "dev": eval_file, "test": predict_file}
-    bad = BadRows(skip=skip_bad_rows)
+    bad = BadRows(skip=skip_bad_rows, unknown_labels=unknown_labels)
     tables = {split: read_table(path, bad) for split, path in paths.items() if path is not None}
     if not tables:
         raise AttendropError("no file is given; give at least one for training, evaluation or prediction.")
@@ -81,11 +85,15 @@ def load_files(
         raise AttendropError("no label column is given; training and evaluation need one.")
     if not labelled and head is None and reader.needs_labels:
         raise AttendropError("a file for prediction does not define the classes; give the head of the model.")
+    asked = head is not None or label_type != "auto"
     for split in labelled:
-        tables[split] = _not_empty(tables[split].checked(str(label_column), reader.value_problem, bad))
+        problem = _value_problem(reader, tables[split].column(str(label_column)), asked=asked)
+        tables[split] = _not_empty(tables[split].checked(str(label_column), problem, bad))
     if head is None:
         found = {split: tables[split] for split in labelled}
-        head = find_head(kinds, found, str(label_column), asked=label_type != "auto")
+        head = find_head(kinds, found, str(label_column), asked=asked)
+    if bad.keeps_unknown and "dev" in labelled:
+        head = head.with_unknown(tables["dev"].column(str(label_column)))
     for split in scored:
         tables[split] = _not_empty(_with_labels(tables[split], text_columns, label_column, head, bad))
     for column in token_columns if "train" in tables else ():
@@ -110,10 +118,12 @@ class Chunk:
     Attributes:
         columns: As in ``TaskData.splits``.
         table: The same rows, with all columns of the file.
+        unknown_names: As in ``Task``, of this chunk and those before.
     """
 
     columns: dict[str, list[Any]]
     table: Table
+    unknown_names: tuple[str, ...]
 
 
 def stream_file(
@@ -150,9 +160,11 @@ def stream_file(
         table = _with_texts(table, text_columns, head, bad)
         if label_column is not None:
             table = table.checked(label_column, head.value_problem, bad)
+            if bad.keeps_unknown:
+                head = head.with_unknown(table.column(label_column))
             table = _with_labels(table, text_columns, label_column, head, bad)
         if table.rows:
-            yield Chunk(_columns(table, text_columns, label_column, head), table)
+            yield Chunk(_columns(table, text_columns, label_column, head), table, head.unknown_names)
 
 
 def files_task(text_columns: Sequence[str], head: Head) -> Task:
@@ -164,7 +176,12 @@ def files_task(text_columns: Sequence[str], head: Head) -> Task:
     """
     metric, *others = head.default_metrics
     columns = tuple(text_columns)
-    return Task("files", head.kind, columns, head.label_names, metric, "own files", tuple(others), (), head.options())
+    names, unknown = head.label_names, head.unknown_names
+    return Task(
+        *("files", head.kind, columns, names, metric, "own files", tuple(others)),
+        options=head.options(),
+        unknown_names=unknown,
+    )
 
 
 def _check_names(text_columns: tuple[str, ...], label_column: str | None, token_columns: Sequence[TokenColumn]) -> None:
@@ -196,6 +213,17 @@ def _kinds(
     texts = [table.column(name)[0] for name in text_columns]
     labels = table.column(label_column) if label_column in table.columns else []
     return candidate_heads(label_type, texts, next((label for label in labels if label is not None), None))
+
+
+def _value_problem(reader: Head | type[Head], labels: Sequence[Any], *, asked: bool) -> Callable[[Any], str | None]:
+    """Return the check of labels; unless ``asked`` for their type, it says what else an empty one may mean."""
+    joined = None if asked else joined_labels(labels)
+
+    def problem(value: Any) -> str | None:
+        found = reader.value_problem(value)
+        return found if found is None or joined is None else f"{found}; {joined}"
+
+    return problem
 
 
 def _with_labels(

@@ -3,7 +3,7 @@
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -18,6 +18,9 @@ _NOTATION = re.compile(rf"[+-]?([0-9]*[.,]?[0-9]+|{_THOUSANDS})\s?%?")
 _HOW_TO_WRITE = "write numbers with a decimal point, and without percent signs and separators of thousands, such as 0.5"
 # Texts that often stand for a label that is not there.
 _MISSING = {"n/a", "#n/a", "na", "<na>", "none", "null", "nil", "-", "--", "?"}
+# What may be between the labels of a row that has several.
+LABEL_SEPARATORS = re.compile(r"[;|,]")
+_TOO_LARGE = 1e18  # its square, a loss, is near the largest number of float32
 _SHOWN = 3
 
 
@@ -43,7 +46,9 @@ def number_problem(value: Any) -> str | None:
     """Describe what is wrong with a number to predict, or return None."""
     number = written(value)
     if number_form(number) in ("whole", "decimal") and math.isfinite(float(number)):
-        return None
+        if abs(float(number)) < _TOO_LARGE:
+            return None
+        return f"the label {number!r} is too large to train on; scale the numbers, best to about 1"
     hint = f"; {_HOW_TO_WRITE}" if number_form(number) == "notation" else ""
     return f"the label {number!r} is not a finite number{hint}"
 
@@ -51,6 +56,16 @@ def number_problem(value: Any) -> str | None:
 def written(value: Any) -> str:
     """Return the text of a label, without surrounding spaces."""
     return str(value).strip()
+
+
+def joined_labels(labels: Iterable[Any]) -> str | None:
+    """Describe a label that is others joined by a separator, such as ``urgent|vip``; None if there is none."""
+    names = dict.fromkeys(written(label) for label in labels if isinstance(label, str) and label.strip())
+    for name in names:
+        parts = [part.strip() for part in LABEL_SEPARATORS.split(name)]
+        if len(parts) > 1 and all(part in names for part in parts):
+            return f"{name!r} joins other labels: if rows have several labels, or none, set --label-type labels"
+    return None
 
 
 def number_form(label: str) -> str:

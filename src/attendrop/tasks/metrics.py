@@ -35,7 +35,8 @@ def with_metric(task: Task, name: str) -> Task:
 def compute_scores(task: Task, outputs: Array, labels: Array) -> dict[str, float]:
     """Compute all metrics of the task, ``task.metric`` first.
 
-    Accuracy, F1 (of class 1; ``f1_macro``: mean over the classes), Matthews, Pearson and Spearman are fractions, not
+    Accuracy, F1 (of class 1; ``f1_macro``: mean over the classes that occur among the true or the predicted ones, as in
+    scikit-learn; of several labels per row, over all labels), Matthews, Pearson and Spearman are fractions, not
     percentages. A score that is undefined, such as the correlation with a constant, is 0.0, not NaN.
 
     Args:

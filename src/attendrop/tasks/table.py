@@ -9,6 +9,8 @@ from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
 from attendrop.tasks.bad_rows import BadRows
 
+_NUL_PROBLEM = "it has a NUL character, which no text has"
+
 
 @dataclass(frozen=True)
 class Table:
@@ -38,7 +40,9 @@ class Table:
 
     def checked(self, column: str, problem_of: Callable[[Any], str | None], bad: BadRows) -> "Table":
         """Return the table without rows where ``problem_of`` finds a problem in a column; report these to ``bad``."""
-        return self._without([problem_of(value) for value in self.column(column)], bad, column)
+        values = self.column(column)
+        problems = [_NUL_PROBLEM if _has_nul(value) else problem_of(value) for value in values]
+        return self._without(problems, bad, column)
 
     def checked_rows(
         self, columns: Sequence[str], problem_of: Callable[[list[Any]], str | None], bad: BadRows
@@ -59,3 +63,10 @@ class Table:
         """Return the table with these of its rows, given by their place in it."""
         rows_of, places, index = ([values[row] for row in rows] for values in (self.rows, self.places, self.index))
         return Table(self.path, self.columns, rows_of, places, index)  # type: ignore[arg-type]
+
+
+def _has_nul(value: Any) -> bool:
+    """Tell whether a text has a NUL character, or one in a list or an object."""
+    if isinstance(value, list | dict):
+        return any(map(_has_nul, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, str) and "\0" in value

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
@@ -24,6 +25,10 @@ from attendrop.wording import counted
 
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_LINE_END = re.compile("\r\n|\r|\n")
+_HOW_TO_QUOTE = 'write them doubled in a quoted field, such as """I know,", or save the file as .jsonl'
+# Number of places that a warning names.
+_SHOWN = 5
 
 
 def read_table(path: str | Path, bad: BadRows | None = None) -> Table:
@@ -102,7 +107,40 @@ def _read_delimited(path: Path, size: int | None, bad: BadRows, delimiter: str) 
         rows = _fitting(path, header, records, bad)
         while chunk := list(islice(rows, size)):
             index, places, values = map(list, zip(*chunk, strict=True))
+            _warn_of_joined_rows(path, values, places, delimiter)
             yield Table(path, header, values, places, index)
+
+
+def _warn_of_joined_rows(path: Path, rows: list[list[str]], places: list[str], delimiter: str) -> None:
+    """Warn of rows with a field that seems to hold whole rows, between two quotes that are part of texts."""
+    labels = {label for label, count in Counter(row[-1] for row in rows).items() if count > 1}
+    joined = []
+    for row, place in zip(rows, places, strict=True):
+        if not any("\n" in field or "\r" in field for field in row):
+            continue  # nearly all; splitting takes longer
+        fields = [_LINE_END.split(field) for field in row]
+        if any(_holds_rows(lines, column, len(row), delimiter, labels) for column, lines in enumerate(fields)):
+            first = int(place.removeprefix("line "))
+            joined.append(f"{first}-{first + sum(len(lines) - 1 for lines in fields)}")
+    if joined:
+        shown = ", ".join(joined[:_SHOWN]) + (f" and {len(joined) - _SHOWN} more" if len(joined) > _SHOWN else "")
+        warnings.warn(
+            f"{path}: quotes join what look like separate rows (lines {shown}): each is read as one row. If the quotes "
+            f"are part of the texts, {_HOW_TO_QUOTE}.",
+            stacklevel=2,
+        )
+
+
+def _holds_rows(lines: list[str], column: int, width: int, delimiter: str, labels: set[str]) -> bool:
+    """Tell whether a line of a field ends in a label, or has the separators of a row, without spaces as in prose."""
+    for number, line in enumerate(lines if len(lines) > 1 else []):
+        last = number == len(lines) - 1
+        others = (column if number == 0 else 0) + (width - 1 - column if last else 0)  # outside of the field
+        as_many = line.count(delimiter) == width - 1 - others and delimiter + " " not in line
+        _, separator, end = line.rpartition(delimiter)
+        if separator and (as_many or (not last and end in labels)):
+            return True
+    return False
 
 
 def _fitting(
@@ -152,8 +190,7 @@ def _check_quotes(path: Path, line: int, record: list[str], delimiter: str) -> N
     if delimiter == "\t" and any("\t" in field and "\n" in field for field in record):
         raise AttendropError(
             f"{path}, line {line}: a field begins with a quote, and holds tabs and line breaks up to the next one. If "
-            'the quotes are part of the texts, write them doubled in a quoted field, such as """I know,", or save the '
-            "file as .jsonl."
+            f"the quotes are part of the texts, {_HOW_TO_QUOTE}."
         )
 
 

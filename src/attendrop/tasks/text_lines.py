@@ -11,7 +11,18 @@ from pathlib import Path
 from attendrop.errors import AttendropError
 
 STDIN = "-"
-_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # what `errors="surrogateescape"` makes of bytes that are not UTF-8
+# NUL characters, and what `errors="surrogateescape"` makes of bytes that are not UTF-8.
+_NOT_TEXT = re.compile("[\0\udc80-\udcff]")
+_AS_CSV = "save the sheet as CSV, in UTF-8 and with commas"
+# What a file is that begins with these bytes.
+_OTHER_FORMATS = {
+    b"\x1f\x8b": "a gzip file, not text; unpack it",
+    b"PK\x03\x04": f"a ZIP archive, such as an Excel workbook, not text; unpack it, or {_AS_CSV}",
+    b"\xd0\xcf\x11\xe0": f"an Excel workbook, not text; {_AS_CSV}",
+    b"PAR1": "a Parquet file, not text; rename it to .parquet",
+    b"\xff\xfe": "text in UTF-16; save the file as UTF-8",
+    b"\xfe\xff": "text in UTF-16; save the file as UTF-8",
+}
 
 
 def decode(path: Path) -> str:
@@ -47,9 +58,20 @@ def text_lines(path: Path, newline: str) -> Iterator[Iterator[str]]:
 
 
 def _valid_lines(path: Path, lines: Iterable[str]) -> Iterator[str]:
+    start = b""
     for number, line in enumerate(lines, start=1):
-        wrong = _NOT_UTF8.search(line)
+        wrong = _NOT_TEXT.search(line)
+        start = start or line[:8].encode(errors="surrogateescape")
         if wrong:
-            byte = ord(wrong[0]) - 0xDC00
-            raise AttendropError(f"{path}, line {number}: byte 0x{byte:02x} is not UTF-8; save the file as UTF-8.")
+            raise AttendropError(f"{path}{_problem(start, number, ord(wrong[0]))}.")
         yield line
+
+
+def _problem(start: bytes, line: int, character: int) -> str:
+    """Describe a file that is not text, given its first bytes, and the first character that is none."""
+    for magic, what in _OTHER_FORMATS.items():
+        if start.startswith(magic):
+            return f" is {what}"
+    if character == 0:
+        return f", line {line}: a NUL character, which no text has; delete it, or save the file as UTF-8"
+    return f", line {line}: byte 0x{character - 0xDC00:02x} is not UTF-8; save the file as UTF-8"

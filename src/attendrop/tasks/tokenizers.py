@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from huggingface_hub import try_to_load_from_cache
 
 from attendrop.errors import AttendropError
 from attendrop.positions import position_limit
@@ -13,14 +16,34 @@ if TYPE_CHECKING:
 
 # Default of runs, and of models that were not made by a run.
 DEFAULT_MAX_LENGTH = 128
+_VOCABULARY = "tokenizer.json"
+# Vocabularies that transformers finds although the class of a tokenizer does not name them.
+_ALSO_READ = ("tokenizer.model", "spm.model", "tiktoken.model", "tekken.json")
 
 
 def load_tokenizer(place: str, **options: Any) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model, given its folder or hub id, without running code of its repository."""
+    """Load the tokenizer of a model, given its folder or hub id, without running code of its repository.
+
+    Raises:
+        AttendropError: The model has no vocabulary; transformers would make up one of a few special tokens.
+    """
     from transformers import AutoTokenizer
 
     found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
+    names = [_VOCABULARY, *(name for role, name in found.vocab_files_names.items() if "vocab" in role)]
+    # A class without such files reads bytes or characters.
+    if found.vocab_files_names and not any(_is_there(place, name) for name in (*names, *_ALSO_READ)):
+        raise AttendropError(
+            f"The model in {place!r} has no tokenizer: there is no {' or '.join(names)}. Copy all files that it "
+            "was saved with."
+        )
     return found
+
+
+def _is_there(place: str, name: str) -> bool:
+    """Tell whether a model has a file: in its folder, or, since it was loaded from the hub, in the cache."""
+    folder = Path(place)
+    return (folder / name).is_file() if folder.is_dir() else isinstance(try_to_load_from_cache(place, name), str)
 
 
 def set_padding(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

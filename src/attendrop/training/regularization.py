@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.model_outputs import named_outputs
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
-from attendrop.batches import Batch, number_of_rows
+from attendrop.batches import Batch, model_inputs, number_of_rows
 from attendrop.devices import refuse_device
 from attendrop.errors import AttendropError
 from attendrop.fused_optimizers import skips_step, unscale
@@ -59,7 +59,9 @@ class Regularization:
         self.model = training.model
         self._trained_model = training.model if compiled_model is None else compiled_model
         self.method = method
-        self.training = training
+        self.training = dataclasses.replace(
+            training, evaluate=lambda model, batch: training.evaluate(model, model_inputs(batch))
+        )
         self.epoch: int | None = None
         self.steps_taken = 0
         self.batches = 0
@@ -143,7 +145,8 @@ class Regularization:
         """Compute the training loss of a micro-batch, with all passes that the method needs.
 
         Args:
-            batch: The model's inputs as a mapping, with labels.
+            batch: The model's inputs as a mapping, with labels; where questions are answered from a text, with the
+                column of :func:`attendrop.attribution.predictions.answer_tokens`, which the model does not see.
 
         Returns:
             The loss, a scalar to call ``backward`` on.
@@ -192,6 +195,10 @@ class Regularization:
         Returns:
             The loss, and the outputs of the model.
         """
+
+        def run(given: Batch, *others: Any) -> tuple[Tensor, Any]:
+            return compute_loss(model_inputs(given), *others)
+
         extra = {name: batch[name] for name in self.method.columns if name in batch}
         batch = {name: value for name, value in batch.items() if name not in extra} if extra else batch
         if not self.model.training:
@@ -200,12 +207,12 @@ class Regularization:
                     "The model is in evaluation mode, in which nothing is regularised: call model.train() before you "
                     "train. To evaluate, switch gradients off: torch.no_grad()."
                 )
-            return compute_loss(batch, None)
+            return run(batch, None)
         replay = self.method_state.replay()
         if replay is None:
-            return self._compute(batch, compute_loss, extra, self.steps_taken, self.epoch)
+            return self._compute(batch, run, extra, self.steps_taken, self.epoch)
         with replay.one_pass(self.model, self.steps_taken, self.epoch) as (steps_taken, epoch):
-            return self._compute(batch, compute_loss, extra, steps_taken, epoch)
+            return self._compute(batch, run, extra, steps_taken, epoch)
 
     def _compute(
         self, batch: Batch, compute_loss: ComputeLoss, extra: Mapping[str, Tensor], steps_taken: int, epoch: int | None

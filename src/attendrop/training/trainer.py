@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalPrediction, TrainOutput, rotate_checkpoints
 
+from attendrop.batches import ANSWER_MASK
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method, MethodState
 from attendrop.methods.core.context import LabelledData, Processes, TrainingContext, tokens_of
@@ -308,12 +309,13 @@ class RegularizedTrainer(Trainer):
             self.control.should_log = due
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """As in ``transformers.Trainer``, with the columns that the method reads."""
+        """As in ``transformers.Trainer``, with the columns that the method reads, and the mask of answers."""
         self._set_signature_columns_if_needed()
         collate, known = self.data_collator, self._signature_columns
-        self.data_collator = with_columns(collate, tuple(self.regularizer.columns))
+        columns = (*self.regularizer.columns, ANSWER_MASK)
+        self.data_collator = with_columns(collate, columns)
         if known is not None:
-            self._signature_columns = [*known, *self.regularizer.columns]
+            self._signature_columns = [*known, *columns]
         try:
             return super().get_train_dataloader()
         finally:

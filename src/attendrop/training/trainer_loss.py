@@ -13,7 +13,7 @@ from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.attention.model_outputs import named_outputs
 from attendrop.attention.plan import Plan
 from attendrop.attribution.label_positions import refuse_misplaced_smoothing
-from attendrop.batches import Batch, number_of_rows
+from attendrop.batches import Batch, model_inputs, number_of_rows
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.training.model_call import ModelCall, model_arguments
@@ -139,8 +139,8 @@ class TrainerLoss:
         return self._ignores_num_items
 
     def _without_extra_columns(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Copy a batch without the columns that are for the method alone."""
-        return {name: value for name, value in inputs.items() if name not in self.method.columns}
+        """Copy a batch without the columns that the model does not read."""
+        return {name: value for name, value in model_inputs(inputs).items() if name not in self.method.columns}
 
     def _weight(self, batch: Batch, num_items_in_batch: Tensor | int | None) -> Tensor:
         """The weight of a micro-batch's mean: its labels over those of the step, times the processes averaged over."""

@@ -15,6 +15,7 @@ from transformers import BertConfig, GPT2Config, MarianConfig, PreTrainedConfig,
 import attendrop
 from attendrop.errors import AttendropError
 from attendrop.tasks.answers import SpanAnswer
+from attendrop.tasks.heads import builtin
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.classification import Classification
 from attendrop.tasks.heads.image_classification import ImageClassification
@@ -72,7 +73,7 @@ def test_generic_code_asks_the_head() -> None:
 def test_every_head_is_complete(kind: type[Head]) -> None:
     head = EXAMPLES[kind.kind]
     assert get_head(head.kind, head.label_names) == head
-    assert kind.label_type in LABEL_TYPES
+    assert kind.label_type in LABEL_TYPES and builtin.HEADS[kind.label_type].endswith(f".{kind.__name__}")
     assert set(head.default_metrics) <= set(head.metrics) and head.metrics[head.default_metrics[0]].selects
     assert set(head.metric_aliases.values()) <= set(head.metrics)
     auto, config = getattr(transformers, head.auto_class), CONFIGS.get(kind.kind, BertConfig)()

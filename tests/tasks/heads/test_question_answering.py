@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from datasets import Dataset
-from helpers import tiny
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from helpers import tiny, zoo
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainingArguments, default_data_collator
 
+from attendrop import R3F, ADDrop, AttendOut, Compose, FineTune, RDrop, RegularizedTrainer, regularize
+from attendrop.attribution import predictions, targets
+from attendrop.attribution.predictions import answer_tokens, best_spans
+from attendrop.batches import ANSWER_MASK
 from attendrop.errors import AttendropError
+from attendrop.methods.core.base import Method
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.question_answering import ALWAYS, SOMETIMES, QuestionAnswering
 from attendrop.tasks.token_columns import TokenColumn
 from attendrop.tasks.tokenization import encode
+from attendrop.training.labelled_data import with_columns
 
 WORDS = [tiny.WORDS[n * 5 % len(tiny.WORDS)] for n in range(40)]
 LONG = " ".join(WORDS)
@@ -82,6 +90,74 @@ def test_the_best_of_all_windows_is_the_answer(tokenizer: PreTrainedTokenizerBas
         if expected[1] is not None:
             assert [row["answer"] for row in rows] == expected[1] and rows[2]["start"] is None
         assert rows[0]["start"] == 2 and [row["score"] for row in rows[:2]] == [16, 16]
+
+
+@pytest.mark.parametrize("names", [ALWAYS, SOMETIMES])
+def test_what_is_attributed_is_the_answer_that_is_predicted(
+    names: tuple[str, str], tokenizer: PreTrainedTokenizerBase
+) -> None:
+    rows = Dataset.from_dict({"question": ["the cat", "not"], "context": ["a dog sees", "a bird"], "index": [0, 1]})
+    task = Task("files", "question-answering", ("question", "context"), names, "f1", "a test")
+    windows = encode(rows, task, tokenizer, LENGTH)
+    columns = {name: windows[name][:] for name in windows.column_names}
+    collate = with_columns(task.head.collator(tokenizer), [ANSWER_MASK])
+    batch = collate([{name: windows[row][name] for name in ("input_ids", ANSWER_MASK)} for row in range(2)])
+    seen = set()
+    for seed in range(30):
+        start, end = torch.randn(2, *batch["input_ids"].shape, generator=torch.Generator().manual_seed(seed)).double()
+        _, first, last = best_spans(start, end, answer_tokens(batch, start))
+        raw = torch.stack([start, end], -1).numpy()
+        answers = task.head.decode(task.head.row_outputs(raw, columns, tokenizer))
+        spans = zip(columns["context"], columns["offsets"], first.tolist(), last.tolist(), strict=True)
+        found = [[context[of[one][0] : of[other][1]]] if one else [] for context, of, one, other in spans]
+        assert found == [answer["text"] for answer in answers]
+        seen |= {bool(text) for text in found}
+    assert seen == ({True} if names == ALWAYS else {True, False})
+
+
+METHODS = [ADDrop(), RDrop(), R3F(), Compose(ADDrop(), RDrop()), AttendOut(dropout_step=1), FineTune()]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_methods_and_not_models_are_told_where_answers_can_be(
+    method: Method, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a trainer, and in a loop of one's own; of a model without types of tokens."""
+    options = {**zoo.ZOO["distilbert"].options, "num_labels": 2, "dropout": 0.1}
+    row: dict[str, Any] = {"input_ids": [5, 6, 7, 8, 9], "attention_mask": [1] * 5, ANSWER_MASK: [0, 0, 1, 1, 0]}
+    rows = [row | {"start_positions": 2, "end_positions": 3}] * 3
+    told: list[bool] = []
+
+    def watched(batch: Any, logits: torch.Tensor) -> torch.Tensor:
+        told.append(ANSWER_MASK in batch)
+        return answer_tokens(batch, logits)
+
+    monkeypatch.setattr(targets, "answer_tokens", watched)
+    monkeypatch.setattr(predictions, "answer_tokens", watched)
+    model = zoo.from_class("DistilBertForQuestionAnswering", options).train()
+    model.register_forward_pre_hook(_refuse_mask, with_kwargs=True)
+    data = Dataset.from_list(rows)
+    arguments = TrainingArguments(str(tmp_path), max_steps=2, report_to="none", use_cpu=True, save_strategy="no")
+    trainer = RegularizedTrainer(
+        model, arguments, train_dataset=data, eval_dataset=data, reward_dataset=data, regularizer=method
+    )
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] > 0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = with_columns(default_data_collator, [ANSWER_MASK])(rows)
+    with regularize(model.train(), method, optimizer=optimizer, reward_data=[batch], total_steps=2) as reg:
+        for _ in range(2):
+            reg.loss(batch).backward()
+            optimizer.step()
+            reg.step()
+        model.eval()
+        with torch.no_grad():
+            reg.loss(batch)
+    assert all(told) and bool(told) == (not isinstance(method, AttendOut | FineTune))
+
+
+def _refuse_mask(model: Any, args: Any, inputs: dict[str, Any]) -> None:
+    assert ANSWER_MASK not in inputs
 
 
 def test_a_text_without_a_token_has_an_empty_answer(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers import tiny
@@ -17,6 +18,7 @@ from attendrop.tasks.custom_files import load_files
 from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.heads.text_generation import TextGeneration
 from attendrop.tasks.tokenization import encode_columns
+from attendrop.tasks.word_lists import IGNORED
 
 TASK = Task("files", "text-generation", ("prompt",), (), "neg_log_loss", "", (), (), {"max_new_tokens": 5})
 ROWS = {"prompt": ["the cat sees", "a", "dog and bird"], "label": [" a dog", " red and blue bird", " good"]}
@@ -51,7 +53,14 @@ def test_outputs_are_those_of_each_row_alone(loaded: tuple[Any, Any], side: str)
         expected = sum(float(likelihoods[place, token]) for place, token in zip(places, after, strict=True))
         assert scored[row].log_likelihood == pytest.approx(expected, rel=1e-4)
         assert scored[row].tokens == len(after)
-        assert written[row].text == tokenizer.decode(generated, skip_special_tokens=True).strip()
+        assert written[row].text == tokenizer.decode(generated, skip_special_tokens=True)
+
+
+def test_a_completion_keeps_its_spaces(loaded: tuple[Any, Any]) -> None:
+    _, tokenizer = loaded
+    ids = tokenizer(" the cat\n\n")["input_ids"]
+    (written,) = TextGeneration().row_outputs(np.array([[0.0, 0.0, *ids, IGNORED]]), {}, tokenizer)
+    assert written.text == " the cat\n\n"
 
 
 def test_the_loss_is_on_the_completion(loaded: tuple[Any, Any]) -> None:

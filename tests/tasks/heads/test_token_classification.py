@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import json
+import random
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import seqeval.metrics
+import sklearn.metrics as skm
 import torch
 from helpers import tiny
+from sklearn.metrics import f1_score
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from attendrop import AttendropError
 from attendrop.tasks.base import TaskData
 from attendrop.tasks.custom_files import load_files
+from attendrop.tasks.entity_tags import to_iob2
 from attendrop.tasks.heads.token_classification import TokenClassification
 from attendrop.tasks.metrics import compute_scores, constant_scores, with_metric
 from attendrop.tasks.registry import get_task
 from attendrop.tasks.token_columns import TokenColumn
 from attendrop.tasks.tokenization import columns_of, encode
+from attendrop.tasks.word_lists import row_array
 
 HEAD = TokenClassification(("O", "B-PER", "I-PER"))
 # Of the words of the tiny vocabulary, "catdog" is none: its tokens are unknown, but for a hyphen between two words.
@@ -173,7 +180,7 @@ def test_tags_that_training_lacks_are_refused(tmp_path: Path) -> None:
     train = write(tmp_path / "a.jsonl", [{"tokens": ["a", "cat"], "tags": ["O", "B-X"]}])
     dev = write(tmp_path / "b.jsonl", [{"tokens": ["a"], "tags": ["B-Y"]}])
     with pytest.raises(
-        AttendropError, match="line 1, column 'tags': the tag 'B-Y' is not among those of training; did"
+        AttendropError, match=r"column 'tags': the tag 'B-Y' is not among those of training \(--unknown-labels wrong"
     ):
         load(train, eval_file=dev)
     one = write(tmp_path / "c.jsonl", [{"tokens": ["a"], "tags": ["O"]}])
@@ -184,11 +191,53 @@ def test_tags_that_training_lacks_are_refused(tmp_path: Path) -> None:
 # Scores ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_tags_that_training_lacks_can_be_wrong(tmp_path: Path, seed: int) -> None:
+    """Scores are those of seqeval and scikit-learn, of the tags as they are written."""
+    draw = random.Random(seed)
+    known, new = ["O", "B-X", "I-X", "B-Y"], ["I-Y", "B-Z", "I-Z"]  # I-Y makes an entity of a known type longer
+    tags = [[draw.choice(known + new) for _ in range(9)] for _ in range(30)]
+    train = write(tmp_path / "a.jsonl", [{"tokens": list("abcd"), "tags": known}])
+    dev = write(tmp_path / "b.jsonl", [{"tokens": list("abcdefghi"), "tags": row} for row in tags])
+    data = load(train, eval_file=dev, unknown_labels="wrong")
+    head = data.task.head
+    assert set(head.label_names) == set(known) and set(head.unknown_names) == set(new)
+    gold = head.label_array(data.splits["dev"]["label"])
+    logits = row_array(list(np.random.default_rng(seed).normal(size=(30, 9, 4))))
+    names = [[head.label_names[tag] for tag in row.argmax(axis=1)] for row in logits]
+    written = [to_iob2(row) for row in tags]
+    flat_gold, flat_names = [*chain(*written)], [*chain(*names)]
+    scores = compute_scores(data.task, logits, gold)
+    assert scores == pytest.approx(
+        {
+            "entity_f1": seqeval.metrics.f1_score(written, names),
+            "entity_precision": seqeval.metrics.precision_score(written, names),
+            "entity_recall": seqeval.metrics.recall_score(written, names),
+            "accuracy": skm.accuracy_score(flat_gold, flat_names),
+            "f1_macro": skm.f1_score(flat_gold, flat_names, labels=sorted({*flat_gold}), average="macro"),
+        }
+    )
+    assert head.unknown_counts(gold) == {name: flat_gold.count(name) for name in head.unknown_names}
+
+
 def test_the_baseline_is_the_most_common_tag() -> None:
     task = get_task("conll2003")
     train, dev = (task.head.label_array(labels) for labels in ([[0, 0, 1]], [[0, 1], [0, 0, 1, 2]]))
     answer, scores = constant_scores(task, train, dev) or ("", {})
     assert answer == "O" and scores["accuracy"] == 0.5 and scores["entity_f1"] == 0
+
+
+def test_f1_macro_is_that_of_scikit_learn_over_the_words() -> None:
+    head = TokenClassification(("DET", "NOUN", "VERB", "X", "Y"))
+    gold, found = [[0, 1], [2, 1, 0]], [[0, 3], [2, 1, 0]]  # X is predicted, and nobody has it; Y is nowhere
+    outputs = head.label_array([0, 0])
+    for row, tags in enumerate(found):
+        outputs[row] = np.eye(5)[tags]
+    score, tags = head.metrics["f1_macro"].score, head.label_array(gold)
+    expected = f1_score([*chain(*gold)], [*chain(*found)], average="macro")
+    assert score(tags, outputs) == pytest.approx(expected) == pytest.approx((1 + 2 / 3 + 1 + 0) / 4)
+    outputs[1] = np.full((3, 5), -np.inf)  # words that were cut off are wrong, and of no class
+    assert score(tags, outputs) == pytest.approx((2 / 3 + 0 + 0 + 0) / 4)
 
 
 def test_metrics_have_short_names_and_depend_on_the_tags() -> None:

@@ -12,16 +12,16 @@ from torch.nn import functional
 
 from attendrop.attribution.finite_gradients import wide
 from attendrop.attribution.label_positions import aligned_labels
+from attendrop.attribution.predictions import answer_logits, kind_of
 from attendrop.batches import Batch
 from attendrop.errors import AttendropError
-
-KINDS = ("classes", "labels", "number")
 
 
 def predictions(model: nn.Module, outputs: Any, batch: Batch, copies: int = 1) -> list[Tensor]:
     """Return the logits of the labelled items, in float32 or float64: ``(copies, items, outputs)`` for each head.
 
-    An item is a row or, in token-level and sequence-to-sequence models, a labelled token.
+    An item is a row or, in token-level and sequence-to-sequence models, a labelled token. Answers to questions are
+    compared where they can be.
 
     Args:
         model: The model.
@@ -33,7 +33,7 @@ def predictions(model: nn.Module, outputs: Any, batch: Batch, copies: int = 1) -
         AttendropError: The outputs have no logits, or the labels of tokens are missing.
     """
     if hasattr(outputs, "start_logits"):
-        return [_by_copy(wide(logits), copies) for logits in (outputs.start_logits, outputs.end_logits)]
+        return [_by_copy(wide(logits), copies) for logits in answer_logits(outputs, batch)]
     logits: Tensor | None = getattr(outputs, "logits", None)
     if logits is None or logits.ndim not in (2, 3):
         raise AttendropError(f"{type(model).__name__} returns no logits of shape (batch, ...) or (batch, n, ...).")
@@ -46,14 +46,6 @@ def predictions(model: nn.Module, outputs: Any, batch: Batch, copies: int = 1) -
             "Predictions for tokens are compared at labelled tokens, and the batch has no labels; add them."
         )
     return [views[:, _by_copy(labels, copies)[0] != -100]]
-
-
-def kind_of(model: nn.Module, logits: Tensor) -> str:
-    """Return the kind of prediction: ``"classes"`` (one of several), ``"labels"`` (multi-label) or ``"number"``."""
-    problem = getattr(getattr(model, "config", None), "problem_type", None)
-    if problem == "multi_label_classification":
-        return "labels"
-    return "number" if problem == "regression" or logits.shape[-1] == 1 else "classes"
 
 
 def divergence(kind: str, one: Tensor, other: Tensor) -> Tensor:

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attendrop.attribution.finite_gradients import wide
-from attendrop.attribution.label_positions import IGNORED, aligned_labels
-from attendrop.batches import Batch, number_of_rows
+from attendrop.attribution.label_positions import IGNORED, aligned_labels, answer_positions
+from attendrop.attribution.predictions import kind_of
+from attendrop.batches import Batch
 from attendrop.errors import AttendropError
-from attendrop.methods.common.divergence import kind_of
 
 
 def row_losses(model: nn.Module, outputs: Any, batch: Batch) -> Tensor:
@@ -29,10 +29,27 @@ def row_losses(model: nn.Module, outputs: Any, batch: Batch) -> Tensor:
     Raises:
         AttendropError: The outputs have no logits, or the batch has no labels.
     """
+    means = [losses.sum(1) / labelled.sum().clamp(min=1) for losses, labelled in _items(model, outputs, batch)]
+    return torch.stack(means).mean(0)
+
+
+def row_shares(model: nn.Module, outputs: Any, batch: Batch) -> Tensor:
+    """Compute each row's share of the items over which a batch's loss is a mean, ``(rows,)``.
+
+    The shares of rows are in proportion to their labels; zero if there are none. The arguments are those of
+    :func:`row_losses`.
+    """
+    shares = [labelled.sum(1) / labelled.sum().clamp(min=1) for _, labelled in _items(model, outputs, batch)]
+    return torch.stack(shares).mean(0)
+
+
+def _items(model: nn.Module, outputs: Any, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+    """List, for each mean that makes the loss, the losses of the items, and which are labelled: ``(rows, items)``."""
     if hasattr(outputs, "start_logits"):
-        places = ((outputs.start_logits, "start_positions"), (outputs.end_logits, "end_positions"))
-        losses = [functional.cross_entropy(wide(logits), batch[name], reduction="none") for logits, name in places]
-        return torch.stack(losses).mean(0) / len(losses[0])
+        return [
+            _classes(wide(logits), answer_positions(logits, batch[name])[:, None], logits.shape[1])
+            for logits, name in ((outputs.start_logits, "start_positions"), (outputs.end_logits, "end_positions"))
+        ]
     logits: Tensor | None = getattr(outputs, "logits", None)
     labels: Tensor | None = batch.get("labels")
     if logits is None or logits.ndim not in (2, 3) or labels is None:
@@ -42,33 +59,20 @@ def row_losses(model: nn.Module, outputs: Any, batch: Batch) -> Tensor:
     if logits.ndim == 3:
         aligned = aligned_labels(model, logits, batch)
         assert aligned is not None
-        tokens = functional.cross_entropy(logits.transpose(1, 2), aligned, ignore_index=IGNORED, reduction="none")
-        return tokens.sum(-1) / (aligned != IGNORED).sum().clamp(min=1)
+        return [_classes(logits, aligned, IGNORED)]
     match kind_of(model, logits):
         case "labels":
-            found = functional.binary_cross_entropy_with_logits(logits, labels.to(logits), reduction="none").mean(-1)
+            found = functional.binary_cross_entropy_with_logits(logits, labels.to(logits), reduction="none")
         case "number":
-            found = (logits - labels.to(logits).view_as(logits)).square().mean(-1)
+            found = (logits - labels.to(logits).view_as(logits)).square()
         case _:
-            found = functional.cross_entropy(logits, labels.view(-1), reduction="none")
-    return found / len(found)
+            return [_classes(logits, labels.view(-1, 1), IGNORED)]
+    return [(found.mean(-1, keepdim=True), torch.ones_like(found[:, :1], dtype=torch.bool))]
 
 
-def row_shares(model: nn.Module, outputs: Any, batch: Batch) -> Tensor:
-    """Compute each row's share of the items over which a batch's loss is a mean, ``(rows,)``.
-
-    The shares of rows are equal, or, where tokens are labelled, in proportion to the labels; zero if there are none.
-
-    Args:
-        model: The model.
-        outputs: Outputs of the model, with logits.
-        batch: Inputs of the model, with labels.
-    """
-    logits: Tensor | None = getattr(outputs, "logits", None)
-    if logits is None or logits.ndim < 3:
-        rows = number_of_rows(batch)
-        return torch.full((rows,), 1 / rows, device=next(model.parameters()).device)
-    aligned = aligned_labels(model, logits, batch)
-    assert aligned is not None
-    counts = (aligned != IGNORED).sum(-1)
-    return counts / counts.sum().clamp(min=1)
+def _classes(logits: Tensor, labels: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
+    """Compute cross-entropy, 0 where a label is ignored; ``(rows, classes)`` or ``(rows, items, classes)``."""
+    flat = functional.cross_entropy(
+        logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), ignore_index=ignored, reduction="none"
+    )
+    return flat.view_as(labels), labels != ignored

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.plan import Plan
-from attendrop.batches import Batch
+from attendrop.batches import Batch, model_inputs
 from attendrop.errors import AttendropError
 from attendrop.keyed_random import SampleKey
 from attendrop.methods.core.running_statistics import RunningStatistics
@@ -142,9 +142,10 @@ class StepContext:
     @property
     def inputs(self) -> Batch:
         """Columns of ``batch`` that the model receives."""
+        inputs = model_inputs(self.batch)
         if self.model_columns is None:
-            return self.batch
-        return {name: value for name, value in self.batch.items() if name in self.model_columns}
+            return inputs
+        return {name: value for name, value in inputs.items() if name in self.model_columns}
 
     def report(self, layer: str, dropped: Tensor, possible: Tensor) -> None:
         """Log the fraction of dropped units of a layer, given the numbers of dropped and of possible units."""

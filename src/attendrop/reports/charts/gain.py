@@ -44,7 +44,7 @@ def cost_against_gain(setting: Setting, every: Mapping[str, ShownMethod]) -> Cha
                 beyond, y = True, min(max(y, low), high)
                 entries[method.label] = axes.errorbar([x], [y], fmt=method.marker, color=method.color, mfc="none")
             else:
-                ends = [[0.0], [0.0]] if found is None else [[y - found.mean.low], [found.mean.high - y]]
+                ends = [[0.0], [0.0]] if found is None else [[y - found.known.low], [found.known.high - y]]
                 entries[method.label] = axes.errorbar(
                     [x], [y], yerr=ends, fmt=method.marker, color=method.color, capsize=3
                 )
@@ -76,10 +76,10 @@ def _scale_costs(axes: Axes) -> None:
 
 def _limits(rows: Sequence[MethodRow]) -> tuple[float, float]:
     """Choose the range of differences: all intervals, but of far baselines."""
-    found = [row.difference.mean for row in rows if row.difference is not None and not row.is_baseline]
+    found = [row.difference.known for row in rows if row.difference is not None and not row.is_baseline]
     near = max((abs(end) for mean in found for end in (mean.low, mean.high)), default=0.0)
     found += [
-        row.difference.mean
+        row.difference.known
         for row in rows
         if row.difference is not None
         and row.is_baseline

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import numpy as np
 from datasets import Dataset
 
 from attendrop.errors import AttendropError
@@ -37,6 +40,8 @@ class Head(FileReader, RowEncoder, OutputScorer):
 
     Attributes:
         label_names: The classes, in the order of their ids; empty if there are none.
+        unknown_names: Labels of evaluation data that are none of these, so that the model cannot predict them; their
+            ids follow.
         kind: Name of the kind of task, ``Task.kind``.
         label_type: Value of ``--label-type`` for labels of this kind.
         auto_class: Class of transformers that loads models of this kind.
@@ -45,6 +50,7 @@ class Head(FileReader, RowEncoder, OutputScorer):
         pipeline_tag: Name of the task on the hub, for model cards.
         fitted_at: Metric, and its least value on the training rows for a model that has fitted them; None: unknown.
         attributed: Score of a prediction that attribution explains, in words.
+        keeps_unknown: Whether there can be ``unknown_names``.
         has_class_weights: Whether the loss supports class weights.
         one_vector: Whether models read one vector for the whole input, for which a linear model can be fitted.
         has_pooling: Whether there is a choice of that vector.
@@ -57,6 +63,7 @@ class Head(FileReader, RowEncoder, OutputScorer):
     """
 
     label_names: tuple[str, ...] = ()
+    unknown_names: tuple[str, ...] = ()
 
     kind: ClassVar[str]
     label_type: ClassVar[str]
@@ -66,6 +73,7 @@ class Head(FileReader, RowEncoder, OutputScorer):
     pipeline_tag: ClassVar[str]
     fitted_at: ClassVar[tuple[str, float] | None] = None
     attributed: ClassVar[str] = "the logit of the predicted class"
+    keeps_unknown: ClassVar[bool] = False
     has_class_weights: ClassVar[bool] = False
     one_vector: ClassVar[bool] = False
     has_pooling: ClassVar[bool] = False
@@ -90,6 +98,33 @@ class Head(FileReader, RowEncoder, OutputScorer):
     def options(self) -> dict[str, Any]:
         """Return the options by name."""
         return {each.name: getattr(self, each.name) for each in fields(self) if "range" in each.metadata}
+
+    def with_unknown(self, labels: Sequence[Any]) -> Self:
+        """Return the head with those of some labels that it does not know among its ``unknown_names``.
+
+        Args:
+            labels: Values of a file, without a :meth:`value_problem`.
+
+        Raises:
+            AttendropError: There can be none in this kind of task.
+        """
+        if not self.keeps_unknown:
+            raise AttendropError(
+                f"unknown-labels 'wrong' is for classes and for tags of words; omit it for {self.labels_are}."
+            )
+        new = dict.fromkeys(chain.from_iterable(map(self.unknown_labels, labels)))
+        return replace(self, unknown_names=(*self.unknown_names, *new)) if new else self
+
+    def unknown_counts(self, labels: Sequence[Any] | Array) -> dict[str, int]:
+        """Count the classes, or tags of words, that the model cannot predict, by name."""
+        counts = Counter(chain.from_iterable(map(np.atleast_1d, labels if self.unknown_names else ())))
+        named = enumerate(self.unknown_names, start=len(self.label_names))
+        return {name: counts[number] for number, name in named if counts[number]}
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """Names of labels, in the order of their ids: those of the classes, and the unknown ones."""
+        return (*self.label_names, *self.unknown_names)
 
     def refuse(self, command: str) -> None:
         """Raise AttendropError if a command does not work for this kind of task."""

@@ -1,13 +1,18 @@
-"""Heads of the library, in the order in which a saved model is asked for its own; the last accepts any model."""
+"""Heads of the library, by label type, in the order in which a saved model is asked for its own.
 
-# ruff: noqa: I001
-from attendrop.tasks.heads.image_classification import ImageClassification as ImageClassification
-from attendrop.tasks.heads.question_answering import QuestionAnswering as QuestionAnswering
-from attendrop.tasks.heads.multiple_choice import MultipleChoice as MultipleChoice
-from attendrop.tasks.heads.translation import Translation as Translation
-from attendrop.tasks.heads.text_generation import TextGeneration as TextGeneration
-from attendrop.tasks.heads.masked_language_modeling import MaskedLanguageModeling as MaskedLanguageModeling
-from attendrop.tasks.heads.token_classification import TokenClassification as TokenClassification
-from attendrop.tasks.heads.multi_label import MultiLabel as MultiLabel
-from attendrop.tasks.heads.regression import Regression as Regression
-from attendrop.tasks.heads.classification import Classification as Classification
+The last accepts any model. Names are imported by the registry, so that the command line lists them without PyTorch.
+"""
+
+HEADS = {
+    "image-class": "image_classification.ImageClassification",
+    "answer": "question_answering.QuestionAnswering",
+    "choice": "multiple_choice.MultipleChoice",
+    "text": "translation.Translation",
+    "completion": "text_generation.TextGeneration",
+    "mlm": "masked_language_modeling.MaskedLanguageModeling",
+    "tags": "token_classification.TokenClassification",
+    "labels": "multi_label.MultiLabel",
+    "number": "regression.Regression",
+    "class": "classification.Classification",
+}
+LABEL_TYPES = ("auto", *sorted(HEADS))

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from datasets import Dataset
 from sklearn.metrics import (
-    accuracy_score,
     average_precision_score,
     balanced_accuracy_score,
     cohen_kappa_score,
@@ -23,12 +22,14 @@ from sklearn.metrics import (
 
 from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
+from attendrop.tasks.bad_rows import COUNT_AS_WRONG
 from attendrop.tasks.heads.base import saved_classes
 from attendrop.tasks.heads.linear_fit import LinearFit, fit_logistic_regression
 from attendrop.tasks.heads.output_scorer import Array, Metric
 from attendrop.tasks.heads.sequence import SequenceHead
-from attendrop.tasks.label_column import number_form, written
+from attendrop.tasks.label_column import joined_labels, number_form, written
 from attendrop.tasks.table import Table
+from attendrop.tasks.word_lists import IGNORED
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedConfig, PreTrainedTokenizerBase
@@ -50,11 +51,21 @@ def _averaged(score: Callable[..., float], average: str) -> Callable[[Array, Arr
 
 def _ranking(score: Callable[..., float]) -> Callable[[Array, Array], float]:
     """Make a score of the ranking of the second class above the first; 0.5 if there is only one class."""
-    return lambda labels, logits: float(score(labels, logits[:, 1] - logits[:, 0])) if np.ptp(labels) else 0.5
+
+    def of_second(labels: Array, logits: Array) -> float:
+        second = (labels == 1).astype(int)
+        return float(score(second, logits[:, 1] - logits[:, 0])) if np.ptp(second) else 0.5
+
+    return of_second
+
+
+def _of_second(score: Callable[..., float]) -> Callable[[Array, Array], float]:
+    """Make a score of the predictions of the second class."""
+    return lambda labels, logits: float(score(labels == 1, logits.argmax(axis=1) == 1, zero_division=0.0))
 
 
 _METRICS = {
-    "accuracy": Metric(_of_classes(accuracy_score), counts_rows=True),
+    "accuracy": Metric.counting(lambda labels, logits: logits.argmax(axis=1) == labels),
     "balanced_accuracy": Metric(_of_classes(balanced_accuracy_score)),
     "matthews_correlation": Metric(_of_classes(matthews_corrcoef), span=2.0),
     "cohen_kappa": Metric(_of_classes(cohen_kappa_score), span=2.0),
@@ -66,9 +77,9 @@ _METRICS = {
 }
 # Scores of the second of two classes: of its predictions, and of the difference of the logits.
 _BINARY_METRICS = {
-    "f1": Metric(_averaged(f1_score, "binary")),
-    "precision": Metric(_averaged(precision_score, "binary")),
-    "recall": Metric(_averaged(recall_score, "binary")),
+    "f1": Metric(_of_second(f1_score)),
+    "precision": Metric(_of_second(precision_score)),
+    "recall": Metric(_of_second(recall_score)),
     "roc_auc": Metric(_ranking(roc_auc_score)),
     "average_precision": Metric(_ranking(average_precision_score)),
 }
@@ -92,6 +103,7 @@ class Classification(SequenceHead):
     }
     fitted_at = ("accuracy", 0.9)
     has_probabilities = True
+    keeps_unknown = True
     has_class_weights = True
 
     @property
@@ -144,10 +156,15 @@ class Classification(SequenceHead):
 
     def label_problem(self, value: Any) -> str | None:
         """Refuse values that are not among the classes."""
-        if _class_name(value) in self._ids or written(value) in self._ids:
+        if not self.unknown_labels(value):
             return None
         hint = did_you_mean(written(value), self.label_names) or f"; the classes are {_shortened(self.label_names)}."
-        return f"the label {written(value)!r} is not among those of training{hint.removesuffix('.')}"
+        return f"the label {written(value)!r} is not among those of training {COUNT_AS_WRONG}{hint.removesuffix('.')}"
+
+    def unknown_labels(self, value: Any) -> list[str]:
+        """Return a class that is none of the head's."""
+        name = _class_name(value)
+        return [] if name in self._ids or written(value) in self._ids else [name]
 
     def read_labels(self, values: Sequence[Any]) -> list[int]:
         """Convert names to class ids."""
@@ -156,12 +173,27 @@ class Classification(SequenceHead):
 
     @cached_property
     def _ids(self) -> dict[str, int]:
-        names = list(enumerate(self.label_names))
+        names = list(enumerate(self.all_names))
         return {_class_name(name): number for number, name in names} | {name: number for number, name in names}
 
     def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """Return the class ids."""
         return [int(label) for label in labels]
+
+    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Callable[[list[Any]], Any]:
+        """Leave out of the loss what the model cannot predict."""
+        return self.without_unknown(super().collator(tokenizer))
+
+    def without_unknown(self, collate: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+        """Return a collator with -100 in place of unknown classes."""
+
+        def known(rows: list[Any]) -> Any:
+            batch = collate(rows)
+            if "labels" in batch:
+                batch["labels"] = batch["labels"].masked_fill(batch["labels"] >= self.num_classes, IGNORED)
+            return batch
+
+        return known if self.unknown_names else collate
 
     def fit_linear(self, features: Array, targets: Sequence[int], *, balanced: bool) -> LinearFit | None:
         """Fit a logistic regression."""
@@ -208,7 +240,7 @@ class Classification(SequenceHead):
 
     def shown_label(self, label: Any) -> Any:
         """Return the name of the class."""
-        return self.label_names[label]
+        return self.all_names[label]
 
     def describe_labels(self, rows: Dataset) -> dict[str, Any]:
         """Count the rows of each class."""
@@ -223,9 +255,12 @@ class Classification(SequenceHead):
         return [["rows of a class", *(f"{min(of.values())} to {max(of.values())}" for of in counts)]]
 
     def label_warnings(self, train: Mapping[str, Any]) -> list[str]:
-        """Warn of classes without rows."""
+        """Warn of classes without rows, and of one that joins others."""
         missing = [name for name, count in train["classes"].items() if count == 0]
-        return [f"No row of train is of class {name!r}: it cannot be learnt." for name in missing]
+        joined = joined_labels(self.label_names)
+        return [f"No row of train is of class {name!r}: it cannot be learnt." for name in missing] + (
+            [] if joined is None else [f"The class {joined}."]
+        )
 
     def similar_classes(self) -> list[list[str]]:
         """Return pairs of classes that differ only in case and spaces."""

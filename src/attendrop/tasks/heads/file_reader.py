@@ -107,6 +107,10 @@ class FileReader(ABC):
     def label_problem(self, value: Any) -> str | None:
         """Describe what is wrong with a label that has no :meth:`value_problem`, or return None."""
 
+    def unknown_labels(self, value: Any) -> list[str]:
+        """List the classes or tags in a label that has no :meth:`value_problem` which the head does not know."""
+        return []
+
     def row_problem(self, inputs: Sequence[Any], label: Any) -> str | None:
         """Describe in what a row's values, as of :meth:`read_texts`, and its label do not fit, or return None."""
         return None

@@ -226,6 +226,10 @@ processor = AutoImageProcessor.from_pretrained(folder, backend="pil")""".strip()
         """Return nothing: no image is cut or unknown."""
         return {}
 
+    def unknown_rows(self, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> int:
+        """Return 0: images have no tokens."""
+        return 0
+
     def collator(self, tokenizer: Any) -> Callable[[list[Any]], Any]:
         """Return a function that reads the images of a batch, and makes pixels ``(rows, channels, height, width)``."""
 
@@ -247,7 +251,7 @@ processor = AutoImageProcessor.from_pretrained(folder, backend="pil")""".strip()
                 batch["labels"] = torch.tensor([row["labels"] for row in rows])
             return batch
 
-        return collate
+        return self.without_unknown(collate)
 
     # Reports and files ----------------------------------------------------------------------------------------------
 

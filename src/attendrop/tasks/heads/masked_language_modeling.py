@@ -78,6 +78,7 @@ class MaskedLanguageModeling(Head):
     pack: bool = option(False, SWITCH)
 
     kind = "masked-language-modeling"
+    in_sequence = True
     label_type = "mlm"
     inputs = ("text",)
     most_inputs = 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -12,7 +11,6 @@ import numpy as np
 from datasets import Dataset
 from scipy.special import expit
 from sklearn.metrics import (
-    accuracy_score,
     average_precision_score,
     f1_score,
     jaccard_score,
@@ -27,14 +25,13 @@ from attendrop.tasks.heads.base import saved_classes
 from attendrop.tasks.heads.linear_fit import LinearFit, fit_logistic_regressions
 from attendrop.tasks.heads.output_scorer import Array, Metric
 from attendrop.tasks.heads.sequence import SequenceHead
-from attendrop.tasks.label_column import written
+from attendrop.tasks.label_column import LABEL_SEPARATORS, written
 from attendrop.tasks.table import Table
 from attendrop.tasks.word_lists import json_list
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedConfig, PreTrainedTokenizerBase
 
-_SEPARATORS = re.compile(r"[;|,]")
 # Up to this many labels are listed; for more, only the smallest and the largest number of rows are shown.
 _LISTED_LABELS = 12
 
@@ -66,7 +63,7 @@ _METRICS = {
     "precision_micro": Metric(_averaged(precision_score, "micro")),
     "recall_micro": Metric(_averaged(recall_score, "micro")),
     "jaccard_samples": Metric(_averaged(jaccard_score, "samples")),
-    "accuracy": Metric(_of_answers(accuracy_score), counts_rows=True),
+    "accuracy": Metric.counting(lambda labels, logits: ((logits > 0) == labels).all(axis=1)),
     "average_precision": Metric(_ranking(average_precision_score)),
     "roc_auc": Metric(_ranking(roc_auc_score)),
 }
@@ -246,5 +243,5 @@ def _items(value: Any) -> list[str]:
     found = value if isinstance(value, list) else json_list(value) if isinstance(value, str) else None
     if found is None:
         text = written(value)
-        found = _SEPARATORS.split(text) if text else []
+        found = LABEL_SEPARATORS.split(text) if text else []
     return ["" if item is None else written(item) for item in found]

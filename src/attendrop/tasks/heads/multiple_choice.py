@@ -268,11 +268,7 @@ answer = choices[logits.argmax()]"""
     @property
     def metrics(self) -> Mapping[str, Metric]:
         """Accuracy."""
-
-        def accuracy(labels: Array, outputs: Array) -> float:
-            return float(np.mean(np.equal(self.decode(outputs), labels)))
-
-        return {"accuracy": Metric(accuracy, counts_rows=True)}
+        return {"accuracy": Metric.counting(lambda labels, outputs: np.equal(self.decode(outputs), labels))}
 
     def constant_answer(self, train: Array, references: Array) -> tuple[str, Array]:
         """Return the most common place of the correct choice in training."""

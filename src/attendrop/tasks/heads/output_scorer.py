@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -25,13 +25,18 @@ class Metric:
         score: Function that computes it from labels and outputs, one row per example.
         span: Largest possible difference of two scores.
         selects: Whether models can be selected by it, because greater is better.
-        counts_rows: Whether it is the fraction of rows that are right.
+        right: Function that tells of each row whether it is right; None: the score is not the fraction of these rows.
     """
 
     score: Callable[[Array, Array], float]
     span: float = 1.0
     selects: bool = True
-    counts_rows: bool = False
+    right: Callable[[Array, Array], Array] | None = None
+
+    @classmethod
+    def counting(cls, right: Callable[[Array, Array], Array]) -> Self:
+        """Make the fraction of rows that are right."""
+        return cls(lambda labels, outputs: float(np.mean(right(labels, outputs))), right=right)
 
 
 class OutputScorer(ABC):
@@ -48,6 +53,7 @@ class OutputScorer(ABC):
         has_probabilities: Whether predictions can come with the probabilities of all classes.
         rewarded_by_loss: Whether methods are not rewarded by scores, because these are not of the logits of one pass.
         reads_labels: Whether raw outputs depend on the labels, if there are any.
+        in_sequence: Whether rows are parts of running text, so that neighbours are alike.
     """
 
     default_metrics: ClassVar[tuple[str, ...]]
@@ -56,6 +62,7 @@ class OutputScorer(ABC):
     has_probabilities: ClassVar[bool] = False
     rewarded_by_loss: ClassVar[bool] = False
     reads_labels: ClassVar[bool] = False
+    in_sequence: ClassVar[bool] = False
 
     def predict(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Array:
         """Compute the raw outputs of a model for a batch; called without gradients."""

@@ -9,13 +9,14 @@ import numpy as np
 from datasets import Dataset
 
 from attendrop.attention.model_outputs import logits_of
+from attendrop.attribution.predictions import MOST_ANSWER_TOKENS, best_spans
+from attendrop.batches import ANSWER_MASK
 from attendrop.errors import AttendropError
 from attendrop.tasks.answers import (
     NOT_TEXT,
     SpanAnswer,
     answer_scores,
     answer_tokens,
-    best_span,
     groups,
     misplaced,
     read_answers,
@@ -86,13 +87,17 @@ class QuestionAnswering(Head):
 
     def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
         """Return Python code that answers a question from a text of one window."""
-        return f"""{self.loading(stock=stock)}
+        return f"""import torch
+{self.loading(stock=stock)}
 limits = {{"truncation": "only_second", "max_length": {max_length}}}
 inputs = tokenizer(question, context, **limits, return_offsets_mapping=True, return_tensors="pt")
 offsets = inputs.pop("offset_mapping")[0]
+of_text = torch.tensor([text == 1 for text in inputs.sequence_ids()])
 outputs = model(**inputs)
-start, end = outputs.start_logits.argmax(), outputs.end_logits.argmax()
-answer = context[offsets[start][0] : offsets[end][1]]"""
+start, end = (each[0].masked_fill(~of_text, -torch.inf) for each in (outputs.start_logits, outputs.end_logits))
+spans = torch.ones(len(start), len(start)).triu().tril({MOST_ANSWER_TOKENS - 1}).bool()
+first, last = divmod(int((start[:, None] + end).where(spans, -torch.inf).argmax()), len(start))
+answer = context[offsets[first][0] : offsets[last][1]]"""
 
     # Labels of custom files -----------------------------------------------------------------------------------------
 
@@ -134,7 +139,11 @@ answer = context[offsets[start][0] : offsets[end][1]]"""
     # Encoding -------------------------------------------------------------------------------------------------------
 
     def tokenize(self, columns: Columns, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> BatchEncoding:
-        """Tokenize windows; each has its ``question_number``, ``context``, ``offsets`` and, if known, ``answers``."""
+        """Tokenize windows; each has its ``question_number``, ``context``, ``offsets`` and, if known, ``answers``.
+
+        Methods read ``answer_mask``, see :func:`attendrop.attribution.predictions.answer_tokens`: the tokens of the
+        text, and the first token, with which models say that there is no answer, if there may be none.
+        """
         if not tokenizer.is_fast:
             raise AttendropError(
                 f"{type(tokenizer).__name__} does not tell where tokens are in a text, so answers cannot be found; use "
@@ -154,6 +163,10 @@ answer = context[offsets[start][0] : offsets[end][1]]"""
             for row, spans in enumerate(encoded.pop("offset_mapping"))
         ]
         numbers = columns.get("index", range(len(questions)))
+        encoded[ANSWER_MASK] = [
+            [int(first >= 0 or (self._may_be_none and token == 0)) for token, (first, _) in enumerate(offsets)]
+            for offsets in encoded["offsets"]
+        ]
         encoded["question_number"] = [numbers[row] for row in rows]
         encoded["context"] = [columns["context"][row] for row in rows]
         if "label" in columns:
@@ -258,14 +271,15 @@ answer = context[offsets[start][0] : offsets[end][1]]"""
     @property
     def metrics(self) -> Mapping[str, Metric]:
         """F1 of words, and exact match."""
-        return {"exact_match": Metric(self._mean(0), counts_rows=True), "f1": Metric(self._mean(1))}
 
-    def _mean(self, place: int) -> Callable[[Array, Array], float]:
-        def score(labels: Array, outputs: Array) -> float:
+        def of_rows(place: int, labels: Array, outputs: Array) -> Array:
             given = ("" if self._is_none(answer) else answer.text for answer in outputs)
-            return float(np.mean([answer_scores(*pair)[place] for pair in zip(given, labels, strict=True)]))
+            return np.asarray([answer_scores(*pair)[place] for pair in zip(given, labels, strict=True)])
 
-        return score
+        return {
+            "exact_match": Metric.counting(lambda labels, outputs: of_rows(0, labels, outputs) == 1),
+            "f1": Metric(lambda labels, outputs: float(np.mean(of_rows(1, labels, outputs)))),
+        }
 
     # Reports on data ------------------------------------------------------------------------------------------------
 
@@ -294,12 +308,16 @@ def _shortened(questions: list[str], tokenizer: PreTrainedTokenizerBase, most: i
 
 def _best_answer(context: str, windows: Sequence[Sequence[Sequence[int]]], logits: Array) -> SpanAnswer:
     """Find the best answer in the windows of a text, given the offsets of their tokens and their logits."""
-    found = []
-    for offsets, scores in zip(windows, logits, strict=True):
-        tokens = np.array([token for token, (first, _) in enumerate(offsets) if first >= 0], dtype=int)
-        if len(tokens):
-            score, start, end = best_span(scores[tokens, 0], scores[tokens, 1])
-            found.append((score, offsets[tokens[start]][0], offsets[tokens[end]][1]))
+    import torch
+
+    of_text = torch.zeros(logits.shape[:2], dtype=torch.bool)
+    for window, offsets in enumerate(windows):
+        of_text[window, : len(offsets)] = torch.tensor([first >= 0 for first, _ in offsets])
     none_score = float(logits[:, 0].sum(-1).min())
-    score, first, last = max(found, default=(none_score, 0, 0))  # of a text without a token, the answer is empty
-    return SpanAnswer(context[first:last], first, score, none_score)
+    if not of_text.any():
+        return SpanAnswer("", 0, none_score, none_score)
+    start, end = torch.from_numpy(logits).unbind(-1)
+    scores, starts, ends = best_spans(start, end, of_text)
+    best = int(scores.argmax())
+    first, last = windows[best][int(starts[best])][0], windows[best][int(ends[best])][1]
+    return SpanAnswer(context[first:last], first, float(scores[best]), none_score)

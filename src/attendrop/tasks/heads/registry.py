@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
 from attendrop.tasks.heads import builtin
 from attendrop.tasks.heads.base import Head
+from attendrop.tasks.heads.builtin import LABEL_TYPES
 from attendrop.tasks.table import Table
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-HEADS: tuple[type[Head], ...] = tuple(head for head in vars(builtin).values() if isinstance(head, type))
-LABEL_TYPES = ("auto", *sorted(head.label_type for head in HEADS))
+HEADS: tuple[type[Head], ...] = tuple(resolve_name(f"{__package__}.{name}") for name in builtin.HEADS.values())
 
 
 def get_head(kind: str, label_names: Sequence[str] = (), options: Mapping[str, Any] | None = None) -> Head:

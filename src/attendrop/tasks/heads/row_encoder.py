@@ -91,14 +91,19 @@ class RowEncoder(ABC):
             limit: Length to which rows were truncated.
 
         Returns:
-            ``truncated`` (rows longer than the limit) and ``unknown`` (rows, or windows of them, that have no token
-            known to the tokenizer); empty for inputs that can be neither.
+            ``truncated`` (rows longer than the limit) and ``unknown`` (see :meth:`unknown_rows`); empty for inputs that
+            can be neither.
         """
-        special = set(tokenizer.all_special_ids)
         return {
             "truncated": self.truncated(rows, of_documents(encoded["length"], encoded), tokenizer, limit),
-            "unknown": sum(not set(ids) - special for ids in self.token_ids(encoded)),
+            "unknown": self.unknown_rows(encoded, tokenizer),
         }
+
+    def unknown_rows(self, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> int:
+        """Count the rows that have no token known to the tokenizer."""
+        special, rows = set(tokenizer.all_special_ids), self.row_numbers(encoded)
+        known = {row for row, ids in zip(rows, self.token_ids(encoded), strict=True) if set(ids) - special}
+        return len(set(rows) - known)
 
     def row_numbers(self, encoded: Mapping[str, Any]) -> Sequence[Any]:
         """Return for each encoded row the number of its row, of which there are several where texts are in windows."""

@@ -18,15 +18,19 @@ Tags = Sequence[Sequence[int]]
 OF_ENTITIES = ("entity_precision", "entity_recall", "entity_f1")
 
 
-def tag_metrics(label_names: Sequence[str], decode: Callable[[Array], Tags]) -> Mapping[str, Metric]:
+def tag_metrics(
+    label_names: Sequence[str], unknown_names: Sequence[str], decode: Callable[[Array], Tags]
+) -> Mapping[str, Metric]:
     """Make the metrics of references and outputs, arrays with an entry for each row.
 
     A word without a prediction counts as "O" where tags mark entities, otherwise as wrong.
 
     Args:
-        label_names: The tags.
+        label_names: The tags that are predicted.
+        unknown_names: Further tags of references.
         decode: Function that returns the predicted tag ids of outputs; -1 for no prediction.
     """
+    names = (*label_names, *unknown_names)
     marks_entities = are_entity_tags(label_names)
     default = label_names.index(OUTSIDE) if marks_entities and OUTSIDE in label_names else NO_TOKEN
 
@@ -37,12 +41,12 @@ def tag_metrics(label_names: Sequence[str], decode: Callable[[Array], Tags]) -> 
         return float(accuracy_score(flat(gold), flat(predicted(outputs))))
 
     def f1_macro(gold: Array, outputs: Array) -> float:
-        tags = flat(gold)
-        found = flat(predicted(outputs))
-        return float(f1_score(tags, found, labels=np.unique(tags), average="macro", zero_division=0.0))
+        tags, found = flat(gold), flat(predicted(outputs))
+        occurring = np.setdiff1d(np.union1d(tags, found), [NO_TOKEN])
+        return float(f1_score(tags, found, labels=occurring, average="macro", zero_division=0.0))
 
     def named(rows: Any) -> list[list[str]]:
-        return [[OUTSIDE if tag == NO_TOKEN else label_names[tag] for tag in row] for row in rows]
+        return [[OUTSIDE if tag == NO_TOKEN else names[tag] for tag in row] for row in rows]
 
     def of_entities(number: int) -> Metric:
         return Metric(lambda gold, outputs: entity_scores(named(gold), named(predicted(outputs)))[number])

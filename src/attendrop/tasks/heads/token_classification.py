@@ -13,6 +13,7 @@ from datasets import Dataset
 
 from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
+from attendrop.tasks.bad_rows import COUNT_AS_WRONG
 from attendrop.tasks.entity_tags import OUTSIDE, are_entity_tags, entities, entity_type, to_iob2
 from attendrop.tasks.heads.base import Head, saved_classes
 from attendrop.tasks.heads.output_scorer import Array, Metric
@@ -53,6 +54,7 @@ class TokenClassification(Head):
     """
 
     kind = "token-classification"
+    in_sequence = True
     label_type = "tags"
     inputs = ("tokens",)
     most_inputs = 1
@@ -67,6 +69,7 @@ class TokenClassification(Head):
     }
     answer_column = "tags"
     has_probabilities = True
+    keeps_unknown = True
     baselines = ("majority",)
     tokenizer_options: ClassVar = {"add_prefix_space": True}  # without it, byte-level tokenizers refuse words
     attributed = "the log-likelihood of the predicted tags"
@@ -141,11 +144,15 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
 
     def label_problem(self, value: Any) -> str | None:
         """Refuse tags that are not among those of training."""
-        unknown = [tag for tag in self._tags(value) if tag not in self._ids]
+        unknown = self.unknown_labels(value)
         if not unknown:
             return None
         hint = did_you_mean(unknown[0], self.label_names) or f"; the tags are {', '.join(self.label_names)}"
-        return f"the tag {unknown[0]!r} is not among those of training{hint.removesuffix('.')}"
+        return f"the tag {unknown[0]!r} is not among those of training {COUNT_AS_WRONG}{hint.removesuffix('.')}"
+
+    def unknown_labels(self, value: Any) -> list[str]:
+        """Return the tags that are none of the head's."""
+        return [tag for tag in self._tags(value) if tag not in self._ids]
 
     def row_problem(self, inputs: Sequence[Any], label: Any) -> str | None:
         """Refuse another number of tags than words."""
@@ -162,7 +169,7 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
 
     @cached_property
     def _ids(self) -> dict[str, int]:
-        return {name: number for number, name in enumerate(self.label_names)}
+        return {name: number for number, name in enumerate(self.all_names)}
 
     # Encoding -------------------------------------------------------------------------------------------------------
 
@@ -202,12 +209,12 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
     def targets(
         self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase
     ) -> list[list[int]]:
-        """Put the tag of each word at its first token, and -100 elsewhere."""
+        """Put the tag of each word at its first token, if the model knows it, and -100 elsewhere."""
         found = []
         for tags, starts, ids in zip(labels, encoded["word_starts"], encoded["input_ids"], strict=True):
             row = [IGNORED] * len(ids)
             for tag, start in zip(tags, starts, strict=True):
-                if start != NO_TOKEN:
+                if start != NO_TOKEN and tag < len(self.label_names):
                     row[start] = int(tag)
             found.append(row)
         return found
@@ -281,7 +288,7 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
     @property
     def metrics(self) -> Mapping[str, Metric]:
         """Scores of all words, and of entities where tags mark them."""
-        return tag_metrics(self.label_names, self.decode)
+        return tag_metrics(self.label_names, self.unknown_names, self.decode)
 
     def constant_answer(self, train: Array, references: Array) -> tuple[str, Array]:
         """Return the most common tag of the words in training."""
@@ -302,7 +309,7 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
 
     def shown_label(self, label: Any) -> str:
         """Return the tags of a row."""
-        return " ".join(self.label_names[tag] for tag in label)
+        return " ".join(self.all_names[tag] for tag in label)
 
     def describe_labels(self, rows: Dataset) -> dict[str, Any]:
         """Count the words with each tag, and the entities of each type."""
@@ -311,7 +318,7 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         found: dict[str, Any] = {"words": sum(counts.values())}
         found["tags"] = {name: counts[number] for number, name in enumerate(self.label_names)}
         if self._entity_types:
-            begun = Counter(of for row in labels for of, *_ in entities(tuple(self.label_names[tag] for tag in row)))
+            begun = Counter(of for row in labels for of, *_ in entities(tuple(self.all_names[tag] for tag in row)))
             found["entities"] = {name: begun[name] for name in self._entity_types}
         return found
 

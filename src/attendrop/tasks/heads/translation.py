@@ -55,6 +55,7 @@ class Translation(WritingHead):
     source_prefix: str | None = option(None, _TEXT)
 
     kind = "translation"
+    in_sequence = True
     label_type = "text"
     inputs = ("text",)
     most_inputs = 1

@@ -140,11 +140,11 @@ class WritingHead(Head):
         return np.concatenate(padded)
 
     def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Array:
-        """Decode the generated tokens."""
+        """Decode the generated tokens, as they are: a completion may begin with a space."""
         found = []
         for likelihood, tokens, *ids in raw.tolist():
             text = tokenizer.decode([int(token) for token in ids if token != IGNORED], skip_special_tokens=True)
-            found.append(WrittenText(str(text).strip(), likelihood, int(tokens)))
+            found.append(WrittenText(str(text), likelihood, int(tokens)))
         return row_array(found)
 
     def references(self, encoded: Mapping[str, Any]) -> Array:

@@ -1,0 +1,116 @@
+"""Scores divided among the evaluation rows, so that models can be compared on rows that neither has seen."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from datasets import Dataset
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from attendrop.tasks.base import Task
+from attendrop.tasks.heads.output_scorer import Array
+
+# Number of blocks of a jackknife: a standard error from n blocks is itself uncertain by 1 / sqrt(2n), here 7 %.
+_BLOCKS = 100
+# A text that more than this fraction of the rows has, such as one prompt for all, does not make them belong together.
+_COMMON_TEXT = 0.05
+
+
+@dataclass(frozen=True)
+class RowScores:
+    """A score, divided among its evaluation rows.
+
+    Attributes:
+        values: One for each row, whether it is right; or one for each block of rows, the jackknife's pseudo-value.
+        rows: Number of rows.
+        data: Hash of the rows; only scores on the same rows can be paired.
+    """
+
+    values: Array
+    rows: int
+    data: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return JSON values: bits, in base64, of rows that are right or wrong, otherwise numbers."""
+        if self.values.dtype == bool:
+            return {
+                "rows": self.rows,
+                "data": self.data,
+                "right": base64.b64encode(np.packbits(self.values).tobytes()).decode(),
+            }
+        return {"rows": self.rows, "data": self.data, "blocks": self.values.tolist()}
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Self:
+        """Read what :meth:`as_dict` returned."""
+        if "right" not in found:
+            return cls(np.asarray(found["blocks"], dtype=np.float64), found["rows"], found["data"])
+        bits = np.unpackbits(np.frombuffer(base64.b64decode(found["right"]), np.uint8), count=found["rows"])
+        return cls(bits.astype(bool), found["rows"], found["data"])
+
+
+def row_scores(task: Task, outputs: Array, references: Array, rows: Dataset) -> RowScores | None:
+    """Divide the score of the task's metric among the evaluation rows.
+
+    Where it is the fraction of rows that are right, and the rows are independent, these are the values. Otherwise the
+    rows are divided into up to 100 blocks of rows that belong together, and a block's value is its pseudo-value
+    ``B * score - (B - 1) * score without the block`` (Tukey, 1958; Efron and Tibshirani, 1993, chapter 11): their mean
+    is the score up to the jackknife's correction of bias, and their variance, divided by B, that of the score.
+
+    Rows belong together if they share a text, such as the questions about one paragraph. Those of running text, whose
+    neighbours are alike (``Head.in_sequence``), are divided into consecutive blocks.
+
+    Args:
+        task: The task.
+        outputs: Outputs of the model, one entry for each row.
+        references: What they are scored against.
+        rows: The rows as they were loaded.
+
+    Returns:
+        None if there are fewer than two independent blocks.
+    """
+    head, metric = task.head, task.head.metrics[task.metric]
+    outputs, count = head.checked(outputs), len(references)
+    if head.in_sequence or count != len(rows):  # of long texts several rows may have been made
+        blocks = np.arange(count) * min(count, _BLOCKS) // max(count, 1)
+    else:
+        blocks = _belonging_together(head.texts(rows))
+    number = int(blocks.max(initial=-1)) + 1
+    if number < 2:
+        return None
+    data = data_digest(rows)
+    if metric.right is not None and number == count:
+        return RowScores(metric.right(references, outputs), count, data)
+    if number > _BLOCKS:
+        blocks, number = np.random.default_rng(0).permutation(number)[blocks] % _BLOCKS, _BLOCKS
+    score = metric.score(references, outputs)
+    without = [metric.score(references[blocks != block], outputs[blocks != block]) for block in range(number)]
+    return RowScores(np.nan_to_num(number * score - (number - 1) * np.asarray(without)), count, data)
+
+
+def data_digest(*parts: Dataset | None) -> str:
+    """Hash the content of rows."""
+    digest = hashlib.sha256()
+    for rows in parts:
+        digest.update(json.dumps([] if rows is None else rows.to_dict(), sort_keys=True).encode())
+    return digest.hexdigest()
+
+
+def _belonging_together(texts: Sequence[Sequence[str]]) -> Array:
+    """Number the groups of rows that share a text, from 0: one number for each row."""
+    pairs = [(row, (place, text)) for row, each in enumerate(texts) for place, text in enumerate(each)]
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(text for _, text in pairs))}
+    at = np.array([numbers[text] for _, text in pairs], dtype=int)
+    own = np.array([row for row, _ in pairs], dtype=int)
+    rare = np.bincount(at)[at] <= max(2, _COMMON_TEXT * len(texts)) if len(at) else np.ones(0, dtype=bool)
+    size = len(texts) + len(numbers)
+    graph = coo_array((np.ones(int(rare.sum())), (own[rare], len(texts) + at[rare])), shape=(size, size))
+    groups: Array = np.unique(connected_components(graph, directed=False)[1][: len(texts)], return_inverse=True)[1]
+    return groups

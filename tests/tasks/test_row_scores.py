@@ -1,0 +1,124 @@
+"""Scores divided among evaluation rows: their mean is the score, their variance that of the score."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from attendrop.tasks.base import Task
+from attendrop.tasks.metrics import compute_scores
+from attendrop.tasks.row_scores import RowScores, row_scores
+
+CLASSES, NUMBERS = ("no", "yes"), ()
+
+
+def task(metric: str, kind: str = "classification", names: Sequence[str] = CLASSES) -> Task:
+    return Task("files", kind, ("text",), tuple(names), metric, "")
+
+
+def rows_of(texts: Sequence[str]) -> Dataset:
+    return Dataset.from_dict({"text": list(texts), "label": [0] * len(texts), "index": list(range(len(texts)))})
+
+
+def drawn(count: int, key: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Draw logits and labels that agree in three rows of four."""
+    generator = np.random.default_rng(key)
+    labels = (generator.random(count) < 0.4).astype(int)
+    answers = labels ^ (generator.random(count) < 0.25)
+    return np.eye(2)[answers] + generator.normal(0, 0.1, (count, 2)), labels
+
+
+def scores_of(metric: str, count: int, key: int = 0) -> RowScores:
+    found = row_scores(task(metric), *drawn(count, key), rows_of([str(row) for row in range(count)]))
+    assert found is not None
+    return found
+
+
+def test_accuracy_keeps_which_rows_are_right() -> None:
+    found, (outputs, labels) = scores_of("accuracy", 501), drawn(501)
+    assert (found.values.dtype, found.rows) == (bool, 501)
+    assert found.values.tolist() == (outputs.argmax(1) == labels).tolist()
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "f1_macro", "matthews_correlation", "roc_auc"])
+@pytest.mark.parametrize("count", [99, 1000])
+def test_the_mean_of_the_values_is_the_score(metric: str, count: int) -> None:
+    expected = compute_scores(task(metric), *drawn(count))[metric]
+    assert np.mean(scores_of(metric, count).values) == pytest.approx(expected, abs=0.3 / count)
+
+
+@pytest.mark.parametrize("metric", ["f1_macro", "matthews_correlation", "roc_auc"])
+def test_the_variance_of_the_values_is_that_of_the_score_on_other_rows(metric: str) -> None:
+    scores = [compute_scores(task(metric), *drawn(400, key))[metric] for key in range(200)]
+    found = scores_of(metric, 400).values
+    assert np.std(found, ddof=1) / np.sqrt(len(found)) == pytest.approx(np.std(scores), rel=0.25)
+
+
+def test_numbers_have_blocks_too() -> None:
+    generator = np.random.default_rng(0)
+    labels = generator.normal(size=300)
+    outputs = (labels + generator.normal(size=300))[:, None]
+    found = row_scores(
+        task("pearson", "regression", NUMBERS), outputs, labels, rows_of([str(row) for row in range(300)])
+    )
+    assert found is not None and len(found.values) == 100
+    assert np.mean(found.values) == pytest.approx(np.corrcoef(labels, outputs[:, 0])[0, 1], abs=0.01)
+    # The standard error of a correlation is (1 - r^2) / sqrt(n) for normal values.
+    assert np.std(found.values, ddof=1) / 10 == pytest.approx(0.5 / np.sqrt(300), rel=0.3)
+
+
+def test_rows_that_share_a_text_are_one_block() -> None:
+    outputs, labels = drawn(200)
+    pairs = {
+        "text": [f"paragraph {row // 10}" for row in range(200)],
+        "text_pair": [f"question {row}" for row in range(200)],
+    }
+    rows = Dataset.from_dict(pairs | {"label": labels.tolist(), "index": list(range(200))})
+    found = row_scores(Task("files", "classification", ("a", "b"), CLASSES, "accuracy", ""), outputs, labels, rows)
+    right = (outputs.argmax(1) == labels).reshape(20, 10).mean(axis=1)
+    assert found is not None and found.rows == 200
+    assert sorted(found.values) == pytest.approx(sorted(right))
+
+
+def test_a_text_that_most_rows_have_does_not_make_them_one() -> None:
+    outputs, labels = drawn(200)
+    pairs = {"text": ["Is this true?"] * 200, "text_pair": [f"text {row}" for row in range(200)]}
+    rows = Dataset.from_dict(pairs | {"label": labels.tolist(), "index": list(range(200))})
+    found = row_scores(Task("files", "classification", ("a", "b"), CLASSES, "accuracy", ""), outputs, labels, rows)
+    assert found is not None and len(found.values) == 200
+
+
+def test_neighbours_in_running_text_are_one_block() -> None:
+    """Errors that come in runs make the score less certain than independent ones."""
+    tags = np.empty(1000, dtype=object)
+    tags[:] = [[0, 1]] * 1000
+    outputs = np.empty(1000, dtype=object)
+    outputs[:] = [np.eye(2)[[0, 1]] if row // 100 % 2 else np.eye(2)[[1, 0]] for row in range(1000)]
+    rows = Dataset.from_dict({"words": [["a", "b"]] * 1000, "label": [[0, 1]] * 1000})
+    found = row_scores(task("accuracy", "token-classification", ("A", "B")), outputs, tags, rows)
+    assert found is not None and len(found.values) == 100
+    assert found.values == pytest.approx(np.repeat(np.arange(10) % 2, 10))
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "f1_macro"])
+def test_values_are_read_as_they_were_written(metric: str) -> None:
+    found = scores_of(metric, 77)
+    again = RowScores.from_dict(json.loads(json.dumps(found.as_dict())))
+    assert (again.values == found.values).all() and (again.rows, again.data) == (found.rows, found.data)
+
+
+def test_other_rows_have_another_hash() -> None:
+    outputs, labels = drawn(50)
+    one, same, other = (
+        row_scores(task("accuracy"), outputs, labels, rows_of([f"{a} {r}" for r in range(50)])) for a in "aab"
+    )
+    assert one is not None and same is not None and other is not None
+    assert one.data == same.data != other.data
+
+
+def test_a_single_row_cannot_be_divided() -> None:
+    assert row_scores(task("accuracy"), *drawn(1), rows_of(["a"])) is None
