@@ -77,6 +77,7 @@ CASES: tuple[tuple[str, str, Look, Any, dict[str, Any]], ...] = (
     ("label_column", "size", labels, 3, {"eval_file": None}),
     ("label_type", "number", labels, 1, {"eval_file": None, "label_column": "size"}),
     ("task_options", "pack=true", lambda trainer: trainer.head.pack, True, MLM),
+    ("unknown_labels", "wrong", held_out, 13, {"eval_file": "unknown.csv", "protocol": "paper"}),
     ("skip_bad_rows", "", rows, 40, {"train_file": "bad.csv"}),
     ("test_fraction", "0.25", rows, 30, {"eval_file": None, "selection_fraction": "0"}),
     ("metric", "macro-f1", argument("metric_for_best_model"), "eval_f1_macro", HELD_OUT),
@@ -132,9 +133,10 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., An
     folder = tmp_path_factory.mktemp("every-option")
     tiny.save_tiny_bert(folder / "model")
     tiny.save_tiny_bert(folder / "wide", hidden_size=32)
-    train, _ = tiny.write_data(folder)
+    train, dev = tiny.write_data(folder)
     lines = train.read_text().splitlines()
     train.write_text("\n".join([f"{lines[0]},size", *(f"{line},{n % 3}" for n, line in enumerate(lines[1:]))]))
+    (folder / "unknown.csv").write_text(f"{dev.read_text()}a cat,a dog,maybe\n")
     (folder / "bad.csv").write_text("\n".join([*lines, ",,yes"]))
     for place, sst2, cola in (("glue", "a dog", "a cat"), ("other", "a bird", "")):
         for part in ("train", "dev"):

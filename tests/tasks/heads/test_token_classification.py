@@ -249,14 +249,6 @@ def test_metrics_have_short_names_and_depend_on_the_tags() -> None:
         with_metric(get_task("ptb-pos"), "f1")
 
 
-def test_macro_f1_is_the_mean_over_the_tags_that_there_are() -> None:
-    head = TokenClassification(("DET", "NOUN", "VERB"))
-    outputs = head.label_array([[0]])
-    outputs[0] = np.eye(3)[[0, 2, 1]]
-    score = head.metrics["f1_macro"].score(head.label_array([[0, 0, 1]]), outputs)
-    assert score == pytest.approx((2 / 3 + 1) / 2)
-
-
 def test_outputs_of_a_diverged_model_are_refused() -> None:
     outputs = HEAD.label_array([[0], [1]])
     outputs[0], outputs[1] = np.array([[np.nan, 0, 0]]), np.array([[-np.inf] * 3])
