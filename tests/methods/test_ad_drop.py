@@ -420,12 +420,26 @@ def test_logged_shares_are_right_by_a_hand_count(q: float) -> None:
     assert logs["ad_drop/active"] == 1
 
 
-def test_a_random_region_has_the_size_p() -> None:
+@pytest.mark.parametrize("units", ["attention", "hidden"])
+def test_a_random_region_has_the_size_p(units: str) -> None:
     batch = zoo.batch_of("bert", (8, 5, 3), extra=4)
-    with regularize(zoo.build("bert"), ADDrop(p=0.3, q=0.5, attribution="random", **ON)) as reg:
+    with regularize(zoo.build("bert"), ADDrop(p=0.3, q=0.5, attribution="random", units=units, **ON)) as reg:
         for _ in range(100):
             reg.loss(batch)
             reg.step()
         logs = reg.logs()
     positions = 100 * 2 * 2 * (64 + 25 + 9)
     assert logs["ad_drop/dropped"] == pytest.approx(0.15, abs=4 * math.sqrt(0.15 * 0.85 / positions))
+
+
+def test_hidden_units_that_are_kept_make_up_for_those_dropped() -> None:
+    model, batch, seen = zoo.build("bert"), zoo.batch_of("bert"), list[Tensor]()
+    read = model.bert.encoder.layer[0].attention.output.dense
+    read.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+    model(**batch)
+    with regularize(model, ADDrop(p=0.5, q=0.5, units="hidden", attribution="random", **ON)) as reg:
+        reg.loss(batch)
+    plain, dropped = seen[0], seen[-1]
+    kept = dropped != 0
+    assert 0.5 < kept.float().mean() < 0.9
+    torch.testing.assert_close(dropped, plain * kept * (plain.shape[-1] / kept.sum(-1, keepdim=True)))

@@ -346,7 +346,8 @@ def test_the_survivor_is_drawn_with_the_stated_probability(gap: float) -> None:
     assert found == pytest.approx(expected, abs=4 * math.sqrt(expected * (1 - expected) / 4000))
 
 
-def test_rewards_are_the_difference_of_scores_on_the_items() -> None:
+@pytest.mark.parametrize("reward", ["difference", "sign"])
+def test_rewards_are_the_difference_of_scores_on_the_items(reward: str) -> None:
     """In evaluation mode, without the generator's masks; the baseline is read before the rewards enter it."""
     seen: list[dict[str, float]] = []
     expected: list[float] = []
@@ -364,12 +365,13 @@ def test_rewards_are_the_difference_of_scores_on_the_items() -> None:
             losses = [float(m.eval()(**batch).loss) for m in (self.training.model, defender.model)]
         for m in (self.training.model, defender.model):
             m.train()
-        expected.append(losses[1] - losses[0])
+        difference = losses[1] - losses[0]
+        expected.append(difference if reward == "difference" else math.copysign(1, difference))
         return original(self, defender, attacked, defended, chance)
 
     AttendOutState._merge = spy  # type: ignore[method-assign]
     try:
-        run(papers(dropout_step=2), 8, watch=watch)
+        run(papers(dropout_step=2, reward=reward), 8, watch=watch)
     finally:
         AttendOutState._merge = original  # type: ignore[method-assign]
     assert [metrics["attendout/reward"] for metrics in seen] == pytest.approx(expected)

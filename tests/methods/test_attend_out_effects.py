@@ -93,16 +93,19 @@ def test_learners_of_a_batch_are_independent() -> None:
 
 
 def test_the_estimate_is_weighted_least_squares_with_a_prior() -> None:
-    chance, rows = random.Random(0), []
-    for _ in range(12):
+    """Periods weigh as much as they are long, and half as much after 40 whole periods."""
+    chance, rows, learner, lengths = random.Random(0), [], LayerEffects(2), [1.0] * 6 + [0.2] * 6
+    for length in lengths:
         actions = [float(chance.random() < 0.5) for _ in range(2)]
         rows.append((actions, 0.3 * actions[0] - 0.1 * actions[1] + chance.gauss(0, 0.05) + 7))
-    weights = torch.tensor([0.5 ** ((11 - i) / 40) for i in range(12)], dtype=torch.float64)
+        learner.observe(torch.tensor(actions), torch.tensor(rows[-1][1]).double(), length)
+    passed = [sum(lengths[i + 1 :]) for i in range(12)]
+    weights = torch.tensor(lengths).double() * 0.5 ** (torch.tensor(passed).double() / 40)
     design = torch.tensor([[1.0, *actions] for actions, _ in rows], dtype=torch.float64)
     rewards = torch.tensor([reward for _, reward in rows], dtype=torch.float64)
     penalty = torch.diag(torch.tensor([0.0, 0.25, 0.25]).double())  # the prior's variance is 4 of the noise's
     solved = torch.linalg.solve(design.T @ (weights[:, None] * design) + penalty, design.T @ (weights * rewards))
-    torch.testing.assert_close(learner_of(rows).estimate()[0], solved[1:])
+    torch.testing.assert_close(learner.estimate()[0], solved[1:])
 
 
 def test_few_periods_tell_nothing() -> None:

@@ -489,6 +489,7 @@ def test_auto_takes_the_most_layers_that_cost_nothing(
         (6, 0.0, 0.0, 3),  # the same on every row
         (6, 0.01, 0.05, 0),
         (600, 0.01, 0.05, 3),
+        (600, 0.01, 0.032, 0),  # beyond the 95 % interval of one number of layers, not of three together
         (600, 0.01, 0.0, 0),
         (600, -0.3, 0.0, 3),  # surely better
         (2, -0.3, 1.0, 0),

@@ -385,10 +385,14 @@ def test_deviation_over_seeds_is_that_of_a_sample() -> None:
         "metric": "accuracy",
         "output_dir": "run",
     }
-    same |= {"baseline": {}, "selection_score": None}
-    runs = [same | {"seed": n, "all_scores": {"dev": {"accuracy": score}}} for n, score in enumerate([0.5, 0.7, 0.9])]
-    found = summarise(runs)["all_scores"]["dev"]["accuracy"]
-    assert (found["mean"], found["std"]) == pytest.approx((0.7, 0.2))
+    same |= {"baseline": {}}
+    runs = [
+        same | {"seed": n, "selection_score": score + 0.1, "all_scores": {"dev": {"accuracy": score}}}
+        for n, score in enumerate([0.4, 0.5, 0.9])
+    ]
+    summary = summarise(runs)
+    for found, mean in ((summary["all_scores"]["dev"]["accuracy"], 0.6), (summary["selection_score"], 0.7)):
+        assert (found["mean"], found["std"]) == pytest.approx((mean, 0.07**0.5))
     assert summarise(runs[:1])["all_scores"]["dev"]["accuracy"]["std"] is None
 
 

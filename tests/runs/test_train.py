@@ -270,7 +270,10 @@ def test_preset_of_the_paper() -> None:
     assert PAPER.items() <= config.options.items()
     assert (config.protocol, config.weight_decay, config.warmup) == ("paper", 0.01, 0.0)
     assert preset("paper", "mnli", "finetune")["options"] == {}
-    assert (preset("paper", "qqp", "finetune")["epochs"], preset("paper", "sst2", "finetune")["epochs"]) == (10, 20)
+    tasks = {task: preset("paper", task, "finetune") for task in ("cola", "rte", "mrpc", "qqp", "mnli", "qnli", "sst2")}
+    lengths = {task: each["max_length"] for task, each in tasks.items() if "max_length" in each}
+    assert lengths == {"cola": 47, "rte": 128, "mrpc": 100}
+    assert [(each["epochs"], each["patience"]) for each in tasks.values()] == [(50, 5)] * 3 + [(10, 3)] * 3 + [(20, 5)]
     assert preset("paper", "cola", "ad-drop")["options"] == PAPER | {"layers": "all"}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from helpers import tiny
-from transformers import TrainingArguments
+from transformers import TrainerState, TrainingArguments
 
 from attendrop.errors import AttendropError
 from attendrop.runs import training_args
@@ -61,6 +61,31 @@ def test_steps_are_counted_in_epochs(folder: Path, options: dict[str, Any], epoc
     """36 rows to train on, in batches of 8."""
     run = resolve_run(tiny.config(folder, **options))
     assert num_epochs(run.config, len(run.parts.train)) == epochs
+
+
+def test_steps_and_epochs_are_those_of_all_processes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    run = resolve_run(tiny.config(folder, max_steps=5, selection_fraction=0.0))
+    assert num_epochs(run.config, 36) == 2  # of 3 steps, each of two batches of 8
+    many = str(tiny.write_csv(tmp_path / "many.csv", ["no", "yes"] * 200))
+    run = resolve_run(tiny.config(folder, train_file=many, epochs=None, batch_size=1, selection_fraction=0.0))
+    assert run.config.max_steps == 600  # three epochs, each step of two rows
+
+
+@pytest.mark.parametrize(
+    ("patience", "waited", "stop_after", "steps"),
+    [(2, 1, None, -1), (2, 2, None, 10), (None, 2, None, -1), (None, 0, 11, -1), (None, 0, 10, 10)],
+)
+def test_a_resumed_run_that_had_stopped_takes_no_more_steps(
+    folder: Path, tmp_path: Path, patience: int | None, waited: int, stop_after: int | None, steps: int
+) -> None:
+    stopping = {"args": {}, "attributes": {"early_stopping_patience_counter": waited}}
+    state = TrainerState(global_step=10, stateful_callbacks={"EarlyStoppingCallback": stopping})
+    state.save_to_json(str(tmp_path / "trainer_state.json"))
+    run = resolve_run(tiny.config(folder, patience=patience))
+    assert run_arguments(run, 36, folder / "run", tmp_path, stop_after=stop_after).max_steps == steps
 
 
 def test_options_that_the_machine_refuses_are_one_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

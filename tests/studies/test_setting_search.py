@@ -14,6 +14,7 @@ from attendrop.methods.core.registry import build_method, method_names
 from attendrop.runs.config import RunConfig
 from attendrop.studies.method_setting import MethodSetting
 from attendrop.studies.setting_search import (
+    LEARNING_RATE_FACTORS,
     SELECTION_FRACTION,
     Trial,
     choose,
@@ -56,13 +57,14 @@ def search(config: RunConfig, runs: Runs, *defaults: MethodSetting, **options: A
 
 
 def test_all_methods_have_the_same_number_of_settings_each_once(config: RunConfig) -> None:
-    found = search(config, Runs(lambda run: 0.5), trials=5)
+    found = search(config, Runs(lambda run: 0.5), trials=5, learning_rate=0.01)
     assert {name: len(trials) for name, trials in found.items()} == {"finetune": 5, "ad-drop": 5}
     for name, trials in found.items():
         assert trials[0].setting == MethodSetting(name)
         assert len({repr(trial.setting) for trial in trials}) == 5
     assert all(trial.setting.options == {} for trial in found["finetune"])
-    assert len({trial.setting.learning_rate for trial in found["finetune"]}) == 5
+    rates = {trial.setting.learning_rate for trial in found["finetune"][1:]}
+    assert len(rates) == 4 and rates < {0.01 * factor for factor in LEARNING_RATE_FACTORS[1:]}
 
 
 def test_the_same_seed_proposes_the_same_settings(config: RunConfig) -> None:
@@ -102,7 +104,8 @@ def test_hopeless_settings_stop_early_and_the_default_never(config: RunConfig) -
 
 
 def test_a_setting_whose_run_fails_is_not_chosen(config: RunConfig) -> None:
-    found = search(config, Runs(lambda run: None if run.learning_rate else 0.5), trials=5, folds=1)
+    runs = Runs(lambda run: -5.0 if run.learning_rate == config.learning_rate else None)
+    found = search(config, runs, trials=5, folds=1)
     assert choose(found["finetune"]) == MethodSetting("finetune")
 
 
@@ -111,6 +114,7 @@ def test_a_setting_whose_run_fails_is_not_chosen(config: RunConfig) -> None:
     [
         ([0.5, 0.5, 0.5], [0.6, 0.6, 0.6], OTHER),
         ([0.5, 0.5, 0.5], [0.9, 0.3, 0.4], DEFAULT),  # better on average by less than its standard error
+        ([0.5, 0.5, 0.5], [0.62, 0.48, 0.55], OTHER),  # by more than its standard error, less than its deviation
         ([0.5, 0.6, 0.7], [0.52, 0.61, 0.73], OTHER),
         ([0.5, 0.5, 0.5], [0.9, 0.9], DEFAULT),  # stopped early
         ([0.5, 0.5, 0.5], [0.5, 0.5, 0.5], DEFAULT),
@@ -121,6 +125,11 @@ def test_the_default_is_left_only_for_more_than_a_standard_error(
     default: list[float], other: list[float], chosen: MethodSetting
 ) -> None:
     assert choose([Trial(DEFAULT, default), Trial(OTHER, other)]) == chosen
+
+
+def test_of_several_that_are_better_the_best_is_chosen() -> None:
+    trials = [Trial(DEFAULT, [0.5]), Trial(OTHER, [0.7]), Trial(MethodSetting("ad-drop", {"p": 0.2}), [0.6])]
+    assert choose(trials) == OTHER
 
 
 @pytest.mark.parametrize("name", method_names())

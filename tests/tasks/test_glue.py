@@ -107,8 +107,12 @@ def test_mismatched_comes_with_matched(write: Callable[[str, str], Path]) -> Non
     text = ROWS["mnli"][1]
     root = write("MNLI/dev_matched.tsv", text).parents[2]
     assert list(load_task("mnli", data_dir=root, splits=["dev"]).splits) == ["dev"]
-    write("MNLI/dev_mismatched.tsv", text)
-    assert list(load_task("mnli", data_dir=root, splits=["dev"]).splits) == ["dev", "dev_mismatched"]
+    write("MNLI/dev_mismatched.tsv", text.replace("\tA\t", "\tmismatched\t"))
+    found = load_task("mnli", data_dir=root, splits=["dev"]).splits
+    assert {name: rows["text"] for name, rows in found.items()} == {
+        "dev": ["A", "C"],
+        "dev_mismatched": ["mismatched", "C"],
+    }
 
 
 def test_environment_then_hub(
@@ -153,6 +157,8 @@ def test_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert splits["test"]["text"][0].startswith(f"test{matched} ") and "label" not in splits["test"].column_names
     if name == "mnli":
         assert list(splits) == ["dev", "test", "dev_mismatched", "test_mismatched"]
+        assert splits["dev_mismatched"]["text"][0] == "validation_mismatched premise"
+        assert splits["test_mismatched"]["text"][0] == "test_mismatched premise"
 
 
 BAD_FILES = [

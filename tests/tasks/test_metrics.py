@@ -22,6 +22,7 @@ OWN_CLASSES = Task(
     "files", "classification", ("text",), ("a", "b, c", "d"), "accuracy", "", ("f1_macro", "matthews_correlation")
 )
 TWO_CLASSES = Task("files", "classification", ("text",), ("no", "yes"), "accuracy", "", OWN_CLASSES.other_metrics)
+MULTI_LABEL = Task("files", "multi-label-classification", ("text",), ("a", "b", "c"), "f1_micro", "")
 OWN_NUMBERS = Task("files", "regression", ("text",), (), "pearson", "", ("spearman", "mse"))
 
 # Two true positives, one false positive, one false negative, one true negative.
@@ -168,13 +169,10 @@ def test_unknown_extension(tmp_path: Path) -> None:
 
 
 METRICS = [
-    ("f1_macro", skm.f1_score, {"average": "macro"}),
     ("macro-F1", skm.f1_score, {"average": "macro"}),
     ("balanced-accuracy", skm.balanced_accuracy_score, {}),
     ("mcc", skm.matthews_corrcoef, {}),
     ("cohen_kappa", skm.cohen_kappa_score, {}),
-    ("precision", skm.precision_score, {}),
-    ("recall_macro", skm.recall_score, {"average": "macro"}),
 ]
 
 
@@ -185,6 +183,25 @@ def test_metric_of_ones_choice_decides(name: str, oracle: Callable[..., float], 
     first, *others = compute_scores(task, logits, labels).items()
     assert first == (task.metric, pytest.approx(oracle(labels, logits.argmax(1), **options)))
     assert {name for name, _ in others} | {task.metric} >= {"accuracy", "f1_macro", "matthews_correlation"}
+
+
+NUMBERS = np.random.default_rng(1).normal(size=(40, 3))
+LABELLED: dict[str, tuple[Task, np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]] = {
+    "classes": (TWO_CLASSES, (NUMBERS[:, 2] > 0.5).astype(int), NUMBERS[:, :2], NUMBERS[:, 1] - NUMBERS[:, 0]),
+    "labels": (MULTI_LABEL, (NUMBERS[::-1] > 0.5).astype(int), NUMBERS, NUMBERS),
+    "numbers": (OWN_NUMBERS, NUMBERS[:, 0], NUMBERS[:, 1], NUMBERS[:, 1]),
+}
+NAMES = [(kind, name) for kind, row in LABELLED.items() for name in row[0].head.metrics]
+
+
+@pytest.mark.filterwarnings("ignore:.* is ill-defined")  # of rows without labels
+@pytest.mark.parametrize(("kind", "name"), [row for row in NAMES if row[1] in skm.get_scorer_names()])
+def test_metrics_are_the_scorers_of_scikit_learn(kind: str, name: str) -> None:
+    task, labels, outputs, margins = LABELLED[kind]
+    scorer = skm.get_scorer(name)
+    read = margins if kind == "numbers" or scorer._response_method != "predict" else margins > 0
+    expected = scorer._sign * scorer._score_func(labels, read, **scorer._kwargs)
+    assert compute_scores(with_metric(task, name), outputs, labels)[name] == pytest.approx(expected)
 
 
 def test_ranking_metrics_read_logits() -> None:

@@ -9,7 +9,15 @@ import pytest
 from attendrop import ADDrop, AttendropError, FineTune
 from attendrop.methods.core.base import Method
 from attendrop.output_files import sha256, write_json
-from attendrop.training.checkpoints import is_complete, last_checkpoint, load_state, mark_unfinished, seal
+from attendrop.training.checkpoints import (
+    is_complete,
+    last_checkpoint,
+    load_method_state,
+    load_state,
+    mark_unfinished,
+    save_method_state,
+    seal,
+)
 
 METHOD = ADDrop(p=0.4, layers=[0, 1])
 STATE = {"seed": 1, "steps_taken": 7}
@@ -30,6 +38,15 @@ def test_a_sealed_checkpoint_is_complete_and_gives_its_state_back(tmp_path: Path
     assert is_complete(made)
     assert last_checkpoint(tmp_path) == made
     assert load_state(made, METHOD) == STATE
+
+
+def test_each_process_has_its_own_state_and_that_of_all(tmp_path: Path) -> None:
+    assert load_method_state(tmp_path, 0) == ({}, {})
+    for rank in (0, 1):
+        save_method_state(tmp_path, {"updates": 3}, {"period": rank}, rank)
+    assert [load_method_state(tmp_path, rank) for rank in (0, 1)] == [({"updates": 3}, {"period": r}) for r in (0, 1)]
+    with pytest.raises(AttendropError, match="was written by fewer processes than train now; start as many as then"):
+        load_method_state(tmp_path, 2)
 
 
 DAMAGE = {
