@@ -37,7 +37,7 @@ def test_one_command_answers_and_keeps_a_model_that_predicts(
     asked += ["--set", "vanilla.p=0.3", "--set", "vanilla.p=0.4"]
     assert main(asked) == 0
     shown = capsys.readouterr().out
-    assert "No recommendation of a method: 1 seed" in shown
+    assert "no recommendation of a method: 1 seed" in shown
     assert {line.split("  ")[0] for line in shown.splitlines()} >= {
         "finetune",
         "mixout",

@@ -24,7 +24,7 @@ def at_work(model: Any, **options: Any) -> Regularization:
 def test_all_sequences_start_with_the_same_probability() -> None:
     model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
     losses = []
-    for method in (ContextualDropout(p=0.3, prior_weight=0.0), LearnableBernoulli(p=0.3, num_train_rows=10**12)):
+    for method in (ContextualDropout(p=0.3, prior_weight=0.0), LearnableBernoulli(p=0.3, num_train_rows=2 * 10**9)):
         reg = Regularization(zoo.training(model), method)
         losses.append(reg.loss(batch))
         reg.close()
@@ -36,7 +36,7 @@ def test_all_sequences_start_with_the_same_probability() -> None:
 def test_the_gradient_is_that_of_the_method_without_context() -> None:
     """Whose estimate is unbiased. It is the sum over heads; log-odds at the start are the bias of the last layer."""
     found: list[dict[str, Tensor]] = []
-    for method in (ContextualDropout(p=0.3, prior_weight=0.0), LearnableBernoulli(p=0.3, num_train_rows=10**12)):
+    for method in (ContextualDropout(p=0.3, prior_weight=0.0), LearnableBernoulli(p=0.3, num_train_rows=2 * 10**9)):
         reg = Regularization(zoo.training(zoo.build("bert", dtype=torch.float64)), method)
         reg.loss(zoo.batch_of("bert", (8, 5, 3))).backward()
         found.append({name: value.grad for name, value in reg.method_state.parameters.items()})  # type: ignore[attr-defined]

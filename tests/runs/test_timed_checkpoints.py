@@ -77,7 +77,7 @@ def test_a_short_run_writes_no_checkpoint_and_keeps_its_scores_only(folder: Path
     config = tiny.config(folder, output_dir=str(tmp_path / "timed"), **options)
     metrics = train(config, keep_model=False, checkpoint_seconds=60, callbacks=[Listing()])
     assert not [name for name in written if name.startswith("checkpoint-")]
-    assert sorted(os.listdir(tmp_path / "timed")) == ["metrics.json", "run.json", "run.yaml"]
+    assert sorted(os.listdir(tmp_path / "timed")) == ["dev_predictions.parquet", "metrics.json", "run.json", "run.yaml"]
     assert metrics["best_epoch"] < 4  # so that the last weights are not the best
     usual = train(tiny.config(folder, output_dir=str(tmp_path / "usual"), **options))
     assert metrics["score"] == usual["score"]

@@ -151,7 +151,11 @@ def test_a_finished_baseline_is_not_run_again(folder: Path, monkeypatch: pytest.
     metrics = run_baseline(config(folder, "twice"), "majority")
     monkeypatch.setattr(baselines, "resolve_run", None)
     assert run_baseline(config(folder, "twice"), "majority") == metrics
-    assert {path.name for path in (folder / "twice").iterdir()} - {".lock"} == {"run.json", "metrics.json"}
+    assert {path.name for path in (folder / "twice").iterdir()} - {".lock"} == {
+        "run.json",
+        "metrics.json",
+        "dev_predictions.parquet",
+    }
     (listed,) = list_runs(str(folder / "twice"))
     assert (listed["label"], listed["finished"], listed["score"]) == ("majority", True, metrics["score"])
 

@@ -43,6 +43,7 @@ def chosen(config: RunConfig, scores: dict[str, tuple[float, ...]]) -> tuple[str
             }
             metrics |= {"options": {} if baseline else own.regularizer.options(), "score": score, "train_seconds": 1.0}
             metrics |= {"data": {"selected_on": None, "rewarded_on": None, "rows": {"dev": 3000}}}
+            metrics |= {"row_scores": {"rows": 3000, "data": "", "blocks": [score] * 100}}
             unit = Unit(dataclasses.replace(own, seed=seed), baseline)
             results.append(Result(unit, Path(f"{name}-{seed}"), metrics, None))
     found = answer([each.metrics for each in results if each.metrics is not None])

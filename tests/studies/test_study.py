@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from helpers import tiny
@@ -21,7 +22,7 @@ from attendrop.errors import AttendropError
 from attendrop.runs.run_folder import read_metrics
 from attendrop.studies.durations import duration
 from attendrop.studies.study_file import Setting, Study, read_study
-from attendrop.studies.study_report import make_report
+from attendrop.studies.study_report import make_report, overall_rows
 from attendrop.studies.units import Event, Job, Result, Unit, data_sha256
 from attendrop.studies.worker_process import perform
 
@@ -214,10 +215,12 @@ def test_a_folder_with_something_else_is_refused(folder: Path, tmp_path: Path, c
 # Tables --------------------------------------------------------------------------------------------------------------
 
 
-def result(unit: Unit, score: float) -> Result:
+def result(unit: Unit, score: float, by_row: np.ndarray | None = None, data: str = "") -> Result:
+    blocks = np.full(100, score) if by_row is None else by_row
     known = {"task": "files", "model": "m", "metric": "accuracy", "train_seconds": 1.0, "data": {"rows": {}}}
     of_unit = {"method": unit.method, "options": unit.options, "seed": unit.config.seed, "score": score}
-    return Result(unit, Path("run"), known | of_unit)
+    row_scores = {"rows": 1000, "data": data, "blocks": blocks.tolist()}
+    return Result(unit, Path("run"), known | of_unit | {"row_scores": row_scores})
 
 
 def test_methods_are_compared_over_all_settings_with_holm_correction(folder: Path) -> None:
@@ -279,3 +282,25 @@ def test_progress_counts_finished_and_running_parts(folder: Path, monkeypatch: p
     progress(Event("failed", jobs[2]))
     assert progress.state() == "3 of 5, 1 failed, about 60 s left".replace("60 s", "1 min")
     assert [duration(seconds) for seconds in (5, 120, 7200)] == ["5 s", "2 min", "2.0 h"]
+
+
+def test_settings_with_the_same_evaluation_rows_are_not_independent(folder: Path) -> None:
+    """What a row adds in one setting it adds in the other: two settings know of no more rows than one."""
+    effects = np.random.default_rng(0).normal(0.02, 0.1, 100)
+    found = {}
+    for names in (("a",), ("a", "a again"), ("a", "b")):
+        settings, results = [], {}
+        for name in names:
+            plain = [Unit(tiny.config(folder, method="finetune", seed=seed)) for seed in range(4)]
+            other = [Unit(tiny.config(folder, method="r-drop", seed=seed)) for seed in range(4)]
+            settings.append(Setting(name, (*plain, *other)))
+            results[name] = [result(unit, 0.5, data=name[0]) for unit in plain]
+            results[name] += [result(unit, 0.5 + effects.mean(), 0.5 + effects, name[0]) for unit in other]
+        mean = (
+            make_report(Study(tuple(settings)), results).overall
+            or overall_rows({"": make_report(Study(tuple(settings)), results).answers["a"]})
+        )[0].mean
+        assert mean is not None
+        found[names] = mean.mean.high - mean.mean.low
+    one, same, other = found.values()
+    assert same == pytest.approx(one) and other == pytest.approx(one / 2**0.5, rel=0.05)

@@ -76,7 +76,12 @@ def test_units_run_once_each_and_keep_their_scores_only(folder: Path, tmp_path: 
         failed = json.loads((results[i].folder / "failed.json").read_text())
         assert (failed["error"], failed["attempts"]) == (results[i].error, 1)
     for i in (0, 1, 4):
-        assert sorted(os.listdir(results[i].folder)) == ["metrics.json", "run.json", "run.yaml"]
+        assert sorted(os.listdir(results[i].folder)) == [
+            "dev_predictions.parquet",
+            "metrics.json",
+            "run.json",
+            "run.yaml",
+        ]
         assert results[i].folder.name.startswith("train-")
 
 
