@@ -14,11 +14,13 @@ Batch = Mapping[str, Any]
 # Column of question answering that models do not read, ``(batch, n)``: 1 at the tokens that can be part of an answer,
 # and at the one that stands for none, if there may be none.
 ANSWER_MASK = "answer_mask"
+# Column with the index of each row in the training data, ``(batch,)``, which models do not read.
+ROW_INDEX = "row_index"
 
 
 def model_inputs(batch: Batch) -> dict[str, Any]:
-    """Copy a batch without the column that models do not read."""
-    return {name: value for name, value in batch.items() if name != ANSWER_MASK}
+    """Copy a batch without the columns that models do not read."""
+    return {name: value for name, value in batch.items() if name not in (ANSWER_MASK, ROW_INDEX)}
 
 
 def refuse_graph(batch: Batch) -> None:

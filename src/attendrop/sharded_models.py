@@ -41,3 +41,10 @@ def true_everywhere(model: nn.Module, value: bool) -> bool:
     found = torch.tensor(int(value), device=mesh.device_type)
     distributed.all_reduce(found, distributed.ReduceOp.MIN, group=mesh.get_group())
     return bool(found)
+
+
+def gathered(value: Any, group: Any = None) -> list[Any]:
+    """Return what the processes of a group pass, in the order of their ranks."""
+    found: list[Any] = [None] * distributed.get_world_size(group)
+    distributed.all_gather_object(found, value, group=group)
+    return found

@@ -27,6 +27,8 @@ from helpers.device import ON_CPU
 from helpers.table import BY_MICRO_BATCH, TABLE
 
 METHOD = ADDrop(p=0.5, q=0.5, layers="all")
+# Rows come to another process in the second epoch.
+RECORDED = ADDrop(p=0.5, q=0.5, layers="all", attribution="recorded")
 OTHERS = {
     name: method
     for name, method in TABLE.items()
@@ -144,6 +146,8 @@ JOBS: dict[str, Callable[[Path, int, int], Any]] = {
     "resumed random": partial(train, name="random", resume="checkpoint-3"),
     "train stream": partial(train, name="stream", **STREAM),
     "resumed stream": partial(train, name="stream", resume="checkpoint-3", **STREAM),
+    "train recorded": partial(train, name="recorded", method=RECORDED),
+    "resumed recorded": partial(train, name="recorded", method=RECORDED, resume="checkpoint-3"),
     "train group_by_length": partial(train, name="grouped", train_sampling_strategy="group_by_length"),
 }
 for variant in ("dropout", "pruning"):
@@ -158,6 +162,7 @@ JOBS |= {
 # The jobs of the default tests, with a method of each kind; the others are slow.
 SAMPLE = (
     *("step bert", "train random", "resumed random", "train dropout", "resumed dropout"),
+    *("train recorded", "resumed recorded"),
     *("r-drop", "layerdrop", "layerdrop, activation checkpointing", "hiddencut"),
     *("mixout", "child-tuning driven", "concrete-dropout"),
 )

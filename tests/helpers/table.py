@@ -47,8 +47,9 @@ from attendrop import (
     VariationalDropout,
 )
 from attendrop.attention.plan import Plan
-from attendrop.batches import number_of_rows
-from attendrop.methods.core.context import StepContext
+from attendrop.batches import ROW_INDEX, number_of_rows
+from attendrop.methods.core.base import MethodState
+from attendrop.methods.core.context import StepContext, TrainingContext
 from helpers import zoo
 
 
@@ -67,6 +68,36 @@ class StructureOfAll(StructureMask):
         column = (tree if self.structure == "dependencies" else graph.long())[None]
         rows = number_of_rows(context.batch)
         return super().plan(replace(context, extra={self.column: column.repeat(rows, *[1] * (column.ndim - 1))}))
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedOfAll(ADDrop):
+    """Recorded attributions; where a loop does not say which rows a batch has, equal rows are the same."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ADDrop) and self.options() == other.options()
+
+    __hash__ = ADDrop.__hash__
+
+    def start(self, training: TrainingContext) -> MethodState:
+        state = super().start(training)
+        plan = state.plan
+
+        def plan_of_known_rows(context: StepContext) -> Plan | None:
+            if ROW_INDEX not in context.batch:
+                context = replace(context, batch={**context.batch, ROW_INDEX: torch.tensor(contents(context.batch))})
+            return plan(context)
+
+        state.plan = plan_of_known_rows  # type: ignore[method-assign]
+        return state
+
+
+def contents(batch: zoo.Batch) -> list[int]:
+    """Hash the inputs of each row, wherever it is padded."""
+    if "input_ids" not in batch:
+        return [hash(tuple(row.flatten().tolist())) for row in batch["pixel_values"]]
+    pairs = zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True)
+    return [hash(tuple(row[mask].tolist())) for row, mask in pairs]
 
 
 # Rows of which each test of the table runs a part by default, and the slow tests the others.
@@ -95,6 +126,7 @@ TABLE: dict[str, Method] = {
     "ad-drop layerwise": ADDrop(p=0.3, attribution="integrated_gradient", steps=2, scope="layerwise", layers="all"),
     "ad-drop gold low first": ADDrop(p=0.3, target="gold_label", direction="low", layers="first"),
     "ad-drop hidden": ADDrop(p=0.3, units="hidden", layers="all"),
+    "ad-drop recorded": RecordedOfAll(p=0.3, attribution="recorded", layers="all"),
     "attention-layerdrop": AttentionLayerDrop(p=0.3),
     "scheduler": Scheduler(),
     "vanilla": Vanilla(p=0.3),
@@ -178,7 +210,7 @@ ON_MOVED_WEIGHTS: set[str] = {"l2-sp"}
 # The first step that is not one of plain fine-tuning, by plan or by chance, where that is not the first.
 FIRST_STEP: dict[str, int] = dict.fromkeys(
     ("supert", "supert heads", "supert feed-forward", "layerdrop", "unidrop layers", "attendout effects"), 2
-)
+) | {"ad-drop recorded": 2}
 
 
 def given(model: Any, batch: zoo.Batch) -> dict[str, Any]:

@@ -81,7 +81,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(folder: Path, output: Path, kind: str, family: str, method: str) -> tuple[dict[str, Any], Weights]:
+def run(
+    folder: Path, output: Path, kind: str, family: str, method: str, options: dict[str, Any] | None = None
+) -> tuple[dict[str, Any], Weights]:
     """Train for three steps, as ``attendrop train`` does; returns ``metrics.json``, and the weights."""
     example, weights, model = EXAMPLES[kind], Weights(), folder / family
     if not model.exists():
@@ -89,7 +91,12 @@ def run(folder: Path, output: Path, kind: str, family: str, method: str) -> tupl
     given: dict[str, Any] = {"max_steps": 3, "batch_size": 8, "learning_rate": 1e-2, "max_length": 24, "device": "cpu"}
     given |= {"train_file": f"{folder}/{kind}-train.jsonl", "eval_file": f"{folder}/{kind}-dev.jsonl"}
     given |= {"text_columns": example.texts, "label_column": example.label, **example.options}
-    given |= {"method": method, "options": OPTIONS.get(method, {}), "model": str(model), "output_dir": str(output)}
+    given |= {
+        "method": method,
+        "options": options or OPTIONS.get(method, {}),
+        "model": str(model),
+        "output_dir": str(output),
+    }
     return train(RunConfig(**given), keep_model=False, callbacks=[weights]), weights
 
 
@@ -108,6 +115,18 @@ def test_a_method_trains_or_is_refused(kind: str, family: str, method: str, fold
     assert math.isfinite(metrics["score"]) and math.isfinite(last["train_loss"])
     assert last["regularized"] or method == "finetune"
     assert any("att" in name.lower() for name in weights.changed())
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("kind", "family"),
+    [pytest.param(*pair, marks=() if pair[1] == EXAMPLES[pair[0]].families[0] else pytest.mark.slow) for pair in PAIRS],
+)
+def test_recorded_attributions_act_from_the_second_epoch(kind: str, family: str, folder: Path, tmp_path: Path) -> None:
+    metrics, _ = run(folder, tmp_path / "run", kind, family, "ad-drop", {"attribution": "recorded", "layers": "all"})
+    first, *_, last = metrics["history"]
+    assert not first["dropped"].get("ad-drop") and last["dropped"]["ad-drop"] > 0
+    assert metrics["records"]["rows"] >= 16 and metrics["records"]["forgotten"] == 0
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

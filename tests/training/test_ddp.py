@@ -69,13 +69,13 @@ def test_gradients_equal_those_of_the_joint_batch(job: str, ranks: Results, alon
     zoo.assert_same(first, alone(job), 1e-9)
 
 
-@pytest.mark.parametrize("job", cases("train random", "train group_by_length", "resumed random"))
+@pytest.mark.parametrize("job", cases("train random", "train recorded", "train group_by_length", "resumed random"))
 def test_both_processes_end_with_the_same_weights(job: str, ranks: Results) -> None:
     first, second = ranks(job)
     zoo.assert_same(first["weights"], second["weights"])
 
 
-@pytest.mark.parametrize("job", cases("train random", "train group_by_length", "train stream"))
+@pytest.mark.parametrize("job", cases("train random", "train recorded", "train group_by_length", "train stream"))
 def test_the_trainer_takes_the_same_steps_as_one_process(job: str, ranks: Results, alone: Results) -> None:
     ours, one = ranks(job)[0], alone(job)
     assert len(ours["gradients"]) == len(one["gradients"]) == 4
@@ -108,7 +108,7 @@ def test_every_method_ends_with_the_weights_of_one_process(job: str, ranks: Resu
     zoo.assert_same(first, alone(job), 1e-7)
 
 
-@pytest.mark.parametrize("rows", cases("random", "stream", job="resumed {}"))
+@pytest.mark.parametrize("rows", cases("random", "recorded", "stream", job="resumed {}"))
 def test_a_resumed_run_of_two_processes_equals_the_uninterrupted_one(rows: str, ranks: Results) -> None:
     resumed, whole = ranks(f"resumed {rows}")[0], ranks(f"train {rows}")[0]
     assert len(resumed["gradients"]) == 1

@@ -121,7 +121,7 @@ class GradientPlan(ObservePlan):
         gradients = gradients_of(total * factor, list(seen), [layer.output for layer in seen.values()])
         for key in list(seen):
             layer, gradient = seen.pop(key), wide(gradients.pop(key)) / factor
-            by_units = gradient if self.units == "hidden" else _by_weights(layer, gradient)
+            by_units = gradient if self.units == "hidden" else by_weights(layer.call, gradient, layer.value)
             self.receive(layer.call, by_units)
 
     def _see(self, call: AttentionCall, output: Tensor, value: Tensor) -> Tensor:
@@ -132,11 +132,54 @@ class GradientPlan(ObservePlan):
         return node if torch.is_grad_enabled() else output
 
 
-def _by_weights(layer: _Seen, gradient: Tensor) -> Tensor:
-    """Compute ``dF/dA``, given ``dF/dO``, ``(batch, query, heads, dim)``; zero in rows without any valid key."""
+class TrainingGradients:
+    """Hands over the gradients of the units of a training pass, in its own backward pass.
+
+    The gradient by the output of the heads, ``dL/dO``, exists there anyway. Under activation checkpointing a layer runs
+    twice: the gradient is that of the first run, and the values those of the second.
+
+    Args:
+        receive: Called with a layer's call and ``dL/dA``, or ``dL/dO``, as soon as the backward pass is there.
+        units: As for :class:`ObservePlan`.
+    """
+
+    def __init__(self, receive: Receive, units: str = "attention") -> None:
+        self.receive = receive
+        self.units = units
+
+    def edit(self, call: AttentionCall) -> AttentionEdit:
+        """Return the edit that reads a layer; it changes nothing."""
+        values: list[Tensor] = []
+
+        def see_values(value: Tensor) -> None:
+            values[:] = [value.detach()]
+
+        def see_output(output: Tensor) -> Tensor:
+            if not torch.is_grad_enabled():
+                return output
+            node = output if output.requires_grad else output.detach().requires_grad_()
+            node.register_hook(receive)  # type: ignore[no-untyped-call]
+            return node
+
+        def receive(gradient: Tensor) -> None:
+            with torch.no_grad():
+                found = wide(gradient)
+                self.receive(call, found if self.units == "hidden" else by_weights(call, found, values.pop()))
+
+        return AttentionEdit(values=see_values, output=see_output)
+
+
+def by_weights(call: AttentionCall, gradient: Tensor, value: Tensor) -> Tensor:
+    """Compute ``dF/dA = dF/dO V^T``, zero in rows without any valid key.
+
+    Args:
+        call: The call of the layer.
+        gradient: ``dF/dO``, ``(batch, query, heads, dim)``, in float32 or better.
+        value: ``V``, ``(batch, heads, key, dim)``.
+    """
     with torch.autocast(gradient.device.type, enabled=False), torch.no_grad():
-        found = gradient.transpose(1, 2) @ wide(layer.value).transpose(-1, -2)
-    valid = layer.call.valid
+        found = gradient.transpose(1, 2) @ wide(value).transpose(-1, -2)
+    valid = call.valid
     return found if valid is None else found.masked_fill_(~any_last(valid), 0)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -11,22 +11,24 @@ from torch import Tensor, nn
 
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.dropout_draws import DropoutDraws
-from attendrop.attention.edits import AttentionEdit
+from attendrop.attention.edits import AttentionEdit, merge_edits
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.attribution.attention_weights import attention_attribution
 from attendrop.attribution.gradient import gradient_attribution
 from attendrop.attribution.integrated_gradients import QUADRATURE_RULES, SCOPES, integrated_gradient_attribution
 from attendrop.attribution.predictions import is_regression
-from attendrop.candidates import candidate_region, pack, unpack
+from attendrop.batches import Batch
+from attendrop.candidates import Region, candidate_region, pack, unpack
 from attendrop.errors import AttendropError
 from attendrop.methods.common.random_mask import RandomMaskPlan
-from attendrop.methods.core.base import Method
-from attendrop.methods.core.context import StepContext
+from attendrop.methods.common.recorded_candidates import Recorder, RowPass
+from attendrop.methods.core.base import Method, MethodState
+from attendrop.methods.core.context import StepContext, TrainingContext
 from attendrop.methods.core.info import MethodInfo, Preset
 from attendrop.methods.core.options import LAYERS, SWITCH, choice, count, option, optional, unit_interval
 
-ATTRIBUTIONS = ("gradient", "integrated_gradient", "attention", "random")
+ATTRIBUTIONS = ("gradient", "integrated_gradient", "attention", "random", "recorded")
 TARGETS = ("pseudo_label", "gold_label")
 # Where the paper drops in the first layer only (section 3.2), and in the encoder's self-attention (appendix A.2).
 _TRANSLATION = ("translation", "wmt16-en-ro", "wmt16-ro-en", "wmt16-en-tr", "wmt16-tr-en")
@@ -49,8 +51,13 @@ class ADDrop(Method):
         p: Fraction of the keys of each row that are candidates, in (0, 1).
         q: Probability with which each candidate is dropped, in (0, 1].
         attribution: ``"gradient"`` (Eq. 5), ``"integrated_gradient"`` (Eq. 3), ``"attention"`` (the weights
-            themselves), ``"random"`` (each valid position is a candidate with probability ``p``; no attribution pass).
+            themselves), ``"random"`` (each valid position is a candidate with probability ``p``; no attribution pass),
+            or ``"recorded"`` (ours): minus the gradient of the loss by the weights, from the last training pass in
+            which the row took part, so that no pass is added. A row without a record is not dropped from. Rows are
+            known by their index in the training data: in a loop of your own, ``reg.loss(batch, rows=indices)``. With
+            cross-tuning, the plain epochs record and the others drop.
         target: ``"pseudo_label"``, the model's prediction, or ``"gold_label"``. Regression always uses the gold value.
+            Does not apply to recorded attributions, which are of the loss.
         layers: ``"first"``, ``"all"``, numbers, or a kind: see :func:`attendrop.attention.layers.select_layers`.
         direction: Attributions to drop: ``"high"`` (the paper's), ``"low"`` as in its prior experiment (Fig. 2), or
             ``"magnitude"``, high in absolute value. In regression, ``"high"`` drops what keeps the prediction near the
@@ -65,6 +72,9 @@ class ADDrop(Method):
         steps: Number of quadrature nodes of integrated gradients. The paper's setting is layerwise, riemann, 20.
         units: ``"attention"``, or ``"hidden"``: the same rule on the hidden units of the heads' outputs, per token.
             Dropped units are zero, and the other units of the token are rescaled by total / kept units.
+        record_limit: Memory for recorded candidates in MiB, on the host of each process; rows recorded longest ago are
+            forgotten beyond it, with a warning. None: a quarter of the free memory. A row takes ``layers * heads *
+            n**2 / 8`` bytes: 288 KiB for 12 layers of 12 heads and 128 tokens.
 
     Raises:
         AttendropError: An option is out of its range.
@@ -117,9 +127,14 @@ class ADDrop(Method):
     rule: str = option("gauss_legendre", choice(*QUADRATURE_RULES))
     steps: int = option(8, count())
     units: str = option("attention", choice("attention", "hidden"))
+    record_limit: int | None = option(None, optional(count()))
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.attribution == "recorded" and self.target != TARGETS[0]:
+            raise AttendropError(
+                f"target={self.target!r} does not apply to recorded attributions, which are of the loss; leave it out."
+            )
         if self.units == "hidden" and self.attribution == "attention":
             raise AttendropError("attribution='attention' is not defined for units='hidden'; use 'gradient'.")
 
@@ -137,18 +152,28 @@ class ADDrop(Method):
     def active(self, epoch: int) -> bool:
         return epoch >= self.start_epoch and (not self.cross_tuning or epoch % 2 == 1)
 
+    def takes_part(self, epoch: int) -> bool:
+        return self.active(epoch) or self.needs_rows
+
     def needs_epoch(self) -> bool:
         return self.cross_tuning or self.start_epoch > 0
 
+    @property
+    def needs_rows(self) -> bool:
+        return self.attribution == "recorded"
+
+    def start(self, training: TrainingContext) -> MethodState:
+        return _RecordedState(self, training) if self.needs_rows else super().start(training)
+
     def plan(self, context: StepContext) -> Plan:
-        method = self._resolved(context.adapter.model)
+        method = self.resolved(context.adapter.model)
         if method.attribution == "random":
             return _DropAny(method, context)
         attention_layers = method.selected_layers(context.adapter.attention_layers)
         draws = DropoutDraws()
         return _DropHigh(method, context, method._attribute(context, attention_layers, draws), draws)
 
-    def _resolved(self, model: nn.Module) -> ADDrop:
+    def resolved(self, model: nn.Module) -> ADDrop:
         """Replace a direction of None by what suits the model's kind of prediction."""
         if self.direction is not None:
             return self
@@ -169,13 +194,20 @@ class ADDrop(Method):
                 options = {"keep": self._candidates, "draws": draws}
                 return attention_attribution(context.adapter, context.inputs, attention_layers, **options)
 
+    def candidate_mask(self, call: AttentionCall, attribution: Tensor) -> Tensor:
+        """Find the candidates of a layer, ``(batch, heads, query, key)`` or ``(batch, 1, query, units)``."""
+        return self._region(call, attribution).mask
+
     def _candidates(self, call: AttentionCall, attribution: Tensor) -> _Candidates:
         """Keep the candidates of a layer, of which the bits take a thirtieth of the attribution's memory."""
+        region = self._region(call, attribution)
+        return _Candidates(*pack(region.mask), region.signal)
+
+    def _region(self, call: AttentionCall, attribution: Tensor) -> Region:
         valid = call.valid
         if self.units == "hidden":  # the units of a token form one row
             attribution, valid = attribution.flatten(2)[:, None], None
-        region = candidate_region(attribution, valid, self.p, self.direction or "high")
-        return _Candidates(*pack(region.mask), region.signal)
+        return candidate_region(attribution, valid, self.p, self.direction or "high")
 
 
 @dataclass(frozen=True)
@@ -238,6 +270,75 @@ class _DropHigh(_DropAny):
     def candidate_rows(self, call: AttentionCall) -> Tensor:
         rows, signal = super().candidate_rows(call), self.candidates[call.layer.key].signal
         return signal if rows is None else signal & rows
+
+
+class _DropRecorded(_DropAny):
+    """Plan that drops candidates which were recorded of each row before, and records new ones.
+
+    Args:
+        method: The method.
+        context: The micro-batch.
+        row_pass: The records.
+    """
+
+    def __init__(self, method: ADDrop, context: StepContext, row_pass: RowPass) -> None:
+        super().__init__(method, context)
+        active = method.active(context.epoch or 0)
+        self.row_pass = row_pass
+        self.drops = active
+        self.gradients = None
+        if not (active and method.cross_tuning):
+            self.gradients = row_pass.record(method.candidate_mask)
+
+    def make(self, call: AttentionCall) -> AttentionEdit:
+        edits = [super().make(call)] if self.drops and self.row_pass.region(call) is not None else []
+        if self.gradients is not None:
+            edits.append(self.gradients.edit(call))
+        return merge_edits(edits) or AttentionEdit()
+
+    def drop_mask(self, call: AttentionCall) -> Tensor:
+        return self._region(call) & self.sample(self.method.q, call)
+
+    def drop_units(self, call: AttentionCall, units: int) -> Tensor:
+        return self._region(call) & self.sample_hidden(self.method.q, call, units)
+
+    def candidate_rows(self, call: AttentionCall) -> Tensor:
+        return self._region(call).any(-1, keepdim=True)
+
+    def _region(self, call: AttentionCall) -> Tensor:
+        found = self.row_pass.region(call)
+        assert found is not None  # make() asked
+        return found
+
+
+class _RecordedState(MethodState):
+    """State of AD-DROP with recorded attributions: the records of the rows."""
+
+    def __init__(self, method: ADDrop, training: TrainingContext) -> None:
+        super().__init__(method)
+        limit = None if method.record_limit is None else method.record_limit << 20
+        self.options = method.resolved(training.model)
+        self.recorder = Recorder(limit, training.processes)
+
+    def plan(self, context: StepContext) -> Plan:
+        row_pass = self.recorder.begin_pass(context, self.options.units)
+        if self.options.active(context.epoch or 0):
+            context.note("recorded", row_pass.known)
+        return _DropRecorded(self.options, context, row_pass)
+
+    def after_step(self, steps_taken: int) -> dict[str, float]:
+        self.recorder.flush()
+        return {}
+
+    def rank_state_dict(self) -> dict[str, Any]:
+        return self.recorder.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> None:
+        self.recorder.load_state_dict(rank_state)
+
+    def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
+        records = self.recorder.records
+        return {"records": {"rows": len(records), "bytes": records.bytes, "forgotten": records.forgotten}}
 
 
 def _scaled_up(hidden: Tensor, drop: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
-from attendrop.batches import Batch, number_of_rows, to_device
+from attendrop.batches import ROW_INDEX, Batch, number_of_rows, to_device
 from attendrop.errors import AttendropError
 from attendrop.methods.core.context import LabelledData, Processes
 
@@ -141,5 +141,32 @@ def with_columns(collate: Callable[[list[Any]], Any], columns: Sequence[str]) ->
             padded = [functional.pad(v, (0, width - len(v)) * v.ndim, value=-1) for v in values]
             batch[name] = torch.stack(padded)
         return batch
+
+    return collated
+
+
+class IndexedRows:
+    """Rows of a data set with random access, each with its index in the column ``ROW_INDEX``.
+
+    Args:
+        rows: The data set.
+    """
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {**self.rows[index], ROW_INDEX: index}
+
+
+def with_row_index(collate: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """Extend a collator to the indices of rows, which become a tensor; the others get rows without them."""
+
+    def collated(rows: list[Any]) -> Any:
+        given = [{key: value for key, value in row.items() if key != ROW_INDEX} for row in rows]
+        return {**collate(given), ROW_INDEX: torch.tensor([row[ROW_INDEX] for row in rows])}
 
     return collated

@@ -14,7 +14,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import Processes, TrainingContext, tokens_of
 from attendrop.methods.core.registry import check_method
-from attendrop.sharded_models import sharding_mesh
+from attendrop.sharded_models import gathered, sharding_mesh
 from attendrop.training.labelled_data import labelled_data
 from attendrop.training.regularization import Regularization, loss_and_outputs
 
@@ -123,4 +123,4 @@ def _processes(model: nn.Module, device: torch.device) -> Processes:
         distributed.all_reduce(found, group=mesh.get_group())
         return found
 
-    return Processes(mesh.get_local_rank(), mesh.size(), total)
+    return Processes(mesh.get_local_rank(), mesh.size(), total, lambda value: gathered(value, mesh.get_group()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.model_outputs import named_outputs
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
-from attendrop.batches import Batch, model_inputs, number_of_rows
+from attendrop.batches import ROW_INDEX, Batch, model_inputs, number_of_rows
 from attendrop.devices import refuse_device
 from attendrop.errors import AttendropError
 from attendrop.fused_optimizers import skips_step, unscale
@@ -141,12 +141,13 @@ class Regularization:
         found, self._metrics = self._metrics, {}
         return found
 
-    def loss(self, batch: Batch) -> Tensor:
+    def loss(self, batch: Batch, rows: Sequence[int] | Tensor | None = None) -> Tensor:
         """Compute the training loss of a micro-batch, with all passes that the method needs.
 
         Args:
             batch: The model's inputs as a mapping, with labels; where questions are answered from a text, with the
                 column of :func:`attendrop.attribution.predictions.answer_tokens`, which the model does not see.
+            rows: The index of each row of the batch in the training data, for methods that remember rows.
 
         Returns:
             The loss, a scalar to call ``backward`` on.
@@ -160,6 +161,8 @@ class Regularization:
                 f"A batch is a mapping of the model's inputs, with labels, and not a {type(batch).__name__}: pass "
                 "{'input_ids': ..., 'attention_mask': ..., 'labels': ...}."
             )
+        if rows is not None:
+            batch = {**batch, ROW_INDEX: torch.as_tensor(rows)}
         if self.model.training:
             ((batch, _),), _ = self.micro_batches(batch)
         return self.compute(batch, self._model_loss)[0]
@@ -223,9 +226,10 @@ class Regularization:
         processes = self.training.processes
         first = self._sequences * processes.world_size + processes.rank * rows
         self._sequences += rows
-        acting = [] if self.idle else self._acting(epoch)
-        self._statistics.begin([method_state.method.source for method_state in acting])
-        if not acting:
+        taking_part = [] if self.idle else self._taking_part(epoch)
+        acting = [method_state.method for method_state in taking_part if method_state.method.active(epoch or 0)]
+        self._statistics.begin([method.source for method in acting])
+        if not taking_part:
             return compute_loss(batch, None)
         if self.training.scaler is not None and self.method.needs_loss_scale:  # the host waits for it
             self.loss_scale = self.training.scaler.get_scale()
@@ -350,15 +354,15 @@ class Regularization:
                 "regularize(..., scaler=scaler)."
             )
 
-    def _acting(self, epoch: int | None) -> list[MethodState]:
-        """Return the states of the methods that act in an epoch."""
+    def _taking_part(self, epoch: int | None) -> list[MethodState]:
+        """Return the states of the methods that act in an epoch, or observe it."""
         if epoch is None and self.method.needs_epoch():
             alternating = next(part for part in self.method.parts if part.needs_epoch())
             raise AttendropError(
                 f"Method '{alternating.name}' acts in some epochs: call set_epoch(epoch), from 0, at the start of "
                 f"each. {alternating.inactive_epochs_hint}"
             )
-        return [method_state for method_state in self.method_state.parts if method_state.method.active(epoch or 0)]
+        return [each for each in self.method_state.parts if each.method.takes_part(epoch or 0)]
 
     def _model_loss(self, batch: Batch, plan: Plan | None = None, model: nn.Module | None = None) -> tuple[Tensor, Any]:
         keywords = {} if plan is None else {PLAN_KEYWORD: plan}

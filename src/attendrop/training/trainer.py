@@ -15,14 +15,14 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalPrediction, TrainOutput, rotate_checkpoints
 
-from attendrop.batches import ANSWER_MASK
+from attendrop.batches import ANSWER_MASK, ROW_INDEX
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method, MethodState
 from attendrop.methods.core.context import LabelledData, Processes, TrainingContext, tokens_of
 from attendrop.methods.core.registry import check_method
 from attendrop.methods.finetune import FineTune
 from attendrop.output_files import disk_errors
-from attendrop.sharded_models import sharding_mesh
+from attendrop.sharded_models import gathered, sharding_mesh
 from attendrop.training.callbacks import SaveAfterEvaluation, TrainingClock
 from attendrop.training.checkpoints import (
     delete_unfinished,
@@ -34,7 +34,14 @@ from attendrop.training.checkpoints import (
     save_method_state,
     seal,
 )
-from attendrop.training.labelled_data import LabelledRows, is_stream, set_aside, with_columns
+from attendrop.training.labelled_data import (
+    IndexedRows,
+    LabelledRows,
+    is_stream,
+    set_aside,
+    with_columns,
+    with_row_index,
+)
 from attendrop.training.model_call import replaced_attribute
 from attendrop.training.regularization import Regularization
 from attendrop.training.sampler import EpochSampler, row_lengths
@@ -237,7 +244,7 @@ class RegularizedTrainer(Trainer):
             model=self.accelerator.unwrap_model(self.model),
             evaluate=trainer_loss.evaluate,
             seed=self.args.seed,
-            processes=Processes(self.args.process_index, self.args.world_size, self._over_processes),
+            processes=Processes(self.args.process_index, self.args.world_size, self._over_processes, self._gather),
             total_steps=self.state.max_steps,
             optimizer=getattr(self.optimizer, "optimizer", self.optimizer),
             max_grad_norm=self.args.max_grad_norm or None,
@@ -269,6 +276,11 @@ class RegularizedTrainer(Trainer):
             raise AttendropError(
                 "train_sampling_strategy='group_by_length' needs the lengths of all training rows, and these are a "
                 "stream; leave it out, or pass a data set with random access."
+            )
+        if self.regularizer.needs_rows and is_stream(self.train_dataset):
+            raise AttendropError(
+                f"Method '{self.regularizer.name}' remembers each training row from one epoch to the next, and these "
+                "are a stream, whose rows are not known again; pass a data set with random access."
             )
         if self.regularizer.rewarded_on() is not None and is_stream(self.reward_dataset):
             raise AttendropError(
@@ -311,18 +323,22 @@ class RegularizedTrainer(Trainer):
     def get_train_dataloader(self) -> DataLoader[Any]:
         """As in ``transformers.Trainer``, with the columns that the method reads, and the mask of answers."""
         self._set_signature_columns_if_needed()
-        collate, known = self.data_collator, self._signature_columns
+        collate, known, rows = self.data_collator, self._signature_columns, self.train_dataset
         columns = (*self.regularizer.columns, ANSWER_MASK)
         self.data_collator = with_columns(collate, columns)
+        if self.regularizer.needs_rows and rows is not None:
+            self.data_collator, self.train_dataset = with_row_index(self.data_collator), IndexedRows(rows)
         if known is not None:
-            self._signature_columns = [*known, *columns]
+            self._signature_columns = [*known, *columns, ROW_INDEX]
         try:
             return super().get_train_dataloader()
         finally:
-            self.data_collator, self._signature_columns = collate, known
+            self.data_collator, self._signature_columns, self.train_dataset = collate, known, rows
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int] | None:
-        dataset = self.train_dataset if train_dataset is None else train_dataset
+        dataset: Any = self.train_dataset if train_dataset is None else train_dataset
+        original: Any = self.train_dataset
+        dataset, original = (each.rows if isinstance(each, IndexedRows) else each for each in (dataset, original))
         strategy = self.args.train_sampling_strategy
         if dataset is None or not hasattr(dataset, "__len__") or strategy not in ("random", "group_by_length"):
             return super()._get_train_sampler(train_dataset)
@@ -330,7 +346,7 @@ class RegularizedTrainer(Trainer):
         global_batch = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
         lengths = None
         if strategy == "group_by_length":
-            lengths = row_lengths(dataset, self.train_dataset, self.args.length_column_name)
+            lengths = row_lengths(dataset, original, self.args.length_column_name)
         self._sampler = EpochSampler(len(dataset), seed, global_batch, lengths)
         return self._sampler
 
@@ -371,6 +387,9 @@ class RegularizedTrainer(Trainer):
             return counts
         total: Tensor = self.accelerator.reduce(counts.to(self.accelerator.device), "sum")
         return total
+
+    def _gather(self, value: Any) -> list[Any]:
+        return [value] if self.args.world_size == 1 else gathered(value)
 
     def _refuse_unsupported(self) -> None:
         if self.args.n_gpu > 1:

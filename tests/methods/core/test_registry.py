@@ -32,6 +32,8 @@ def test_a_method_changes_the_loss(name: str) -> None:
     method = TABLE[name]
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
     with regularize(model, method, seed=1, **given(model, batch)) as reg:
+        if method.needs_rows:  # from rows that were never seen it drops nothing
+            reg.loss(batch).backward()
         assert not torch.isclose(reg.loss(batch), model(**batch).loss)
 
 

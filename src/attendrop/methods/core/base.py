@@ -106,6 +106,11 @@ class Method:
         return {}
 
     @property
+    def needs_rows(self) -> bool:
+        """Whether it must know which row of the training data each row of a batch is: the column ``ROW_INDEX``."""
+        return False
+
+    @property
     def parts(self) -> tuple[Method, ...]:
         """Component methods; for a single method, the method itself."""
         return (self,)
@@ -135,6 +140,10 @@ class Method:
     def active(self, epoch: int) -> bool:
         """Return whether the method is active in ``epoch``, counted from 0."""
         return True
+
+    def takes_part(self, epoch: int) -> bool:
+        """Return whether the method has a part in the passes of ``epoch``: it is active, or only observes them."""
+        return self.active(epoch)
 
     def needs_epoch(self) -> bool:
         """Return whether :meth:`active` depends on the epoch."""

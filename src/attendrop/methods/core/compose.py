@@ -90,8 +90,15 @@ class Compose(Method):
         for part in self.methods:
             part.prepare(model, seed)
 
+    @property
+    def needs_rows(self) -> bool:
+        return any(part.needs_rows for part in self.methods)
+
     def active(self, epoch: int) -> bool:
         return any(part.active(epoch) for part in self.methods)
+
+    def takes_part(self, epoch: int) -> bool:
+        return any(part.takes_part(epoch) for part in self.methods)
 
     def needs_epoch(self) -> bool:
         return any(part.needs_epoch() for part in self.methods)
@@ -155,7 +162,7 @@ class ComposedState(MethodState):
         leader: MethodState | None = None
         batch = context.batch
         for method_state in self.ordered_states:
-            if not method_state.method.active(context.epoch or 0):
+            if not method_state.method.takes_part(context.epoch or 0):
                 continue
             if method_state.method.decides_passes:
                 leader = method_state

@@ -39,11 +39,13 @@ class Processes:
         rank: Rank of this process.
         world_size: Number of processes. Each trains on the same number of sequences.
         total: Sums a tensor over the processes.
+        gather: Returns what the processes pass, in the order of their ranks.
     """
 
     rank: int = 0
     world_size: int = 1
     total: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    gather: Callable[[Any], list[Any]] = lambda value: [value]
 
 
 @runtime_checkable

@@ -1,0 +1,170 @@
+"""Candidates of dropout that a training pass records of its rows, for the pass in which each row comes next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attendrop.attention.call import AttentionCall
+from attendrop.attribution.recording import TrainingGradients
+from attendrop.attribution.row_records import RowMask, RowRecords
+from attendrop.batches import ROW_INDEX
+from attendrop.candidates import pack, unpack
+from attendrop.errors import AttendropError
+from attendrop.methods.core.context import Processes, StepContext
+
+# Of each sequence: the first query and the number of queries, the first key and the number of keys, without padding.
+Spans = Sequence[tuple[int, int, int, int]]
+# Returns the mask of the candidates of a layer, given its call and its attribution.
+Choose = Callable[[AttentionCall, Tensor], Tensor]
+_Packed = tuple[Tensor, tuple[int, ...]]
+
+
+class Recorder:
+    """Records of rows, and what the passes of a step have added to them.
+
+    Args:
+        limit: Bytes that records may take; None: a quarter of the free memory.
+        processes: The processes that train, among which rows change place from epoch to epoch. Each keeps the records
+            of all rows: at the start of an epoch they exchange what they recorded in the one before.
+    """
+
+    def __init__(self, limit: int | None, processes: Processes) -> None:
+        self.records = RowRecords(limit)
+        self.processes = processes
+        self.epoch: int | None = None
+        self._new: list[tuple[Sequence[int], str, _Packed, Spans, Tensor]] = []
+
+    def begin_pass(self, context: StepContext, units: str) -> RowPass:
+        """Begin a training pass over ``context.batch``, given the units that are recorded.
+
+        Raises:
+            AttendropError: The rows of the batch are not known.
+        """
+        if ROW_INDEX not in context.batch:
+            raise AttendropError(
+                "Recorded attributions need to know the rows of a batch: compute the loss by reg.loss(batch, "
+                "rows=indices), with the index of each row in the training data."
+            )
+        self.flush()
+        if context.epoch != self.epoch:
+            self.epoch = context.epoch
+            if self.processes.world_size > 1:
+                self.records.merge(self.processes.gather(self.records.take_new()))
+        return RowPass(self, context.batch[ROW_INDEX].tolist(), units)
+
+    def add(self, rows: Sequence[int], layer: str, mask: Tensor, spans: Spans, finite: Tensor) -> None:
+        """Add the candidates of a layer, ``(batch, heads, query, key)``; they stay on their device until the step ends.
+
+        Args:
+            rows: Indices of the rows; copies of a row are adjacent, and the first is recorded.
+            layer: Key of the layer.
+            mask: True at candidates.
+            spans: Of each sequence.
+            finite: Whether the gradients are finite: if not, as where a float16 scaler skips the step, what was
+                recorded before stays.
+        """
+        self._new.append((rows, layer, pack(mask), spans, finite))
+
+    def flush(self) -> None:
+        """Move what the last passes added to the records."""
+        found: dict[int, dict[str, RowMask]] = {}
+        for rows, layer, (bits, shape), spans, finite in self._new:
+            if not finite:
+                continue
+            masks = unpack(bits.cpu(), shape).numpy()
+            of_pass: dict[tuple[int, str], RowMask] = {}
+            places = _places(rows, layer, len(masks))
+            for place, mask, (query, queries, key, keys) in zip(places, masks, spans, strict=True):
+                if place not in of_pass:
+                    of_pass[place] = RowMask.of(mask[:, query : query + queries, key : key + keys])
+            for (row, name), own in of_pass.items():
+                found.setdefault(row, {})[name] = own
+        self._new = []
+        for row, of_layers in found.items():
+            self.records.put(row, of_layers)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the records of this process, as tensors and plain values."""
+        self.flush()
+        return {"records": self.records.state_dict(), "epoch": self.epoch}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        self.records.load_state_dict(state["records"])
+        self.epoch = state["epoch"]
+
+
+def _places(rows: Sequence[int], layer: str, sequences: int) -> list[tuple[int, str]]:
+    """Return the row of each sequence of a call, and the name of its mask: a row may be several, as many as choices."""
+    each = sequences // len(rows)
+    return [(row, layer if each == 1 else f"{layer}#{part}") for row in rows for part in range(each)]
+
+
+class RowPass:
+    """One training pass: the regions that were recorded of its rows before, and the recording of new ones."""
+
+    def __init__(self, recorder: Recorder, rows: Sequence[int], units: str) -> None:
+        self.recorder = recorder
+        self.rows = rows
+        self.hidden = units == "hidden"
+        self._regions: dict[str, _Packed] = {}
+        self._spans: dict[str, tuple[tuple[Any, ...], Spans]] = {}
+
+    @property
+    def known(self) -> float:
+        """Fraction of the rows that have a record."""
+        return sum(row in self.recorder.records for row in self.rows) / max(1, len(self.rows))
+
+    def region(self, call: AttentionCall) -> Tensor | None:
+        """Return the recorded candidates of a layer, ``(batch, heads, query, key)``; None if no row has any."""
+        layer = call.layer.key
+        if layer not in self._regions:
+            masks = [self.recorder.records.get(*place) for place in _places(self.rows, layer, call.shape[0])]
+            first = next((mask for mask in masks if mask is not None), None)
+            if first is None:
+                return None
+            width = first.shape[2] if self.hidden else call.shape[3]
+            region = np.zeros((len(masks), first.shape[0], call.shape[2], width), dtype=np.bool_)
+            for own, mask, (query, queries, key, keys) in zip(region, masks, self.spans(call), strict=True):
+                if mask is None:
+                    continue
+                start, columns = (0, width) if self.hidden else (key, min(keys, mask.shape[2]))
+                rows = min(queries, mask.shape[1])
+                own[:, query : query + rows, start : start + columns] = mask.mask[:, :rows, :columns]
+            bits, shape = pack(torch.from_numpy(region))
+            self._regions[layer] = bits.to(call.device), shape
+        return unpack(*self._regions[layer])
+
+    def record(self, choose: Choose) -> TrainingGradients:
+        """Return what records the candidates of each layer when the pass is differentiated."""
+
+        def receive(call: AttentionCall, gradient: Tensor) -> None:
+            spans: Spans = self.spans(call)
+            mask = choose(call, -gradient)
+            if self.hidden:
+                spans = [(query, queries, 0, mask.shape[3]) for query, queries, _, _ in spans]
+            self.recorder.add(self.rows, call.layer.key, mask, spans, gradient.isfinite().all())
+
+        return TrainingGradients(receive, "hidden" if self.hidden else "attention")
+
+    def spans(self, call: AttentionCall) -> Spans:
+        """Find where each sequence is in a call, read once for all layers of a kind, which share their mask."""
+        known, spans = self._spans.get(call.layer.kind, ((), ()))
+        if known and known[0] is call.valid and known[1] == call.shape:
+            return spans
+        batch, _, queries, keys = call.shape
+        if call.valid is None:
+            spans = [(0, queries, 0, keys)] * batch
+        else:
+            seen = call.valid.any(1).any(1).expand(batch, -1).int()
+            first, count = seen.argmax(-1), keys - seen.flip(-1).argmax(-1) - seen.argmax(-1)
+            of_keys = torch.stack([first, count], -1).tolist()
+            own = call.layer.kind != "cross" and queries == keys
+            spans = [(*(found if own else (0, queries)), *found) for found in map(tuple, of_keys)]
+        self._spans[call.layer.kind] = ((call.valid, call.shape), spans)
+        return spans

@@ -1,0 +1,293 @@
+"""AD-DROP with recorded attributions: what is recorded, of which rows, and what is dropped from them next."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import oracles, zoo
+from helpers.training import examples, trainer_of, weights
+from peft import LoraConfig, get_peft_model
+from torch import Tensor
+from transformers import TrainerCallback
+
+from attendrop import ADDrop, AttendropError, Compose, RDrop, RegularizedTrainer, regularize
+from attendrop.attribution.row_records import RowMask, RowRecords
+from attendrop.methods.common.recorded_candidates import Recorder
+
+ON: dict[str, Any] = {"layers": "all", "direction": "high", "attribution": "recorded"}
+NAIVE = ("bert", "bert-tokens", "modernbert", "albert", "gpt2", "llama-class", "bart", "t5", "deberta-v3", "mpnet")
+Masks = dict[int, dict[str, np.ndarray]]
+
+
+def recorder_of(reg: Any) -> Recorder:
+    found: Recorder = reg.method_state.parts[0].recorder
+    return found
+
+
+def records_of(reg: Any) -> Masks:
+    recorder = recorder_of(reg)
+    recorder.flush()
+    return {row: {name: each.mask for name, each in masks.items()} for row, masks in recorder.records._rows.items()}
+
+
+def record(model: Any, method: Any, *batches: tuple[zoo.Batch, list[int]], epoch: int = 0) -> Masks:
+    """Train on batches without changing the weights; return what was recorded."""
+    with regularize(model, method) as reg:
+        reg.set_epoch(epoch)
+        for batch, rows in batches:
+            reg.loss(batch, rows=rows).backward()
+        return records_of(reg)
+
+
+def assert_equal(first: Masks, second: Masks) -> None:
+    assert first.keys() == second.keys()
+    for row, masks in first.items():
+        assert masks.keys() == second[row].keys()
+        assert all((mask == second[row][name]).all() for name, mask in masks.items())
+
+
+# What is recorded ----------------------------------------------------------------------------------------------------
+
+
+def naive_records(eager: Any, batch: zoo.Batch) -> list[Tensor]:
+    """Compute the candidates by autograd, layer by layer."""
+    with oracles.EagerAttention().in_place_of_stock(eager) as seen:
+        loss = eager(**batch).loss
+        found = [torch.autograd.grad(loss, each, retain_graph=True, allow_unused=True)[0] for each in seen.weights]
+    found = [torch.zeros_like(w) if b is None else -b for b, w in zip(found, seen.weights, strict=True)]
+    return [oracles.candidates(b, valid, 0.4) for b, valid in zip(found, seen.valid, strict=True)]
+
+
+@pytest.mark.parametrize(("name", "backend"), [build for build in zoo.BUILDS if build[0] in NAIVE])
+def test_records_equal_a_naive_computation_and_are_dropped_next(name: str, backend: str) -> None:
+    eager = zoo.build(name, "eager", dtype=torch.float64)
+    batch = zoo.batch_of(name)
+    expected = naive_records(eager, batch)
+    assert sum(int(mask.sum()) for mask in expected) > 10
+    with oracles.EagerAttention(expected).in_place_of_stock(eager):
+        dropped = eager(**batch).loss
+    model = zoo.build(name, backend, dtype=torch.float64)
+    with regularize(model, ADDrop(p=0.4, q=1.0, **ON)) as reg:
+        reg.loss(batch, rows=[5, 2, 9]).backward()
+        found = records_of(reg)
+        assert set(found) == {5, 2, 9}
+        assert float(reg.loss(batch, rows=[5, 2, 9])) == pytest.approx(dropped.item(), abs=1e-5)
+    total = sum(int(mask.sum()) for masks in found.values() for mask in masks.values())
+    assert total == sum(int(mask.sum()) for mask in expected)
+
+
+def test_the_first_pass_is_plain_and_gradients_are_not_changed() -> None:
+    model, plain, batch = zoo.build("bert", dropout=0.1), zoo.build("bert", dropout=0.1), zoo.batch_of("bert")
+    torch.manual_seed(0)
+    expected = plain(**batch).loss
+    expected.backward()
+    torch.manual_seed(0)
+    with regularize(model, ADDrop(p=0.4, q=1.0, **ON)) as reg:
+        loss = reg.loss(batch, rows=[0, 1, 2])
+        loss.backward()
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
+    zoo.assert_same(zoo.gradients(model), zoo.gradients(plain), 1e-5)
+
+
+@pytest.mark.parametrize("name", ["bert", "bart", "bert-choice", "deberta-v3"])
+def test_records_depend_neither_on_padding_nor_on_micro_batches_nor_on_checkpointing(name: str) -> None:
+    method = ADDrop(p=0.4, q=1.0, **ON)
+    examples = zoo.rows(name, (8, 5, 3))
+
+    def model(*, checkpointing: bool = False) -> Any:
+        made = zoo.build(name, dtype=torch.float64)
+        if checkpointing:
+            made.activation_checkpointing_enable({"use_reentrant": False})
+        return made
+
+    whole = record(model(), method, (zoo.on_device(zoo.collate(examples)), [7, 8, 9]))
+    assert any(mask.any() for masks in whole.values() for mask in masks.values())
+    assert_equal(whole, record(model(checkpointing=True), method, (zoo.on_device(zoo.collate(examples)), [7, 8, 9])))
+    if name == "bart":  # which gives the decoder no mask: its own length is that of the batch
+        return
+    assert_equal(whole, record(model(), method, (zoo.on_device(zoo.collate(examples, extra=4)), [7, 8, 9])))
+    parts = [(zoo.on_device(zoo.collate([each])), [row]) for each, row in zip(examples, (7, 8, 9), strict=True)]
+    assert_equal(whole, record(model(), method, *parts))
+
+
+def test_padding_on_the_left_does_not_move_records() -> None:
+    method, examples = ADDrop(p=0.4, q=1.0, **ON), zoo.rows("gpt2", (8, 5, 3))
+    found = [
+        record(
+            zoo.build("gpt2", dtype=torch.float64), method, (zoo.on_device(zoo.collate(examples, left=left)), [7, 8, 9])
+        )
+        for left in (False, True)
+    ]
+    own = [
+        {
+            row: {k: m[:, :n, :n] for k, m in masks.items()}
+            for (row, masks), n in zip(each.items(), (8, 5, 3), strict=True)
+        }
+        for each in found
+    ]
+    assert_equal(*own)
+
+
+@pytest.mark.parametrize("trained", ["lora", "head"])
+def test_frozen_weights_do_not_keep_rows_from_being_recorded(trained: str) -> None:
+    model = zoo.build("bert")
+    if trained == "lora":
+        model = get_peft_model(model, LoraConfig(r=2, target_modules=["query"], task_type="SEQ_CLS"))
+    else:
+        for parameter in model.base_model.parameters():
+            parameter.requires_grad_(False)
+    found = record(model, ADDrop(p=0.4, q=1.0, **ON), (zoo.batch_of("bert"), [0, 1, 2]))
+    assert all(any(mask.any() for mask in masks.values()) for masks in found.values())
+
+
+def test_hidden_units_are_recorded_also_where_they_were_dropped() -> None:
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    method = ADDrop(p=0.4, q=1.0, units="hidden", **ON)
+    with regularize(model, method) as reg:
+        first = [reg.loss(batch, rows=[0, 1, 2]) for _ in range(1)]
+        first[0].backward()
+        before = records_of(reg)
+        reg.loss(batch, rows=[0, 1, 2]).backward()
+        after = records_of(reg)
+    again = [(before[row][name] & after[row][name]).sum() for row in before for name in before[row]]
+    assert sum(again) > 0
+
+
+# Of which rows -------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_is_known_wherever_it_comes_next() -> None:
+    """Dropped from a row is what was recorded of it, in another place of another batch."""
+    made = zoo.rows("bert", (8, 5, 3, 6))
+    first, second = zoo.on_device(zoo.collate(made[:2])), zoo.on_device(zoo.collate([made[3], made[1], made[2]]))
+    model = zoo.build("bert", dtype=torch.float64)
+    with regularize(model, ADDrop(p=0.4, q=1.0, **ON)) as reg:
+        reg.loss(first, rows=[10, 11]).backward()
+        masks = records_of(reg)[11]
+        layers = [layer.key for layer in reg.adapter.attention_layers]
+        drops = [torch.zeros(3, len(masks[key]), 6, 6, dtype=torch.bool) for key in layers]
+        for drop, key in zip(drops, layers, strict=True):
+            drop[1, :, :5, :5] = torch.from_numpy(masks[key])
+        found = float(reg.loss(second, rows=[13, 11, 12]))
+    eager = zoo.build("bert", "eager", dtype=torch.float64)
+    with oracles.EagerAttention(drops).in_place_of_stock(eager):
+        assert found == pytest.approx(float(eager(**second).loss), abs=1e-9)
+
+
+def test_of_copies_of_a_row_the_first_is_recorded() -> None:
+    method = Compose(ADDrop(p=0.4, q=1.0, **ON), RDrop())
+    found = record(zoo.build("bert", dropout=0.1), method, (zoo.batch_of("bert"), [4, 5, 6]))
+    assert set(found) == {4, 5, 6}
+
+
+def test_with_cross_tuning_plain_epochs_record_and_the_others_drop() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with regularize(model, ADDrop(p=0.4, q=1.0, cross_tuning=True, **ON)) as reg:
+        reg.set_epoch(0)
+        plain = reg.loss(batch, rows=[0, 1, 2])
+        plain.backward()
+        recorded = records_of(reg)
+        reg.set_epoch(1)
+        dropped = reg.loss(batch, rows=[0, 1, 2])
+        (3 * dropped).backward()
+        assert dropped.item() != pytest.approx(plain.item(), abs=1e-4)
+        assert_equal(records_of(reg), recorded)
+
+
+def test_gradients_that_are_not_finite_leave_the_record_as_it_was() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    with regularize(model, ADDrop(p=0.4, q=0.5, **ON)) as reg:
+        reg.loss(batch, rows=[0, 1, 2]).backward()
+        before = records_of(reg)
+        (reg.loss(batch, rows=[0, 1, 2]) * torch.inf).backward()
+        assert_equal(records_of(reg), before)
+
+
+# In a trainer --------------------------------------------------------------------------------------------------------
+
+RECORDED = ADDrop(p=0.4, q=0.5, **ON)
+
+
+class Killed(Exception):
+    """Stands in for the end of a process."""
+
+
+class KillAfter(TrainerCallback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            raise Killed
+
+
+@pytest.mark.parametrize("step", [3, 4, 6])
+def test_a_resumed_run_is_the_uninterrupted_one(step: int, tmp_path: Path) -> None:
+    whole = trainer_of(tmp_path / "whole", RECORDED, num_train_epochs=3)
+    whole.train()
+    options = {"save_strategy": "steps", "save_steps": 1, "num_train_epochs": 3}
+    with pytest.raises(Killed):
+        trainer_of(tmp_path / "run", RECORDED, callbacks=[KillAfter(step + 1)], **options).train()
+    resumed = trainer_of(tmp_path / "run", RECORDED, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / f"checkpoint-{step}"))
+    zoo.assert_same(weights(resumed), weights(whole))
+
+
+@pytest.mark.parametrize("strategy", ["random", "group_by_length"])
+def test_a_trainer_knows_its_rows(strategy: str, tmp_path: Path) -> None:
+    """Rows are dropped from in the second epoch, all of them, and records are of the row's own length."""
+    trainer = trainer_of(tmp_path, RECORDED, train_sampling_strategy=strategy)
+    trainer.train()
+    assert trainer.method_state is not None
+    records: RowRecords = trainer.method_state.recorder.records  # type: ignore[attr-defined]
+    lengths = {row: len(each["input_ids"]) for row, each in enumerate(examples())}
+    assert {row: next(iter(masks.values())).shape[1] for row, masks in records._rows.items()} == lengths
+    assert [entry["ad_drop/recorded"] for entry in trainer.state.log_history if "ad_drop/recorded" in entry] == [0, 1]
+    dropped = [entry["ad_drop/dropped"] for entry in trainer.state.log_history if "ad_drop/dropped" in entry]
+    assert dropped[-1] > 0.05
+
+
+def test_accumulated_micro_batches_train_as_one(tmp_path: Path) -> None:
+    found = []
+    for size, steps in ((4, 1), (1, 4)):
+        model = zoo.build("bert", dtype=torch.float64)
+        options = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps, "optim": "sgd"}
+        trainer = trainer_of(tmp_path / str(size), RECORDED, model=model, **options)
+        trainer.train()
+        found.append(weights(trainer))
+    zoo.assert_same(*found, 1e-8)
+
+
+# Refused, and limited ------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_known_is_refused(tmp_path: Path) -> None:
+    with regularize(zoo.build("bert"), RECORDED) as reg, pytest.raises(AttendropError, match="rows=indices"):
+        reg.loss(zoo.batch_of("bert"))
+    with pytest.raises(AttendropError, match="does not apply to recorded attributions"):
+        ADDrop(attribution="recorded", target="gold_label")
+
+    class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+        def __iter__(self) -> Any:
+            return iter(examples())
+
+    with pytest.raises(AttendropError, match="stream, whose rows are not known again"):
+        trainer_of(tmp_path, RECORDED, train_dataset=Stream(), max_steps=2, kind=RegularizedTrainer)
+
+
+def test_beyond_the_limit_the_oldest_rows_are_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+    records = RowRecords(limit=100)
+    mask = RowMask.of(np.ones((4, 8, 8), dtype=np.bool_))  # 32 bytes
+    with caplog.at_level(logging.WARNING):
+        for row in (1, 2, 3, 1, 4):
+            records.put(row, {"self.0": mask})
+    assert [row in records for row in (1, 2, 3, 4)] == [True, False, True, True]
+    assert (records.bytes, records.forgotten, len(caplog.records)) == (96, 1, 1)
+    restored = RowRecords(limit=100)
+    restored.load_state_dict(records.state_dict())
+    assert (restored.bytes, list(restored._rows)) == (96, [3, 1, 4])
