@@ -1,6 +1,7 @@
 """The rows of the table: what is compared, on what, and the target."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 from deployed import deployed
@@ -100,6 +101,39 @@ def trainer(setting: Setting) -> Iterator[Row]:
         figure = "finetune: RegularizedTrainer / stock Trainer"
         yield Row(figure, case, ratios(times, "finetune", "stock"), 1.03)
         yield Row("whole cross-tuned run / plain run", case, ratios(times, "ad-drop", "finetune"), 1.36)
+
+
+def recorded(setting: Setting) -> Iterator[Row]:
+    """AD-DROP with recorded attributions: steps, whole runs and memory, against the stock step; and what bounds it."""
+    every, first = (ADDrop(p=0.3, attribution="recorded", layers=layers) for layers in ("all", "first"))
+    for shape in setting.shapes:
+        bench = Bench(setting, build_model(setting, shape))
+        compared: dict[str, tuple[str, Contender, float | None]] = {
+            "all": ("AD-DROP, recorded, all layers", partial(bench.library, every), 1.10),
+            "first": ("AD-DROP, recorded, first layer", partial(bench.library, first), 1.03),
+            "own pass": ("AD-DROP, gradient, all layers", partial(bench.library, ADDrop(p=0.3, layers="all")), None),
+            "random": ("AD-DROP, random region", partial(bench.library, replace(every, attribution="random")), None),
+            "products": ("floor: stock step + products dO V^T", partial(bench.products, ranked=False), None),
+            "ranked": ("floor: the same, ranked", partial(bench.products, ranked=True), None),
+        }
+        contenders = {"stock": bench.stock} | {name: contender for name, (_, contender, _) in compared.items()}
+        for length in setting.lengths:
+            batch = setting.to_device(made_up(length, ragged=False))
+            times = interleave(contenders, [batch], rounds=setting.rounds, seconds=0 if setting.quick else 10)
+            for key, (figure, _, target) in compared.items():
+                yield Row(f"{figure} / stock step", f"{shape}, {length} full", ratios(times, key, "stock"), target)
+        plain = peak_memory(bench, bench.stock, batch)[0]
+        ours = peak_memory(bench, partial(bench.library, every), batch)[0]
+        note = f"{ours / 2**20:.0f} MiB / {plain / 2**20:.0f} MiB"
+        yield Row(
+            "peak memory, AD-DROP recorded / fine-tuning", f"{shape}, {length} full", [ours / plain], 1.05, note=note
+        )
+        rows = cola_rows(BATCH_SIZE * _epoch_length(setting, shape))
+        crossed = ADDrop(p=0.3, attribution="recorded", layers="all", cross_tuning=True)
+        times = time_runs(setting, bench.model, rows, rounds=setting.rounds, seconds=0, method=crossed)
+        case = f"{shape}, CoLA lengths, {len(rows)} rows, 2 epochs"
+        yield Row("whole cross-tuned run, recorded / plain run", case, ratios(times, "ad-drop", "finetune"), 1.02)
+        del bench, contenders, compared
 
 
 def iga(setting: Setting) -> Iterator[Row]:
@@ -291,6 +325,7 @@ FIGURES: dict[str, Callable[[Setting], Iterator[Row]]] = {
     "floors": floors,
     "epochs": epochs,
     "trainer": trainer,
+    "recorded": recorded,
     "iga": iga,
     "memory": memory,
     "long_inputs": long_inputs,

@@ -14,6 +14,7 @@ from transformers import BertForSequenceClassification
 from workloads import Batch, Setting
 
 from attendrop import AttendOut, regularize
+from attendrop.candidates import candidate_region, pack
 from attendrop.methods.core.base import Method
 
 # One training step; and what makes it ready, so that only the step itself is timed.
@@ -65,7 +66,7 @@ class Bench:
             reg.set_epoch(1)
 
             def step(batch: Batch) -> None:
-                self._learn(lambda: reg.loss(batch))
+                self._learn(lambda: reg.loss(batch, rows=range(len(batch["labels"])) if method.needs_rows else None))
                 reg.step()
 
             yield step
@@ -85,6 +86,28 @@ class Bench:
                     started = True
 
             yield step
+
+    @contextmanager
+    def products(self, *, ranked: bool) -> Iterator[Step]:
+        """Yield a stock step with the least that recorded attribution adds: ``dO V^T`` in each layer, and the ranking.
+
+        Args:
+            ranked: Whether the products are ranked for candidates, too.
+        """
+        config = self.model.config
+        heads, dim = config.num_attention_heads, config.hidden_size // config.num_attention_heads
+
+        def step(batch: Batch) -> None:
+            self._learn(lambda: self.model(**batch).loss)
+            size, length = batch["input_ids"].shape
+            valid = batch["attention_mask"][:, None, None].bool()
+            for _ in range(config.num_hidden_layers):
+                gradient, value = (torch.rand(size, heads, length, dim, device=valid.device) for _ in range(2))
+                found = gradient @ value.transpose(-1, -2)
+                if ranked:
+                    pack(candidate_region(found, valid, 0.3).mask)
+
+        yield step
 
     @contextmanager
     def forward(self) -> Iterator[Step]:

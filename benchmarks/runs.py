@@ -15,15 +15,23 @@ from workloads import BATCH_SIZE, Setting
 
 from attendrop import ADDrop, FineTune, RegularizedTrainer
 
+CROSS_TUNED = ADDrop(layers="all", cross_tuning=True)
+
 
 def time_runs(
-    setting: Setting, model: BertForSequenceClassification, rows: Dataset, *, rounds: int, seconds: float
+    setting: Setting,
+    model: BertForSequenceClassification,
+    rows: Dataset,
+    *,
+    rounds: int,
+    seconds: float,
+    method: ADDrop = CROSS_TUNED,
 ) -> dict[str, list[float]]:
     """Time runs of two epochs in turn: stock trainer, plain through the library, cross-tuned AD-DROP."""
     makers: dict[str, Callable[..., Trainer]] = {
         "stock": Trainer,
         "finetune": lambda **given: RegularizedTrainer(**given, regularizer=FineTune()),
-        "ad-drop": lambda **given: RegularizedTrainer(**given, regularizer=ADDrop(layers="all", cross_tuning=True)),
+        "ad-drop": lambda **given: RegularizedTrainer(**given, regularizer=method),
     }
     times: dict[str, list[float]] = {name: [] for name in makers}
     _run(setting, model, rows.select(range(BATCH_SIZE)), makers["ad-drop"])
