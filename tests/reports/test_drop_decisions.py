@@ -224,3 +224,8 @@ def test_the_best_pattern_of_a_search_is_used() -> None:
     (found,) = record(AutoDropout(trials=1, search=0.6), learnt=learnt)
     assert fraction(found.layers["encoder.0"]) > 0.2
     assert fraction(found.layers["encoder.1"]) == 0
+
+
+def test_what_is_recorded_in_one_pass_is_dropped_in_the_next() -> None:
+    (found,) = record(TABLE["ad-drop recorded"])
+    assert found.any

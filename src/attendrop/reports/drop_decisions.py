@@ -21,7 +21,7 @@ from attendrop.attention.edits import AttentionEdit, BlockEdit
 from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import PLAN_KEYWORD, CombinedPlan, Plan
-from attendrop.batches import Batch
+from attendrop.batches import ROW_INDEX, Batch, number_of_rows
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.compose import Compose
 from attendrop.methods.core.context import TrainingContext, tokens_of
@@ -185,6 +185,11 @@ def record_drops(
             regularization.set_epoch(moment.epoch)
             regularization.begin_step(moment.step)
             with torch.enable_grad():
+                if method.needs_rows:  # what is recorded of rows in one pass is dropped in the next
+                    batch = {**batch, ROW_INDEX: torch.arange(number_of_rows(batch))}
+                    regularization.compute(batch, compute_loss)[0].backward()  # type: ignore[no-untyped-call]
+                    model.zero_grad()
+                    passes.clear()
                 for each, _ in regularization.micro_batches(batch)[0]:
                     regularization.compute(each, compute_loss)
         finally:
