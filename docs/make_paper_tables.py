@@ -111,11 +111,11 @@ def _answers(settings: dict[str, Any], *, cost: bool) -> str:
 def _cell(row: dict[str, Any], *, scale: float, cost: bool) -> str:
     text = f"{scale * row['mean']:.1f}" + ("" if row["std"] is None else f" ± {scale * row['std']:.1f}")
     text += "*" * row["selected_on_reported"]
-    if row["difference"] is not None:
-        found = [row[name] for name in ("difference", "difference_low", "difference_high")]
-        if None not in found:
-            value, low, high = (f"{scale * each:+.1f}" for each in found)
-            text += f" ({value} [{low}, {high}])"
+    known = row["difference_low"] is not None
+    ends = [row[f"{'difference' if known else 'these_rows'}_{end}"] for end in ("low", "high")]
+    if None not in ends:
+        value, low, high = (f"{scale * each:+.1f}" for each in (row["difference"], *ends))
+        text += f" ({value} [{low}, {high}]{'' if known else '°'})"
     return f"{text}, ×{row['time_ratio']:.2f}" if cost and row["time_ratio"] is not None else text
 
 
@@ -146,7 +146,8 @@ def _machine(recipe: str) -> str:
     versions = ", ".join(f"{name} {facts[name]}" for name in ("attendrop", "torch", "transformers"))
     return (
         "Percent, mean ± standard deviation over seeds; in parentheses the difference from the reference, seed by "
-        "seed, with its 95 % interval; * a model was chosen on the rows that it is scored on. "
+        "seed, with its 95 % interval on new rows, or (°) on these rows, where runs kept no scores by row; * a model "
+        "was chosen on the rows that it is scored on. "
         f"{facts['processor']}; {versions}; {facts['date']}."
     )
 
