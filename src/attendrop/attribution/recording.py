@@ -139,7 +139,8 @@ class TrainingGradients:
     twice: the gradient is that of the first run, and the values those of the second.
 
     Args:
-        receive: Called with a layer's call and ``dL/dA``, or ``dL/dO``, as soon as the backward pass is there.
+        receive: Called with a layer's call and ``dL/dA``, or ``dL/dO``, as soon as the backward pass is there; again
+            where a method differentiates the pass before, the last time for the loss.
         units: As for :class:`ObservePlan`.
     """
 
@@ -164,7 +165,7 @@ class TrainingGradients:
         def receive(gradient: Tensor) -> None:
             with torch.no_grad():
                 found = wide(gradient)
-                self.receive(call, found if self.units == "hidden" else by_weights(call, found, values.pop()))
+                self.receive(call, found if self.units == "hidden" else by_weights(call, found, values[0]))
 
         return AttentionEdit(values=see_values, output=see_output)
 
