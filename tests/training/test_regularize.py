@@ -35,6 +35,7 @@ from attendrop.methods.core.context import Processes
 from attendrop.methods.core.registry import build_method, method_names
 
 METHOD = ADDrop(p=0.5, q=0.5, layers="all")
+RECORDED = ADDrop(p=0.4, q=0.5, layers="all", attribution="recorded")
 CROSS = ADDrop(p=0.5, q=0.5, cross_tuning=True)
 
 
@@ -287,10 +288,11 @@ def replaced_layers(model: Any) -> Any:
 COMPILED = [
     ("bert", METHOD, compiled_model),
     ("bert", LayerDrop(p=0.5), compiled_model),
+    ("bert", RECORDED, compiled_model),
     *(
         pytest.param(name, method, how, marks=pytest.mark.slow)
         for name in ("bert", "deberta-v3", "mpnet")
-        for method in (METHOD, LayerDrop(p=0.5))
+        for method in (METHOD, LayerDrop(p=0.5), RECORDED)
         for how in (compiled_model, compiled_in_place, compiled_layers)
         if (name, how) != ("bert", compiled_model)
     ),
@@ -305,7 +307,9 @@ def test_a_compiled_model_is_regularised_as_the_model_is(name: str, method: Any,
         run = how(model) if compiled else model
         with regularize(run, method) as reg:
             reg.step()
-            reg.loss(batch).backward()
+            for _ in range(2):  # recorded attributions drop from rows that were seen before
+                model.zero_grad()
+                reg.loss(batch, rows=range(3)).backward()
             assert any("dropped" in key for key in reg.logs())
         found.append(zoo.gradients(model))
     zoo.assert_same(found[0], found[1], 1e-6)
