@@ -1,0 +1,51 @@
+"""Kept results: the intervals of an answer follow from the scores by row that are kept beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attendrop.studies.method_rows import method_label
+from attendrop.studies.statistics import paired_difference
+from attendrop.tasks.row_scores import RowScores
+
+RESULTS = Path(__file__).parents[1] / "results"
+# Comparisons whose runs kept their scores by row.
+WITH_ROWS = sorted(
+    file.parent
+    for file in RESULTS.glob("*/runs.jsonl")
+    if (file.parent / "answer.json").exists() and '"row_scores": {' in file.read_text(encoding="utf-8")
+)
+
+
+def test_the_comparisons_of_the_readme_are_kept_with_their_rows() -> None:
+    assert {"demonstration", "banking77_p_0.3"} <= {folder.name for folder in WITH_ROWS}
+
+
+@pytest.mark.parametrize("folder", WITH_ROWS, ids=lambda folder: folder.name)
+def test_intervals_on_new_rows_follow_from_the_kept_scores(folder: Path) -> None:
+    answer = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
+    runs: dict[str, dict[int, Any]] = {}
+    for line in (folder / "runs.jsonl").read_text(encoding="utf-8").splitlines():
+        run = json.loads(line)
+        runs.setdefault(method_label(run), {})[run["seed"]] = run
+    reference = runs[answer["reference"]]
+    checked = 0
+    for record in answer["methods"]:
+        if record["label"] == answer["reference"]:
+            continue
+        own = runs[record["label"]]
+        seeds = sorted(own.keys() & reference.keys())
+        scores = [[each[seed]["score"] for seed in seeds] for each in (own, reference)]
+        by_row = [[RowScores.from_dict(each[seed]["row_scores"]) for seed in seeds] for each in (own, reference)]
+        assert len({found.data for each in by_row for found in each}) == 1
+        first, second = (np.stack([found.values for found in each]).astype(float) for each in by_row)
+        found = paired_difference(*scores, first - second, by_row[0][0].rows)
+        assert (record["difference_low"], record["difference_high"]) == pytest.approx((found.mean.low, found.mean.high))
+        assert record["p"] == pytest.approx(found.p_value)
+        checked += 1
+    assert checked >= 2
