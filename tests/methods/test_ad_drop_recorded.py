@@ -15,7 +15,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import TrainerCallback
 
-from attendrop import ADDrop, AttendropError, Compose, RDrop, RegularizedTrainer, regularize
+from attendrop import SAM, SMART, ADDrop, AttendropError, Compose, RDrop, RegularizedTrainer, regularize
 from attendrop.attribution.row_records import RowMask, RowRecords
 from attendrop.methods.common.recorded_candidates import Recorder
 
@@ -74,6 +74,7 @@ def test_records_equal_a_naive_computation_and_are_dropped_next(name: str, backe
     model = zoo.build(name, backend, dtype=torch.float64)
     with regularize(model, ADDrop(p=0.4, q=1.0, **ON)) as reg:
         reg.loss(batch, rows=[5, 2, 9]).backward()
+        reg.step()
         found = records_of(reg)
         assert set(found) == {5, 2, 9}
         assert float(reg.loss(batch, rows=[5, 2, 9])) == pytest.approx(dropped.item(), abs=1e-5)
@@ -149,8 +150,8 @@ def test_hidden_units_are_recorded_also_where_they_were_dropped() -> None:
     model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
     method = ADDrop(p=0.4, q=1.0, units="hidden", **ON)
     with regularize(model, method) as reg:
-        first = [reg.loss(batch, rows=[0, 1, 2]) for _ in range(1)]
-        first[0].backward()
+        reg.loss(batch, rows=[0, 1, 2]).backward()
+        reg.step()
         before = records_of(reg)
         reg.loss(batch, rows=[0, 1, 2]).backward()
         after = records_of(reg)
@@ -168,6 +169,7 @@ def test_a_row_is_known_wherever_it_comes_next() -> None:
     model = zoo.build("bert", dtype=torch.float64)
     with regularize(model, ADDrop(p=0.4, q=1.0, **ON)) as reg:
         reg.loss(first, rows=[10, 11]).backward()
+        reg.step()
         masks = records_of(reg)[11]
         layers = [layer.key for layer in reg.adapter.attention_layers]
         drops = [torch.zeros(3, len(masks[key]), 6, 6, dtype=torch.bool) for key in layers]
@@ -191,6 +193,7 @@ def test_with_cross_tuning_plain_epochs_record_and_the_others_drop() -> None:
         reg.set_epoch(0)
         plain = reg.loss(batch, rows=[0, 1, 2])
         plain.backward()
+        reg.step()
         recorded = records_of(reg)
         reg.set_epoch(1)
         dropped = reg.loss(batch, rows=[0, 1, 2])
@@ -203,9 +206,21 @@ def test_gradients_that_are_not_finite_leave_the_record_as_it_was() -> None:
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
     with regularize(model, ADDrop(p=0.4, q=0.5, **ON)) as reg:
         reg.loss(batch, rows=[0, 1, 2]).backward()
+        reg.step()
         before = records_of(reg)
         (reg.loss(batch, rows=[0, 1, 2]) * torch.inf).backward()
         assert_equal(records_of(reg), before)
+
+
+@pytest.mark.parametrize("method", [SAM(rho=0.2), SMART(epsilon=0.1, noise=0.1, step_size=0.1)], ids=["sam", "smart"])
+def test_passes_of_one_step_drop_what_earlier_steps_recorded(method: Any) -> None:
+    batch, model = zoo.batch_of("bert"), zoo.build("bert")
+    options = {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+    with regularize(model, Compose(ADDrop(p=0.4, q=1.0, **ON), method), **options) as reg:
+        for expected in (0, 1):
+            reg.loss(batch, rows=[0, 1, 2]).backward()
+            reg.step()
+            assert reg.logs()["ad_drop/recorded"] == expected
 
 
 # In a trainer --------------------------------------------------------------------------------------------------------
@@ -269,6 +284,8 @@ def test_accumulated_micro_batches_train_as_one(tmp_path: Path) -> None:
 def test_what_cannot_be_known_is_refused(tmp_path: Path) -> None:
     with regularize(zoo.build("bert"), RECORDED) as reg, pytest.raises(AttendropError, match="rows=indices"):
         reg.loss(zoo.batch_of("bert"))
+    with regularize(zoo.build("bert"), RECORDED) as reg, pytest.raises(AttendropError, match="has 1 indices"):
+        reg.loss(zoo.batch_of("bert"), rows=[0])
     with pytest.raises(AttendropError, match="does not apply to recorded attributions"):
         ADDrop(attribution="recorded", target="gold_label")
 

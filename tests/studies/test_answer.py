@@ -211,7 +211,20 @@ def test_without_scores_on_the_same_rows_nothing_is_said_of_new_ones(change: Run
     difference = row(found, "ad-drop").difference
     assert (difference.p_value, row(found, "ad-drop").p_holm, found.use) == (None, None, None)
     assert difference.these_rows.low == pytest.approx(0.0041, abs=1e-4)
-    assert found.notes[0].startswith("Scores by row are not known of ad-drop")
+    assert found.notes[0].endswith("and so on new rows: ad-drop.")
+    assert found.holds_for.endswith("on these evaluation rows only.")
+
+
+def test_few_rows_do_not_show_that_a_difference_is_practically_nothing() -> None:
+    """On 100 rows that all agree on, a difference of 3 % would often not be seen."""
+    for rows, says in ((100, "other evaluation rows may tell them apart"), (3000, "practically nothing")):
+        found = answer(of_rows("finetune", right_on(rows, 0.7)) + of_rows("r-drop", right_on(rows, 0.7), seconds=200))
+        assert found.use == "finetune" and says in " ".join(found.verdict.sentences)
+
+
+def test_methods_that_cannot_be_judged_are_not_said_to_be_behind() -> None:
+    found = answer([*FINETUNE, *runs("mixout", BEHIND), *runs("ad-drop", AHEAD[:3])]).verdict
+    assert found.sentences[0].startswith("Use plain fine-tuning: every method here but ad-drop (+0.014 [")
 
 
 def test_one_seed_of_a_baseline_beside_methods_gives_one_recommendation() -> None:
@@ -437,15 +450,16 @@ def test_scores_chosen_on_the_reported_rows_are_marked(name: str) -> None:
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({"train_file": "t", "eval_file": "d"}, "after training on the same rows, and for other rows like those of d"),
-        ({"train_file": "t", "eval_file": "d", "shots": 5}, "seeds, other samples of 5 training rows per class, and"),
-        ({"train_file": "t", "max_train_samples": 256}, "of 256 training rows, and for other rows like those of t"),
-        ({"task": "cola"}, "other rows like those of cola"),
+        ({"train_file": "t", "eval_file": "d"}, "same training rows, and other evaluation rows like those of d"),
+        ({"train_file": "t", "eval_file": "d", "shots": 5}, "other samples of 5 training rows per class, and other"),
+        ({"train_file": "t", "max_train_samples": 256}, "256 training rows, and other evaluation rows like those of t"),
+        ({"task": "cola"}, "other evaluation rows like those of cola"),
     ],
 )  # fmt: skip
 def test_an_answer_says_what_is_sampled(config: Run, says: str) -> None:
     task = {"task": config["task"]} if "task" in config else {}
-    assert says in answer(runs("finetune", PLAIN, config=config, **task)).lines()[-1]
+    every = [*runs("finetune", PLAIN, config=config, **task), *runs("r-drop", UNCLEAR, config=config, **task)]
+    assert says in answer(every).lines()[-1]
 
 
 # Output --------------------------------------------------------------------------------------------------------------

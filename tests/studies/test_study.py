@@ -302,5 +302,5 @@ def test_settings_with_the_same_evaluation_rows_are_not_independent(folder: Path
         )[0].mean
         assert mean is not None
         found[names] = mean.mean.high - mean.mean.low
-    one, same, other = found.values()
+    one, same, other = found.values()  # the last two: the same rows twice, and other rows
     assert same == pytest.approx(one) and other == pytest.approx(one / 2**0.5, rel=0.05)

@@ -71,25 +71,39 @@ def test_numbers_have_blocks_too() -> None:
     assert np.std(found.values, ddof=1) / 10 == pytest.approx(0.5 / np.sqrt(300), rel=0.3)
 
 
-def test_rows_that_share_a_text_are_one_block() -> None:
-    outputs, labels = drawn(200)
-    pairs = {
-        "text": [f"paragraph {row // 10}" for row in range(200)],
-        "text_pair": [f"question {row}" for row in range(200)],
-    }
-    rows = Dataset.from_dict(pairs | {"label": labels.tolist(), "index": list(range(200))})
-    found = row_scores(Task("files", "classification", ("a", "b"), CLASSES, "accuracy", ""), outputs, labels, rows)
-    right = (outputs.argmax(1) == labels).reshape(20, 10).mean(axis=1)
-    assert found is not None and found.rows == 200
+def pairs(first: Sequence[str], second: Sequence[str]) -> RowScores:
+    """Divide accuracy among pairs of texts."""
+    outputs, labels = drawn(len(first))
+    columns = {"text": list(first), "text_pair": list(second), "label": labels.tolist()}
+    found = row_scores(
+        Task("files", "classification", ("a", "b"), CLASSES, "accuracy", ""),
+        outputs,
+        labels,
+        Dataset.from_dict(columns),
+    )
+    assert found is not None and found.rows == len(first)
+    return found
+
+
+@pytest.mark.parametrize(("paragraphs", "each"), [(20, 10), (10, 10), (12, 5)])
+def test_rows_that_share_a_paragraph_are_one_block(paragraphs: int, each: int) -> None:
+    count = paragraphs * each
+    found = pairs(
+        [f"question {row}" for row in range(count)], [f"a long paragraph {row // each}" for row in range(count)]
+    )
+    outputs, labels = drawn(count)
+    right = (outputs.argmax(1) == labels).reshape(paragraphs, each).mean(axis=1)
     assert sorted(found.values) == pytest.approx(sorted(right))
 
 
-def test_a_text_that_most_rows_have_does_not_make_them_one() -> None:
-    outputs, labels = drawn(200)
-    pairs = {"text": ["Is this true?"] * 200, "text_pair": [f"text {row}" for row in range(200)]}
-    rows = Dataset.from_dict(pairs | {"label": labels.tolist(), "index": list(range(200))})
-    found = row_scores(Task("files", "classification", ("a", "b"), CLASSES, "accuracy", ""), outputs, labels, rows)
-    assert found is not None and len(found.values) == 200
+def test_texts_that_many_rows_share_beside_longer_ones_do_not_make_them_one() -> None:
+    """One prompt for all; 50 aspects of products, each with other texts; all pairs of some sentences."""
+    texts = [f"the text of row {row}" for row in range(200)]
+    assert len(pairs(["Is this true?"] * 200, texts).values) == 200
+    assert len(pairs([f"aspect {row % 50}" for row in range(200)], texts).values) == 200
+    sentences = [f"sentence {number:02d}" for number in range(40)]
+    both = [(a, b) for a in sentences for b in sentences if a < b]
+    assert len(pairs([a for a, _ in both], [b for _, b in both]).values) == 39
 
 
 def test_neighbours_in_running_text_are_one_block() -> None:

@@ -1,5 +1,6 @@
 """Data that models are scored on while they train."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ import transformers as hf
 from datasets import Dataset
 from helpers import tiny, zoo
 from helpers.training import examples, trainer_of
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from attendrop import AttendOut, AttendropError
-from attendrop.training.labelled_data import LabelledBatches, LabelledRows, labelled_data, set_aside
+from attendrop.training.labelled_data import ColumnCollator, LabelledBatches, LabelledRows, labelled_data, set_aside
 
 CPU = torch.device("cpu")
 
@@ -173,3 +174,11 @@ def test_masked_language_models_train_alike(tmp_path: Path) -> None:
     rewards = [entry["attendout/reward"] for entry in trainer.state.log_history if "attendout/reward" in entry]
     assert len(rewards) == 6
     assert all(np.isfinite(rewards))
+
+
+def test_rows_without_columns_of_a_method_are_left_to_the_collator() -> None:
+    """Rows may be tuples, and what loads them in other processes must be picklable."""
+    collate = ColumnCollator(default_collate, ["answer_mask"])
+    assert [each.tolist() for each in pickle.loads(pickle.dumps(collate))([(1, 2), (3, 4)])] == [[1, 3], [2, 4]]
+    indexed = ColumnCollator(default_collate, [], with_index=True)
+    assert indexed([{"a": 5, "row_index": 7}, {"a": 6, "row_index": 2}])["row_index"].tolist() == [7, 2]

@@ -29,14 +29,23 @@ _UNSUPPORTED_KEYWORDS = ("s_aux", "sinks", "indices", "block_indices", "cache")
 
 
 def chain(functions: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
-    """Compose functions of one or more tensors in the order of their calls; one that returns None only reads them."""
+    """Compose functions of one or more tensors in the order of their calls."""
 
     def call_all(*tensors: Tensor) -> Any:
         for function in functions:
             found = function(*tensors)
-            if found is not None:
-                tensors = found if isinstance(found, tuple) else (found,)
+            tensors = found if isinstance(found, tuple) else (found,)
         return tensors if len(tensors) > 1 else tensors[0]
+
+    return call_all
+
+
+def read_by_all(functions: Sequence[Callable[..., Any]]) -> Callable[..., None]:
+    """Call functions that only read the same tensors, one after the other."""
+
+    def call_all(*tensors: Tensor) -> None:
+        for function in functions:
+            function(*tensors)
 
     return call_all
 
@@ -86,7 +95,7 @@ class AttentionEdit(_Edit):
     """
 
     combine: ClassVar = {"drop": partial(reduce, torch.logical_or), "constant": any, "draws": itemgetter(0)}
-    combine |= dict.fromkeys(("weights", "output", "inputs", "values"), chain)
+    combine |= dict.fromkeys(("weights", "output", "inputs"), chain) | {"values": read_by_all}
 
     drop: Tensor | None = None
     weights: Callable[[Tensor], Tensor] | None = None

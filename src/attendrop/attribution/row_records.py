@@ -109,7 +109,8 @@ class RowRecords:
         entries = [(row, layer, mask) for row, masks in self._rows.items() for layer, mask in masks.items()]
         bits = np.concatenate([mask.bits for _, _, mask in entries]) if entries else np.zeros(0, np.uint8)
         index = [(row, layers.index(layer), *mask.shape, row in self._since_exchange) for row, layer, mask in entries]
-        return {"layers": layers, "bits": torch.from_numpy(bits), "index": index, "forgotten": self.forgotten}
+        counts = {"forgotten": self.forgotten, "limit": self.limit}
+        return {"layers": layers, "bits": torch.from_numpy(bits), "index": index, **counts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
@@ -122,12 +123,13 @@ class RowRecords:
             if new:
                 self._since_exchange[row] = None
             place, self.bytes = place + size, self.bytes + size
-        self.forgotten = state["forgotten"]
+        self.forgotten, self.limit = state["forgotten"], state["limit"]
 
 
 def _free_memory() -> int:
-    """Bytes of memory that are free on this machine."""
+    """Bytes of memory that are free on this machine, for each of the processes that train on it."""
     try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return free // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     except (AttributeError, ValueError, OSError):  # elsewhere than on Linux
         return _WITHOUT_SYSCONF

@@ -187,9 +187,12 @@ def record_drops(
             with torch.enable_grad():
                 if method.needs_rows:  # what is recorded of rows in one pass is dropped in the next
                     batch = {**batch, ROW_INDEX: torch.arange(number_of_rows(batch))}
+                    regularization.set_epoch(max(0, moment.epoch - 1))  # with cross-tuning, a plain one
                     regularization.compute(batch, compute_loss)[0].backward()  # type: ignore[no-untyped-call]
                     model.zero_grad()
                     passes.clear()
+                    regularization.set_epoch(moment.epoch)
+                    regularization.begin_step(moment.step + 1)
                 for each, _ in regularization.micro_batches(batch)[0]:
                     regularization.compute(each, compute_loss)
         finally:

@@ -31,7 +31,7 @@ from attendrop.tasks.file_formats import default_columns
 from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.splits import subset
 from attendrop.tasks.tokenization import encode_columns
-from attendrop.training.labelled_data import with_columns
+from attendrop.training.labelled_data import ColumnCollator
 
 # Rows of a step that is repeated: small, so that there are many steps.
 BATCH_SIZE = 8
@@ -124,7 +124,7 @@ def record_run_drops(
     head.refuse("patterns")
     model.to(compute_device(source.device))  # type: ignore[arg-type]
     learnt, types = Learnt.of_run(folder), TokenTypes(tokenizer)
-    collate = with_columns(head.collator(tokenizer), (*method.columns, ANSWER_MASK))
+    collate = ColumnCollator(head.collator(tokenizer), (*method.columns, ANSWER_MASK))
     num_epochs = len(metrics.get("history", ()))
     epochs = active_epochs(method, max(2, num_epochs))
     steps, batches = max(1, int(metrics.get("planned_steps") or 1)), range(0, len(rows), BATCH_SIZE)

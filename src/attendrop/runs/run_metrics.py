@@ -66,7 +66,8 @@ def score_report(trainer: RegularizedTrainer, task: Task, encoded: Parts, parts:
         sets = {} if encoded.selection is None else {"selection": encoded.selection}
         return {name: _score(trainer, task, encoded.train, rows) for name, rows in sets.items()}
     return {
-        name: _score(trainer, task, encoded.train, rows, parts.report[name]) for name, rows in encoded.report.items()
+        name: _score(trainer, task, encoded.train, rows, parts.report[name] if name == "dev" else None)
+        for name, rows in encoded.report.items()
     }
 
 

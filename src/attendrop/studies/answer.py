@@ -163,7 +163,7 @@ def answer(
         rows=tuple(rows),
         verdict=verdict,
         notes=tuple(notes),
-        holds_for=holds_for(first),
+        holds_for=holds_for(first, new_rows=any(row.difference and row.difference.components for row in rows)),
     )
 
 
@@ -218,7 +218,7 @@ def _without_rows(rows: Sequence[MethodRow]) -> list[str]:
     unknown = [row.label for row in rows if row.difference and row.difference.n > 1 and not row.difference.components]
     if not unknown:
         return []
-    return [f"Scores by row are not known of {', '.join(unknown)}, or on other rows: nothing is said of new rows."]
+    return [f"Without scores by row on the rows of the reference, and so on new rows: {', '.join(unknown)}."]
 
 
 def _flattered(rows: Sequence[MethodRow], verdict: Verdict) -> list[str]:

@@ -53,7 +53,7 @@ def _answer(found: Mapping[str, Any]) -> Answer:
         tuple(_row(record, record["label"] == reference) for record in found["methods"]),
         Verdict(found["kind"], found["use"], tuple(map(str, found["sentences"]))),
         tuple(map(str, found["notes"])),
-        str(found["holds_for"]),
+        str(found.get("holds_for", "")),
     )
 
 
@@ -61,12 +61,13 @@ def _row(record: Mapping[str, Any], is_reference: bool) -> MethodRow:
     difference = None
     if record["differences"] is not None:
         values = tuple(map(float, record["differences"]))
+        kept = record.get("components") is not None  # older files speak of these rows only
         difference = PairedDifference(
             values,
             mean_interval(values),
-            _estimate(record, "difference"),
-            record["p"],
-            None if record["components"] is None else CrossedMean(**record["components"]),
+            _estimate(record, "difference") if kept else Estimate(mean_interval(values).value, -math.inf, math.inf),
+            record["p"] if kept else None,
+            CrossedMean(**record["components"]) if kept else None,
         )
     return MethodRow(
         label=str(record["label"]),
@@ -78,7 +79,7 @@ def _row(record: Mapping[str, Any], is_reference: bool) -> MethodRow:
         is_reference=is_reference,
         selected_on_reported=bool(record["selected_on_reported"]),
         difference=difference,
-        p_holm=record["p_holm"],
+        p_holm=record["p_holm"] if record.get("components") else None,
         cost=record["time_ratio"],
     )
 

@@ -19,18 +19,27 @@ def scored_data(run: Mapping[str, Any]) -> str:
     return _place(run) + _trained_on(run)
 
 
-def holds_for(run: Mapping[str, Any]) -> str:
-    """Say in a sentence what the intervals of a comparison hold for, given the ``metrics.json`` of a run."""
+def holds_for(run: Mapping[str, Any], *, new_rows: bool) -> str:
+    """Say what the intervals of a comparison hold for.
+
+    Args:
+        run: The ``metrics.json`` of a run.
+        new_rows: Whether there are intervals on new rows.
+    """
     config = run.get("config", {})
     file = config.get("eval_file") or config.get("train_file")
-    rows = f"rows like those of {_names(file) or run['task']}"
     if config.get("shots"):
-        trained = f", other samples of {config['shots']} training rows per class"
+        trained = f" and other samples of {config['shots']} training rows per class"
     elif config.get("max_train_samples"):
-        trained = f", other samples of {config['max_train_samples']} training rows"
+        trained = f" and other samples of {config['max_train_samples']} training rows"
     else:
-        trained = " after training on the same rows"
-    return f"Intervals on new rows hold for other seeds{trained}, and for other {rows}; those on these rows, for these."
+        trained = ", with the same training rows"
+    if not new_rows:
+        return f"The intervals hold for other seeds{trained}, on these evaluation rows only."
+    return (
+        f"Intervals on new rows hold for other seeds{trained}, and other evaluation rows like those of "
+        f"{_names(file) or run['task']}; those on these rows hold for these evaluation rows only."
+    )
 
 
 def _place(run: Mapping[str, Any]) -> str:

@@ -88,13 +88,12 @@ class CrossedMean:
         return self.of_seeds / seeds + self.of_rows / units + self.of_both / (seeds * units)
 
     def freedom(self, seeds: float, units: float) -> float:
-        """Degrees of freedom of that variance (Satterthwaite, 1946), at least those of the seeds."""
+        """Degrees of freedom of that variance (Satterthwaite, 1946), at least those of the seeds or of the units."""
         both = self.of_both
         squares = (both + units * self.of_seeds) ** 2 / (seeds - 1) + (both + seeds * self.of_rows) ** 2 / (units - 1)
         squares += both**2 / ((seeds - 1) * (units - 1))
-        if squares == 0:
-            return seeds - 1
-        return max(seeds - 1, (self.variance(seeds, units) * seeds * units) ** 2 / squares)
+        least = min(seeds, units) - 1
+        return least if squares == 0 else max(least, (self.variance(seeds, units) * seeds * units) ** 2 / squares)
 
     def power(self, effect: float, alpha: float, *, seeds: float, rows: float) -> float:
         """Probability that so many seeds and rows show a mean difference of ``effect`` at level ``alpha``."""

@@ -57,7 +57,7 @@ class OverallRow:
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Self:
         """Read what :meth:`as_dict` returned."""
-        if "differences" not in record:
+        if "differences" not in record:  # no seed is complete, or the file is an older one
             return cls(record["label"], record["p_holm"], None)
         low, high = record["difference_low"], record["difference_high"]
         mean = Estimate(record["difference"], -inf if low is None else low, inf if high is None else high)
@@ -178,6 +178,8 @@ def _mean_difference(pairs: Sequence[tuple[MethodRow, MethodRow]]) -> PairedDiff
         scores = [row.scores[seed] - other.scores[seed] for seed in seeds]
         first = row.by_row[seeds[0]]
         groups.setdefault(first.data, []).append((by_row, scores, first.rows))
+    if any(len({each[0].shape for each in group}) > 1 for group in groups.values()):
+        return found  # of different metrics: their rows are divided in different ways
     means = [
         CrossedMean.of(np.mean([each[0] for each in group], axis=0), float(np.mean([each[1] for each in group])), rows)
         for group in groups.values()

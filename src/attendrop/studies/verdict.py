@@ -13,6 +13,8 @@ from attendrop.studies.statistics import ALPHA, MANY_SEEDS, POWER, CrossedMean, 
 
 # Fewer seeds say too little of how seeds vary; from here on the test holds its level: docs/compare.md.
 MIN_SEEDS = 4
+# On fewer rows, nothing is said to be practically nothing: 3 / 600 = 0.005.
+_ROWS_FOR_NOTHING = 600
 
 Kind = Literal["baseline", "method", "reference", "tie", "too few seeds", "no reference"]
 
@@ -81,7 +83,11 @@ def _judge_methods(reference: MethodRow, methods: Sequence[MethodRow], margin: f
     if ahead:
         return _judge_ahead(reference, ahead, margin, figures)
     if not unclear:
-        return Verdict("reference", reference.label, (f"{use} every method here is behind it.", *figures))
+        others = [row for row in methods if row not in tested]
+        which = (
+            f"every method here but {_listed(others)}, which cannot be judged yet," if others else "every method here"
+        )
+        return Verdict("reference", reference.label, (f"{use} {which} is behind it.", *figures))
     if all(_is_within(_difference(row), margin) for row in unclear):
         cheapest = min((reference, *unclear), key=_cost)
         first = f"Use {title(cheapest)}: the differences are practically nothing, and it is the cheapest."
@@ -154,6 +160,8 @@ def _what_would_show(difference: PairedDifference, effect: float, methods: int) 
         return []
     alpha, named = ALPHA / methods, f"a difference of {number(effect)}"
     if found.power(effect, alpha, seeds=max(found.seeds, MIN_SEEDS), rows=found.rows) >= POWER:
+        if found.seeds < MIN_SEEDS:
+            return [f"On {MIN_SEEDS} seeds and as many rows, {named} would probably show."]
         return [f"On as many seeds and rows, {named} would probably have shown."]
     seeds_needed, rows_needed = found.seeds_needed(effect, alpha), found.rows_needed(effect, alpha)
     more_seeds = None if seeds_needed is None else _more(seeds_needed - found.seeds, "seed")
@@ -252,7 +260,7 @@ def _too_few_against(verdict: Verdict, best: MethodRow, baseline: MethodRow, mar
         return replace(verdict, sentences=(*verdict.sentences, figures))
     first = f"No recommendation: {seeds(lead.n)} to compare with {title(baseline)} on {_are(lead.n)} too few."
     if lead.n >= MIN_SEEDS:
-        first = f"No recommendation: the runs of {title(baseline)} have no scores by row; compare in a new folder."
+        first = f"No recommendation: {best.label} and {title(baseline)} have no scores by row; compare in a new folder."
     return Verdict("too few seeds", None, (first, figures, *_among(verdict)))
 
 
@@ -385,5 +393,10 @@ def _is_shown(row: MethodRow) -> bool:
 
 
 def _is_within(difference: PairedDifference, margin: float) -> bool:
-    """Whether a whole interval is practically nothing."""
+    """Whether a whole interval is practically nothing.
+
+    Of few rows none need show a difference that there is: what none of n shows may still be in 3 / n of all.
+    """
+    if difference.components is not None and difference.components.rows < _ROWS_FOR_NOTHING:
+        return False
     return -margin < difference.mean.low and difference.mean.high < margin

@@ -14,8 +14,6 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 from datasets import Dataset
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.output_scorer import Array
@@ -24,8 +22,8 @@ from attendrop.tasks.heads.output_scorer import Array
 PREDICTIONS = "dev_predictions.parquet"
 # Number of blocks of a jackknife: a standard error from n blocks is itself uncertain by 1 / sqrt(2n), here 7 %.
 _BLOCKS = 100
-# A text that more than this fraction of the rows has, such as one prompt for all, does not make them belong together.
-_COMMON_TEXT = 0.05
+# A column with fewer different texts than this, such as one prompt for all rows, does not say which belong together.
+_LEAST_GROUPS = 5
 
 
 @dataclass(frozen=True)
@@ -69,8 +67,8 @@ def row_scores(task: Task, outputs: Array, references: Array, rows: Dataset) -> 
     ``B * score - (B - 1) * score without the block`` (Tukey, 1958; Efron and Tibshirani, 1993, chapter 11): their mean
     is the score up to the jackknife's correction of bias, and their variance, divided by B, that of the score.
 
-    Rows belong together if they share a text, such as the questions about one paragraph. Those of running text, whose
-    neighbours are alike (``Head.in_sequence``), are divided into consecutive blocks.
+    Rows belong together if they share their longest text, such as the questions about one paragraph. Those of running
+    text, whose neighbours are alike (``Head.in_sequence``), are divided into consecutive blocks.
 
     Args:
         task: The task.
@@ -96,8 +94,9 @@ def row_scores(task: Task, outputs: Array, references: Array, rows: Dataset) -> 
     if number > _BLOCKS:
         blocks, number = np.random.default_rng(0).permutation(number)[blocks] % _BLOCKS, _BLOCKS
     score = metric.score(references, outputs)
-    without = [metric.score(references[blocks != block], outputs[blocks != block]) for block in range(number)]
-    return RowScores(np.nan_to_num(number * score - (number - 1) * np.asarray(without)), count, data)
+    without = np.array([metric.score(references[blocks != block], outputs[blocks != block]) for block in range(number)])
+    without[~np.isfinite(without)] = score  # not defined without a block, such as that of the only row of a class
+    return RowScores(number * score - (number - 1) * without, count, data)
 
 
 def write_predictions(path: Path, predictions: Sequence[Any]) -> None:
@@ -114,13 +113,13 @@ def data_digest(*parts: Dataset | None) -> str:
 
 
 def _belonging_together(texts: Sequence[Sequence[str]]) -> Array:
-    """Number the groups of rows that share a text, from 0: one number for each row."""
-    pairs = [(row, (place, text)) for row, each in enumerate(texts) for place, text in enumerate(each)]
-    numbers = {text: number for number, text in enumerate(dict.fromkeys(text for _, text in pairs))}
-    at = np.array([numbers[text] for _, text in pairs], dtype=int)
-    own = np.array([row for row, _ in pairs], dtype=int)
-    rare = np.bincount(at)[at] <= max(2, _COMMON_TEXT * len(texts)) if len(at) else np.ones(0, dtype=bool)
-    size = len(texts) + len(numbers)
-    graph = coo_array((np.ones(int(rare.sum())), (own[rare], len(texts) + at[rare])), shape=(size, size))
-    groups: Array = np.unique(connected_components(graph, directed=False)[1][: len(texts)], return_inverse=True)[1]
-    return groups
+    """Number the groups of rows that share their longest text, from 0: one number for each row.
+
+    A column with few different texts, such as a prompt for all rows, makes no groups.
+    """
+    columns = [column for column in zip(*texts, strict=False) if len(set(column)) >= _LEAST_GROUPS]
+    if not columns:
+        return np.arange(len(texts))
+    longest = max(columns, key=lambda column: sum(map(len, column)))
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(longest))}
+    return np.array([numbers[text] for text in longest])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -127,22 +128,38 @@ def set_aside(rows: Any, fraction: float, seed: int) -> tuple[Any, Any]:
     return Subset(rows, parts[0]), Subset(rows, parts[1])
 
 
-def with_columns(collate: Callable[[list[Any]], Any], columns: Sequence[str]) -> Callable[[list[Any]], Any]:
-    """Extend a collator to columns with numbers for each token: they become tensors, padded with -1."""
-    if not columns:
-        return collate
+@dataclass(frozen=True)
+class ColumnCollator:
+    """Collator that another one extends to columns with numbers for each token, which become tensors, padded with -1.
 
-    def collated(rows: list[Any]) -> Any:
-        present = [name for name in columns if name in rows[0]]
-        batch = dict(collate([{key: value for key, value in row.items() if key not in present} for row in rows]))
+    Rows without such columns, and rows that are no mappings, are left to the other. It can be pickled if that can.
+
+    Attributes:
+        collate: The other collator, which gets rows without these columns.
+        columns: Names of the columns.
+        with_index: Whether rows have their index in the training data, in ``ROW_INDEX``.
+    """
+
+    collate: Callable[[list[Any]], Any]
+    columns: Sequence[str]
+    with_index: bool = False
+
+    def __call__(self, rows: list[Any]) -> Any:
+        """Make a batch of rows."""
+        first = rows[0] if isinstance(rows[0], Mapping) else {}
+        present = [name for name in self.columns if name in first]
+        own = {*present, ROW_INDEX} if self.with_index else set(present)
+        if not own:
+            return self.collate(rows)
+        batch = dict(self.collate([{key: value for key, value in row.items() if key not in own} for row in rows]))
         for name in present:
             values = [torch.as_tensor(row[name]) for row in rows]
             width = max(len(value) for value in values)
             padded = [functional.pad(v, (0, width - len(v)) * v.ndim, value=-1) for v in values]
             batch[name] = torch.stack(padded)
+        if self.with_index:
+            batch[ROW_INDEX] = torch.tensor([row[ROW_INDEX] for row in rows])
         return batch
-
-    return collated
 
 
 class IndexedRows:
@@ -159,14 +176,7 @@ class IndexedRows:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {**self.rows[index], ROW_INDEX: index}
-
-
-def with_row_index(collate: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    """Extend a collator to the indices of rows, which become a tensor; the others get rows without them."""
-
-    def collated(rows: list[Any]) -> Any:
-        given = [{key: value for key, value in row.items() if key != ROW_INDEX} for row in rows]
-        return {**collate(given), ROW_INDEX: torch.tensor([row[ROW_INDEX] for row in rows])}
-
-    return collated
+        row = self.rows[index]
+        if not isinstance(row, Mapping):
+            raise AttendropError(f"Rows are mappings of the model's inputs, and not a {type(row).__name__}.")
+        return {**row, ROW_INDEX: index}

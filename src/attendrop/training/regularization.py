@@ -162,6 +162,8 @@ class Regularization:
                 "{'input_ids': ..., 'attention_mask': ..., 'labels': ...}."
             )
         if rows is not None:
+            if len(rows) != number_of_rows(batch):
+                raise AttendropError(f"rows has {len(rows)} indices, and the batch {number_of_rows(batch)} rows.")
             batch = {**batch, ROW_INDEX: torch.as_tensor(rows)}
         if self.model.training:
             ((batch, _),), _ = self.micro_batches(batch)

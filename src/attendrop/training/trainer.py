@@ -34,14 +34,7 @@ from attendrop.training.checkpoints import (
     save_method_state,
     seal,
 )
-from attendrop.training.labelled_data import (
-    IndexedRows,
-    LabelledRows,
-    is_stream,
-    set_aside,
-    with_columns,
-    with_row_index,
-)
+from attendrop.training.labelled_data import ColumnCollator, IndexedRows, LabelledRows, is_stream, set_aside
 from attendrop.training.model_call import replaced_attribute
 from attendrop.training.regularization import Regularization
 from attendrop.training.sampler import EpochSampler, row_lengths
@@ -325,9 +318,10 @@ class RegularizedTrainer(Trainer):
         self._set_signature_columns_if_needed()
         collate, known, rows = self.data_collator, self._signature_columns, self.train_dataset
         columns = (*self.regularizer.columns, ANSWER_MASK)
-        self.data_collator = with_columns(collate, columns)
-        if self.regularizer.needs_rows and rows is not None:
-            self.data_collator, self.train_dataset = with_row_index(self.data_collator), IndexedRows(rows)
+        indexed = self.regularizer.needs_rows and rows is not None
+        self.data_collator = ColumnCollator(collate, columns, indexed)
+        if indexed:
+            self.train_dataset = IndexedRows(rows)
         if known is not None:
             self._signature_columns = [*known, *columns, ROW_INDEX]
         try:

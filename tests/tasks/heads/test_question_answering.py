@@ -22,7 +22,7 @@ from attendrop.tasks.base import Task
 from attendrop.tasks.heads.question_answering import ALWAYS, SOMETIMES, QuestionAnswering
 from attendrop.tasks.token_columns import TokenColumn
 from attendrop.tasks.tokenization import encode
-from attendrop.training.labelled_data import with_columns
+from attendrop.training.labelled_data import ColumnCollator
 
 WORDS = [tiny.WORDS[n * 5 % len(tiny.WORDS)] for n in range(40)]
 LONG = " ".join(WORDS)
@@ -100,7 +100,7 @@ def test_what_is_attributed_is_the_answer_that_is_predicted(
     task = Task("files", "question-answering", ("question", "context"), names, "f1", "a test")
     windows = encode(rows, task, tokenizer, LENGTH)
     columns = {name: windows[name][:] for name in windows.column_names}
-    collate = with_columns(task.head.collator(tokenizer), [ANSWER_MASK])
+    collate = ColumnCollator(task.head.collator(tokenizer), [ANSWER_MASK])
     batch = collate([{name: windows[row][name] for name in ("input_ids", ANSWER_MASK)} for row in range(2)])
     seen = set()
     for seed in range(30):
@@ -144,7 +144,7 @@ def test_methods_and_not_models_are_told_where_answers_can_be(
     trainer.train()
     assert trainer.evaluate()["eval_loss"] > 0
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    batch = with_columns(default_data_collator, [ANSWER_MASK])(rows)
+    batch = ColumnCollator(default_data_collator, [ANSWER_MASK])(rows)
     with regularize(model.train(), method, optimizer=optimizer, reward_data=[batch], total_steps=2) as reg:
         for _ in range(2):
             reg.loss(batch).backward()

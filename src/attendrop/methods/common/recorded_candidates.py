@@ -37,6 +37,8 @@ class Recorder:
         self.records = RowRecords(limit)
         self.processes = processes
         self.epoch: int | None = None
+        self._step: tuple[int, int] | None = None
+        self._kept = 0  # of what was added, that of earlier micro-batches
         self._new: list[tuple[Sequence[int], str, _Packed, Spans, Tensor]] = []
 
     def begin_pass(self, context: StepContext, units: str) -> RowPass:
@@ -50,7 +52,15 @@ class Recorder:
                 "Recorded attributions need to know the rows of a batch: compute the loss by reg.loss(batch, "
                 "rows=indices), with the index of each row in the training data."
             )
-        self.flush()
+        step = (context.key.step, context.key.first)
+        if self._step is not None and step[0] != self._step[0]:
+            self.flush()
+        if step == self._step:  # a method that runs several passes: the last counts, and all drop the same candidates
+            self._new = self._new[: self._kept]
+        else:
+            self._step, self._kept = step, len(self._new)
+        if self.processes.world_size > 1 and context.epoch is None:
+            raise AttendropError("Processes exchange records at the start of an epoch: call set_epoch(epoch) for each.")
         if context.epoch != self.epoch:
             self.epoch = context.epoch
             if self.processes.world_size > 1:
@@ -71,7 +81,7 @@ class Recorder:
         self._new.append((rows, layer, pack(mask), spans, finite))
 
     def flush(self) -> None:
-        """Move what the last passes added to the records."""
+        """Move what the passes of a step added to the records; rows are dropped from by what was there before it."""
         found: dict[int, dict[str, RowMask]] = {}
         for rows, layer, (bits, shape), spans, finite in self._new:
             if not finite:
@@ -84,7 +94,7 @@ class Recorder:
                     of_pass[place] = RowMask.of(mask[:, query : query + queries, key : key + keys])
             for (row, name), own in of_pass.items():
                 found.setdefault(row, {})[name] = own
-        self._new = []
+        self._new, self._kept = [], 0
         for row, of_layers in found.items():
             self.records.put(row, of_layers)
 
