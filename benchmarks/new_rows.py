@@ -6,7 +6,7 @@ often a true difference is shown. Prints the tables of docs/compare.md; half an 
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,7 +96,7 @@ def _differences(cell: Cell, generator: np.random.Generator) -> Array:
     return scores[1:] - scores[0]
 
 
-def _truth(cell: Cell, rows: int = 400_000) -> float:
+def _truth(cell: Cell, rows: int = 200_000) -> float:
     """Compute the true difference from very many rows."""
     large = Cell(cell.metric, rows, 2, 2, cell.systematic, cell.effect)
     generator = np.random.default_rng(0)
@@ -191,11 +191,11 @@ _SCORES: dict[str, Callable[[Cell, np.random.Generator], Array]] = dict(
 # Tables --------------------------------------------------------------------------------------------------------------
 
 
-def cells(metric: str) -> list[Cell]:
-    """List the cells without an effect."""
+def cells(metric: str, rows: Sequence[int] = ROWS, fractions: Sequence[float] = SYSTEMATIC) -> list[Cell]:
+    """List the cells without an effect, of some numbers of rows and fractions of systematic differences."""
     return [
-        Cell(metric, rows, seeds, methods, systematic)
-        for rows in ROWS for seeds in SEEDS for systematic in SYSTEMATIC for methods in METHODS
+        Cell(metric, count, seeds, methods, fraction)
+        for count in rows for seeds in SEEDS for fraction in fractions for methods in METHODS
     ]  # fmt: skip
 
 

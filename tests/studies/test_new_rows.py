@@ -32,17 +32,19 @@ new_rows = _script()
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", new_rows.METRICS)
 def test_level_and_coverage(metric: str) -> None:
-    """With 1,000 simulations a fraction of 0.05 is known to 0.007, and one of 0.93 to 0.008 (a standard error)."""
-    found = {cell: new_rows.simulate(cell, 1000) for cell in new_rows.cells(metric)}
+    """With 1,000 simulations a fraction of 0.05 is known to 0.007, and one of 0.93 to 0.008 (a standard error).
+
+    A part of the cells of docs/compare.md, minutes instead of an hour.
+    """
+    found = {cell: new_rows.simulate(cell, 1000) for cell in new_rows.cells(metric, (100, 1000), (0.0, 0.022))}
     assert max(each.ahead for each in found.values()) <= 0.05
     assert min(each.covered for each in found.values()) >= 0.93
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", new_rows.METRICS)
-@pytest.mark.parametrize("effect", [0.01, 0.02])
-def test_intervals_cover_a_difference_too(metric: str, effect: float) -> None:
-    cells = [new_rows.Cell(metric, rows, seeds, 2, 0.022, effect) for rows in (300, 3000) for seeds in (4, 10)]
+def test_intervals_cover_a_difference_too(metric: str) -> None:
+    cells = [new_rows.Cell(metric, rows, seeds, 2, 0.022, 0.02) for rows in (300, 3000) for seeds in (4, 10)]
     assert min(new_rows.simulate(cell, 1000).covered for cell in cells) >= 0.93
 
 

@@ -75,8 +75,8 @@ class RDrop(Method):
     compared: ClassVar[bool] = True
     evidence: ClassVar[str] = (
         "ahead of plain fine-tuning by 0.006 [0.001, 0.012] on 1,000 set-aside rows of Banking77 with five rows per "
-        "class, six seeds (other rows were not looked at); no difference shows on its test rows, nor on 256 rows of CoLA, "
-        "MRPC and STS-B, five seeds each (the project's docs/does-it-help.md)."
+        "class, six seeds (other rows were not looked at); no difference shows on its test rows, nor on 256 rows of "
+        "CoLA, MRPC and STS-B, five seeds each (the project's docs/does-it-help.md)."
     )
 
     name: ClassVar[str] = "r-drop"
