@@ -20,7 +20,9 @@ PLAIN, OTHER = (0.5, 0.6, 0.55, 0.52), (0.56, 0.63, 0.6, 0.55)
 def runs(method: str, scores: tuple[float, ...]) -> list[dict[str, Any]]:
     known = {"task": "cola", "model": "m", "metric": "accuracy", "method": method, "options": {}, "train_seconds": 2.0}
     return [
-        known | {"seed": seed, "score": score, "output_dir": f"out/runs/{method}-{seed}", "data": {"rows": {"dev": 90}}}
+        known
+        | {"seed": seed, "score": score, "output_dir": f"out/runs/{method}-{seed}", "data": {"rows": {"dev": 90}}}
+        | {"row_scores": {"rows": 90, "data": "", "blocks": [score] * 50}}
         for seed, score in enumerate(scores)
     ]
 
@@ -50,3 +52,14 @@ def test_a_file_of_another_program_is_refused_and_none_is_no_error(tmp_path: Pat
         write_json(tmp_path / "answer.json", content)
         with pytest.raises(AttendropError, match="not written by attendrop"):
             read_answers(tmp_path / "answer.json")
+
+
+def test_an_older_file_speaks_of_its_rows_only(tmp_path: Path) -> None:
+    content = answer(runs("finetune", PLAIN) + runs("r-drop", OTHER)).as_dict()
+    for record in content["methods"]:
+        del record["components"], record["these_rows_low"], record["these_rows_high"]
+    write_json(tmp_path / "answer.json", {name: value for name, value in content.items() if name != "holds_for"})
+    (found,) = (read_answers(tmp_path / "answer.json") or {}).values()
+    difference = found.rows[1].difference
+    assert difference is not None and difference.p_value is None and found.rows[1].p_holm is None
+    assert difference.known.low > 0 and difference.mean.low < -1

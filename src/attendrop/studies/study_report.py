@@ -58,7 +58,7 @@ class OverallRow:
     def from_dict(cls, record: Mapping[str, Any]) -> Self:
         """Read what :meth:`as_dict` returned."""
         if "differences" not in record:  # no seed is complete, or the file is an older one
-            return cls(record["label"], record["p_holm"], None)
+            return cls(record["label"], {} if "difference" in record else record["p_holm"], None)
         low, high = record["difference_low"], record["difference_high"]
         mean = Estimate(record["difference"], -inf if low is None else low, inf if high is None else high)
         values = tuple(map(float, record["differences"]))
