@@ -17,7 +17,7 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.blocks import Block, block_of
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.dropout_draws import DropoutDraws
-from attendrop.attention.edits import AttentionEdit, BlockEdit
+from attendrop.attention.edits import AttentionEdit, BlockEdit, merge_edits
 from attendrop.attention.example_inputs import example_inputs
 from attendrop.attention.isolation import evaluating, forked_rng, in_full_precision
 from attendrop.attention.layers import AttentionLayer, checked_layers, select_layers, select_self_attention
@@ -181,6 +181,7 @@ __all__ = [
     "mean",
     "mean_divergence",
     "mean_spread",
+    "merge_edits",
     "normal",
     "number_of_rows",
     "option",

@@ -237,7 +237,7 @@ class _Rows:
 
     def check_known(self) -> None:
         """Refuse rows none of which has a token that the model knows; warn of some: they may be in any large file."""
-        if 0 < self.done <= self.unknown:
+        if self.unknown >= self.done:
             raise AttendropError(f"{self.source} has no row with a token that the model knows.")
         if self.unknown:
             logger.warning(

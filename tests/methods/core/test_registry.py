@@ -127,6 +127,7 @@ def test_defaults_are_those_that_were_measured() -> None:
         "rule": "gauss_legendre",
         "steps": 8,
         "units": "attention",
+        "record_limit": None,
     }
 
 
