@@ -107,7 +107,7 @@ def _judge_ahead(reference: MethodRow, ahead: Sequence[MethodRow], margin: float
     sentences = [
         f"Use {use.label}: it is ahead of {title(reference)}{_by_little(difference, margin)}.",
         f"On new rows the difference is {interval(difference)} (95 % interval); it is ahead in {wins} of "
-        f"{seeds(difference.n)}, p = {p_text(use.p_holm or 0)} after Holm's correction{_time(use)}.",
+        f"{seeds(difference.n)}, p {p_is(use.p_holm or 0)} after Holm's correction{_time(use)}.",
     ]
     if others:
         reason = "" if use is leader else f"; below {number(margin)} apart, the cheaper is recommended"
@@ -324,6 +324,11 @@ def interval(difference: PairedDifference) -> str:
 def ends(found: Estimate) -> str:
     """Format an interval; "-" for none."""
     return f"[{_signed(found.low)}, {_signed(found.high)}]" if math.isfinite(found.low) else "-"
+
+
+def p_is(p: float) -> str:
+    """Format a p value with its relation, such as "= 0.016"."""
+    return "< 0.0001" if p < 0.0001 else f"= {p:.2g}"
 
 
 def p_text(p: float) -> str:
