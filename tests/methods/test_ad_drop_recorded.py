@@ -63,6 +63,7 @@ def naive_records(eager: Any, batch: zoo.Batch) -> list[Tensor]:
     return [oracles.candidates(b, valid, 0.4) for b, valid in zip(found, seen.valid, strict=True)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "backend"), [build for build in zoo.BUILDS if build[0] in NAIVE])
 def test_records_equal_a_naive_computation_and_are_dropped_next(name: str, backend: str) -> None:
     eager = zoo.build(name, "eager", dtype=torch.float64)
