@@ -48,12 +48,6 @@ def test_intervals_cover_a_difference_too(metric: str) -> None:
     assert min(new_rows.simulate(cell, 1000).covered for cell in cells) >= 0.93
 
 
-def test_few_blocks_are_no_more_certain_than_few_seeds() -> None:
-    """Five texts of five rows: the five texts decide, however many seeds there are."""
-    cell = new_rows.Cell("accuracy, 5 rows of a text", 25, 10, 2, 0.4)
-    assert new_rows.simulate(cell, 400).ahead <= 0.05
-
-
 def test_seeds_alone_are_wrong_about_new_rows() -> None:
     """More seeds make it worse; with rows and seeds the same comparison holds its level."""
     found = new_rows.simulate(new_rows.Cell("accuracy", 1000, 10, 2, 0.022), 150)

@@ -93,6 +93,12 @@ def test_rows_that_add_no_noise_leave_the_t_test_of_seeds_and_the_reverse() -> N
     assert by_row.p_value == pytest.approx(stats.ttest_1samp(values[0], 0).pvalue)
 
 
+def test_few_blocks_are_no_more_certain_than_few_seeds() -> None:
+    """Three texts that differ decide, however many seeds there are."""
+    drawn = (crossed(10, 3, of_seeds=0, of_rows=1, of_both=0.3, key=key) for key in range(600))
+    assert np.mean([crossed_test([CrossedMean.of(each, each.mean(), 30)])[1] <= 0.05 for each in drawn]) < 0.08
+
+
 def test_several_means_are_added_by_weight() -> None:
     means = [
         CrossedMean.of(each, each.mean(), 50)
