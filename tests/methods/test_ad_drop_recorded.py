@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformers import TrainerCallback
 from attendrop import SAM, SMART, ADDrop, AttendropError, Compose, RDrop, RegularizedTrainer, regularize
 from attendrop.attribution.row_records import RowMask, RowRecords
 from attendrop.methods.common.recorded_candidates import Recorder
+from attendrop.methods.core.context import Processes
 
 ON: dict[str, Any] = {"layers": "all", "direction": "high", "attribution": "recorded"}
 NAIVE = ("bert", "bert-tokens", "modernbert", "albert", "gpt2", "llama-class", "bart", "t5", "deberta-v3", "mpnet")
@@ -299,13 +301,64 @@ def test_what_cannot_be_known_is_refused(tmp_path: Path) -> None:
 
 
 def test_beyond_the_limit_the_oldest_rows_are_forgotten(caplog: pytest.LogCaptureFixture) -> None:
-    records = RowRecords(limit=100)
-    mask = RowMask.of(np.ones((4, 8, 8), dtype=np.bool_))  # 32 bytes
+    mask = RowMask.of(np.ones((4, 8, 8), dtype=np.bool_))
+    assert len(mask.bits) == 32 < mask.bytes
+    limit = 3 * mask.bytes + 1
+    records = RowRecords(limit)
     with caplog.at_level(logging.WARNING):
         for row in (1, 2, 3, 1, 4):
             records.put(row, {"self.0": mask})
     assert [row in records for row in (1, 2, 3, 4)] == [True, False, True, True]
-    assert (records.bytes, records.forgotten, len(caplog.records)) == (96, 1, 1)
-    restored = RowRecords(limit=100)
+    assert (records.bytes, records.forgotten, len(caplog.records)) == (3 * mask.bytes, 1, 1)
+    restored = RowRecords(limit)
     restored.load_state_dict(records.state_dict())
-    assert (restored.bytes, list(restored._rows)) == (96, [3, 1, 4])
+    assert (restored.bytes, list(restored._rows)) == (3 * mask.bytes, [3, 1, 4])
+
+
+def test_a_record_takes_the_memory_that_is_counted() -> None:
+    tracemalloc.start()
+    try:
+        records, before = RowRecords(1 << 30), tracemalloc.get_traced_memory()[0]
+        for row in range(200):
+            records.put(row, {f"self.{layer}": RowMask.of(np.ones((4, 16, 16), dtype=np.bool_)) for layer in range(6)})
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert records.bytes == pytest.approx(taken, rel=0.25)
+
+
+def test_rows_without_any_signal_are_counted() -> None:
+    """In float16, small gradients may become zero."""
+    batch = zoo.batch_of("bert")
+    with regularize(zoo.build("bert"), RECORDED) as reg:
+        for scale, expected in ((1.0, 0.0), (0.0, 1.0)):
+            (reg.loss(batch, rows=[0, 1, 2]) * scale).backward()
+            assert reg.method_state.after_step(1) == {"without_signal": expected}
+        assert reg.method_state.after_step(1) == {}
+
+
+def test_processes_exchange_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes in one: each part that the first sends is answered by the next part of the second."""
+    monkeypatch.setattr("attendrop.methods.common.recorded_candidates._ROWS_AT_A_TIME", 2)
+    mask = RowMask.of(np.ones((1, 4, 4), dtype=np.bool_))
+    answers: Any = iter([3, *([[(10 + row, {"self.0": mask})] for row in range(5)])])
+    sent: list[Any] = []
+
+    def gather(value: Any) -> list[Any]:
+        sent.append(value)
+        return [value, next(answers)]
+
+    recorder = Recorder(1 << 20, Processes(0, 2, gather=gather))
+    for row in (3, 1, 2):
+        recorder.records.put(row, {"self.0": mask})
+    recorder._exchange()
+    assert [len(each) for each in sent[1:]] == [2, 1, 0]
+    assert list(recorder.records._rows) == [3, 1, 2, 10, 11, 12]
+    assert recorder.records.take_new() == []
+
+
+def test_the_first_epoch_is_no_regularised_one() -> None:
+    assert RECORDED.regularized_epochs(3) == [1, 2]
+    assert ADDrop(attribution="recorded", start_epoch=2).regularized_epochs(4) == [2, 3]
+    assert ADDrop(attribution="recorded", cross_tuning=True).regularized_epochs(4) == [1, 3]
+    assert ADDrop().regularized_epochs(2) == [0, 1]

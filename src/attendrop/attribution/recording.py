@@ -133,20 +133,19 @@ class GradientPlan(ObservePlan):
 
 
 class TrainingGradients:
-    """Hands over the gradients of the units of a training pass, in its own backward pass.
+    """Hands over the gradients of the heads' outputs in a training pass, in its own backward pass.
 
     The gradient by the output of the heads, ``dL/dO``, exists there anyway. Under activation checkpointing a layer runs
     twice: the gradient is that of the first run, and the values those of the second.
 
     Args:
-        receive: Called with a layer's call and ``dL/dA``, or ``dL/dO``, as soon as the backward pass is there; again
-            where a method differentiates the pass before, the last time for the loss.
-        units: As for :class:`ObservePlan`.
+        receive: Called with a layer's call, ``dL/dO`` in float32 or better, ``(batch, query, heads, dim)``, and its
+            values, ``(batch, heads, key, dim)``, as soon as the backward pass is there; again where a method
+            differentiates the pass before, the last time for the loss.
     """
 
-    def __init__(self, receive: Receive, units: str = "attention") -> None:
+    def __init__(self, receive: Callable[[AttentionCall, Tensor, Tensor], None]) -> None:
         self.receive = receive
-        self.units = units
 
     def edit(self, call: AttentionCall) -> AttentionEdit:
         """Return the edit that reads a layer; it changes nothing."""
@@ -164,8 +163,7 @@ class TrainingGradients:
 
         def receive(gradient: Tensor) -> None:
             with torch.no_grad():
-                found = wide(gradient)
-                self.receive(call, found if self.units == "hidden" else by_weights(call, found, values[0]))
+                self.receive(call, wide(gradient), values[0])
 
         return AttentionEdit(values=see_values, output=see_output)
 
@@ -178,10 +176,10 @@ def by_weights(call: AttentionCall, gradient: Tensor, value: Tensor) -> Tensor:
         gradient: ``dF/dO``, ``(batch, query, heads, dim)``, in float32 or better.
         value: ``V``, ``(batch, heads, key, dim)``.
     """
+    if call.valid is not None:  # zeros in dF/dO, which is smaller than dF/dA
+        gradient = torch.where(any_last(call.valid).transpose(1, 2), gradient, 0)
     with torch.autocast(gradient.device.type, enabled=False), torch.no_grad():
-        found = gradient.transpose(1, 2) @ wide(value).transpose(-1, -2)
-    valid = call.valid
-    return found if valid is None else found.masked_fill_(~any_last(valid), 0)
+        return gradient.transpose(1, 2) @ wide(value).transpose(-1, -2)
 
 
 @contextmanager

@@ -16,10 +16,11 @@ import torch
 _OF_FREE_MEMORY = 0.25
 _WITHOUT_SYSCONF = 4 << 30
 logger = logging.getLogger(__name__)
-Bits = np.ndarray[Any, np.dtype[np.uint8]]
+# What a mask takes beside its bits: the objects that hold it.
+_OF_OBJECTS = 250
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RowMask:
     """Mask of one row in one layer, of the row's own length.
 
@@ -28,30 +29,39 @@ class RowMask:
         shape: ``(heads, queries, keys)``, without padding.
     """
 
-    bits: Bits
+    bits: bytes
     shape: tuple[int, int, int]
 
     @classmethod
     def of(cls, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> RowMask:
         """Pack a boolean mask."""
         heads, queries, keys = mask.shape
-        return cls(np.packbits(mask), (heads, queries, keys))
+        return cls(np.packbits(mask).tobytes(), (heads, queries, keys))
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of memory that it takes, with the objects that hold it."""
+        return len(self.bits) + _OF_OBJECTS
 
     @property
     def mask(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """The boolean mask."""
-        return np.unpackbits(self.bits, count=int(np.prod(self.shape))).view(np.bool_).reshape(self.shape)
+        return (
+            np.unpackbits(np.frombuffer(self.bits, np.uint8), count=int(np.prod(self.shape)))
+            .view(np.bool_)
+            .reshape(self.shape)
+        )
 
 
 class RowRecords:
     """Masks by the index of a row in the training data, and by layer, on the host.
 
     A row takes ``sum over layers of heads * queries * keys / 8`` bytes, of its own length: 288 KiB in 12 layers of 12
-    heads at 128 tokens. Where all would take more than ``limit``, the rows that were recorded longest ago are
-    forgotten.
+    heads at 128 tokens; and 250 bytes for each layer. Where all would take more than ``limit``, the rows that were
+    recorded longest ago are forgotten.
 
     Args:
-        limit: Bytes; None: a quarter of the memory that is free now.
+        limit: Bytes, of masks and of the objects that hold them; None: a quarter of the memory that is free now.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -74,14 +84,14 @@ class RowRecords:
     def put(self, row: int, masks: Mapping[str, RowMask]) -> None:
         """Replace what is recorded of a row in some layers; it is the newest row then."""
         kept = self._rows.setdefault(row, {})
-        self.bytes += sum(mask.bits.nbytes for mask in masks.values())
-        self.bytes -= sum(kept[layer].bits.nbytes for layer in masks if layer in kept)
+        self.bytes += sum(mask.bytes for mask in masks.values())
+        self.bytes -= sum(kept[layer].bytes for layer in masks if layer in kept)
         kept.update(masks)
         self._rows.move_to_end(row)
         self._since_exchange[row] = None
         while self.bytes > self.limit and self._rows:
             oldest, masks = self._rows.popitem(last=False)
-            self.bytes -= sum(mask.bits.nbytes for mask in masks.values())
+            self.bytes -= sum(mask.bytes for mask in masks.values())
             self._since_exchange.pop(oldest, None)
             if not self.forgotten:
                 logger.warning(
@@ -107,22 +117,22 @@ class RowRecords:
         """Return all records as tensors and plain values."""
         layers = list(dict.fromkeys(layer for masks in self._rows.values() for layer in masks))
         entries = [(row, layer, mask) for row, masks in self._rows.items() for layer, mask in masks.items()]
-        bits = np.concatenate([mask.bits for _, _, mask in entries]) if entries else np.zeros(0, np.uint8)
+        bits = np.frombuffer(bytearray(b"".join(mask.bits for _, _, mask in entries)), np.uint8)
         index = [(row, layers.index(layer), *mask.shape, row in self._since_exchange) for row, layer, mask in entries]
         counts = {"forgotten": self.forgotten, "limit": self.limit}
         return {"layers": layers, "bits": torch.from_numpy(bits), "index": index, **counts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
-        bits, place = state["bits"].numpy(), 0
+        bits, place = state["bits"].numpy().tobytes(), 0
         self._rows, self._since_exchange, self.bytes = OrderedDict(), {}, 0
         for row, layer, heads, queries, keys, new in state["index"]:
             size = -(-heads * queries * keys // 8)
-            mask = RowMask(bits[place : place + size].copy(), (heads, queries, keys))
+            mask = RowMask(bits[place : place + size], (heads, queries, keys))
             self._rows.setdefault(row, {})[state["layers"][layer]] = mask
             if new:
                 self._since_exchange[row] = None
-            place, self.bytes = place + size, self.bytes + size
+            place, self.bytes = place + size, self.bytes + mask.bytes
         self.forgotten, self.limit = state["forgotten"], state["limit"]
 
 

@@ -159,6 +159,10 @@ class ADDrop(Method):
     def needs_epoch(self) -> bool:
         return self.cross_tuning or self.start_epoch > 0
 
+    def regularized_epochs(self, num_epochs: int) -> list[int] | None:
+        # Nothing is recorded of any row in the first epoch.
+        return [epoch for epoch in range(int(self.needs_rows), num_epochs) if self.active(epoch)]
+
     @property
     def needs_rows(self) -> bool:
         return self.attribution == "recorded"
@@ -328,8 +332,8 @@ class _RecordedState(MethodState):
         return _DropRecorded(self.options, context, row_pass)
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
-        self.recorder.flush()
-        return {}
+        without_signal = self.recorder.flush()
+        return {} if without_signal is None else {"without_signal": without_signal}
 
     def rank_state_dict(self) -> dict[str, Any]:
         return self.recorder.state_dict()
