@@ -118,14 +118,14 @@ def generate_messages(seed: int = 0) -> tuple[list[Row], list[Row]]:
     return writer.rows(known, TRAIN_ROWS), writer.rows(phrases, TEST_ROWS)
 
 
-def write_messages(folder: Path) -> tuple[Path, Path]:
-    """Write ``train.csv`` and ``test.csv``, unless they are there; return their paths.
+def write_messages(folder: Path, draw: int = 0) -> tuple[Path, Path]:
+    """Write ``train.csv`` and ``test.csv`` of a draw, unless they are there; return their paths.
 
     Raises:
         AttendropError: One of them is there with other content.
     """
     train, test = folder / "train.csv", folder / "test.csv"
-    contents = dict(zip((train, test), map(_csv, generate_messages()), strict=True))
+    contents = dict(zip((train, test), map(_csv, generate_messages(draw)), strict=True))
     for path, content in contents.items():
         if path.exists() and path.read_bytes() != content.encode():
             raise AttendropError(f"The file '{path}' is not the demonstration's; name another folder.")

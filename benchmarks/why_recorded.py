@@ -1,0 +1,160 @@
+"""Why recorded attributions differ from those of a pass of their own, on the demonstration's messages.
+
+AD-DROP's own pass attributes the predicted class's logit, by the current weights, and drops at once. A record is of the
+loss (it contrasts the label with the classes that it is confused with), one epoch old, and made under the masks of that
+epoch's dropping. Each of these is changed here on its own: ``python benchmarks/why_recorded.py FOLDER``, about an hour on a
+core. The answer lies in FOLDER; docs/does-it-help.md has what came out.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import attendrop
+from attendrop import ADDrop
+from attendrop.attention.call import AttentionCall
+from attendrop.attention.dropout_draws import DropoutDraws
+from attendrop.attention.layers import AttentionLayer
+from attendrop.attention.plan import Plan
+from attendrop.attribution.recording import GradientPlan, isolated_pass
+from attendrop.attribution.row_records import RowMask, RowRecords
+from attendrop.cli.demo_messages import write_messages
+from attendrop.extend import MethodState, StepContext, TrainingContext, register_method
+from attendrop.methods.ad_drop import _DropHigh, _DropRecorded, _RecordedState
+from attendrop.methods.common.recorded_candidates import RowPass
+
+
+def attribute_loss(context: StepContext, layers: Sequence[AttentionLayer], plan: GradientPlan) -> None:
+    """Attribute the log-likelihood of the labels in a pass of its own, without parameter gradients."""
+    with isolated_pass(context.adapter.model), torch.enable_grad():
+        logits = context.adapter.forward(context.inputs, plan).logits
+        plan.differentiate(-functional.cross_entropy(logits.float(), context.batch["labels"], reduction="sum"))
+
+
+@register_method
+class OwnPassOfLoss(ADDrop):
+    """An own pass in each step, of the log-likelihood of the label in place of the predicted class's logit."""
+
+    name: ClassVar[str] = "own-pass-of-loss"
+
+    def plan(self, context: StepContext) -> Plan:
+        layers, draws, kept = self.selected_layers(context.adapter.attention_layers), DropoutDraws(), {}
+
+        def keep(call: AttentionCall, attribution: Tensor) -> None:
+            kept[call.layer.key] = self._candidates(call, attribution)
+
+        attribute_loss(context, layers, GradientPlan(layers, keep, draws=draws))
+        return _DropHigh(self, context, kept, draws)
+
+
+@register_method
+class RecordedWithoutMasks(ADDrop):
+    """Records of a pass of its own, of the loss, in which nothing is dropped; used in the next epoch."""
+
+    name: ClassVar[str] = "recorded-without-masks"
+
+    def start(self, training: TrainingContext) -> MethodState:
+        return _FromOwnPass(self, training)
+
+
+class _FromOwnPass(_RecordedState):
+    def plan(self, context: StepContext) -> Plan:
+        plan = super().plan(context)
+        assert isinstance(plan, _DropRecorded)
+        row_pass: RowPass = plan.row_pass
+        layers = self.options.selected_layers(context.adapter.attention_layers)
+
+        def keep(call: AttentionCall, attribution: Tensor) -> None:
+            mask = self.options.candidate_mask(call, attribution)
+            self.recorder.add(row_pass.rows, call.layer.key, mask, row_pass.spans(call), torch.tensor(True))
+
+        attribute_loss(context, layers, GradientPlan(layers, keep))
+        plan.gradients = None
+        return plan
+
+
+@register_method
+class RecordedTwoEpochsOld(ADDrop):
+    """What the epoch before the last recorded."""
+
+    name: ClassVar[str] = "recorded-two-epochs-old"
+
+    def start(self, training: TrainingContext) -> MethodState:
+        state = _RecordedState(self, training)
+        state.recorder.records = _Aged(None)
+        return state
+
+
+class _Aged(RowRecords):
+    def __init__(self, limit: int | None) -> None:
+        super().__init__(limit)
+        self._before: dict[int, dict[str, RowMask]] = {}
+
+    def get(self, row: int, layer: str) -> RowMask | None:
+        return self._before.get(row, {}).get(layer)
+
+    def put(self, row: int, masks: Mapping[str, RowMask]) -> None:
+        self._before[row] = dict(self._rows.get(row, {}))
+        super().put(row, masks)
+
+
+@register_method
+class RecordedAtRandom(ADDrop):
+    """As many candidates of each row, at random places: the control."""
+
+    name: ClassVar[str] = "recorded-at-random"
+
+    def start(self, training: TrainingContext) -> MethodState:
+        state = _RecordedState(self, training)
+        generator = torch.Generator().manual_seed(training.seed)
+        choose = state.options.candidate_mask
+
+        def at_random(call: AttentionCall, attribution: Tensor) -> Tensor:
+            return choose(call, torch.rand(attribution.shape, generator=generator))
+
+        object.__setattr__(state.options, "candidate_mask", at_random)
+        return state
+
+
+def main() -> None:
+    """Compare them all; goes on where it stopped."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seeds", type=int, default=5)
+    given = parser.parse_args()
+    train, test = write_messages(given.folder)
+    strength: dict[str, Any] = {"p": 0.3, "layers": "all"}
+    recorded = strength | {"attribution": "recorded"}
+    methods = [
+        ADDrop(**recorded),
+        OwnPassOfLoss(**strength),
+        RecordedAtRandom(**recorded),
+        RecordedTwoEpochsOld(**recorded),
+        RecordedWithoutMasks(**recorded),
+        ADDrop(**recorded, cross_tuning=True),
+        ADDrop(**strength),
+    ]
+    outcome = attendrop.compare(
+        train_file=str(train),
+        eval_file=str(test),
+        text_columns=["message"],
+        label_column="topic",
+        epochs=10,
+        bf16=True,
+        methods=methods,
+        seeds=given.seeds,
+        baselines=["frozen"],
+        keep_best=False,
+        workers=0,
+        output_dir=str(given.folder / "answer"),
+    )
+    print(*outcome.lines(), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
