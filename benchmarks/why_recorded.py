@@ -2,8 +2,8 @@
 
 AD-DROP's own pass attributes the predicted class's logit, by the current weights, and drops at once. A record is of the
 loss (it contrasts the label with the classes that it is confused with), one epoch old, and made under the masks of that
-epoch's dropping. Each of these is changed here on its own: ``python benchmarks/why_recorded.py FOLDER``, about an hour on a
-core. The answer lies in FOLDER; docs/does-it-help.md has what came out.
+epoch's dropping. Each of these is changed here on its own: ``python benchmarks/why_recorded.py FOLDER``, about an hour
+on a core. The answer lies in FOLDER; docs/does-it-help.md has what came out.
 """
 
 import argparse

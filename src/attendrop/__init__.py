@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # for type checkers and editors
     from attendrop.training.own_loop import regularize as regularize
     from attendrop.training.regularization import Regularization as Regularization
     from attendrop.training.trainer import RegularizedTrainer as RegularizedTrainer
+    from attendrop.training.trainer import regularized as regularized
 
     __version__: str
 
@@ -42,6 +43,7 @@ _MODULES = {
     "prune": "pruning.selection",
     "register_method": "methods.core.registry",
     "regularize": "training.own_loop",
+    "regularized": "training.trainer",
 }
 
 if not TYPE_CHECKING:

@@ -66,7 +66,7 @@ def test_one_command_answers_and_keeps_a_model_that_predicts(
         (["--methods", "mixuot"], "There is no method 'mixuot'. Did you mean 'mixout'?"),
         (["--budget", "soon"], "budget 'soon' is not a duration; write 30m, 2h or 90s."),
         (["--methods", "mixout", "--set", "mixout.p=0.9", "--set", "mixout.p=0.90"], "mixout p=0.90 is to be compared"),
-        (["--baselines", "svm"], "There is no baseline 'svm'; known are majority, tfidf, frozen."),
+        (["--baselines", "svm"], "There is no baseline 'svm'; known are majority, tfidf, frozen, setfit."),
         (["--seeds", "0"], "seeds"),
     ],
 )

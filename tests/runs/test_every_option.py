@@ -32,6 +32,7 @@ OWN = {
 }
 TASK = dict.fromkeys(("train_file", "eval_file", "text_columns", "label_column")) | {"task": "sst2", "data_dir": "glue"}
 MLM = {"text_columns": "sentence1", "label_column": None, "label_type": "mlm"}
+ALL = {"eval_file": None, "selection_fraction": "0"}
 HELD_OUT = {"selection_fraction": "0.2"}
 SHORT = {"text_columns": "sentence1", "max_length": "6"}
 
@@ -80,6 +81,8 @@ CASES: tuple[tuple[str, str, Look, Any, dict[str, Any]], ...] = (
     ("unknown_labels", "wrong", held_out, 13, {"eval_file": "unknown.csv", "protocol": "paper"}),
     ("skip_bad_rows", "", rows, 40, {"train_file": "bad.csv"}),
     ("test_fraction", "0.25", rows, 30, {"eval_file": None, "selection_fraction": "0"}),
+    ("shift", "", lambda trainer: rows(trainer) < 40, True, ALL),
+    ("shift_column", "size", rows, 27, ALL),
     ("metric", "macro-f1", argument("metric_for_best_model"), "eval_f1_macro", HELD_OUT),
     ("class_weights", "balanced", lambda trainer: trainer.compute_loss_func is not None, True, {}),
     ("pooling", "mean", lambda trainer: pools_mean(trainer.model), True, {}),

@@ -31,7 +31,7 @@ def chosen(config: RunConfig, scores: dict[str, tuple[float, ...]]) -> tuple[str
     """Choose the model of a comparison with these scores, and resolve its run as training would."""
     results = []
     for name, of_seeds in scores.items():
-        baseline = name if name in ("frozen", "tfidf") else None
+        baseline = name if name in ("frozen", "tfidf", "setfit") else None
         own = dataclasses.replace(config, method="finetune" if baseline else name)
         for seed, score in enumerate(of_seeds):
             metrics: dict[str, Any] = {
@@ -67,6 +67,12 @@ def test_a_recommended_frozen_encoder_is_a_linear_model_on_it(folder: Path, opti
     label, config = chosen(comparison_config(folder, **options), {"finetune": LOW, "frozen": HIGH})
     assert (label, config.max_steps, config.head_start, config.pooling) == ("frozen", 0, "frozen", "mean")
     assert config.lora is None and config.patience is None
+
+
+def test_a_recommended_setfit_model_is_a_linear_model_on_its_encoder(folder: Path) -> None:
+    label, config = chosen(comparison_config(folder, shift=True), {"finetune": LOW, "setfit": HIGH})
+    assert (label, config.max_steps, config.head_start, config.pooling) == ("setfit", 0, "contrastive", "mean")
+    assert (config.test_fraction, config.shift) == (0.0, None)
 
 
 @pytest.mark.parametrize(("model", "baseline"), [("model", "tfidf"), ("gpt2", "frozen")])

@@ -31,6 +31,8 @@ from attendrop.cli.run_options import (
     Model,
     Pooling,
     Schedule,
+    Shift,
+    ShiftColumn,
     Shots,
     SkipBadRowsOfFiles,
     TaskName,
@@ -61,6 +63,8 @@ def compare(
     test_fraction: Annotated[
         float | None, typer.Option(help="Instead of --eval-file: the part to set aside.", show_default="0.25")
     ] = None,
+    shift: Shift = None,
+    shift_column: ShiftColumn = None,
     text_columns: Columns = None,
     label_column: LabelColumn = None,
     label_type: LabelType = None,

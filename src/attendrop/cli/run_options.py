@@ -41,7 +41,10 @@ Pooling = Annotated[
 ]
 HeadStart = Annotated[
     str | None,
-    typer.Option(help="Start of a new head: random, frozen (a linear model) or auto.", show_default="auto"),
+    typer.Option(
+        help="Start of a new head: random, frozen (a linear model), contrastive (after SetFit's stage) or auto.",
+        show_default="auto",
+    ),
 ]
 Lora = Annotated[
     list[str] | None,
@@ -64,6 +67,13 @@ LongTexts = Annotated[
     typer.Option(help="Texts over --max-length: head, head+tail, or windows with one score.", show_default="head"),
 ]
 MaxTrainSamples = Annotated[int | None, typer.Option(help="Number of training rows to use.")]
+Shift = Annotated[
+    bool | None,
+    typer.Option("--shift", help="Also score on rows unlike the training rows: whole groups of like texts, held out."),
+]
+ShiftColumn = Annotated[
+    str | None, typer.Option(help="With --shift: hold out the last whole values of this column, such as months.")
+]
 Shots = Annotated[int | None, typer.Option(help="Number of training rows per class to use.")]
 ClassWeights = Annotated[
     str | None, typer.Option(help="balanced: classes have equal weight in the loss.", show_default="none")

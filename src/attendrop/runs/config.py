@@ -29,7 +29,7 @@ SCHEDULES = ("linear", "constant", "cosine")
 DEVICES = ("auto", "cpu")
 CLASS_WEIGHTS = ("balanced",)
 POOLINGS = ("auto", "cls", "mean")
-HEAD_STARTS = ("auto", "random", "frozen")
+HEAD_STARTS = ("auto", "random", "frozen", "contrastive")
 REPORT_TO = ("none", "tensorboard", "wandb", "trackio", "mlflow")
 _AT_LEAST = {
     "epochs": 1,
@@ -76,7 +76,7 @@ class RunConfig:
             so.
         head_start: Start of a new head: ``"random"``; ``"frozen"``, a linear model fitted to the frozen encoder's
             features of the training rows; ``"auto"``: the latter, where the head is one linear layer on trained
-            features.
+            features; ``"contrastive"``: the same, after SetFit's contrastive stage on these rows (package setfit).
         lora: Options of a LoRA adapter, see :class:`attendrop.runs.lora.LoraOptions`: only the adapter and the head are
             trained and saved. None: the model itself is trained.
         method: Name of the method, or several joined by ``+``, with its ``options``.
@@ -93,6 +93,10 @@ class RunConfig:
             ``eval_file``: the same rows for every seed, stratified by class; rows with the same text are on the same
             side. Of a task, they take the place of its development set, which then stays unseen: settings can be chosen
             on them.
+        shift: Whether to score on rows that are unlike the training rows, too: in each class, a whole group of like
+            texts is held out, about as many rows as ``test_fraction`` (a quarter, where that is 0); see
+            :func:`attendrop.tasks.likeness.hold_out_like`.
+        shift_column: Column of the training file whose whole values are held out instead, such as a month or an author.
         max_train_samples, shots: Number of rows of the training data to use, in total or of each class; the selection
             split is taken from these.
         protocol: ``"honest"`` keeps the last epoch, or with a ``selection_fraction`` or ``patience`` the best one on
@@ -128,6 +132,8 @@ class RunConfig:
     skip_bad_rows: bool = False
     unknown_labels: str | None = None
     test_fraction: float = 0.0
+    shift: bool | None = None
+    shift_column: str | None = None
     metric: str | None = None
     class_weights: str | None = None
     pooling: str = "auto"
@@ -246,6 +252,8 @@ class RunConfig:
             raise AttendropError("skip-bad-rows is for custom files; omit it for a task.")
         if self.eval_file is not None and self.test_fraction:
             raise AttendropError("test-fraction and eval-file are both evaluation data; choose one.")
+        if self.shift_column is not None and (self.task is not None or self.shift is False):
+            raise AttendropError("shift-column is for custom files, with shift; omit it here.")
         if self.shots is not None and self.max_train_samples is not None:
             raise AttendropError("shots and max-train-samples both limit the training data; choose one.")
 
@@ -255,10 +263,13 @@ class RunConfig:
         return ", ".join(map(repr, column_names(str(self.train_file))))
 
     def _check_training(self) -> None:
-        if self.max_steps == 0 and (self.head_start != "frozen" or self.refit):
+        if self.max_steps == 0 and (self.head_start not in ("frozen", "contrastive") or self.refit):
             raise AttendropError(
-                "max-steps 0 trains nothing but the head's start; use it with head-start 'frozen', without refit."
+                "max-steps 0 trains nothing but the head's start; use it with head-start 'frozen' or 'contrastive', "
+                "without refit."
             )
+        if self.head_start == "contrastive" and self.lora is not None:
+            raise AttendropError("head-start 'contrastive' trains the model itself, and lora an adapter; choose one.")
         if self.max_steps == 0 and self.lora is not None:
             raise AttendropError("max-steps 0 trains nothing but the head's start, so no adapter; omit lora.")
 

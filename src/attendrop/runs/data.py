@@ -16,9 +16,10 @@ from attendrop.output_files import sha256
 from attendrop.runs.config import RunConfig
 from attendrop.runs.shared_results import shared
 from attendrop.tasks.base import Task, TaskData
-from attendrop.tasks.custom_files import load_files
+from attendrop.tasks.custom_files import SHIFT_VALUES, load_files
 from attendrop.tasks.file_formats import files_of
 from attendrop.tasks.image_folders import folder_sha256
+from attendrop.tasks.likeness import hold_out_like, hold_out_values
 from attendrop.tasks.metrics import with_metric
 from attendrop.tasks.registry import load_task, task_files
 from attendrop.tasks.row_scores import data_digest
@@ -28,6 +29,8 @@ from attendrop.tasks.tokenization import encode
 
 # Seed of the rows that are set aside for the final scores: these do not depend on the seed of a run.
 _TEST_SEED = 0
+# Rows that are held out as unlike the others, where no part of test rows is given.
+SHIFT_FRACTION = 0.25
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ def load_data(config: RunConfig) -> TaskData:
 
     def key() -> list[Any]:
         of_labels = (config.label_column, config.label_type, config.unknown_labels)
-        options = (config.text_columns, *of_labels, config.skip_bad_rows)
+        options = (config.text_columns, *of_labels, config.skip_bad_rows, config.shift_column)
         columns = [repr(column) for column in _token_columns(config.regularizer)]
         return [config.task, config.data_dir, [[str(file), digest(file)] for file in files], options, columns]
 
@@ -98,6 +101,7 @@ def _load_files(config: RunConfig) -> TaskData:
         token_columns=_token_columns(config.regularizer),
         skip_bad_rows=config.skip_bad_rows,
         unknown_labels=config.unknown_labels,
+        shift_column=config.shift_column,
     )
 
 
@@ -109,12 +113,16 @@ def _token_columns(method: Method) -> tuple[TokenColumn, ...]:
 def divide(config: RunConfig, data: TaskData) -> Parts:
     """Set the test rows aside, limit the training rows, hold out the selection split, then the reward rows."""
     rows = data.splits["train"]
+    shifted = {}
+    if config.shift or config.shift_column is not None:
+        rows, shifted["shifted"] = _shifted(config, rows, data.task)
     if config.test_fraction:
         rows, held = hold_out(rows, data.task, config.test_fraction, _TEST_SEED)
         assert held is not None
         report = {"dev": held}
     else:
         report = {name: split for name, split in data.splits.items() if name != "train"}
+    report |= shifted
     if config.shots is not None:
         rows = few_shot(rows, data.task, config.shots, config.seed)
     if config.max_train_samples is not None:
@@ -133,6 +141,14 @@ def divide(config: RunConfig, data: TaskData) -> Parts:
         case _:
             reward = None
     return Parts(kept, selection, report, reward)
+
+
+def _shifted(config: RunConfig, rows: Dataset, task: Task) -> tuple[Dataset, Dataset]:
+    """Hold out rows that are unlike the others, the same for every seed."""
+    fraction = config.test_fraction or SHIFT_FRACTION
+    if config.shift_column is None:
+        return hold_out_like(rows, task, fraction, _TEST_SEED)
+    return hold_out_values(rows, config.shift_column, rows[SHIFT_VALUES][:], fraction)
 
 
 def encode_parts(config: RunConfig, task: Task, parts: Parts, tokenizer: PreTrainedTokenizerBase) -> Parts:

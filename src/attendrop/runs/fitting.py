@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from transformers import (
 from transformers.trainer_utils import EvalPrediction
 
 from attendrop.attention.adapter import find_attention_layers
+from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.runs.callbacks import AfterFirstStep, LogEvery, Meter, SaveEvery, StopAfter, silence
 from attendrop.runs.class_weights import run_loss
@@ -126,6 +128,8 @@ class Fitting:
         else:
             if begun:
                 logger.info("There is no complete checkpoint in %s: the run starts over.", checkpoints)
+            if run.config.head_start == "contrastive":
+                _tune_contrastively(loaded, run)
             run.method.prepare(loaded.model, run.config.seed)
             head_start = start_head(
                 loaded.model, loaded.tokenizer, loaded.new, run.task.head, encoded.train, run.config
@@ -206,3 +210,14 @@ def _scores(
     refuse_diverged(config, found.predictions)
     outputs = task.head.row_outputs(np.asarray(found.predictions), encoded, tokenizer)
     return compute_scores(task, outputs, task.head.references(encoded))
+
+
+def _tune_contrastively(loaded: Loaded, run: ResolvedRun) -> None:
+    """Train the encoder on pairs of the training rows."""
+    from attendrop.runs.contrastive_start import tune_contrastively  # loads sentence-transformers
+
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise AttendropError("head-start 'contrastive' trains in one process; start one, or use 'frozen'.")
+    head = run.task.head
+    rows = head.training_rows(run.parts.train)
+    tune_contrastively(loaded.model, loaded.tokenizer, head.texts(rows), head.strata_of(rows), run.config)

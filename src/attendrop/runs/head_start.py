@@ -56,8 +56,8 @@ def start_head(
     try:
         return _started(model, tokenizer, new, head, rows, config)
     except _NoStart as reason:
-        if config.head_start == "frozen":
-            raise AttendropError(f"head-start 'frozen' is not possible: {reason}; use 'random'.") from None
+        if config.head_start in ("frozen", "contrastive"):
+            raise AttendropError(f"head-start '{config.head_start}' is not possible: {reason}; use 'random'.") from None
         return None
 
 

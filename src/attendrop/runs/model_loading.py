@@ -74,7 +74,7 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
     place = resolve_model(name)
     _check_weights(Path(place))
     keywords: dict[str, Any] = {"trust_remote_code": False}
-    with _load_errors(name), _without_report():
+    with _load_errors(name), without_report():
         config = AutoConfig.from_pretrained(place, **keywords)
         head = head_of_model(config) if task is None else task.head
         if task is not None:
@@ -140,7 +140,7 @@ def _load_finished(name: str, task: Task | None) -> Loaded:
     """Load a pruned model, or an adapter merged into its model."""
     if task is not None:
         refuse_untrainable(name)
-    with _load_errors(name), _without_report():
+    with _load_errors(name), without_report():
         model = load(name)
         model = model.model if is_pruned(name) else model
         head = head_of_model(model.config)
@@ -228,7 +228,7 @@ def _load_errors(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _without_report() -> Iterator[None]:
+def without_report() -> Iterator[None]:
     """Silence transformers' table of loaded weights; :func:`_report_loading` reports what matters."""
     before = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity(logging.ERROR)

@@ -28,6 +28,9 @@ from attendrop.tasks.tokenization import columns_of
 from attendrop.training.model_call import replaced_attribute
 from attendrop.training.trainer import RegularizedTrainer
 
+# Sets whose score is kept by row.
+ROWS_KEPT = ("dev", "shifted")
+
 
 @dataclass(frozen=True)
 class SetScores:
@@ -66,9 +69,18 @@ def score_report(trainer: RegularizedTrainer, task: Task, encoded: Parts, parts:
         sets = {} if encoded.selection is None else {"selection": encoded.selection}
         return {name: _score(trainer, task, encoded.train, rows) for name, rows in sets.items()}
     return {
-        name: _score(trainer, task, encoded.train, rows, parts.report[name] if name == "dev" else None)
+        name: _score(trainer, task, encoded.train, rows, parts.report[name] if name in ROWS_KEPT else None)
         for name, rows in encoded.report.items()
     }
+
+
+def shifted_scores(score: float, by_row: RowScores | None) -> dict[str, Any]:
+    """Return the score on rows that are unlike the training rows, and how it divides among them, as JSON values."""
+    return {"score": score, "row_scores": None if by_row is None else by_row.as_dict()}
+
+
+def _by_row(found: SetScores | None) -> dict[str, Any] | None:
+    return None if found is None or found.by_row is None else found.by_row.as_dict()
 
 
 def _score(
@@ -187,7 +199,10 @@ def run_metrics(
         "selection_score": best,
         "score": scores["dev"].scores[data.task.metric] if "dev" in scores else None,
         "all_scores": {name: found.scores for name, found in scores.items() if name in parts.report},
-        "row_scores": None if "dev" not in scores or (by_row := scores["dev"].by_row) is None else by_row.as_dict(),
+        "row_scores": _by_row(scores.get("dev")),
+        "shifted": shifted_scores(scores["shifted"].scores[data.task.metric], scores["shifted"].by_row)
+        if "shifted" in scores
+        else None,
         "baseline": {name: found.baseline for name, found in scores.items() if found.baseline is not None},
         "predicted": {name: found.predicted for name, found in scores.items()},
         "best_epoch": chosen[0] if chosen else len(history),

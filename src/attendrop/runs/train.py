@@ -192,7 +192,8 @@ def _metrics(
     metrics = run_metrics(run, final, trainer, scores, fitted.seconds, selected)
     metrics |= {"head_start": fitted.head_start, "train_fit": fit}
     random_head = None if run.task.head.pretrained else "random"
-    metrics["training"]["head_start"] = random_head if fitted.head_start is None else "frozen"
+    fitted_head = "contrastive" if run.config.head_start == "contrastive" else "frozen"
+    metrics["training"]["head_start"] = random_head if fitted.head_start is None else fitted_head
     return metrics | _final_report(trainer, encoded), scores["dev"].predictions if "dev" in scores else None
 
 

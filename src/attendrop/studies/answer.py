@@ -6,20 +6,23 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
 from attendrop.methods.finetune import FineTune
 from attendrop.studies.method_rows import MethodRow, has_score, method_label, method_rows
-from attendrop.studies.scored_rows import holds_for, scored_on
+from attendrop.studies.scored_rows import HOLDS_FOR_SHIFTED, holds_for, scored_on, scored_unlike
 from attendrop.studies.statistics import Estimate
-from attendrop.studies.verdict import MIN_SEEDS, Verdict, cost, ends, interval, judge, number, p_text, seeds
+from attendrop.studies.verdict import MIN_SEEDS, Verdict, cost, ends, interval, judge, number, p_text, seeds, title
 
 # Differences below this are practically nothing: of scores up to 1, and of errors as a share of the reference's.
 MARGIN = 0.005
 ERROR_MARGIN = 0.01
+# Beside these, of the rows that are unlike the training rows.
+SHIFTED_COLUMNS = ("score on unlike rows", "difference there [95 % on new rows]")
+_SHIFTED_RECORD = ("mean", "std", "difference", "difference_low", "difference_high", "p_holm")
 COLUMNS = ("method", "seeds", "score", "difference [95 % on new rows]", "on these rows", "p (Holm)", "ahead", "time")
 
 
@@ -37,6 +40,7 @@ class Answer:
         verdict: What to use.
         notes: What limits it: runs that are missing, scores that flatter.
         holds_for: What the intervals hold for, in a sentence.
+        shifted: The same comparison on rows that are unlike the training rows, if there are such.
     """
 
     task: str
@@ -48,6 +52,7 @@ class Answer:
     verdict: Verdict
     notes: tuple[str, ...]
     holds_for: str
+    shifted: Answer | None = None
 
     @property
     def use(self) -> str | None:
@@ -57,11 +62,22 @@ class Answer:
     def lines(self) -> list[str]:
         """Return the answer in words, with its limits, and the table for a console."""
         lines = [COLUMNS, *(cells(row) for row in self.rows)]
+        if self.shifted is not None:
+            there = {row.label: cells(row) for row in self.shifted.rows}
+            beside = (
+                SHIFTED_COLUMNS,
+                *(there[row.label][2:4] if row.label in there else ("-", "-") for row in self.rows),
+            )
+            lines = [line + more for line, more in zip(lines, beside, strict=True)]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         padded = ([text.ljust(width) for text, width in zip(line, widths, strict=True)] for line in lines)
         table = ["  ".join(line).rstrip() for line in padded]
         about = f"{self.metric} of {self.model} on {self.scored_on}:"
-        return [*self.verdict.sentences, *self.notes, "", about, *table, self.holds_for]
+        words = [*self.verdict.sentences, *self.notes]
+        if self.shifted is None:
+            return [*words, "", about, *table, self.holds_for]
+        there_too = [*self.shifted.verdict.sentences, *self.shifted.notes]
+        return [*words, "", *there_too, "", about, *table, self.holds_for, self.shifted.holds_for]
 
     def markdown(self) -> str:
         """Return the answer, the table, and the score of each seed as Markdown."""
@@ -85,12 +101,18 @@ class Answer:
                 ]
             )
             + "\n"
+            + ("" if self.shifted is None else f"\n{self.shifted.markdown()}")
         )
 
     def csv(self) -> str:
         """Return the table as CSV, in full precision, with a column for the score of each seed."""
         every = sorted({seed for row in self.rows for seed in row.scores})
         records = [_record(row) | {f"seed_{seed}": row.scores.get(seed) for seed in every} for row in self.rows]
+        if self.shifted is not None:
+            there = {row.label: row for row in self.shifted.rows}
+            for record in records:
+                found = _record(there[record["label"]]) if record["label"] in there else {}
+                record |= {f"shifted_{name}": found.get(name) for name in _SHIFTED_RECORD}
         for record in records:
             del record["options"], record["scores"], record["differences"], record["runs"], record["components"]
         text = io.StringIO()
@@ -113,6 +135,7 @@ class Answer:
             "notes": list(self.notes),
             "holds_for": self.holds_for,
             "methods": [_record(row) for row in self.rows],
+            **({} if self.shifted is None else {"shifted": self.shifted.as_dict()}),
         }
 
 
@@ -154,7 +177,7 @@ def answer(
         *_flattered(rows, verdict),
     ]
     first = metrics[0]
-    return Answer(
+    usual = Answer(
         task=_data(first),
         model=first["model"],
         metric=first["metric"],
@@ -165,6 +188,40 @@ def answer(
         notes=tuple(notes),
         holds_for=holds_for(first, new_rows=any(row.difference and row.difference.components for row in rows)),
     )
+    return replace(usual, shifted=_shifted(usual, metrics, reference, margin))
+
+
+def _shifted(usual: Answer, metrics: Sequence[Mapping[str, Any]], reference: str, margin: float) -> Answer | None:
+    """Compare on the rows that are unlike the training rows; None if no run has a score there."""
+    runs = [{**run, **run["shifted"], "shifted": None} for run in metrics if run.get("shifted")]
+    if not runs:
+        return None
+    found = answer(runs, reference, margin=margin)
+    scored = scored_unlike(metrics[0])
+    sentences = [
+        f"On {scored}: {found.verdict.sentences[0]}",
+        *found.verdict.sentences[1:],
+        *_price(usual, found),
+    ]
+    return replace(
+        found, scored_on=scored, verdict=replace(found.verdict, sentences=tuple(sentences)), holds_for=HOLDS_FOR_SHIFTED
+    )
+
+
+def _price(usual: Answer, shifted: Answer) -> list[str]:
+    """Say what a change of the rows costs all models, and what the model that holds costs on the usual rows."""
+    here, there = ({row.label: row for row in found.rows} for found in (usual, shifted))
+    label = next((row.label for row in usual.rows if row.is_reference), None)
+    sentences = []
+    if label in here and label in there:
+        sentences.append(
+            f"{title(here[label])[0].upper()}{title(here[label])[1:]} scores {number(there[label].mean)} there, and "
+            f"{number(here[label].mean)} on the usual rows."
+        )
+    row = here.get(str(shifted.use))
+    if row is not None and row.difference is not None and row.label not in (label, usual.use):
+        sentences.append(f"On the usual rows, {row.label} minus plain fine-tuning is {interval(row.difference)}.")
+    return sentences
 
 
 def _data(run: Mapping[str, Any]) -> str:

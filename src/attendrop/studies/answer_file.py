@@ -54,6 +54,7 @@ def _answer(found: Mapping[str, Any]) -> Answer:
         Verdict(found["kind"], found["use"], tuple(map(str, found["sentences"]))),
         tuple(map(str, found["notes"])),
         str(found.get("holds_for", "")),
+        _answer(found["shifted"]) if found.get("shifted") else None,
     )
 
 

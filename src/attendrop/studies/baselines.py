@@ -12,6 +12,7 @@ import numpy as np
 from datasets import Dataset, concatenate_datasets
 from scipy import sparse
 from sklearn.feature_extraction.text import TfidfVectorizer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.argument_checks import check_choice
 from attendrop.devices import compute_device
@@ -23,9 +24,9 @@ from attendrop.runs.frozen_features import frozen_features
 from attendrop.runs.model_loading import load_model_and_tokenizer, load_preprocessor
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
 from attendrop.runs.run_folder import METRICS, begin_baseline, check_data, read_metrics, results, run_folder
-from attendrop.runs.run_metrics import versions
+from attendrop.runs.run_metrics import ROWS_KEPT, shifted_scores, versions
 from attendrop.runs.shared_results import digest_of_model, shared
-from attendrop.studies.baseline_names import BASELINES, FROZEN, MAJORITY, TFIDF
+from attendrop.studies.baseline_names import BASELINES, FROZEN, MAJORITY, SETFIT, TFIDF
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.output_scorer import Array
 from attendrop.tasks.long_texts import document_means, of_documents
@@ -50,6 +51,8 @@ def run_baseline(config: RunConfig, name: str) -> dict[str, Any]:
       model.
     - ``frozen``: the mean of the tokens of the model as it is (:func:`attendrop.runs.frozen_features.frozen_features`;
       two texts are read as a pair), with a linear model.
+    - ``setfit``: the same, after the contrastive stage of SetFit (Tunstall et al., 2022) on the training rows, by its
+      package and with its authors' settings; it reads as many texts as a fine-tuning by the recipe. Of single texts.
 
     The linear model is the head's, a logistic or a ridge regression with a strength from cross-validation
     (:mod:`attendrop.tasks.heads.linear_fit`).
@@ -85,9 +88,14 @@ def run_baseline(config: RunConfig, name: str) -> dict[str, Any]:
     return metrics
 
 
+def defined_for(task: Task) -> tuple[str, ...]:
+    """Return the names of the baselines that are defined for a task."""
+    return tuple(name for name in task.head.baselines if name != SETFIT or len(task.text_columns) == 1)
+
+
 def _check_defined(name: str, task: Task) -> None:
-    if name not in task.head.baselines:
-        defined = f"choose from {', '.join(task.head.baselines)}" if task.head.baselines else "leave it out"
+    if name not in (found := defined_for(task)):
+        defined = f"choose from {', '.join(found)}" if found else "leave it out"
         raise AttendropError(f"Baseline {name!r} is not defined for {task.kind} tasks such as {task.name}; {defined}.")
 
 
@@ -103,7 +111,11 @@ def _metrics(run: ResolvedRun, name: str) -> tuple[dict[str, Any], list[Any] | N
     outputs = {part: predict(rows) for part, rows in parts.report.items()}
     scores = {part: encoded.scores(outputs[part], rows) for part, rows in parts.report.items()}
     dev = parts.report.get("dev")
-    by_row = None if dev is None else row_scores(task, outputs["dev"], encoded.references(dev), dev)
+    by_row = {
+        part: row_scores(task, outputs[part], encoded.references(parts.report[part]), parts.report[part])
+        for part in ROWS_KEPT
+        if part in outputs
+    }
     selection_score = None
     if parts.selection is not None:
         selection_score = encoded.scores(fit(parts.train)(parts.selection), parts.selection)[task.metric]
@@ -118,7 +130,8 @@ def _metrics(run: ResolvedRun, name: str) -> tuple[dict[str, Any], list[Any] | N
         "selection_score": selection_score,
         "score": scores["dev"][task.metric] if "dev" in scores else None,
         "all_scores": scores,
-        "row_scores": None if by_row is None else by_row.as_dict(),
+        "row_scores": None if (of_dev := by_row.get("dev")) is None else of_dev.as_dict(),
+        "shifted": shifted_scores(scores["shifted"][task.metric], by_row["shifted"]) if "shifted" in scores else None,
         "predicted": {part: task.head.predicted_counts(found) for part, found in outputs.items()},
         "train_seconds": round(seconds, 3),
         "data": {
@@ -199,6 +212,25 @@ def _tfidf(encoded: _Encoded) -> Fit:
 def _frozen(rows_of: _Encoded) -> Fit:
     config, task = rows_of.run.config, rows_of.run.task
     model, tokenizer = load_model_and_tokenizer(config.model, task)
+    return _on_encoder(rows_of, model, tokenizer)
+
+
+def _setfit(rows_of: _Encoded) -> Fit:
+    from attendrop.runs.contrastive_start import tune_contrastively  # loads sentence-transformers
+
+    config, task = rows_of.run.config, rows_of.run.task
+
+    def fit(train: Dataset) -> Predict:
+        model, tokenizer = load_model_and_tokenizer(config.model, task)
+        tune_contrastively(model, tokenizer, task.head.texts(train), task.head.strata_of(train), config)
+        return _on_encoder(rows_of, model, tokenizer)(train)
+
+    return fit
+
+
+def _on_encoder(rows_of: _Encoded, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Fit:
+    """Return the linear model on the features of an encoder."""
+    config, task = rows_of.run.config, rows_of.run.task
     known: dict[tuple[str, ...], Array] = {}
 
     def new_features(rows: Dataset, *, share: bool) -> Array:
@@ -242,4 +274,4 @@ def _linear(
     return _majority(encoded)(train) if found is None else lambda rows: found.outputs(to_score(rows))
 
 
-_FITS: dict[str, Callable[[_Encoded], Fit]] = {MAJORITY: _majority, TFIDF: _tfidf, FROZEN: _frozen}
+_FITS: dict[str, Callable[[_Encoded], Fit]] = {MAJORITY: _majority, TFIDF: _tfidf, FROZEN: _frozen, SETFIT: _setfit}

@@ -12,12 +12,17 @@ from attendrop.runs.model_card import CARD, with_section
 from attendrop.runs.model_loading import load_config
 from attendrop.runs.run_folder import rewrite
 from attendrop.studies.answer import Answer
-from attendrop.studies.baseline_names import FROZEN
+from attendrop.studies.baseline_names import FROZEN, SETFIT
 from attendrop.studies.comparison import BEST, REFERENCE
 from attendrop.studies.method_rows import method_label
 from attendrop.studies.units import Result, Unit
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.mean_pooling import is_encoder
+
+# How the head starts in a run that gives the model of a baseline.
+_HEAD_STARTS = {FROZEN: "frozen", SETFIT: "contrastive"}
+# Options with which no row is set aside to score on.
+_ALL: dict[str, Any] = {"test_fraction": 0.0, "shift": None, "shift_column": None}
 
 
 def best_model(
@@ -43,7 +48,7 @@ def best_model(
     if units[label].baseline is not None and not _is_model(units[label], head):
         label = max((row for row in answer.rows if not row.is_baseline), key=lambda row: row.mean).label
     unit = units[label]
-    changes = _linear_model(head) if unit.baseline is not None else _all_rows(unit.config)
+    changes = _linear_model(unit.baseline) if unit.baseline is not None else _all_rows(unit.config)
     changes |= {"seed": config.seed, "output_dir": str(folder / BEST)}
     return label, dataclasses.replace(unit.config, **changes)
 
@@ -72,13 +77,13 @@ def add_scores(answer: Answer, label: str, folder: Path) -> None:
 
 def _is_model(unit: Unit, head: Head) -> bool:
     """Tell whether a baseline can be written as a model: a linear one on the mean of an encoder's tokens."""
-    return unit.baseline == FROZEN and head.has_pooling and is_encoder(load_config(unit.config.model))
+    return unit.baseline in _HEAD_STARTS and head.has_pooling and is_encoder(load_config(unit.config.model))
 
 
-def _linear_model(head: Head) -> dict[str, Any]:
-    """Return the options of a run that fits a linear model on the frozen encoder, and trains nothing."""
+def _linear_model(baseline: str) -> dict[str, Any]:
+    """Return the options of a run that fits a linear model on the encoder, and fine-tunes nothing."""
     nothing: dict[str, Any] = {"lora": None, "patience": None, "selection_fraction": 0.0, "refit": False}
-    return nothing | {"max_steps": 0, "head_start": "frozen", "pooling": "mean", "test_fraction": 0.0}
+    return nothing | {"max_steps": 0, "head_start": _HEAD_STARTS[baseline], "pooling": "mean"} | _ALL
 
 
 def _all_rows(config: RunConfig) -> dict[str, Any]:
@@ -87,6 +92,6 @@ def _all_rows(config: RunConfig) -> dict[str, Any]:
     What is held out to choose the epoch is trained on in the end.
     """
     on_evaluation_rows = config.rewarded_on == "eval" or config.protocol == "paper"
-    changes: dict[str, Any] = {} if on_evaluation_rows else {"test_fraction": 0.0}
+    changes: dict[str, Any] = {} if on_evaluation_rows else dict(_ALL)
     chooses = config.patience is not None or config.selection_fraction or config.rewarded_on == "selection"
     return changes | ({"refit": None} if chooses else {"selection_fraction": 0.0, "refit": False})

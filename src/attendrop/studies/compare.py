@@ -15,7 +15,8 @@ from attendrop.runs.config import RunConfig
 from attendrop.runs.model_loading import load_preprocessor
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
 from attendrop.studies.answer import Answer, answer
-from attendrop.studies.baseline_names import BASELINES
+from attendrop.studies.baseline_names import CHEAP
+from attendrop.studies.baselines import defined_for
 from attendrop.studies.comparison import REFERENCE, Comparison, default_methods
 from attendrop.studies.comparison_outcome import Outcome
 from attendrop.studies.comparison_record import check_record, write_record
@@ -37,7 +38,7 @@ def compare(
     budget: float | None = None,
     trials: int | None = None,
     folds: int = 3,
-    baselines: Sequence[str] = BASELINES,
+    baselines: Sequence[str] = CHEAP,
     keep_best: bool = True,
     workers: int | None = None,
     backend: str = LOCAL,
@@ -60,7 +61,7 @@ def compare(
         budget: Time in seconds; None: no limit.
         trials: Settings to try of each method; None: as many as fit into the budget.
         folds: Number of selection splits on which settings are scored.
-        baselines: Names of baselines.
+        baselines: Names of baselines: those above, or ``setfit``, too, which takes as long as a fine-tuning.
         keep_best: Whether to train the recommended model on all rows, and keep it.
         workers: Number of processes; None: one for each GPU or core.
         backend: See :func:`attendrop.studies.workers.run_units`.
@@ -116,7 +117,7 @@ def run_comparison(
     load_preprocessor(comparison.config.model, run.task)
     check_record(folder, comparison.config)
     announce_splits(run)
-    comparison = comparison.of_baselines(run.task.head.baselines)
+    comparison = comparison.of_baselines(defined_for(run.task))
     with open_runner(folder, workers=workers, backend=backend) as runner:
         write_record(folder, comparison.config)
         steps = Steps(comparison, runner, on_event, on_plan)

@@ -10,7 +10,7 @@ from attendrop.argument_checks import check_count
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import build_method, get_method, method_names
 from attendrop.runs.config import RunConfig
-from attendrop.studies.baseline_names import BASELINES
+from attendrop.studies.baseline_names import BASELINES, CHEAP
 from attendrop.studies.method_setting import MethodSetting
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Comparison:
     budget: float | None = None
     trials: int | None = None
     folds: int = 3
-    baselines: Sequence[str] = BASELINES
+    baselines: Sequence[str] = CHEAP
     keep_best: bool = True
 
     def __post_init__(self) -> None:

@@ -7,6 +7,17 @@ from typing import Any
 
 from attendrop.tasks.file_formats import files_of
 
+HOLDS_FOR_SHIFTED = (
+    "Here, intervals on new rows hold for other rows of the same held-out groups: other groups may differ by more."
+)
+
+
+def scored_unlike(run: Mapping[str, Any]) -> str:
+    """Name the rows that are unlike the training rows, and how many they are, given the ``metrics.json`` of a run."""
+    column, rows = run.get("config", {}).get("shift_column"), run["data"]["rows"]["shifted"]
+    held = "whole groups of like texts" if column is None else f"whole values of '{column}'"
+    return f"rows unlike the training rows ({rows}, {held}, held out)"
+
 
 def scored_on(run: Mapping[str, Any]) -> str:
     """Name the rows on which a run is scored, and how many they are, given its ``metrics.json``."""

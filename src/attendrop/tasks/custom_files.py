@@ -32,6 +32,7 @@ def load_files(
     token_columns: Sequence[TokenColumn] = (),
     skip_bad_rows: bool = False,
     unknown_labels: str | None = None,
+    shift_column: str | None = None,
 ) -> TaskData:
     """Load custom files, of a format that :func:`read_chunks` reads, as the splits "train", "dev" and "test".
 
@@ -57,6 +58,7 @@ def load_files(
         skip_bad_rows: Skip invalid rows and list them in ``skipped`` of the result. By default, the first raises.
         unknown_labels: ``"wrong"``: classes and tags of the evaluation file that training lacks count as wrong; the
             task has them as ``unknown_names``. ``"error"``, the default: such rows are invalid.
+        shift_column: Column of the training file of which "train" keeps the values as text, as :data:`SHIFT_VALUES`.
 
     Returns:
         The task and its splits, one for each file.
@@ -105,10 +107,16 @@ def load_files(
     if token_columns and "train" in tables:
         splits["train"] |= {column.name: read_numbers(tables["train"], column) for column in token_columns}
         splits["train"]["place"] = tables["train"].places
+    if shift_column is not None and "train" in tables:
+        splits["train"][SHIFT_VALUES] = [str(value) for value in tables["train"].column(shift_column)]
     files = ", ".join(str(table.path) for table in tables.values())
     task = files_task(text_columns, head)
     data = {split: Dataset.from_dict(columns) for split, columns in splits.items()}
     return TaskData(task, data, files, tuple(bad.skipped))
+
+
+# Column of the training rows by which some are held out.
+SHIFT_VALUES = "shift_values"
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def few_shot(dataset: Dataset, task: Task, k: int, seed: int) -> Dataset:
     for name, rows in zip(names, rows_of.values(), strict=True):
         if len(rows) < k:
             warnings.warn(f"{name} has only {len(rows)} of the {k} requested rows: all were taken.", stacklevel=2)
-    return _take(dataset, (row for rows in rows_of.values() for row in rows[:k]))
+    return take(dataset, (row for rows in rows_of.values() for row in rows[:k]))
 
 
 def subset(dataset: Dataset, n: int, seed: int) -> Dataset:
@@ -53,7 +53,7 @@ def subset(dataset: Dataset, n: int, seed: int) -> Dataset:
     """
     if n < 1:
         raise AttendropError(f"the number of rows must be at least 1, not {n}.")
-    return _take(dataset, _shuffled(len(dataset), seed)[:n])
+    return take(dataset, _shuffled(len(dataset), seed)[:n])
 
 
 def hold_out(dataset: Dataset, task: Task, fraction: float, seed: int) -> tuple[Dataset, Dataset | None]:
@@ -93,7 +93,7 @@ def hold_out(dataset: Dataset, task: Task, fraction: float, seed: int) -> tuple[
         held = _stratified(task.head.strata_of(dataset), texts, count, seed)
     else:
         held = _unstratified(texts, count, seed)
-    return _take(dataset, (row for row in range(len(dataset)) if row not in held)), _take(dataset, held)
+    return take(dataset, (row for row in range(len(dataset)) if row not in held)), take(dataset, held)
 
 
 def _numbered(texts: Sequence[Hashable]) -> list[int]:
@@ -146,7 +146,7 @@ def _whole_texts(order: Sequence[int], count: int, labels: Sequence[int], texts:
     def free(text: int) -> bool:
         return rows_of[text][0] not in held and all(left[label] > 1 for label in classes_of[text])
 
-    def take(text: int) -> None:
+    def hold(text: int) -> None:
         held.update(rows_of[text])
         covered.update(classes_of[text])
         left.subtract(classes_of[text])
@@ -156,10 +156,10 @@ def _whole_texts(order: Sequence[int], count: int, labels: Sequence[int], texts:
         wanted += quota
         for text in texts_of[label]:
             if len(held) + len(rows_of[text]) <= wanted and free(text):
-                take(text)
+                hold(text)
         others = [text for text in texts_of[label] if free(text)]
         if others and (len(held) < wanted or label not in covered):
-            take(min(others, key=lambda text: len(rows_of[text])))
+            hold(min(others, key=lambda text: len(rows_of[text])))
     return held
 
 
@@ -177,5 +177,6 @@ def _shuffled(n: int, seed: int) -> list[int]:
     return rows
 
 
-def _take(dataset: Dataset, rows: Iterable[int]) -> Dataset:
+def take(dataset: Dataset, rows: Iterable[int]) -> Dataset:
+    """Take rows, in their original order."""
     return dataset.select(sorted(rows))

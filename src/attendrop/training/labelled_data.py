@@ -144,6 +144,12 @@ class ColumnCollator:
     columns: Sequence[str]
     with_index: bool = False
 
+    def __getattr__(self, name: str) -> Any:
+        # A trainer may read what its own kind of collator has. Unpickling asks before there is another.
+        if name.startswith("__") or name == "collate":
+            raise AttributeError(name)
+        return getattr(self.collate, name)
+
     def __call__(self, rows: list[Any]) -> Any:
         """Make a batch of rows."""
         first = rows[0] if isinstance(rows[0], Mapping) else {}

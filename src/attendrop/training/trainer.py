@@ -275,6 +275,12 @@ class RegularizedTrainer(Trainer):
                 f"Method '{self.regularizer.name}' remembers each training row from one epoch to the next, and these "
                 "are a stream, whose rows are not known again; pass a data set with random access."
             )
+        makes_batches: Any = super().get_train_dataloader
+        if self.regularizer.needs_rows and makes_batches.__func__ is not Trainer.get_train_dataloader:
+            raise AttendropError(
+                f"Method '{self.regularizer.name}' remembers each training row from one epoch to the next, and "
+                f"{type(self).__name__} makes its own batches, whose rows are not known; use another method or option."
+            )
         if self.regularizer.rewarded_on() is not None and is_stream(self.reward_dataset):
             raise AttendropError(
                 f"{self.regularizer.rewarded_by} scores models on labelled rows that are drawn at random, and those "
@@ -404,3 +410,29 @@ class RegularizedTrainer(Trainer):
                 "Reentrant activation checkpointing is not supported; set "
                 "activation_checkpointing_kwargs={'use_reentrant': False}."
             )
+
+
+def regularized(trainer: type[Trainer]) -> type[RegularizedTrainer]:
+    """Return a class of trainers that takes ``regularizer=``, as :class:`RegularizedTrainer` does, made from another.
+
+    Example:
+        >>> trainer = regularized(SFTTrainer)(model=model, train_dataset=rows, args=args, regularizer=ADDrop())
+
+    What a trainer does otherwise, it still does. Its loss must come from one call of a transformers model, unless the
+    method acts on weights or gradients only. Tested with ``trl.SFTTrainer``, whose loss builds no logits, so that
+    methods which compare predictions are refused; and with ``sentence_transformers.SentenceTransformerTrainer``, which
+    calls its model once for each text of a row, so that only methods on weights and gradients work.
+
+    Args:
+        trainer: A subclass of ``transformers.Trainer``.
+
+    Raises:
+        AttendropError: It is none.
+    """
+    if not (isinstance(trainer, type) and issubclass(trainer, Trainer)):
+        raise AttendropError(f"{trainer!r} is no subclass of transformers.Trainer; pass the class, such as SFTTrainer.")
+    if issubclass(RegularizedTrainer, trainer):
+        return RegularizedTrainer
+    if issubclass(trainer, RegularizedTrainer):
+        return trainer
+    return type(f"Regularized{trainer.__name__}", (RegularizedTrainer, trainer), {"__doc__": trainer.__doc__})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -107,6 +107,13 @@ class TrainerLoss:
         """
         with torch.no_grad(), forked_rng(model):
             arguments = model_arguments(lambda: self.compute_loss(model, self._without_extra_columns(inputs)), model)
+        in_one = [name for name, value in arguments.items() if isinstance(value, Mapping)]
+        if in_one and (self._reads_outputs or any(part.uses_attention for part in self.method.parts)):
+            raise AttendropError(
+                f"compute_loss gives {type(model).__name__} all of a text in one argument, {in_one[0]!r}, and may call "
+                f"it once for each text of a row: method '{self.method.name}' cannot follow that. Those that act on "
+                "weights or gradients only can."
+            )
         made = sorted(name for name, value in arguments.items() if isinstance(value, Tensor) and name not in inputs)
         if made and any(part.uses_attention for part in self.method.parts):
             raise AttendropError(

@@ -114,7 +114,7 @@ class Recorder:
             return []
         bits = [added[2][0] for added in self._new]
         finite = torch.stack([added[4] for added in self._new]).tolist()
-        on_host = torch.cat(bits).cpu().split([len(each) for each in bits])
+        on_host = torch.split(torch.cat(bits).cpu(), [len(each) for each in bits])
         return [each if valid else None for each, valid in zip(on_host, finite, strict=True)]
 
     def _exchange(self) -> None:

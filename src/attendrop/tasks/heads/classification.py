@@ -102,6 +102,7 @@ class Classification(SequenceHead):
         "auc": "roc_auc",
     }
     fitted_at = ("accuracy", 0.9)
+    baselines: ClassVar[tuple[str, ...]] = (*SequenceHead.baselines, "setfit")
     has_probabilities = True
     keeps_unknown = True
     has_class_weights = True

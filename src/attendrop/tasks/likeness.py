@@ -1,0 +1,172 @@
+"""Likeness of rows by their texts: groups of like rows that are held out, and how alike training rows are."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from sklearn.cluster import KMeans
+from sklearn.decomposition import TruncatedSVD
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.preprocessing import normalize
+
+from attendrop.errors import AttendropError
+from attendrop.tasks.base import Task
+from attendrop.tasks.splits import take
+
+Vectors = np.ndarray[Any, np.dtype[np.float64]]
+# Directions of the texts' TF-IDF vectors that are kept (latent semantic analysis).
+_DIRECTIONS = 64
+# Rows whose likeness is looked at.
+_SAMPLE = 2000
+
+
+def hold_out_like(rows: Dataset, task: Task, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
+    """Hold out rows that are unlike the others of their class.
+
+    The rows of each class are divided into ``1 / fraction`` groups by k-means on their texts' TF-IDF vectors, and one
+    group is held out: that of which the nearest rows that are kept are farthest, among those of between half the
+    fraction and half of the class. Of numbers, all rows are one class. Classes of fewer texts than groups are kept.
+
+    Args:
+        rows: The rows to divide.
+        task: The task.
+        fraction: About how much of each class to hold out, in (0, 0.5].
+        seed: Seed of k-means.
+
+    Returns:
+        The kept and the held-out rows, both in their original order.
+
+    Raises:
+        AttendropError: The inputs have no words, or more than half of the classes have too few texts.
+    """
+    texts = _joined(rows, task)
+    groups = max(2, round(1 / fraction))
+    strata = task.head.strata_of(rows) if len(task.head.strata) > 1 else [0] * len(rows)
+    members: defaultdict[int, list[int]] = defaultdict(list)
+    for row, stratum in enumerate(strata):
+        members[stratum].append(row)
+    enough = {name: found for name, found in members.items() if len({texts[row] for row in found}) >= groups}
+    if len(enough) < max(1, len(members) / 2):
+        of = f"only {len(enough)} of {len(members)} classes have" if len(members) > 1 else "there are not"
+        raise AttendropError(
+            f"shift holds out whole groups of like rows, which takes {groups} different texts or more in most classes, "
+            f"and {of} so many; leave it out, or name a column whose values tell rows apart with shift-column."
+        )
+    vectors = text_vectors(texts)
+    held = {row for found in enough.values() for row in _farthest_group(vectors, found, fraction, groups, seed)}
+    return take(rows, (row for row in range(len(rows)) if row not in held)), take(rows, held)
+
+
+def hold_out_values(rows: Dataset, column: str, values: Sequence[str], fraction: float) -> tuple[Dataset, Dataset]:
+    """Hold out the rows of whole values: the last values in sorted order, such as the newest of dates.
+
+    Args:
+        rows: The rows to divide.
+        column: Name of the column, for messages.
+        values: The value of each row.
+        fraction: Values are held out until their rows are about so much.
+
+    Returns:
+        The kept and the held-out rows, both in their original order.
+
+    Raises:
+        AttendropError: All rows have the same value.
+    """
+    counts = Counter(values)
+    if len(counts) < 2:
+        raise AttendropError(f"shift-column '{column}' has a single value, {next(iter(counts), '')!r}; name another.")
+    held: set[str] = set()
+    for value in sorted(counts, reverse=True)[:-1]:
+        taken = sum(counts[each] for each in held)
+        # Nearer to the fraction with this value than without it.
+        if held and abs(taken + counts[value] - fraction * len(rows)) >= abs(taken - fraction * len(rows)):
+            break
+        held.add(value)
+    return (
+        take(rows, (row for row, value in enumerate(values) if value not in held)),
+        take(rows, (row for row, value in enumerate(values) if value in held)),
+    )
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """How alike rows are: mean cosines of their texts' TF-IDF vectors.
+
+    Attributes:
+        within: Of two rows of the same class.
+        between: Of two rows of different classes.
+        nearest: Of a row and the row of its class that is most like it.
+    """
+
+    within: float
+    between: float
+    nearest: float
+
+
+def class_likeness(rows: Dataset, task: Task) -> Likeness | None:
+    """Measure how alike the rows of a class are; None where there are no words or no classes of several rows."""
+    if len(task.head.strata) < 2:
+        return None
+    rows = rows.select(range(min(len(rows), _SAMPLE)))
+    try:
+        vectors = _tfidf(_joined(rows, task))
+    except AttendropError:
+        return None
+    labels = np.array(task.head.strata_of(rows))
+    cosines = (vectors @ vectors.T).toarray()
+    same = labels[:, None] == labels[None, :]
+    np.fill_diagonal(same, False)
+    several = same.any(1)
+    other = labels[:, None] != labels[None, :]
+    if not several.any() or not other.any():
+        return None
+    nearest = np.where(same, cosines, -1.0).max(1)[several]
+    return Likeness(float(cosines[same].mean()), float(cosines[other].mean()), float(nearest.mean()))
+
+
+def text_vectors(texts: Sequence[str]) -> Vectors:
+    """Return unit vectors of texts, ``(texts, directions)``: the first directions of their TF-IDF vectors."""
+    counts = _tfidf(texts)
+    directions = min(_DIRECTIONS, counts.shape[0] - 1, counts.shape[1] - 1)
+    if directions < 2:
+        return np.asarray(counts.toarray())
+    reduced = TruncatedSVD(directions, random_state=0).fit_transform(counts)
+    return np.asarray(normalize(reduced))
+
+
+def _tfidf(texts: Sequence[str]) -> Any:
+    try:
+        return TfidfVectorizer(sublinear_tf=True, token_pattern=r"\w+", ngram_range=(1, 2)).fit_transform(texts)
+    except ValueError:  # of scikit-learn: an empty vocabulary
+        raise AttendropError("the texts have no words by which they could be like others.") from None
+
+
+def _joined(rows: Dataset, task: Task) -> list[str]:
+    if task.head.input_name != "text":
+        raise AttendropError(f"shift groups rows by their texts, and {task.head.input_name}s have none; leave it out.")
+    return [
+        "\n".join(" ".join(part) if isinstance(part, list | tuple) else str(part) for part in parts)
+        for parts in task.head.texts(rows)
+    ]
+
+
+def _farthest_group(vectors: Vectors, rows: Sequence[int], fraction: float, groups: int, seed: int) -> list[int]:
+    own = vectors[list(rows)]
+    labels = KMeans(groups, n_init=10, random_state=seed).fit_predict(own)
+    cosines = own @ own.T
+    found: list[tuple[bool, float, list[int]]] = []
+    for group in range(groups):
+        inside = labels == group
+        size = int(inside.sum())
+        if not 0 < size <= len(rows) / 2:
+            continue
+        fits = size >= math.ceil(fraction * len(rows) / 2)
+        apart = -float(cosines[np.ix_(inside, ~inside)].max(1).mean())
+        found.append((fits, apart if fits else size, [row for row, own in zip(rows, inside, strict=True) if own]))
+    return max(found)[2] if found else []

@@ -1,0 +1,77 @@
+"""The baseline SetFit, and its contrastive stage before a head's start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import tiny
+
+from attendrop import AttendropError
+from attendrop.runs import contrastive_start
+from attendrop.runs.config import RunConfig
+from attendrop.runs.contrastive_start import tune_contrastively
+from attendrop.runs.inference import evaluate
+from attendrop.runs.model_loading import load_model_and_tokenizer
+from attendrop.runs.model_source import Source
+from attendrop.runs.resolved_run import resolve_run
+from attendrop.runs.train import train
+from attendrop.studies.baselines import defined_for, run_baseline
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    tiny.save_tiny_bert(tmp_path / "model")
+    tiny.write_data(tmp_path)
+    monkeypatch.setattr(contrastive_start, "contrastive_steps", lambda rows: 3)
+    return tmp_path
+
+
+def config(folder: Path, **options: Any) -> RunConfig:
+    one = {"text_columns": ("sentence1",), "selection_fraction": 0.0, "method": "finetune"}
+    return tiny.config(folder, **(one | options))
+
+
+def test_the_encoder_learns_and_nothing_else_changes(folder: Path) -> None:
+    run = resolve_run(config(folder))
+    rows, head = run.parts.train, run.task.head
+    tuned = []
+    for _ in range(2):
+        model, tokenizer = load_model_and_tokenizer(run.config.model, run.task)
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        state = torch.get_rng_state()
+        tune_contrastively(model, tokenizer, head.texts(rows), head.strata_of(rows), run.config)
+        assert torch.equal(torch.get_rng_state(), state)
+        after = model.state_dict()
+        changed = {name for name in before if not torch.equal(before[name], after[name])}
+        assert changed and all("encoder" in name or "embeddings" in name for name in changed)
+        tuned.append({name: after[name] for name in changed})
+    assert all(torch.equal(value, tuned[1][name]) for name, value in tuned[0].items())
+
+
+def test_it_is_scored_as_other_baselines_are_and_its_model_predicts(folder: Path) -> None:
+    scored = run_baseline(config(folder, output="scored"), "setfit")
+    assert scored["method"] == "setfit" and scored["row_scores"]["rows"] == 12
+    best = config(folder, output="best", max_steps=0, epochs=None, head_start="contrastive", pooling="mean")
+    kept = train(best)
+    assert kept["training"]["head_start"] == "contrastive" and kept["score"] == scored["score"]
+    found = evaluate(kept["output_dir"], Source(file=str(folder / "dev.csv"), device="cpu"))
+    assert found["score"] == scored["score"]
+
+
+def test_what_it_cannot_learn_from_is_refused(folder: Path) -> None:
+    assert "setfit" in defined_for(resolve_run(config(folder)).task)
+    pairs = config(folder, text_columns=("sentence1", "sentence2"), output="pairs")
+    with pytest.raises(AttendropError, match=r"'setfit' is not defined .* choose from majority, tfidf, frozen"):
+        run_baseline(pairs, "setfit")
+    with pytest.raises(AttendropError, match="these rows have two"):
+        train(config(folder, text_columns=("sentence1", "sentence2"), head_start="contrastive"))
+    with pytest.raises(AttendropError, match="choose one"):
+        config(folder, head_start="contrastive", lora={})
+    tiny.save_tiny_gpt2(folder / "gpt2")
+    with pytest.raises(AttendropError, match="for encoders"):
+        train(config(folder, model=str(folder / "gpt2"), head_start="contrastive", output="gpt2-run"))

@@ -1,0 +1,101 @@
+"""Comparisons on rows that are unlike the training rows, beside the usual ones."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import tiny
+
+import attendrop
+from attendrop import AttendropError
+from attendrop.runs.resolved_run import resolve_run
+from attendrop.studies.answer import SHIFTED_COLUMNS, answer
+from attendrop.studies.answer_file import read_answers
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shift")
+    tiny.save_tiny_bert(folder / "model")
+    tiny.write_data(folder)
+    lines = (folder / "train.csv").read_text(encoding="utf-8").splitlines()
+    dated = [f"{line},{'month' if not number else f'2026-{number % 4 + 1:02}'}" for number, line in enumerate(lines)]
+    (folder / "train.csv").write_text("\n".join(dated) + "\n", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def outcome(folder: Path) -> Any:
+    return attendrop.compare(
+        train_file=str(folder / "train.csv"), text_columns=["sentence1"], label_column="label",
+        model=str(folder / "model"), methods=["mixout"], baselines=["tfidf"], seeds=2, max_steps=4, max_length=24,
+        device="cpu", workers=0, shift=True, output_dir=str(folder / "answer"),
+    )  # fmt: skip
+
+
+def test_both_scores_stand_side_by_side_and_in_all_files(outcome: Any, folder: Path) -> None:
+    text = "\n".join(outcome.lines())
+    assert all(column in text for column in SHIFTED_COLUMNS)
+    assert "On rows unlike the training rows (" in text and "scores 0." in text
+    found = json.loads((folder / "answer/answer.json").read_text(encoding="utf-8"))
+    usual, shifted = found["methods"], found["shifted"]["methods"]
+    assert {row["label"] for row in usual} == {row["label"] for row in shifted} == {"finetune", "mixout", "tfidf"}
+    assert shifted[1]["components"] is not None  # an interval on new rows
+    with (folder / "answer/answer.csv").open(encoding="utf-8") as file:
+        records = {row["label"]: row for row in csv.DictReader(file)}
+    assert {name: float(row["shifted_mean"]) for name, row in records.items()} == {
+        row["label"]: row["mean"] for row in shifted
+    }
+    assert "held out" in (folder / "answer/answer.md").read_text(encoding="utf-8")
+    read = read_answers(folder / "answer/answer.json")
+    assert read is not None and read[""].shifted is not None
+    assert read[""].shifted.as_dict() == outcome.answer.shifted.as_dict()
+
+
+def test_the_rows_are_the_same_for_all_and_no_training_rows(folder: Path) -> None:
+    options: dict[str, Any] = {"eval_file": None, "text_columns": ("sentence1",), "test_fraction": 0.25}
+    for held in ({"shift": True}, {"shift_column": "month"}):
+        parts = [resolve_run(tiny.config(folder, seed=seed, **options, **held)).parts for seed in (0, 1)]
+        one, other = (found.report["shifted"]["index"][:] for found in parts)
+        assert one == other
+        for found in parts:
+            train, dev, shifted = (set(found.train["index"]), set(found.report["dev"]["index"]), set(one))
+            assert not train & dev and not train & shifted and not dev & shifted
+    assert one == list(range(2, 40, 4))  # the last month
+
+
+def test_the_model_that_is_kept_has_all_rows(outcome: Any) -> None:
+    config = json.loads((outcome.best / "metrics.json").read_text(encoding="utf-8"))
+    assert config["data"]["rows"]["train"] == 40 and config["shifted"] is None
+
+
+def test_a_model_that_holds_on_unlike_rows_has_its_price_on_the_usual_ones() -> None:
+    def run(method: str, seed: int, score: float, shifted: float) -> dict[str, Any]:
+        blocks = [{"rows": 3000, "data": "", "blocks": [value] * 100} for value in (score, shifted)]
+        return {
+            "task": "files", "model": "m", "metric": "accuracy", "method": method, "seed": seed, "options": {},
+            "score": score, "train_seconds": 1.0, "row_scores": blocks[0], "data": {"rows": {"dev": 1, "shifted": 7}},
+            "shifted": {"score": shifted, "row_scores": blocks[1]}, "config": {"shift_column": "month"},
+        }  # fmt: skip
+
+    runs = [run("finetune", seed, 0.9 + seed / 1000, 0.6 + seed / 1000) for seed in range(5)]
+    runs += [run("mixout", seed, 0.88 + seed / 900, 0.7 + seed / 900) for seed in range(5)]
+    found = answer(runs)
+    assert (found.use, found.shifted and found.shifted.use) == ("finetune", "mixout")
+    assert found.shifted is not None
+    first, *others = found.shifted.verdict.sentences
+    assert first.startswith("On rows unlike the training rows (7, whole values of 'month', held out): Use mixout")
+    assert "Plain fine-tuning scores 0.602 there, and 0.902 on the usual rows." in others
+    assert others[-1].startswith("On the usual rows, mixout minus plain fine-tuning is -0.020 [")
+
+
+def test_a_column_of_a_task_is_refused(folder: Path) -> None:
+    with pytest.raises(AttendropError, match="for custom files"):
+        tiny.config(folder, train_file=None, eval_file=None, text_columns=(), label_column=None, task="sst2",
+                    shift_column="month")  # fmt: skip

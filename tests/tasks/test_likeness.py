@@ -1,0 +1,87 @@
+"""Groups of like rows that are held out as a whole, and how alike rows are."""
+
+from __future__ import annotations
+
+import pytest
+from datasets import Dataset
+
+from attendrop import AttendropError
+from attendrop.tasks.custom_files import files_task
+from attendrop.tasks.heads.classification import Classification
+from attendrop.tasks.heads.regression import Regression
+from attendrop.tasks.likeness import class_likeness, hold_out_like, hold_out_values
+
+TASK = files_task(("text",), Classification(("card", "loan")))
+# Of each class, three ways to say it in the same words, and one in others.
+PHRASES = {
+    "card": (
+        "my card was lost at {}",
+        "lost my card at {}",
+        "the card was lost at {}",
+        "someone stole plastic near {}",
+    ),
+    "loan": ("can i borrow money for {}", "borrow money for {}", "i borrow for {}", "what does credit cost in {}"),
+}
+PLACES = ("home", "work", "sea", "school", "church", "rome", "oslo", "paris")
+
+
+def rows_of(phrases: dict[str, tuple[str, ...]] = PHRASES) -> Dataset:
+    found = [
+        {"text": phrase.format(place), "label": label, "index": 0}
+        for place in PLACES
+        for label, of_class in enumerate(phrases.values())
+        for phrase in of_class
+    ]
+    return Dataset.from_list([row | {"index": number} for number, row in enumerate(found)])
+
+
+def test_the_group_that_is_unlike_the_others_is_held_out_of_each_class() -> None:
+    kept, held = hold_out_like(rows_of(), TASK, 0.25, seed=0)
+    assert sorted(kept["index"][:] + held["index"][:]) == list(range(64))
+    assert {text.rpartition(" ")[0] for text in held["text"]} == {
+        "someone stole plastic near",
+        "what does credit cost in",
+    }
+    assert held["label"][:].count(0) == held["label"][:].count(1) == 8
+
+
+def test_rows_of_the_same_text_are_on_one_side_and_numbers_are_one_class() -> None:
+    rows = rows_of()
+    doubled = Dataset.from_dict({name: rows[name][:] * 2 for name in rows.column_names})
+    numbers = doubled.remove_columns("label").add_column("label", [0.5] * len(doubled))
+    for data, task in ((doubled, TASK), (numbers, files_task(("text",), Regression()))):
+        kept, held = hold_out_like(data, task, 0.25, seed=0)
+        assert 0 < len(held) <= len(data) / 2 and not set(kept["text"]) & set(held["text"])
+
+
+def test_classes_of_too_few_texts_are_kept_and_refused_where_they_are_most() -> None:
+    few = rows_of({"card": PHRASES["card"][:1], "loan": PHRASES["loan"]})
+    few = few.filter(lambda row: row["label"] == 1 or row["text"].endswith(("home", "work", "sea")))
+    kept, held = hold_out_like(few, TASK, 0.25, seed=0)
+    assert set(held["label"]) == {1} and kept["label"][:].count(0) == 3
+    with pytest.raises(AttendropError, match="only 0 of 2 classes have so many"):
+        hold_out_like(few.select(range(4)), TASK, 0.25, seed=0)
+    with pytest.raises(AttendropError, match="no words"):
+        hold_out_like(
+            Dataset.from_dict({"text": ["?" * (1 + n) for n in range(10)], "label": [0, 1] * 5}), TASK, 0.25, seed=0
+        )
+
+
+def test_the_last_values_of_a_column_are_held_out() -> None:
+    rows = rows_of().select(range(10))
+    months = ["2026-01"] * 4 + ["2026-03"] * 2 + ["2026-02"] * 4
+    kept, held = hold_out_values(rows, "month", months, 0.25)
+    assert held["index"][:] == [4, 5] and len(kept) == 8
+    assert hold_out_values(rows, "month", months, 0.6)[1]["index"][:] == [4, 5, 6, 7, 8, 9]
+    assert hold_out_values(rows, "month", ["b"] * 9 + ["a"], 0.1)[0]["index"][:] == [9]
+    with pytest.raises(AttendropError, match="single value, 'x'"):
+        hold_out_values(rows, "month", ["x"] * 10, 0.25)
+
+
+def test_likeness_within_classes_and_between() -> None:
+    alike = class_likeness(rows_of({name: of_class[:1] for name, of_class in PHRASES.items()}), TASK)
+    varied = class_likeness(rows_of(), TASK)
+    assert alike is not None and varied is not None
+    assert alike.within > varied.within > varied.between
+    assert 1 > varied.nearest > varied.within and alike.nearest >= alike.within
+    assert class_likeness(rows_of().select([0, 4]), TASK) is None

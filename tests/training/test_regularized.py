@@ -1,0 +1,91 @@
+"""Trainers of other packages that take a regularizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from helpers import tiny
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
+
+from attendrop import L2SP, ADDrop, AttendropError, DropAttention, RDrop, RegularizedTrainer, regularized
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+ARGUMENTS: dict[str, Any] = {"max_steps": 4, "per_device_train_batch_size": 4, "report_to": "none", "use_cpu": True}
+
+
+def test_which_class_it_is() -> None:
+    class Own(Trainer):
+        pass
+
+    assert regularized(Trainer) is RegularizedTrainer and regularized(RegularizedTrainer) is RegularizedTrainer
+    found = regularized(Own)
+    assert issubclass(found, Own) and found.__name__ == "RegularizedOwn" and regularized(found) is found
+    with pytest.raises(AttendropError, match="no subclass"):
+        regularized(torch.nn.Linear)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", [ADDrop(), ADDrop(attribution="recorded", layers="all"), DropAttention()])
+def test_supervised_fine_tuning_of_trl(method: Any, tmp_path: Path) -> None:
+    trl = pytest.importorskip("trl")
+    tiny.save_tiny_llama(tmp_path / "model")
+    rows = Dataset.from_list([{"text": tiny.sentence(number)} for number in range(8)])
+
+    def losses(regularizer: Any) -> list[float]:
+        trainer = regularized(trl.SFTTrainer)(
+            model=AutoModelForCausalLM.from_pretrained(tmp_path / "model"),
+            args=trl.SFTConfig(
+                **ARGUMENTS, output_dir=str(tmp_path / "run"), learning_rate=1e-2, logging_steps=1, bf16=False,
+                save_strategy="no",
+            ),
+            train_dataset=rows,
+            processing_class=AutoTokenizer.from_pretrained(tmp_path / "model"),
+            regularizer=regularizer,
+        )  # fmt: skip
+        trainer.train()
+        return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+    plain, found = losses(None), losses(method)
+    assert len(found) == 4 and found != plain
+    # Of recorded attributions, the first epoch is plain.
+    assert (found[:2] == plain[:2]) is method.needs_rows
+    with pytest.raises(AttendropError, match="returns no logits"):  # their loss builds none to compare
+        losses(RDrop())
+
+
+def test_sentence_transformers(tmp_path: Path) -> None:
+    """Their trainer calls the model once for each text of a row."""
+    library = pytest.importorskip("sentence_transformers")
+    from sentence_transformers.losses import CosineSimilarityLoss
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+    tiny.save_tiny_bert(tmp_path / "model")
+    rows = Dataset.from_list(
+        [{"a": tiny.sentence(number), "b": tiny.sentence(number + 3), "label": number % 2} for number in range(8)]
+    )
+
+    def weights(regularizer: Any) -> torch.Tensor:
+        words = Transformer(str(tmp_path / "model"))
+        body = library.SentenceTransformer(
+            modules=[words, Pooling(words.get_embedding_dimension(), pooling_mode="mean")], device="cpu"
+        )
+        arguments = library.SentenceTransformerTrainingArguments(
+            **ARGUMENTS, output_dir=str(tmp_path / "run"), learning_rate=1e-2, save_strategy="no"
+        )
+        trainer = regularized(library.SentenceTransformerTrainer)(
+            model=body, args=arguments, train_dataset=rows, loss=CosineSimilarityLoss(body), regularizer=regularizer
+        )
+        trainer.train()
+        return words.auto_model.get_input_embeddings().weight.detach()
+
+    assert not torch.equal(weights(None), weights(L2SP(alpha=0.5)))
+    for method, reason in (
+        (DropAttention(), "all of a text in one argument"),
+        (RDrop(), "all of a text in one argument"),
+        (ADDrop(attribution="recorded"), "makes its own batches"),
+    ):
+        with pytest.raises(AttendropError, match=reason):
+            weights(method)
