@@ -68,11 +68,11 @@ def _region(attribution: Tensor, valid: Tensor | None, p: float, direction: str)
         attribution = attribution.abs()
     length = attribution.shape[-1]
     if valid is None:
-        ordered = _sort(attribution)
+        ordered = _sorted(attribution.clone() if attribution.device.type == "cpu" else attribution)
         n_valid = torch.full((1, 1, 1, 1), length, device=attribution.device)
     else:
         # On a CPU, adding is much faster than masked_fill.
-        ordered = _sort(attribution + torch.where(valid, 0.0, torch.inf))
+        ordered = _sorted(attribution + torch.where(valid, 0.0, torch.inf))
         n_valid = valid.sum(-1, keepdim=True)
     lowest = ordered[..., :1]
     last = (n_valid - 1).clamp(min=0)
@@ -90,11 +90,13 @@ def _region(attribution: Tensor, valid: Tensor | None, p: float, direction: str)
     return Region(mask if valid is None else mask & valid, signal)
 
 
-def _sort(values: Tensor) -> Tensor:
-    """Sort the last dimension. On a CPU numpy's vectorised sort takes a tenth of torch's time."""
-    if values.device.type == "cpu":
-        return torch.from_numpy(np.sort(values.detach().contiguous().numpy(), axis=-1))
-    return values.sort(-1).values
+def _sorted(values: Tensor) -> Tensor:
+    """Sort the last dimension, on a CPU in place. There numpy's vectorised sort takes a tenth of torch's time."""
+    if values.device.type != "cpu":
+        return values.sort(-1).values
+    values = values.detach().contiguous()
+    values.numpy().sort(axis=-1)
+    return values
 
 
 def _take(ordered: Tensor, index: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from attendrop.attention.dropout_draws import DropoutDraws
 from attendrop.attention.edits import AttentionEdit, merge_edits
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
+from attendrop.attention.valid_keys import any_last
 from attendrop.attribution.attention_weights import attention_attribution
 from attendrop.attribution.gradient import gradient_attribution
 from attendrop.attribution.integrated_gradients import QUADRATURE_RULES, SCOPES, integrated_gradient_attribution
@@ -308,7 +309,7 @@ class _DropRecorded(_DropAny):
         return self._region(call) & self.sample_hidden(self.method.q, call, units)
 
     def candidate_rows(self, call: AttentionCall) -> Tensor:
-        return self._region(call).any(-1, keepdim=True)
+        return any_last(self._region(call))
 
     def _region(self, call: AttentionCall) -> Tensor:
         found = self.row_pass.region(call)

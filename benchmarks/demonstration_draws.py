@@ -1,0 +1,10 @@
+"""Write draws 1 to 5 of the demonstration's messages: ``python benchmarks/demonstration_draws.py FOLDER``."""
+
+import sys
+from pathlib import Path
+
+from attendrop.cli.demo_messages import write_messages
+
+if __name__ == "__main__":
+    for draw in range(1, 6):
+        print(*write_messages(Path(sys.argv[1]) / str(draw), draw))
