@@ -20,8 +20,7 @@ from attendrop.methods.core.base import Method
 # One training step; and what makes it ready, so that only the step itself is timed.
 Step = Callable[[Batch], None]
 Contender = Callable[[], AbstractContextManager[Step]]
-# On a CPU, other processes of a shared machine are not to count: with one thread, times of the processor are those of the
-# step.
+# On a CPU, other processes of a shared machine are not to count.
 clock = time.perf_counter if torch.cuda.is_available() else time.process_time
 
 
