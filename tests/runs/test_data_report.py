@@ -124,3 +124,16 @@ def test_numbers_have_a_range(tokenizer: hf.PreTrainedTokenizerBase) -> None:
     report = report_of(tokenizer, rows, rows[:1], Regression())
     assert report["parts"]["train"]["numbers"] == {"min": 0.5, "mean": 2.5, "max": 5.0}
     assert "numbers             0.5 to 5  0.5 to 0.5" in report_table(report, Regression())
+
+
+def test_training_texts_that_resemble_each_other_are_told(tokenizer: hf.PreTrainedTokenizerBase) -> None:
+    def warned(train: list[tuple[str, Any]]) -> bool:
+        report = report_of(tokenizer, train, DEV)
+        assert report["likeness"] is not None
+        return any("--shift" in warning for warning in report_warnings(report, YES_NO))
+
+    places = ("sea", "hill", "lake", "town")
+    alike = [(f"the cat sees a dog near the {place}", "no") for place in places]
+    varied = [(text, "no") for text in ("the cat sees", "a bird near you", "two dogs ran home", "no rain fell")]
+    others = [(text, "yes") for text in ("it is late", "we have time", "she came by", "where were they")]
+    assert warned(alike + others) and not warned(varied + others)

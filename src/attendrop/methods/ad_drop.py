@@ -325,16 +325,19 @@ class _RecordedState(MethodState):
         limit = None if method.record_limit is None else method.record_limit << 20
         self.options = method.resolved(training.model)
         self.recorder = Recorder(limit, training.processes)
+        self.without_signal: float | None = None  # of the last step
 
     def plan(self, context: StepContext) -> Plan:
         row_pass = self.recorder.begin_pass(context, self.options.units)
         if self.options.active(context.epoch or 0):
             context.note("recorded", row_pass.known)
+            if self.without_signal is not None:
+                context.note("without_signal", self.without_signal)
         return _DropRecorded(self.options, context, row_pass)
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
-        without_signal = self.recorder.flush()
-        return {} if without_signal is None else {"without_signal": without_signal}
+        self.without_signal = self.recorder.flush()
+        return {}
 
     def rank_state_dict(self) -> dict[str, Any]:
         return self.recorder.state_dict()
