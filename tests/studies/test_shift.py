@@ -12,6 +12,8 @@ from helpers import tiny
 
 import attendrop
 from attendrop import AttendropError
+from attendrop.reports.finished_runs import read_results
+from attendrop.reports.page_tables import methods_table
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.studies.answer import SHIFTED_COLUMNS, answer
 from attendrop.studies.answer_file import read_answers
@@ -56,6 +58,14 @@ def test_both_scores_stand_side_by_side_and_in_all_files(outcome: Any, folder: P
     read = read_answers(folder / "answer/answer.json")
     assert read is not None and read[""].shifted is not None
     assert read[""].shifted.as_dict() == outcome.answer.shifted.as_dict()
+
+
+def test_the_page_shows_both_scores(outcome: Any, folder: Path) -> None:
+    results = read_results(folder / "answer")
+    table = methods_table(results)
+    assert [name for name, _ in table.columns][-2:] == list(SHIFTED_COLUMNS)
+    shown = {cells[0].text: cells[-2].value for cells in table.rows}
+    assert shown == {row.label: row.mean for row in outcome.answer.shifted.rows}
 
 
 def test_the_rows_are_the_same_for_all_and_no_training_rows(folder: Path) -> None:

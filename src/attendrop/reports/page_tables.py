@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from attendrop.reports.finished_runs import Results
 from attendrop.reports.run_details import RunDetails
-from attendrop.studies.answer import COLUMNS, cells
+from attendrop.studies.answer import COLUMNS, SHIFTED_COLUMNS, cells
 from attendrop.studies.method_rows import MethodRow
 from attendrop.studies.verdict import number
 
@@ -43,11 +43,17 @@ def methods_table(results: Results) -> SortableTable:
     several = len(results.settings) > 1
     setting = [(_SETTING, False)] if several else []
     first, *others = COLUMNS
+    if any(each.answer.shifted for each in results.settings):
+        others += SHIFTED_COLUMNS
     rows = []
     for each in results.settings:
         of_setting = [TableCell(each.name, each.name)] if several else []
+        there = {} if each.answer.shifted is None else {row.label: row for row in each.answer.shifted.rows}
         for row in each.answer.rows:
             label, *found = map(TableCell, cells(row), _sort_values(row))
+            if row.label in there:
+                found += list(map(TableCell, cells(there[row.label]), _sort_values(there[row.label])))[2:4]
+            found += [TableCell("-", None)] * (len(others) - len(found))
             rows.append([label, *of_setting, *found])
     references = (row.label for each in results.settings for row in each.answer.rows if row.is_reference)
     reference = next(references, "the reference, which has no score here")
