@@ -102,7 +102,7 @@ def _row(method: type[Method], costs: dict[tuple[str, str], float]) -> str:
 
 def _paper(method: type[Method]) -> str:
     """Return the paper, with its address if the BibTeX entry has one."""
-    address = re.search(r"url\s*=\s*\{(.+?)\}", method.bibtex or "")
+    address = re.search(r"url\s*=\s*\{(.+?)\}", method.citation())
     return f"[{method.paper}]({address[1]})" if address else method.paper or "–"
 
 

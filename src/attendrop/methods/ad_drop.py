@@ -94,15 +94,6 @@ class ADDrop(Method):
     paper: ClassVar[str] = (
         "Yang et al. (2022), AD-DROP: Attribution-Driven Dropout for Robust Language Model Fine-Tuning"
     )
-
-    bibtex: ClassVar[str] = """@inproceedings{yang2022addrop,
-  title     = {{AD-DROP}: Attribution-Driven Dropout for Robust Language Model Fine-Tuning},
-  author    = {Yang, Tao and Deng, Jinghao and Quan, Xiaojun and Wang, Qifan and Nie, Shaoliang},
-  booktitle = {Advances in Neural Information Processing Systems},
-  volume    = {35},
-  year      = {2022},
-  url       = {https://arxiv.org/abs/2210.05883}
-}"""
     compared: ClassVar[bool] = True
     evidence: ClassVar[str] = (
         "ahead of plain fine-tuning on Banking77 with five rows per class, ten seeds: with p=0.3 by 0.004 [0.003, "

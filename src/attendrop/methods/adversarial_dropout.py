@@ -58,13 +58,6 @@ class AdversarialDropout(Method):
     name: ClassVar[str] = "adversarial-dropout"
     summary: ClassVar[str] = "drops attention weights also so as to raise the loss"
     paper: ClassVar[str] = "Park et al. (2018), Adversarial Dropout for Supervised and Semi-Supervised Learning"
-    bibtex: ClassVar[str] = """@inproceedings{park2018adversarial,
-  title     = {Adversarial Dropout for Supervised and Semi-Supervised Learning},
-  author    = {Park, Sungrae and Park, Jun-Keon and Shin, Su-Jin and Moon, Il-Chul},
-  booktitle = {Proceedings of the Thirty-Second AAAI Conference on Artificial Intelligence},
-  year      = {2018},
-  url       = {https://arxiv.org/abs/1707.03631}
-}"""
     info: ClassVar[MethodInfo] = MethodInfo(
         acts_on=("weights", "loss"), forward="2", backward="3, one without parameters"
     )

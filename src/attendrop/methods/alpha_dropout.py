@@ -50,14 +50,6 @@ class AlphaDropout(Method):
     name: ClassVar[str] = "alpha-dropout"
     summary: ClassVar[str] = "sets hidden units of heads to the value at which SELUs saturate"
     paper: ClassVar[str] = "Klambauer et al. (2017), Self-Normalizing Neural Networks"
-    bibtex: ClassVar[str] = """@inproceedings{klambauer2017selfnormalizing,
-  title     = {Self-Normalizing Neural Networks},
-  author    = {Klambauer, G{\\"u}nter and Unterthiner, Thomas and Mayr, Andreas and Hochreiter, Sepp},
-  booktitle = {Advances in Neural Information Processing Systems},
-  volume    = {30},
-  year      = {2017},
-  url       = {https://arxiv.org/abs/1706.02515}
-}"""
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("heads",), units="hidden units")
     order: ClassVar[int] = -1  # before methods that drop heads: their outputs must be zero, not b
 

@@ -9,7 +9,6 @@ from typing import ClassVar
 import torch
 
 from attendrop.attention.plan import ConstantAttention, Plan
-from attendrop.methods.common.citations import WU_2021
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import StepContext
 from attendrop.methods.core.info import MethodInfo
@@ -42,7 +41,6 @@ class AttentionLayerDrop(Method):
     name: ClassVar[str] = "attention-layerdrop"
     summary: ClassVar[str] = "makes the attention of layers chosen at random constant"
     paper: ClassVar[str] = "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need, section 7.1"
-    bibtex: ClassVar[str] = WU_2021
 
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("layers",), units="layers")
     skips_parameters: ClassVar[bool] = True  # the query and key projections

@@ -75,13 +75,6 @@ class AutoDropout(Method):
     name: ClassVar[str] = "autodropout"
     summary: ClassVar[str] = "searches for the pattern in which attention is dropped"
     paper: ClassVar[str] = "Pham, Le (2021), AutoDropout: Learning Dropout Patterns to Regularize Deep Networks"
-    bibtex: ClassVar[str] = """@inproceedings{pham2021autodropout,
-  title     = {{AutoDropout}: Learning Dropout Patterns to Regularize Deep Networks},
-  author    = {Pham, Hieu and Le, Quoc},
-  booktitle = {AAAI Conference on Artificial Intelligence},
-  year      = {2021},
-  url       = {https://arxiv.org/abs/2101.01761}
-}"""
     info: ClassVar[MethodInfo] = MethodInfo(
         acts_on=("scores",), forward="1 + scoring", state="the weights of the start, a trial's batches"
     )

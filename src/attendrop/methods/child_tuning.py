@@ -69,14 +69,6 @@ class ChildTuning(Method):
     paper: ClassVar[str] = (
         "Xu et al. (2021), Raise a Child in Large Language Model: Towards Effective and Generalizable Fine-tuning"
     )
-    bibtex: ClassVar[str] = """@inproceedings{xu2021childtuning,
-  title     = {Raise a Child in Large Language Model: Towards Effective and Generalizable Fine-tuning},
-  author    = {Xu, Runxin and Luo, Fuli and Zhang, Zhiyuan and Tan, Chuanqi and Chang, Baobao and Huang, Songfang and
-               Huang, Fei},
-  booktitle = {Empirical Methods in Natural Language Processing},
-  year      = {2021},
-  url       = {https://arxiv.org/abs/2109.05687}
-}"""
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("gradients",), state="D: a mask of the layers' parameters")
     edits_gradients: ClassVar[bool] = True
     uses_attention: ClassVar[bool] = False

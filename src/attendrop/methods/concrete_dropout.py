@@ -84,14 +84,6 @@ class ConcreteDropout(Method):
     name: ClassVar[str] = "concrete-dropout"
     summary: ClassVar[str] = "learns with which probability each layer drops attention weights"
     paper: ClassVar[str] = "Gal, Hron, Kendall (2017), Concrete Dropout"
-    bibtex: ClassVar[str] = """@inproceedings{gal2017concrete,
-  title     = {Concrete Dropout},
-  author    = {Gal, Yarin and Hron, Jiri and Kendall, Alex},
-  booktitle = {Advances in Neural Information Processing Systems},
-  volume    = {30},
-  year      = {2017},
-  url       = {https://arxiv.org/abs/1705.07832}
-}"""
     info: ClassVar[MethodInfo] = MethodInfo(
         acts_on=("weights", "loss"), state="a probability for each layer, and its optimizer"
     )

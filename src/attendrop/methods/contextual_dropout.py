@@ -70,13 +70,6 @@ class ContextualDropout(Method):
     name: ClassVar[str] = "contextual-dropout"
     summary: ClassVar[str] = "learns networks that derive the drop probabilities of heads from what they may attend to"
     paper: ClassVar[str] = "Fan et al. (2021), Contextual Dropout: An Efficient Sample-Dependent Dropout Module"
-    bibtex: ClassVar[str] = """@inproceedings{fan2021contextual,
-  title     = {Contextual Dropout: An Efficient Sample-Dependent Dropout Module},
-  author    = {Fan, Xinjie and Zhang, Shujian and Tanwisuth, Korawat and Qian, Xiaoning and Zhou, Mingyuan},
-  booktitle = {International Conference on Learning Representations},
-  year      = {2021},
-  url       = {https://arxiv.org/abs/2103.04181}
-}"""
     info: ClassVar[MethodInfo] = MethodInfo(
         acts_on=("weights", "loss"), forward="2", state="a small network for each layer, and their optimizer"
     )

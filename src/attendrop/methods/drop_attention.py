@@ -59,13 +59,6 @@ class DropAttention(Method):
     paper: ClassVar[str] = (
         "Lin et al. (2019), DropAttention: A Regularization Method for Fully-Connected Self-Attention Networks"
     )
-    bibtex: ClassVar[str] = """@article{lin2019dropattention,
-  title   = {{DropAttention}: A Regularization Method for Fully-Connected Self-Attention Networks},
-  author  = {Lin, Zehui and Liu, Pengfei and Huang, Luyao and Chen, Junkun and Qiu, Xipeng and Huang, Xuanjing},
-  journal = {arXiv preprint arXiv:1907.11065},
-  year    = {2019},
-  url     = {https://arxiv.org/abs/1907.11065}
-}"""
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("weights",))
     traits: ClassVar[Mapping[str, str]] = {REPLACES_DROPOUT: ""}
 

@@ -51,14 +51,6 @@ class DropBlock(Method):
     name: ClassVar[str] = "dropblock"
     summary: ClassVar[str] = "drops contiguous spans of attention scores"
     paper: ClassVar[str] = "Ghiasi, Lin, Le (2018), DropBlock: A Regularization Method for Convolutional Networks"
-    bibtex: ClassVar[str] = """@inproceedings{ghiasi2018dropblock,
-  title     = {{DropBlock}: A Regularization Method for Convolutional Networks},
-  author    = {Ghiasi, Golnaz and Lin, Tsung-Yi and Le, Quoc V.},
-  booktitle = {Advances in Neural Information Processing Systems},
-  volume    = {31},
-  year      = {2018},
-  url       = {https://arxiv.org/abs/1810.12890}
-}"""
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("scores",))
 
     p: float = option(0.1, unit_interval(), search=(0.05, 0.2, 0.3))

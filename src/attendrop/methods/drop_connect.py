@@ -45,14 +45,6 @@ class DropConnect(Method):
     name: ClassVar[str] = "dropconnect"
     summary: ClassVar[str] = "sets weights of the attention's projections to zero at random"
     paper: ClassVar[str] = "Wan et al. (2013), Regularization of Neural Networks using DropConnect"
-    bibtex: ClassVar[str] = """@inproceedings{wan2013dropconnect,
-  title     = {Regularization of Neural Networks using {DropConnect}},
-  author    = {Wan, Li and Zeiler, Matthew and Zhang, Sixin and Le Cun, Yann and Fergus, Rob},
-  booktitle = {International Conference on Machine Learning},
-  pages     = {1058--1066},
-  year      = {2013},
-  url       = {https://proceedings.mlr.press/v28/wan13.html}
-}"""
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("parameters",))
     traits: ClassVar[Mapping[str, str]] = {REPLACES_PARAMETERS: ""}
 

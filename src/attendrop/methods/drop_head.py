@@ -50,14 +50,6 @@ class DropHead(Method):
     name: ClassVar[str] = "drophead"
     summary: ClassVar[str] = "drops whole attention heads at random, by a V-shaped schedule"
     paper: ClassVar[str] = "Zhou et al. (2020), Scheduled DropHead: A Regularization Method for Transformer Models"
-    bibtex: ClassVar[str] = """@inproceedings{zhou2020drophead,
-  title     = {Scheduled {DropHead}: A Regularization Method for Transformer Models},
-  author    = {Zhou, Wangchunshu and Ge, Tao and Wei, Furu and Zhou, Ming and Xu, Ke},
-  booktitle = {Findings of the Association for Computational Linguistics: EMNLP 2020},
-  pages     = {1971--1980},
-  year      = {2020},
-  url       = {https://arxiv.org/abs/2004.13342}
-}"""
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("heads",), units="heads")
 
     p_start: float = option(0.2, unit_interval(), search=(0.1, 0.4))

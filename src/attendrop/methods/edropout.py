@@ -67,15 +67,6 @@ class EDropout(Method):
     paper: ClassVar[str] = (
         "Salehinejad, Valaee (2022), EDropout: Energy-Based Dropout and Pruning of Deep Neural Networks"
     )
-    bibtex: ClassVar[str] = """@article{salehinejad2022edropout,
-  title   = {{EDropout}: Energy-Based Dropout and Pruning of Deep Neural Networks},
-  author  = {Salehinejad, Hojjat and Valaee, Shahrokh},
-  journal = {IEEE Transactions on Neural Networks and Learning Systems},
-  volume  = {33},
-  number  = {10},
-  year    = {2022},
-  url     = {https://arxiv.org/abs/2006.04270}
-}"""
     info: ClassVar[MethodInfo] = MethodInfo(
         acts_on=("heads",), forward="1 + 2 population", state="the states", units="heads"
     )

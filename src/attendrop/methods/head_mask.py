@@ -55,14 +55,6 @@ class HeadMask(Method):
     paper: ClassVar[str] = (
         "Sun et al. (2020), Alleviating the Inequality of Attention Heads for Neural Machine Translation"
     )
-    bibtex: ClassVar[str] = """@inproceedings{sun2022headmask,
-  title     = {Alleviating the Inequality of Attention Heads for Neural Machine Translation},
-  author    = {Sun, Zewei and Huang, Shujian and Dai, Xinyu and Chen, Jiajun},
-  booktitle = {Proceedings of the 29th International Conference on Computational Linguistics},
-  pages     = {5246--5250},
-  year      = {2022},
-  url       = {https://arxiv.org/abs/2009.09672}
-}"""
     info: ClassVar[MethodInfo] = MethodInfo(
         acts_on=("heads",),
         forward="1 (by importance: 2)",

@@ -76,13 +76,6 @@ class HiddenCut(Method):
     name: ClassVar[str] = "hiddencut"
     summary: ClassVar[str] = "cuts spans out of hidden states, and makes the predictions agree"
     paper: ClassVar[str] = "Chen et al. (2021), HiddenCut: Simple Data Augmentation for Natural Language Understanding"
-    bibtex: ClassVar[str] = """@inproceedings{chen2021hiddencut,
-  title     = {{HiddenCut}: Simple Data Augmentation for Natural Language Understanding with Better Generalizability},
-  author    = {Chen, Jiaao and Shen, Dinghan and Chen, Weizhu and Yang, Diyi},
-  booktitle = {Proceedings of the 59th Annual Meeting of the Association for Computational Linguistics},
-  year      = {2021},
-  url       = {https://aclanthology.org/2021.acl-long.338}
-}"""
     info: ClassVar[MethodInfo] = MethodInfo(
         acts_on=("hidden states", "loss"),
         forward="1 + views",

@@ -54,14 +54,6 @@ class L2SP(Method):
     paper: ClassVar[str] = (
         "Li, Grandvalet, Davoine (2018), Explicit Inductive Bias for Transfer Learning with Convolutional Networks"
     )
-    bibtex: ClassVar[str] = """@inproceedings{li2018explicit,
-  title     = {Explicit Inductive Bias for Transfer Learning with Convolutional Networks},
-  author    = {Li, Xuhong and Grandvalet, Yves and Davoine, Franck},
-  booktitle = {Proceedings of the 35th International Conference on Machine Learning},
-  pages     = {2825--2834},
-  year      = {2018},
-  url       = {https://arxiv.org/abs/1802.01483}
-}"""
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("gradients",), state="the pre-trained weights")
     edits_gradients: ClassVar[bool] = True
     uses_attention: ClassVar[bool] = False

@@ -46,13 +46,6 @@ class LayerDrop(Method):
     name: ClassVar[str] = "layerdrop"
     summary: ClassVar[str] = "leaves out whole blocks at random"
     paper: ClassVar[str] = "Fan, Grave, Joulin (2020), Reducing Transformer Depth on Demand with Structured Dropout"
-    bibtex: ClassVar[str] = """@inproceedings{fan2020layerdrop,
-  title     = {Reducing Transformer Depth on Demand with Structured Dropout},
-  author    = {Fan, Angela and Grave, Edouard and Joulin, Armand},
-  booktitle = {International Conference on Learning Representations},
-  year      = {2020},
-  url       = {https://arxiv.org/abs/1909.11556}
-}"""
     info: ClassVar[MethodInfo] = MethodInfo(
         acts_on=("layers",),
         forward="1 - p",

@@ -56,13 +56,6 @@ class LayerReinit(Method):
     name: ClassVar[str] = "layer-reinit"
     summary: ClassVar[str] = "re-initialises the top layers before training"
     paper: ClassVar[str] = "Zhang et al. (2021), Revisiting Few-sample BERT Fine-tuning"
-    bibtex: ClassVar[str] = """@inproceedings{zhang2021revisiting,
-  title     = {Revisiting Few-sample {BERT} Fine-tuning},
-  author    = {Zhang, Tianyi and Wu, Felix and Katiyar, Arzoo and Weinberger, Kilian Q. and Artzi, Yoav},
-  booktitle = {International Conference on Learning Representations},
-  year      = {2021},
-  url       = {https://arxiv.org/abs/2006.05987}
-}"""
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("parameters",), tasks="all; not models that share layers (ALBERT)")
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule("layer-reinit", EXCHANGES_WEIGHTS, _PULLED_BACK),

@@ -58,14 +58,6 @@ class LearnableBernoulli(Method):
     name: ClassVar[str] = "learnable-bernoulli"
     summary: ClassVar[str] = "learns, from pairs of opposite samples, with which probability each layer drops attention"
     paper: ClassVar[str] = "Boluki et al. (2020), Learnable Bernoulli Dropout for Bayesian Deep Learning"
-    bibtex: ClassVar[str] = """@inproceedings{boluki2020learnable,
-  title     = {Learnable {Bernoulli} Dropout for {Bayesian} Deep Learning},
-  author    = {Boluki, Shahin and Ardywibowo, Randy and Dadaneh, Siamak Zamani and Zhou, Mingyuan and Qian, Xiaoning},
-  booktitle = {Proceedings of the 23rd International Conference on Artificial Intelligence and Statistics},
-  pages     = {3905--3916},
-  year      = {2020},
-  url       = {https://arxiv.org/abs/2002.05155}
-}"""
     info: ClassVar[MethodInfo] = MethodInfo(
         acts_on=("weights", "loss"), forward="2", state="a probability for each layer, and its optimizer"
     )

@@ -54,13 +54,6 @@ class Mixout(Method):
     paper: ClassVar[str] = (
         "Lee, Cho, Kang (2020), Mixout: Effective Regularization to Finetune Large-scale Pretrained Language Models"
     )
-    bibtex: ClassVar[str] = """@inproceedings{lee2020mixout,
-  title     = {Mixout: Effective Regularization to Finetune Large-scale Pretrained Language Models},
-  author    = {Lee, Cheolhyoung and Cho, Kyunghyun and Kang, Wanmo},
-  booktitle = {International Conference on Learning Representations},
-  year      = {2020},
-  url       = {https://arxiv.org/abs/1909.11299}
-}"""
     evidence: ClassVar[str] = (
         "no difference from plain fine-tuning shows with p=0.9 on Banking77 with five rows per class, nor on 256 rows "
         "of CoLA, MRPC and STS-B, five seeds each (the project's docs/does-it-help.md)."

@@ -43,15 +43,6 @@ class NEFTune(Method):
     name: ClassVar[str] = "neftune"
     summary: ClassVar[str] = "adds uniform noise to the word embeddings"
     paper: ClassVar[str] = "Jain et al. (2024), NEFTune: Noisy Embeddings Improve Instruction Finetuning"
-    bibtex: ClassVar[str] = """@inproceedings{jain2024neftune,
-  title     = {{NEFTune}: Noisy Embeddings Improve Instruction Finetuning},
-  author    = {Jain, Neel and Chiang, Ping-yeh and Wen, Yuxin and Kirchenbauer, John and Chu, Hong-Min and Somepalli,
-               Gowthami and Bartoldson, Brian R. and Kailkhura, Bhavya and Schwarzschild, Avi and Saha, Aniruddha and
-               Goldblum, Micah and Geiping, Jonas and Goldstein, Tom},
-  booktitle = {International Conference on Learning Representations},
-  year      = {2024},
-  url       = {https://arxiv.org/abs/2310.05914}
-}"""
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("embeddings",), tasks="text")
 
     alpha: float = option(5.0, positive(), search=(1.0, 10.0, 15.0))

@@ -53,14 +53,6 @@ class R3F(Method):
     name: ClassVar[str] = "r3f"
     summary: ClassVar[str] = "makes predictions agree with those from noisy word embeddings"
     paper: ClassVar[str] = "Aghajanyan et al. (2021), Better Fine-Tuning by Reducing Representational Collapse"
-    bibtex: ClassVar[str] = """@inproceedings{aghajanyan2021better,
-  title     = {Better Fine-Tuning by Reducing Representational Collapse},
-  author    = {Aghajanyan, Armen and Shrivastava, Akshat and Gupta, Anchit and Goyal, Naman and Zettlemoyer, Luke and
-               Gupta, Sonal},
-  booktitle = {International Conference on Learning Representations},
-  year      = {2021},
-  url       = {https://arxiv.org/abs/2008.03156}
-}"""
     info: ClassVar[MethodInfo] = MethodInfo(
         acts_on=("embeddings", "loss"), forward="2", backward="2", tasks="text; regression: squared difference"
     )

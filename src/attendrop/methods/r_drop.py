@@ -82,15 +82,6 @@ class RDrop(Method):
     name: ClassVar[str] = "r-drop"
     summary: ClassVar[str] = "makes two passes with different dropout agree"
     paper: ClassVar[str] = "Wu et al. (2021), R-Drop: Regularized Dropout for Neural Networks"
-    bibtex: ClassVar[str] = """@inproceedings{wu2021rdrop,
-  title     = {{R-Drop}: Regularized Dropout for Neural Networks},
-  author    = {Wu, Lijun and Li, Juntao and Wang, Yue and Meng, Qi and Qin, Tao and Chen, Wei and Zhang, Min and
-               Liu, Tie-Yan},
-  booktitle = {Advances in Neural Information Processing Systems},
-  volume    = {34},
-  year      = {2021},
-  url       = {https://arxiv.org/abs/2106.14448}
-}"""
     info: ClassVar[MethodInfo] = MethodInfo(
         acts_on=("inputs", "loss"),
         forward="2 (in one batch)",

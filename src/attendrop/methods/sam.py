@@ -48,13 +48,6 @@ class SAM(Method):
     name: ClassVar[str] = "sam"
     summary: ClassVar[str] = "minimises the loss at weights that are perturbed to raise it"
     paper: ClassVar[str] = "Foret et al. (2021), Sharpness-Aware Minimization for Efficiently Improving Generalization"
-    bibtex: ClassVar[str] = """@inproceedings{foret2021sam,
-  title     = {Sharpness-Aware Minimization for Efficiently Improving Generalization},
-  author    = {Foret, Pierre and Kleiner, Ariel and Mobahi, Hossein and Neyshabur, Behnam},
-  booktitle = {International Conference on Learning Representations},
-  year      = {2021},
-  url       = {https://arxiv.org/abs/2010.01412}
-}"""
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("parameters",), forward="2", backward="2")
     traits: ClassVar[Mapping[str, str]] = {DECIDES_PASSES: "", REPLACES_PARAMETERS: ""}
     uses_attention: ClassVar[bool] = False

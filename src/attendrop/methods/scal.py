@@ -73,13 +73,6 @@ class SCAL(Method):
     name: ClassVar[str] = "scal"
     summary: ClassVar[str] = "trains on adversarial copies, and contrasts representations"
     paper: ClassVar[str] = "Miao et al. (2021), Simple Contrastive Representation Adversarial Learning for NLP Tasks"
-    bibtex: ClassVar[str] = """@article{miao2021scal,
-  title   = {Simple Contrastive Representation Adversarial Learning for {NLP} Tasks},
-  author  = {Miao, Deshui and Zhang, Jiaqi and Xie, Wenbo and Song, Jian and Li, Xin and Jia, Lijuan and Guo, Ning},
-  journal = {arXiv preprint arXiv:2111.13301},
-  year    = {2021},
-  url     = {https://arxiv.org/abs/2111.13301}
-}"""
     info: ClassVar[MethodInfo] = MethodInfo(
         acts_on=("embeddings", "loss"),
         forward="2",

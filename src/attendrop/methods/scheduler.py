@@ -12,7 +12,6 @@ import numpy as np
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.errors import AttendropError
-from attendrop.methods.common.citations import WU_2021
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import StepContext
 from attendrop.methods.core.info import MethodInfo
@@ -66,7 +65,6 @@ class Scheduler(Method):
     name: ClassVar[str] = "scheduler"
     summary: ClassVar[str] = "drops attention scores at random, by a schedule for each layer"
     paper: ClassVar[str] = "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need, section 7.2"
-    bibtex: ClassVar[str] = WU_2021
     info: ClassVar[MethodInfo] = MethodInfo(
         acts_on=("scores",), tasks="all; encoder-decoder: the encoder's self-attention"
     )

@@ -63,15 +63,6 @@ class SMART(Method):
         "Jiang et al. (2020), SMART: Robust and Efficient Fine-Tuning for Pre-trained Natural Language Models through "
         "Principled Regularized Optimization"
     )
-    bibtex: ClassVar[str] = """@inproceedings{jiang2020smart,
-  title     = {{SMART}: Robust and Efficient Fine-Tuning for Pre-trained Natural Language Models through Principled
-               Regularized Optimization},
-  author    = {Jiang, Haoming and He, Pengcheng and Chen, Weizhu and Liu, Xiaodong and Gao, Jianfeng and Zhao, Tuo},
-  booktitle = {Proceedings of the 58th Annual Meeting of the Association for Computational Linguistics},
-  pages     = {2177--2190},
-  year      = {2020},
-  url       = {https://aclanthology.org/2020.acl-main.197}
-}"""
     info: ClassVar[MethodInfo] = MethodInfo(
         acts_on=("embeddings", "loss"),
         forward="2 + steps",

@@ -70,15 +70,6 @@ class StructureMask(Method):
     name: ClassVar[str] = "structure-mask"
     summary: ClassVar[str] = "drops attention scores outside of a window, a dependency tree or a graph"
     paper: ClassVar[str] = "Zhang et al. (2020), SG-Net: Syntax-Guided Machine Reading Comprehension"
-    bibtex: ClassVar[str] = """@inproceedings{zhang2020sgnet,
-  title     = {{SG-Net}: Syntax-Guided Machine Reading Comprehension},
-  author    = {Zhang, Zhuosheng and Wu, Yuwei and Zhou, Junru and Duan, Sufeng and Zhao, Hai and Wang, Rui},
-  booktitle = {Proceedings of the AAAI Conference on Artificial Intelligence},
-  volume    = {34},
-  pages     = {9636--9643},
-  year      = {2020},
-  url       = {https://arxiv.org/abs/1908.05147}
-}"""
     info: ClassVar[MethodInfo] = MethodInfo(
         acts_on=("scores",), tasks="all; encoder-decoder: the encoder's self-attention"
     )

@@ -73,14 +73,6 @@ class SuperT(Method):
     name: ClassVar[str] = "supert"
     summary: ClassVar[str] = "prunes heads and feed-forwards of least importance, and trains the rest from the start"
     paper: ClassVar[str] = "Liang et al. (2021), Super Tickets in Pre-Trained Language Models"
-    bibtex: ClassVar[str] = """@inproceedings{liang2021super,
-  title     = {Super Tickets in Pre-Trained Language Models: From Model Compression to Improving Generalization},
-  author    = {Liang, Chen and Zuo, Simiao and Chen, Minshuo and Jiang, Haoming and Liu, Xiaodong and He, Pengcheng and
-               Zhao, Tuo and Chen, Weizhu},
-  booktitle = {Association for Computational Linguistics},
-  year      = {2021},
-  url       = {https://aclanthology.org/2021.acl-long.510}
-}"""
     info: ClassVar[MethodInfo] = MethodInfo(
         acts_on=("heads", "layers", "gradients"),
         state="the weights of the start",

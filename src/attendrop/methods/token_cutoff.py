@@ -68,13 +68,6 @@ class TokenCutoff(Method):
         "Shen et al. (2020), A Simple but Tough-to-Beat Data Augmentation Approach for Natural Language Understanding "
         "and Generation"
     )
-    bibtex: ClassVar[str] = """@article{shen2020cutoff,
-  title   = {A Simple but Tough-to-Beat Data Augmentation Approach for Natural Language Understanding and Generation},
-  author  = {Shen, Dinghan and Zheng, Mingzhi and Shen, Yelong and Qu, Yanru and Chen, Weizhu},
-  journal = {arXiv preprint arXiv:2009.13818},
-  year    = {2020},
-  url     = {https://arxiv.org/abs/2009.13818}
-}"""
     info: ClassVar[MethodInfo] = MethodInfo(
         acts_on=("embeddings", "scores", "loss"),
         forward="1 + views",

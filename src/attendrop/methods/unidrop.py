@@ -72,16 +72,6 @@ class UniDrop(Method):
     name: ClassVar[str] = "unidrop"
     summary: ClassVar[str] = "drops features in four places, whole blocks, and tokens"
     paper: ClassVar[str] = "Wu et al. (2021), UniDrop: A Simple yet Effective Technique to Improve Transformer"
-    bibtex: ClassVar[str] = """@inproceedings{wu2021unidrop,
-  title     = {{UniDrop}: A Simple yet Effective Technique to Improve Transformer without Extra Cost},
-  author    = {Wu, Zhen and Wu, Lijun and Meng, Qi and Xia, Yingce and Xie, Shufang and Qin, Tao and Dai, Xinyu and
-               Liu, Tie-Yan},
-  booktitle = {Proceedings of the 2021 Conference of the North American Chapter of the Association for Computational
-               Linguistics: Human Language Technologies},
-  pages     = {3865--3878},
-  year      = {2021},
-  url       = {https://arxiv.org/abs/2104.04946}
-}"""
     info: ClassVar[MethodInfo] = MethodInfo(
         acts_on=("weights", "hidden states", "layers", "inputs"),
         forward="1 - structure",

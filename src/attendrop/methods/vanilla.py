@@ -11,7 +11,6 @@ from torch import Tensor
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.plan import Plan
-from attendrop.methods.common.citations import WU_2021
 from attendrop.methods.common.random_mask import RandomMaskPlan
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.compatibility import REPLACES_DROPOUT
@@ -49,7 +48,6 @@ class Vanilla(Method):
     name: ClassVar[str] = "vanilla"
     summary: ClassVar[str] = "drops attention scores, or weights, with one fixed probability"
     paper: ClassVar[str] = "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need, Table 3"
-    bibtex: ClassVar[str] = WU_2021
     info: ClassVar[MethodInfo] = MethodInfo(acts_on=("scores", "weights"))
     traits: ClassVar[Mapping[str, str]] = {REPLACES_DROPOUT: "where=weights"}
 

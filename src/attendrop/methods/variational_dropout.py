@@ -66,14 +66,6 @@ class VariationalDropout(Method):
     paper: ClassVar[str] = (
         "Kingma, Salimans, Welling (2015), Variational Dropout and the Local Reparameterization Trick"
     )
-    bibtex: ClassVar[str] = """@inproceedings{kingma2015variational,
-  title     = {Variational Dropout and the Local Reparameterization Trick},
-  author    = {Kingma, Diederik P. and Salimans, Tim and Welling, Max},
-  booktitle = {Advances in Neural Information Processing Systems},
-  volume    = {28},
-  year      = {2015},
-  url       = {https://arxiv.org/abs/1506.02557}
-}"""
     info: ClassVar[MethodInfo] = MethodInfo(
         acts_on=("weights", "loss"), state="a variance for each layer, and its optimizer"
     )

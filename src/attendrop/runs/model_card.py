@@ -98,7 +98,7 @@ def _data(metrics: dict[str, Any]) -> str:
 
 def _sections(metrics: dict[str, Any], head: Head, parts: Sequence[Method], stock: bool) -> list[str]:
     config, rows = metrics["config"], metrics["data"]["rows"]
-    bibtex = "\n\n".join(dict.fromkeys(part.bibtex for part in parts if part.bibtex))
+    bibtex = "\n\n".join(dict.fromkeys(entry for part in parts if (entry := part.citation())))
     shown = ("epochs", "max_steps", "batch_size", "gradient_accumulation", "learning_rate", "schedule", "warmup")
     others = ("weight_decay", "pooling", "head_start", "max_length", "long_texts", "seed")
     options = {f"`{name}`": value for name, value in flat_options(metrics["options"]).items()}

@@ -300,3 +300,9 @@ def test_a_registered_method_trains() -> None:
 def test_public_names_are_there_and_documented() -> None:
     for name in attendrop.__all__:
         assert (getattr(attendrop, name).__doc__ or "").strip(), name
+
+
+def test_every_published_method_has_a_citation() -> None:
+    assert {name for name in method_names() if not get_method(name).citation()} == {"finetune"}
+    entry = get_method("ad-drop").citation()
+    assert entry.startswith("@inproceedings{yang2022addrop,") and entry.endswith("}\n}") and "keywords" not in entry

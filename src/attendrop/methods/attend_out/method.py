@@ -10,7 +10,6 @@ from attendrop.methods.attend_out import report
 from attendrop.methods.attend_out.generator import Generator
 from attendrop.methods.attend_out.options import AttendOutOptions
 from attendrop.methods.attend_out.periods import AttendOutState
-from attendrop.methods.common.citations import WU_2021
 from attendrop.methods.core.base import MethodState
 from attendrop.methods.core.compatibility import DECIDES_PASSES, EXCHANGES_WEIGHTS, SCORES_ROWS, SECOND_MODEL
 from attendrop.methods.core.context import TrainingContext
@@ -93,7 +92,6 @@ class AttendOut(AttendOutOptions):
     name: ClassVar[str] = "attendout"
     summary: ClassVar[str] = "learns from rewards which layers' attention to drop"
     paper: ClassVar[str] = "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need"
-    bibtex: ClassVar[str] = WU_2021
     evidence: ClassVar[str] = (
         "by its defaults it does not pay on three small tasks, six seeds each: behind plain fine-tuning on STS-B "
         "(-0.034) and Banking77 (-0.031), not shown to be ahead on CoLA, at twice the time (the "

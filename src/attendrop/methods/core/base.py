@@ -22,7 +22,7 @@ from attendrop.methods.core.compatibility import (
     Rule,
 )
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.methods.core.info import LayerRanking, MethodInfo, Preset
+from attendrop.methods.core.info import LayerRanking, MethodInfo, Preset, references
 from attendrop.methods.core.options import check_options
 from attendrop.methods.core.replay import Replay
 
@@ -40,7 +40,7 @@ class Method:
         name: Name on the command line and in checkpoints.
         summary: Description in one line.
         paper: Source, as "Authors (year), title".
-        bibtex: The source as a BibTeX entry, for model cards.
+        bibtex: The source as a BibTeX entry, for model cards; empty: that of its name in ``references.bib``, if any.
         info: The method's row in the table of the documentation.
         uses_attention: Whether it needs a model with supported attention layers; if False, any model works.
         adds_penalty: Whether it, or its state, defines a :meth:`penalty`.
@@ -93,6 +93,11 @@ class Method:
     def source(self) -> str:
         """Name in logs."""
         return self.name.replace("-", "_")
+
+    @classmethod
+    def citation(cls) -> str:
+        """Return the source as a BibTeX entry; empty if there is none."""
+        return cls.bibtex or references().get(cls.name, "")
 
     @property
     def columns(self) -> Mapping[str, str]:

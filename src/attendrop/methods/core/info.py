@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
+
+REFERENCES = Path(__file__).parents[1] / "references.bib"
 
 
 @dataclass(frozen=True)
@@ -56,3 +61,13 @@ class LayerRanking:
     ranked_by: str
     drop_fractions: Mapping[str, float]
     told_from_noise: bool = True
+
+
+@cache
+def references() -> dict[str, str]:
+    """Return the BibTeX entry of each of the library's methods, by the method's name: ``references.bib``."""
+    found: dict[str, str] = {}
+    for entry in re.findall(r"^@.+?^}$", REFERENCES.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL):
+        shown, keywords = re.fullmatch(r"(.+),\n  keywords  = \{(.+)\}\n\}", entry, flags=re.DOTALL).groups()  # type: ignore[union-attr]
+        found |= dict.fromkeys(keywords.split(", "), f"{shown}\n}}")
+    return found
