@@ -74,6 +74,7 @@ def test_the_last_values_of_a_column_are_held_out() -> None:
     assert held["index"][:] == [4, 5] and len(kept) == 8
     assert hold_out_values(rows, "month", months, 0.6)[1]["index"][:] == [4, 5, 6, 7, 8, 9]
     assert hold_out_values(rows, "month", ["b"] * 9 + ["a"], 0.1)[0]["index"][:] == [9]
+    assert hold_out_values(rows, "month", ["9"] * 8 + ["10"] * 2, 0.25)[1]["index"][:] == [8, 9]
     with pytest.raises(AttendropError, match="single value, 'x'"):
         hold_out_values(rows, "month", ["x"] * 10, 0.25)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +64,7 @@ def hold_out_like(rows: Dataset, task: Task, fraction: float, seed: int) -> tupl
 
 
 def hold_out_values(rows: Dataset, column: str, values: Sequence[str], fraction: float) -> tuple[Dataset, Dataset]:
-    """Hold out the rows of whole values: the last values in sorted order, such as the newest of dates.
+    """Hold out the rows of whole values: the last in sorted order, such as the newest of dates; numbers by value.
 
     Args:
         rows: The rows to divide.
@@ -82,7 +82,7 @@ def hold_out_values(rows: Dataset, column: str, values: Sequence[str], fraction:
     if len(counts) < 2:
         raise AttendropError(f"shift-column '{column}' has a single value, {next(iter(counts), '')!r}; name another.")
     held: set[str] = set()
-    for value in sorted(counts, reverse=True)[:-1]:
+    for value in sorted(counts, key=_order(counts), reverse=True)[:-1]:
         taken = sum(counts[each] for each in held)
         # Nearer to the fraction with this value than without it.
         if held and abs(taken + counts[value] - fraction * len(rows)) >= abs(taken - fraction * len(rows)):
@@ -92,6 +92,15 @@ def hold_out_values(rows: Dataset, column: str, values: Sequence[str], fraction:
         take(rows, (row for row, value in enumerate(values) if value not in held)),
         take(rows, (row for row, value in enumerate(values) if value in held)),
     )
+
+
+def _order(values: Iterable[str]) -> Callable[[str], Any]:
+    """Return the key by which values are sorted: numbers if all are."""
+    try:
+        numbers = {value: float(value) for value in values}
+    except ValueError:
+        return str
+    return numbers.__getitem__
 
 
 @dataclass(frozen=True)
