@@ -40,7 +40,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _data(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTENDROP_DATA", str(folder))
-    monkeypatch.setenv("ATTENDROP_DRAWS", str(folder))
+    for name in ("ATTENDROP_DRAWS", "ATTENDROP_ALIKE"):
+        monkeypatch.setenv(name, str(folder))
 
 
 def test_every_item_of_the_papers_has_a_recipe_and_a_twin() -> None:
