@@ -23,6 +23,7 @@ from attendrop.attention.isolation import evaluating, forked_rng, in_full_precis
 from attendrop.attention.layers import AttentionLayer, checked_layers, select_layers, select_self_attention
 from attendrop.attention.plan import CombinedPlan, ConstantAttention, Plan
 from attendrop.attention.projections import ValueProjection, factors, find_value_projection
+from attendrop.attention.valid_keys import any_last
 from attendrop.attribution.attention_weights import attention_attribution
 from attendrop.attribution.finite_gradients import all_finite, finite_gradients, gradients_of, wide
 from attendrop.attribution.gradient import gradient_attribution
@@ -146,6 +147,7 @@ __all__ = [
     "WordPlan",
     "aligned_labels",
     "all_finite",
+    "any_last",
     "attention_attribution",
     "begin_chances",
     "block_of",
