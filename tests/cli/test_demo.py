@@ -77,7 +77,7 @@ def test_the_demonstration_answers_and_is_not_run_again(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny.save_tiny_bert(tmp_path / "model")
-    monkeypatch.setattr(demo, "SETTINGS", (*demo.SETTINGS, "--max-steps", "2", "--max-length", "24"))
+    monkeypatch.setattr(demo, "SETTINGS", [*demo.SETTINGS, "--max-steps", "2", "--max-length", "24"])
     asked = ["demo", "--model", str(model), "--seeds", "1", "--workers", "0", "--output-dir", str(tmp_path / "demo")]
     assert cli.main(asked) == 0
     out, err = capsys.readouterr()

@@ -302,17 +302,17 @@ def test_what_cannot_be_known_is_refused(tmp_path: Path) -> None:
 
 def test_beyond_the_limit_the_oldest_rows_are_forgotten(caplog: pytest.LogCaptureFixture) -> None:
     mask = RowMask.of(np.ones((4, 8, 8), dtype=np.bool_))
-    assert len(mask.bits) == 32 < mask.bytes
-    limit = 3 * mask.bytes + 1
+    assert len(mask.bits) == 32 < mask.size
+    limit = 3 * mask.size + 1
     records = RowRecords(limit)
     with caplog.at_level(logging.WARNING):
         for row in (1, 2, 3, 1, 4):
             records.put(row, {"self.0": mask})
     assert [row in records for row in (1, 2, 3, 4)] == [True, False, True, True]
-    assert (records.bytes, records.forgotten, len(caplog.records)) == (3 * mask.bytes, 1, 1)
+    assert (records.bytes, records.forgotten, len(caplog.records)) == (3 * mask.size, 1, 1)
     restored = RowRecords(limit)
     restored.load_state_dict(records.state_dict())
-    assert (restored.bytes, list(restored._rows)) == (3 * mask.bytes, [3, 1, 4])
+    assert (restored.bytes, list(restored._rows)) == (3 * mask.size, [3, 1, 4])
 
 
 def test_a_record_takes_the_memory_that_is_counted() -> None:

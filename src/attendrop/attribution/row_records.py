@@ -39,7 +39,7 @@ class RowMask:
         return cls(np.packbits(mask).tobytes(), (heads, queries, keys))
 
     @property
-    def bytes(self) -> int:
+    def size(self) -> int:
         """Bytes of memory that it takes, with the objects that hold it."""
         return len(self.bits) + _OF_OBJECTS
 
@@ -84,14 +84,14 @@ class RowRecords:
     def put(self, row: int, masks: Mapping[str, RowMask]) -> None:
         """Replace what is recorded of a row in some layers; it is the newest row then."""
         kept = self._rows.setdefault(row, {})
-        self.bytes += sum(mask.bytes for mask in masks.values())
-        self.bytes -= sum(kept[layer].bytes for layer in masks if layer in kept)
+        self.bytes += sum(mask.size for mask in masks.values())
+        self.bytes -= sum(kept[layer].size for layer in masks if layer in kept)
         kept.update(masks)
         self._rows.move_to_end(row)
         self._since_exchange[row] = None
         while self.bytes > self.limit and self._rows:
             oldest, masks = self._rows.popitem(last=False)
-            self.bytes -= sum(mask.bytes for mask in masks.values())
+            self.bytes -= sum(mask.size for mask in masks.values())
             self._since_exchange.pop(oldest, None)
             if not self.forgotten:
                 logger.warning(
@@ -132,7 +132,7 @@ class RowRecords:
             self._rows.setdefault(row, {})[state["layers"][layer]] = mask
             if new:
                 self._since_exchange[row] = None
-            place, self.bytes = place + size, self.bytes + mask.bytes
+            place, self.bytes = place + size, self.bytes + mask.size
         self.forgotten, self.limit = state["forgotten"], state["limit"]
 
 

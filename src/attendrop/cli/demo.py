@@ -13,15 +13,10 @@ from attendrop.cli.app import Json, Quiet, app
 from attendrop.errors import AttendropError
 
 # Chosen on other draws of the messages: docs/does-it-help.md.
-SETTINGS: tuple[str, ...] = (
-    "--methods",
-    "finetune,ad-drop",
-    "--set",
-    "ad-drop.attribution=recorded",
-    "--set",
-    "ad-drop.layers=all",
+SETTINGS = shlex.split(
+    "--methods finetune,ad-drop --set ad-drop.attribution=recorded --set ad-drop.layers=all --set ad-drop.p=0.3 "
+    "--epochs 10"
 )
-SETTINGS += ("--set", "ad-drop.p=0.3", "--epochs", "10")
 logger = logging.getLogger(__name__)
 
 

@@ -13,11 +13,12 @@ from datasets import Dataset
 from sklearn.cluster import KMeans
 from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import normalize
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task
-from attendrop.tasks.splits import take
+from attendrop.tasks.splits import subset, take
 
 Vectors = np.ndarray[Any, np.dtype[np.float64]]
 # Directions of the texts' TF-IDF vectors that are kept (latent semantic analysis).
@@ -122,7 +123,7 @@ def class_likeness(rows: Dataset, task: Task) -> Likeness | None:
     """Measure how alike the rows of a class are; None where there are no words or no classes of several rows."""
     if len(task.head.strata) < 2:
         return None
-    rows = rows.select(range(min(len(rows), _SAMPLE)))
+    rows = subset(rows, _SAMPLE, seed=0)
     try:
         vectors = _tfidf(_joined(rows, task))
     except AttendropError:
@@ -168,7 +169,6 @@ def _joined(rows: Dataset, task: Task) -> list[str]:
 def _farthest_group(vectors: Vectors, rows: Sequence[int], fraction: float, groups: int, seed: int) -> list[int]:
     own = vectors[list(rows)]
     labels = KMeans(groups, n_init=10, random_state=seed).fit_predict(own)
-    cosines = own @ own.T
     found: list[tuple[bool, float, list[int]]] = []
     for group in range(groups):
         inside = labels == group
@@ -176,6 +176,7 @@ def _farthest_group(vectors: Vectors, rows: Sequence[int], fraction: float, grou
         if not 0 < size <= len(rows) / 2:
             continue
         fits = size >= math.ceil(fraction * len(rows) / 2)
-        apart = -float(cosines[np.ix_(inside, ~inside)].max(1).mean())
+        distances, _ = NearestNeighbors(n_neighbors=1).fit(own[~inside]).kneighbors(own[inside])
+        apart = float(distances.mean())
         found.append((fits, apart if fits else size, [row for row, own in zip(rows, inside, strict=True) if own]))
     return max(found)[2] if found else []

@@ -66,8 +66,7 @@ class LayerRanking:
 @cache
 def references() -> dict[str, str]:
     """Return the BibTeX entry of each of the library's methods, by the method's name: ``references.bib``."""
-    found: dict[str, str] = {}
-    for entry in re.findall(r"^@.+?^}$", REFERENCES.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL):
-        shown, keywords = re.fullmatch(r"(.+),\n  keywords  = \{(.+)\}\n\}", entry, flags=re.DOTALL).groups()  # type: ignore[union-attr]
-        found |= dict.fromkeys(keywords.split(", "), f"{shown}\n}}")
-    return found
+    entries = re.findall(
+        r"^(@.+?),\n  keywords  = \{(.+?)\}\n\}$", REFERENCES.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    return {name: f"{entry}\n}}" for entry, names in entries for name in names.split(", ")}
