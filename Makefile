@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 STAMP_SLOW := $(VENV)/.installed-for-slow-tests
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow test-all test-lowest gpu coverage lint format typecheck bench bench-study docs families study study-attendout trajectories clean
+.PHONY: demo test test-slow test-all test-lowest gpu coverage lint format typecheck bench bench-study docs families frozen study study-attendout trajectories clean
 
 demo: $(STAMP)
 	$(BIN)/attendrop demo
@@ -93,6 +93,10 @@ study: $(STAMP)
 # Updates the pinned losses of ten steps of every method, after an intended change of behaviour.
 trajectories: $(STAMP)
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python tests/helpers/trajectories.py
+
+# Updates tests/frozen, what the commands print and write, after an intended change.
+frozen: $(STAMP)
+	PYTHONPATH=tests HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error OMP_NUM_THREADS=1 $(BIN)/python tests/helpers/frozen_outputs.py
 
 # A study of 24 small runs, beside the same runs as commands, on a quiet machine; minutes.
 bench-study: $(STAMP)
