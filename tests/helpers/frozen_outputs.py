@@ -1,4 +1,4 @@
-"""What the commands print and write on fixed inputs, for `tests/test_frozen_outputs.py`; `make frozen` updates the files.
+"""What the commands print and write on fixed inputs; `make frozen` updates `tests/frozen`.
 
 Times, sizes, versions, folders and what depends on the machine are replaced by placeholders, numbers are rounded.
 """
@@ -18,13 +18,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from helpers import tiny
-
 from attendrop import cli
+from helpers import tiny
 
 FROZEN = Path(__file__).parents[1] / "frozen"
 
-DATA = "--train-file train.csv --eval-file dev.csv --text-columns sentence1,sentence2 --label-column label"
+FILES = "--train-file train.csv --text-columns sentence1,sentence2 --label-column label"
+DATA = f"{FILES} --eval-file dev.csv"
 RECIPE = "--model model --device cpu --epochs 3 --batch-size 8 --learning-rate 1e-2 --max-length 24"
 TRAIN = f"train {DATA} {RECIPE}"
 COMPARE = f"compare {DATA} {RECIPE} --workers 0"
@@ -45,7 +45,7 @@ COMMANDS = {
     "train-ad-drop": f"{TRAIN} --method ad-drop --set p=0.3 --seed 1,2 --output-dir runs/dropped",
     "train-again": f"{TRAIN} --method finetune --seed 1 --output-dir runs/plain --resume",
     "train-error": f"{TRAIN} --method ad-drop --set r=0.3",
-    "train-test-fraction": TRAIN.replace("--eval-file dev.csv", "--test-fraction 0.25") + " --method r-drop --output-dir runs/parted",
+    "train-test-fraction": f"train {FILES} --test-fraction 0.25 {RECIPE} --method r-drop --output-dir runs/parted",
     "evaluate": "evaluate runs/plain --eval-file dev.csv",
     "predict": "predict runs/plain --predict-file dev.csv --output predictions.csv --probabilities",
     "runs": "runs runs",
