@@ -16,8 +16,8 @@ from attendrop.runs.listing import list_runs
 from attendrop.runs.train import train
 from attendrop.studies import baselines
 from attendrop.studies.answer import answer
-from attendrop.studies.baseline_names import BASELINES, CHEAP
 from attendrop.studies.baselines import run_baseline
+from attendrop.studies.units import BASELINES, CHEAP
 from attendrop.tasks.heads.classification import Classification
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*did not converge")

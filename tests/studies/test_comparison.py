@@ -13,8 +13,7 @@ from helpers import tiny
 
 import attendrop
 from attendrop import ADDrop, AttendropError
-from attendrop.runs.owned_files import foreign
-from attendrop.runs.run_folder import read_run
+from attendrop.runs.run_folder import foreign, read_run
 from attendrop.studies import compare as compare_module
 from attendrop.studies import comparison_steps
 from attendrop.studies.compare import run_comparison

@@ -141,7 +141,7 @@ def compare(
     from attendrop.cli.study_progress import StudyProgress
     from attendrop.studies.compare import run_comparison
     from attendrop.studies.comparison import Comparison
-    from attendrop.studies.workers import LOCAL
+    from attendrop.studies.executor import LOCAL
 
     comparison = Comparison(**_comparison(given))
     with messages(quiet=quiet) as console:

@@ -40,8 +40,8 @@ def study(
         return
 
     from attendrop.cli.study_progress import StudyProgress
+    from attendrop.studies.executor import LOCAL
     from attendrop.studies.study import REPORTS, run_study
-    from attendrop.studies.workers import LOCAL
 
     with messages(quiet=quiet) as console:
         progress = StudyProgress(console, len(found.units), quiet=quiet)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import logging
 import statistics
@@ -21,10 +20,9 @@ from attendrop.errors import AttendropError
 from attendrop.output_files import write_json, write_text
 from attendrop.runs.callbacks import AfterFirstStep
 from attendrop.runs.config import RunConfig
-from attendrop.runs.folder_lock import locked, refuse_if_locked
-from attendrop.runs.owned_files import refuse_foreign
+from attendrop.runs.folder_lock import locked
 from attendrop.runs.run_file import RUN_FILE, run_file
-from attendrop.runs.run_folder import check_folder, is_main_process, read_json
+from attendrop.runs.run_folder import check_folder, digest, is_main_process, read_json, refuse_foreign
 from attendrop.runs.train import train
 
 SEEDS = "seeds.json"
@@ -61,7 +59,6 @@ def train_seeds(
     if len(set(seeds)) < len(seeds):
         raise AttendropError(f"seed {next(s for s in seeds if seeds.count(s) > 1)} is given twice.")
     folder = Path(config.output_dir)
-    refuse_if_locked(folder)
     with locked(folder) if is_main_process() else nullcontext():
         return _train_each(config, seeds, folder, resume=resume, overwrite=overwrite, callbacks=callbacks)
 
@@ -126,7 +123,7 @@ def _write(folder: Path, name: str, content: str) -> None:
     files = _files(folder)
     refuse_foreign(folder, {"files": files}, [name])
     (folder / name).unlink(missing_ok=True)  # if interrupted, the file is either as recorded or missing
-    write_json(folder / SEEDS, {"files": files | {name: hashlib.sha256(content.encode()).hexdigest()}})
+    write_json(folder / SEEDS, {"files": files | {name: digest(content)}})
     write_text(folder / name, content)
 
 

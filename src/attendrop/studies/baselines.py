@@ -23,10 +23,10 @@ from attendrop.runs.data import fingerprint
 from attendrop.runs.frozen_features import frozen_features
 from attendrop.runs.model_loading import load_model_and_tokenizer, load_preprocessor
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
-from attendrop.runs.run_folder import METRICS, begin_baseline, check_data, read_metrics, results, run_folder
+from attendrop.runs.run_folder import METRICS, begin_run, check_data, read_metrics, results, run_folder
 from attendrop.runs.run_metrics import ROWS_KEPT, shifted_scores, versions
 from attendrop.runs.shared_results import digest_of_model, shared
-from attendrop.studies.baseline_names import BASELINES, FROZEN, MAJORITY, SETFIT, TFIDF
+from attendrop.studies.units import BASELINES, FROZEN, MAJORITY, SETFIT, TFIDF
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.output_scorer import Array
 from attendrop.tasks.long_texts import document_means, of_documents
@@ -78,7 +78,7 @@ def run_baseline(config: RunConfig, name: str) -> dict[str, Any]:
         _check_defined(name, run.task)
         rows = fingerprint(run.parts)
         check_data(place, rows)
-        begin_baseline(place, config, rows, name)
+        begin_run(place, config, rows, baseline=name)
         metrics, predictions = _metrics(run, name)
         metrics["total_seconds"] = round(time.monotonic() - start, 3)
         with results(place) as files:

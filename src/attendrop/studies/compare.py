@@ -15,17 +15,16 @@ from attendrop.runs.config import RunConfig
 from attendrop.runs.model_loading import load_preprocessor
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
 from attendrop.studies.answer import Answer, answer
-from attendrop.studies.baseline_names import CHEAP
 from attendrop.studies.baselines import defined_for
 from attendrop.studies.comparison import REFERENCE, Comparison, default_methods
 from attendrop.studies.comparison_outcome import Outcome
 from attendrop.studies.comparison_record import check_record, write_record
 from attendrop.studies.comparison_steps import Steps
+from attendrop.studies.executor import LOCAL, OnEvent, open_runner
 from attendrop.studies.method_setting import MethodSetting
 from attendrop.studies.setting_search import choose
 from attendrop.studies.study import check_study_folder
-from attendrop.studies.units import Result
-from attendrop.studies.workers import LOCAL, OnEvent, open_runner
+from attendrop.studies.units import CHEAP, Result
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ def compare(
         baselines: Names of baselines: those above, or ``setfit``, too, which takes as long as a fine-tuning.
         keep_best: Whether to train the recommended model on all rows, and keep it.
         workers: Number of processes; None: one for each GPU or core.
-        backend: See :func:`attendrop.studies.workers.run_units`.
+        backend: See :func:`attendrop.studies.executor.run_units`.
         **options: Options of :class:`attendrop.runs.config.RunConfig`; ``model`` is ``"minilm"`` by default.
 
     Raises:
@@ -103,7 +102,7 @@ def run_comparison(
     Args:
         comparison: What to compare.
         workers: Number of processes.
-        backend: See :func:`attendrop.studies.workers.run_units`.
+        backend: See :func:`attendrop.studies.executor.run_units`.
         on_event: Called with what happens to runs.
         on_plan: Called with the number of runs, as far as it is known.
 

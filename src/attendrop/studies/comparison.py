@@ -10,8 +10,8 @@ from attendrop.argument_checks import check_count
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import build_method, get_method, method_names
 from attendrop.runs.config import RunConfig
-from attendrop.studies.baseline_names import BASELINES, CHEAP
 from attendrop.studies.method_setting import MethodSetting
+from attendrop.studies.units import BASELINES, CHEAP
 
 logger = logging.getLogger(__name__)
 REFERENCE = "finetune"

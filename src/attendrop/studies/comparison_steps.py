@@ -15,7 +15,7 @@ from attendrop.runs.train import train
 from attendrop.studies.answer import Answer
 from attendrop.studies.best_model import add_scores, best_model
 from attendrop.studies.comparison import REFERENCE, Comparison
-from attendrop.studies.durations import duration
+from attendrop.studies.executor import OnEvent, Runner
 from attendrop.studies.method_setting import MethodSetting
 from attendrop.studies.setting_search import (
     Trial,
@@ -23,8 +23,7 @@ from attendrop.studies.setting_search import (
     search_settings,
     selection_unit,
 )
-from attendrop.studies.units import Result, Unit
-from attendrop.studies.workers import OnEvent, Runner
+from attendrop.studies.units import Result, Unit, duration
 
 # Of the time that is left after all final runs, the search gets at most so much.
 _SEARCH_FRACTION = 0.8

@@ -14,8 +14,8 @@ import numpy as np
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import labelled_method
-from attendrop.studies.baseline_names import BASELINES
 from attendrop.studies.statistics import Array, PairedDifference, holm, paired_difference
+from attendrop.studies.units import BASELINES
 from attendrop.tasks.row_scores import RowScores
 
 Metrics = Mapping[str, Any]

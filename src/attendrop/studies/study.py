@@ -8,10 +8,10 @@ from attendrop.errors import AttendropError
 from attendrop.output_files import write_text
 from attendrop.runs.folder_lock import LOCK
 from attendrop.runs.run_folder import read_json
+from attendrop.studies.executor import LOCAL, OnEvent, run_units
 from attendrop.studies.study_file import Study
 from attendrop.studies.study_report import StudyReport, make_report
 from attendrop.studies.units import RUNS
-from attendrop.studies.workers import LOCAL, OnEvent, run_units
 
 ANSWER = "answer.json"
 REPORTS = ("answer.md", ANSWER, "answer.csv")
@@ -31,7 +31,7 @@ def run_study(
         study: The study.
         folder: Its folder; runs that are finished there are not run again.
         workers: Number of worker processes.
-        backend: Where the runs take place, see :func:`attendrop.studies.workers.run_units`.
+        backend: Where the runs take place, see :func:`attendrop.studies.executor.run_units`.
         on_event: Called with what happens to the runs.
 
     Raises:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from attendrop.studies.baseline_names import DESCRIPTIONS
 from attendrop.studies.method_rows import MethodRow, p_value
 from attendrop.studies.statistics import ALPHA, MANY_SEEDS, POWER, CrossedMean, Estimate, PairedDifference, holm
 
@@ -15,6 +14,12 @@ from attendrop.studies.statistics import ALPHA, MANY_SEEDS, POWER, CrossedMean, 
 MIN_SEEDS = 4
 # On fewer rows, nothing is said to be practically nothing: 3 / 600 = 0.005.
 _ROWS_FOR_NOTHING = 600
+_BASELINES = {
+    "majority": "the same answer always",
+    "tfidf": "a linear model on TF-IDF",
+    "frozen": "a linear model on the frozen encoder",
+    "setfit": "a linear model on an encoder that was trained on pairs",
+}
 
 Kind = Literal["baseline", "method", "reference", "tie", "too few seeds", "no reference"]
 
@@ -305,7 +310,7 @@ def _among(verdict: Verdict) -> tuple[str, ...]:
 def title(row: MethodRow) -> str:
     """Name a method, or a baseline with what it is."""
     if row.is_baseline:
-        return f"{row.label} ({DESCRIPTIONS[row.method]})"
+        return f"{row.label} ({_BASELINES[row.method]})"
     return "plain fine-tuning" if row.label == "finetune" else row.label
 
 

@@ -1,7 +1,8 @@
-"""Units on real Ray clusters, all of them on this machine; `make test-all` installs Ray."""
+"""Units on Ray: what needs no Ray, and real clusters, all of them on this machine; `make test-all` installs Ray."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -24,11 +25,9 @@ from helpers.command_line import Captured
 
 from attendrop import AttendropError, cli
 from attendrop.runs.train import train
-from attendrop.studies.ray_backend import RayCluster
-from attendrop.studies.units import Event, Unit
-from attendrop.studies.workers import run_units
-
-pytestmark = pytest.mark.slow
+from attendrop.studies.executor import run_units
+from attendrop.studies.ray_workers import RayWorkers, run_on_machine, share_of_job, write_missing
+from attendrop.studies.units import Event, Job, Unit
 
 SHORT: dict[str, Any] = {"method": "finetune", "seed": 9, "epochs": 1}
 LONG: list[dict[str, Any]] = [{"method": "ad-drop", "seed": seed, "epochs": 40} for seed in range(2)]
@@ -44,8 +43,76 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _files_of_ray() -> Iterator[None]:
+# Without Ray ---------------------------------------------------------------------------------------------------------
+
+SHARES = [
+    # machines, number asked for: number of units, cores and GPUs of each
+    ([{"CPU": 4}], None, 4, 1, 0),
+    ([{"CPU": 8}, {"CPU": 8}], 4, 4, 4, 0),
+    ([{"CPU": 2}, {"CPU": 16}], 3, 3, 2, 0),  # no more than the smallest machine has
+    ([{"CPU": 2}], 4, 4, 0.5, 0),
+    ([{"CPU": 16, "GPU": 2}, {"CPU": 8, "GPU": 1}], None, 3, 8, 1),
+    ([{"CPU": 64}, {"CPU": 8, "GPU": 1}], None, 1, 8, 1),  # the machine without a GPU runs nothing
+    ([{"CPU": 16, "GPU": 2}], 5, 5, 3, 0.33),
+    ([{}], None, 1, 1, 0),  # no machine yet
+]
+
+
+@pytest.mark.parametrize(("machines", "asked", "count", "cores", "gpus"), SHARES)
+def test_units_share_the_cores_and_gpus_of_a_cluster(
+    machines: list[dict[str, float]], asked: int | None, count: int, cores: float, gpus: float
+) -> None:
+    assert share_of_job(machines, asked) == (count, {"num_cpus": cores, "num_gpus": gpus})
+
+
+def test_ray_that_is_not_installed_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(AttendropError, match=r"pip install 'attendrop\[ray\]'"):
+        RayWorkers("local")
+
+
+@pytest.mark.parametrize("keep_model", [False, True])
+def test_a_run_on_a_machine_with_another_disk_is_sent_and_removed_there(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep_model: bool
+) -> None:
+    there, here = tmp_path / "there", tmp_path / "here" / "runs" / "run"
+    there.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(there))
+    unit = Unit(tiny.config(folder, method="finetune", epochs=1), keep_model=keep_model)
+    message = run_on_machine(Job(unit, here).request(60), str(tmp_path))
+    assert message["kind"] == "finished"
+    assert not here.exists()
+    assert list(there.iterdir()) == []
+    write_missing(here, message["files"])
+    assert tiny.read_metrics(here)["steps"] == 5
+    assert {"metrics.json", "run.json", "run.yaml"} <= {path.name for path in here.iterdir()}
+    assert (here / "model.safetensors").exists() == keep_model
+
+
+def test_a_run_on_the_disk_of_the_study_stays_as_it_is(folder: Path, tmp_path: Path) -> None:
+    unit = Unit(tiny.config(folder, method="finetune", epochs=1))
+    run = tmp_path / "runs" / "run"
+    run.parent.mkdir()
+    message = run_on_machine(Job(unit, run).request(60), str(tmp_path))
+    assert message["kind"] == "finished"
+    changed = (run / "metrics.json").stat().st_mtime_ns
+    write_missing(run, message["files"])
+    assert (run / "metrics.json").stat().st_mtime_ns == changed
+
+
+def test_a_run_that_fails_is_a_message_with_its_error(folder: Path, tmp_path: Path) -> None:
+    unit = Unit(tiny.config(folder, method="finetune", learning_rate=1e25))
+    message = run_on_machine(Job(unit, tmp_path / "run").request(60), "no such folder")
+    assert message["kind"] == "failed"
+    assert "Training diverged" in message["text"]
+    assert message["files"] == {}
+
+
+# On clusters ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def files_of_ray() -> Iterator[None]:
     """A folder for what Ray writes; its sockets need a short path."""
     pytest.importorskip("ray", reason="ray is not installed; pip install 'attendrop[ray]'")
     place = tempfile.mkdtemp(prefix="ray")
@@ -58,7 +125,7 @@ def _files_of_ray() -> Iterator[None]:
 
 
 @pytest.fixture
-def cluster() -> Iterator[Any]:
+def cluster(files_of_ray: None) -> Iterator[Any]:
     """Two machines with one core each."""
     from ray.cluster_utils import Cluster
 
@@ -95,6 +162,7 @@ def wait_until(condition: Callable[[], Any], done: threading.Event) -> Any:
     return found
 
 
+@pytest.mark.slow
 def test_a_machine_that_is_killed_costs_its_runs_only(folder: Path, tmp_path: Path, cluster: Any) -> None:
     """One of two machines is killed while it trains. All runs end, with the scores of runs on this machine."""
     study = tmp_path / "study"
@@ -132,7 +200,7 @@ def test_a_machine_that_is_killed_costs_its_runs_only(folder: Path, tmp_path: Pa
         killer.join()
     (lost,) = [event for event in events if event.kind == "lost"]
     assert [lost.job.folder] == killed
-    assert lost.text.startswith(f"The run was lost on the machine '{socket.gethostname()}'")
+    assert lost.text.startswith("The run was lost (")
     started = Counter(event.job.folder for event in events if event.kind == "started")
     assert started == {result.folder: 2 if result.folder in killed else 1 for result in results}
     assert finished_before
@@ -147,7 +215,7 @@ import sys
 from helpers import tiny
 from pathlib import Path
 from attendrop.studies.units import Unit
-from attendrop.studies.workers import run_units
+from attendrop.studies.executor import run_units
 
 folder, study, address = sys.argv[1:]
 units = [Unit(tiny.config(Path(folder), method="finetune", seed=seed, epochs=100_000)) for seed in range(2)]
@@ -155,6 +223,7 @@ run_units(units, study, backend=f"ray:{address}")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_runs_end_with_the_process_that_started_them(folder: Path, tmp_path: Path, cluster: Any, number: int) -> None:
     """Interrupted or killed, it leaves no process on the cluster."""
@@ -180,7 +249,10 @@ def test_runs_end_with_the_process_that_started_them(folder: Path, tmp_path: Pat
         assert process.returncode == -number, said
 
 
-def test_a_study_on_this_machine_with_a_run_that_fails(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+@pytest.mark.slow
+def test_a_study_on_this_machine_with_a_run_that_fails(
+    folder: Path, tmp_path: Path, capsys: Captured, files_of_ray: None
+) -> None:
     """`--ray local`: one command starts the cluster, runs the study and leaves no process behind."""
     content = {
         "data": {
@@ -210,6 +282,7 @@ def test_a_study_on_this_machine_with_a_run_that_fails(folder: Path, tmp_path: P
     assert len(list(study.glob("runs/*/metrics.json"))) == 3
 
 
+@pytest.mark.slow
 def test_a_machine_that_cannot_run_attendrop_is_one_sentence(folder: Path, tmp_path: Path, cluster: Any) -> None:
     broken = tmp_path / "broken" / "attendrop"
     broken.mkdir(parents=True)
@@ -222,11 +295,12 @@ def test_a_machine_that_cannot_run_attendrop_is_one_sentence(folder: Path, tmp_p
         run_units(units, tmp_path / "study", backend=f"ray:{cluster.address}")
 
 
-def test_an_address_without_a_cluster_is_one_sentence() -> None:
+@pytest.mark.slow
+def test_an_address_without_a_cluster_is_one_sentence(files_of_ray: None) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
-        with pytest.raises(AttendropError, match=f"There is no Ray cluster at '{address}' "), RayCluster(address):
+        with pytest.raises(AttendropError, match=f"There is no Ray cluster at '{address}' "), RayWorkers(address):
             pass
-    with pytest.raises(AttendropError, match="There is no Ray cluster at 'nowhere' "), RayCluster("nowhere"):
+    with pytest.raises(AttendropError, match="There is no Ray cluster at 'nowhere' "), RayWorkers("nowhere"):
         pass
