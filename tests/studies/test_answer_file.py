@@ -12,7 +12,7 @@ import pytest
 from attendrop.errors import AttendropError
 from attendrop.output_files import write_json
 from attendrop.studies.answer import Answer, answer
-from attendrop.studies.answer_file import read_answers
+from attendrop.studies.study import read_answers
 
 PLAIN, OTHER = (0.5, 0.6, 0.55, 0.52), (0.56, 0.63, 0.6, 0.55)
 
@@ -52,14 +52,3 @@ def test_a_file_of_another_program_is_refused_and_none_is_no_error(tmp_path: Pat
         write_json(tmp_path / "answer.json", content)
         with pytest.raises(AttendropError, match="not written by attendrop"):
             read_answers(tmp_path / "answer.json")
-
-
-def test_an_older_file_speaks_of_its_rows_only(tmp_path: Path) -> None:
-    content = answer(runs("finetune", PLAIN) + runs("r-drop", OTHER)).as_dict()
-    for record in content["methods"]:
-        del record["components"], record["these_rows_low"], record["these_rows_high"]
-    write_json(tmp_path / "answer.json", {name: value for name, value in content.items() if name != "holds_for"})
-    (found,) = (read_answers(tmp_path / "answer.json") or {}).values()
-    difference = found.rows[1].difference
-    assert difference is not None and difference.p_value is None and found.rows[1].p_holm is None
-    assert difference.known.low > 0 and difference.mean.low < -1

@@ -18,8 +18,8 @@ from attendrop import cli
 from attendrop.cli.study_progress import StudyProgress
 from attendrop.errors import AttendropError
 from attendrop.studies.executor import InProcess
+from attendrop.studies.study import make_report, overall_rows
 from attendrop.studies.study_file import Setting, Study, read_study
-from attendrop.studies.study_report import make_report, overall_rows
 from attendrop.studies.units import Event, Job, Result, Unit, data_sha256, duration
 
 

@@ -45,7 +45,7 @@ from attendrop.cli.run_options import (
 from attendrop.errors import AttendropError
 
 if TYPE_CHECKING:
-    from attendrop.studies.method_setting import MethodSetting
+    from attendrop.studies.setting_search import MethodSetting
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 # Options that are not of each run.
@@ -186,7 +186,7 @@ def _comparison(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _settings(names: tuple[str, ...], given: list[str]) -> list[MethodSetting]:
     """Make the settings of methods; an option with several values makes a setting of each."""
-    from attendrop.studies.method_setting import MethodSetting
+    from attendrop.studies.setting_search import MethodSetting
 
     values: dict[str, dict[str, list[str]]] = {name: {} for name in names}
     for each in given:

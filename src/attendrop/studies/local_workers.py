@@ -170,7 +170,7 @@ def _silence_libraries() -> None:
     """Let stderr hold errors only, and tqdm have no lock between processes, which is left over from a killed one."""
     import datasets
     import transformers
-    from tqdm import tqdm
+    from tqdm import tqdm  # type: ignore[import-untyped]
 
     tqdm.set_lock(threading.RLock())
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from transformers import TrainerCallback
 
 RUNS = "runs"
+# Files of the answer of a study or a comparison.
+ANSWER = "answer.json"
+REPORTS = ("answer.md", ANSWER, "answer.csv")
+# The method that others are compared with by default.
+REFERENCE = "finetune"
 # Names of the baselines, see :mod:`attendrop.studies.baselines`, from the cheapest on.
 MAJORITY, TFIDF, FROZEN, SETFIT = BASELINES = ("majority", "tfidf", "frozen", "setfit")
 # Those that cost little beside a fine-tuning.
@@ -72,6 +77,10 @@ class Unit:
         readable = f"{data}-{self.method}-seed{self.config.seed}"
         return f"{re.sub(r'[^A-Za-z0-9+._-]', '_', readable)}-{key[:8]}"
 
+    def described(self) -> dict[str, Any]:
+        """Return what tells the unit from others in a comparison, by the names of ``metrics.json``."""
+        return {"method": self.method, "options": self.options, "seed": self.config.seed}
+
     def as_dict(self) -> dict[str, Any]:
         """Return the unit as JSON values, without a folder."""
         config = self.config.as_dict()
@@ -122,6 +131,10 @@ class Result:
     folder: Path
     metrics: dict[str, Any] | None
     error: str | None = None
+
+    def failure(self) -> dict[str, Any]:
+        """Describe a run without metrics, as JSON values."""
+        return self.unit.described() | {"error": self.error}
 
 
 def data_sha256(config: RunConfig) -> str:
