@@ -48,11 +48,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 SHARES = [
     # machines, number asked for: number of units, cores and GPUs of each
     ([{"CPU": 4}], None, 4, 1, 0),
-    ([{"CPU": 8}, {"CPU": 8}], 4, 4, 4, 0),
     ([{"CPU": 2}, {"CPU": 16}], 3, 3, 2, 0),  # no more than the smallest machine has
     ([{"CPU": 2}], 4, 4, 0.5, 0),
-    ([{"CPU": 16, "GPU": 2}, {"CPU": 8, "GPU": 1}], None, 3, 8, 1),
-    ([{"CPU": 64}, {"CPU": 8, "GPU": 1}], None, 1, 8, 1),  # the machine without a GPU runs nothing
+    ([{"CPU": 64}, {"CPU": 16, "GPU": 2}, {"CPU": 8, "GPU": 1}], None, 3, 8, 1),  # all on machines with GPUs
     ([{"CPU": 16, "GPU": 2}], 5, 5, 3, 0.33),
     ([{}], None, 1, 1, 0),  # no machine yet
 ]

@@ -58,34 +58,22 @@ def train_seeds(
     """
     if len(set(seeds)) < len(seeds):
         raise AttendropError(f"seed {next(s for s in seeds if seeds.count(s) > 1)} is given twice.")
-    folder = Path(config.output_dir)
-    with locked(folder) if is_main_process() else nullcontext():
-        return _train_each(config, seeds, folder, resume=resume, overwrite=overwrite, callbacks=callbacks)
-
-
-def _train_each(
-    config: RunConfig,
-    seeds: Sequence[int],
-    folder: Path,
-    *,
-    resume: bool,
-    overwrite: bool,
-    callbacks: Sequence[TrainerCallback],
-) -> dict[str, Any]:
+    folder, writes = Path(config.output_dir), is_main_process()
     configs = [dataclasses.replace(config, seed=seed, output_dir=str(folder / f"seed{seed}")) for seed in seeds]
-    if is_main_process():
-        _check_summary(folder, replaces=resume or overwrite)
-        for each in configs:
-            exists = Path(each.output_dir).exists()
-            check_folder(Path(each.output_dir), each, resume=resume and exists, overwrite=overwrite and exists)
-    found = []
-    begin = [AfterFirstStep(lambda: _write(folder, RUN_FILE, run_file(config, seeds)))] if is_main_process() else []
-    for number, each in enumerate(configs, start=1):
-        logger.info("Run %d of %d: seed %d.", number, len(configs), each.seed)
-        found.append(train(each, resume=resume, overwrite=overwrite, callbacks=[*begin, *callbacks]))
-    summary = summarise(found)
-    if is_main_process():
-        _write(folder, SUMMARY, json.dumps(summary, indent=2) + "\n")
+    with locked(folder) if writes else nullcontext():
+        if writes:
+            _check_summary(folder, replaces=resume or overwrite)
+            for each in configs:
+                exists = Path(each.output_dir).exists()
+                check_folder(Path(each.output_dir), each, resume=resume and exists, overwrite=overwrite and exists)
+        begin = [AfterFirstStep(lambda: _write(folder, RUN_FILE, run_file(config, seeds)))] if writes else []
+        found = []
+        for number, each in enumerate(configs, start=1):
+            logger.info("Run %d of %d: seed %d.", number, len(configs), each.seed)
+            found.append(train(each, resume=resume, overwrite=overwrite, callbacks=[*begin, *callbacks]))
+        summary = summarise(found)
+        if writes:
+            _write(folder, SUMMARY, json.dumps(summary, indent=2) + "\n")
     return summary
 
 
