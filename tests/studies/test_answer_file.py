@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,12 +37,6 @@ def test_an_answer_is_read_back_as_it_was(tmp_path: Path, count: int) -> None:
     assert read_answers(tmp_path / "comparison.json") == {"": without_seconds(found)}
     write_json(tmp_path / "study.json", {"settings": {"a": found.as_dict(), "b": found.as_dict()}})
     assert list(read_answers(tmp_path / "study.json") or {}) == ["a", "b"]
-
-
-def test_the_file_names_the_runs(tmp_path: Path) -> None:
-    found = answer(runs("finetune", PLAIN)).as_dict()
-    assert found["methods"][0]["runs"] == {str(seed): f"finetune-{seed}" for seed in range(4)}
-    json.dumps(found, allow_nan=False)
 
 
 def test_a_file_of_another_program_is_refused_and_none_is_no_error(tmp_path: Path) -> None:

@@ -15,15 +15,15 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
-import yaml
 from helpers import tiny
-from helpers.command_line import Captured
 
-from attendrop import AttendropError, cli
+from attendrop import AttendropError
+from attendrop.runs.shared_results import forget_results
 from attendrop.runs.train import train
 from attendrop.studies.executor import run_units
 from attendrop.studies.ray_workers import RayWorkers, run_on_machine, share_of_job, write_missing
@@ -104,6 +104,72 @@ def test_a_run_that_fails_is_a_message_with_its_error(folder: Path, tmp_path: Pa
     assert message["kind"] == "failed"
     assert "Training diverged" in message["text"]
     assert message["files"] == {}
+
+
+class RayError(Exception):
+    pass
+
+
+class RayTaskError(RayError):
+    pass
+
+
+class Ray(SimpleNamespace):
+    """The part of Ray that is used: tasks run here when they are waited for; those in ``lost`` end by an error."""
+
+    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
+    lost: list[Exception]
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True, "Resources": {"CPU": 2.0}}, {"Alive": False, "Resources": {"CPU": 9.0}}]
+
+    def init(self, address: str, **options: Any) -> None:
+        assert (address, options["include_dashboard"]) == ("local", False)
+
+    def remote(self, **options: Any) -> Callable[..., Any]:
+        assert (options["max_retries"], options["num_cpus"], options["num_gpus"]) == (0, 1, 0)
+        assert options["runtime_env"]["env_vars"]["OMP_NUM_THREADS"]
+        return lambda function: SimpleNamespace(remote=lambda *given: (function, json.dumps(given)))
+
+    def wait(self, tasks: list[Any], num_returns: int) -> tuple[list[Any], list[Any]]:
+        return tasks[-1:], tasks[:-1]  # in no order
+
+    def get(self, task: Any) -> Any:
+        if self.lost:
+            raise self.lost.pop()
+        return task[0](*json.loads(task[1]))
+
+    def cancel(self, task: Any, *, force: bool) -> None:
+        raise RayError("it is gone")
+
+    def shutdown(self) -> None: ...
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ray]:
+    found = Ray(lost=[])
+    monkeypatch.setitem(sys.modules, "ray", found)  # type: ignore[arg-type]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    yield found
+    forget_results()
+
+
+def test_what_is_lost_is_run_again_four_times_at_most(folder: Path, tmp_path: Path, ray: Ray) -> None:
+    units = [Unit(tiny.config(folder, method="finetune", seed=seed, epochs=1)) for seed in range(3)]
+    for losses, errors in ((3, []), (4, ["The run was lost (the machine died)."])):
+        ray.lost.extend(RayError("the machine died.\nDetails") for _ in range(losses))
+        events: list[Event] = []
+        results = run_units(units, tmp_path / str(losses), backend="ray:local", on_event=events.append)
+        assert [result.error for result in results if result.error] == errors
+        kinds = Counter(event.kind for event in events)
+        assert (kinds["started"], kinds["lost"], kinds["finished"]) == (3 + 3, 3, 3 - len(errors))
+
+
+def test_a_machine_that_raises_cannot_run_attendrop(folder: Path, tmp_path: Path, ray: Ray) -> None:
+    ray.lost.append(RayTaskError("Traceback\nModuleNotFoundError: No module named 'attendrop'"))
+    units = [Unit(tiny.config(folder, method="finetune", seed=seed)) for seed in range(2)]
+    with pytest.raises(AttendropError, match=r"cannot run attendrop \(ModuleNotFoundError: No module named"):
+        run_units(units, tmp_path / "study", backend="ray:local")
 
 
 # On clusters ---------------------------------------------------------------------------------------------------------
@@ -248,36 +314,16 @@ def test_runs_end_with_the_process_that_started_them(folder: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_study_on_this_machine_with_a_run_that_fails(
-    folder: Path, tmp_path: Path, capsys: Captured, files_of_ray: None
-) -> None:
-    """`--ray local`: one command starts the cluster, runs the study and leaves no process behind."""
-    content = {
-        "data": {
-            "train_file": str(folder / "train.csv"),
-            "eval_file": str(folder / "dev.csv"),
-            "label_column": "label",
-        },
-        "models": str(folder / "model"),
-        "methods": ["finetune"],
-        "baselines": ["majority"],
-        "seeds": 1,
-        "run": {"epochs": 1, "learning_rate": [1e-3, 1e25], "max_length": 24, "device": "cpu"},
-    }
-    content["data"]["text_columns"] = "sentence1,sentence2"
-    file, study = tmp_path / "study.yaml", tmp_path / "study"
-    file.write_text(yaml.safe_dump(content), encoding="utf-8")
-    command = ["study", str(file), "--output-dir", str(study), "--ray", "local", "--workers", "2", "--json"]
-    before = psutil.Process().children()
-    assert cli.main(command) == 1
+def test_a_cluster_of_this_machine_ends_with_its_runs(folder: Path, tmp_path: Path, files_of_ray: None) -> None:
+    """`--ray local`: a run fails once, another succeeds, and no process is left."""
+    units = [Unit(tiny.config(folder, method="finetune", epochs=1, learning_rate=rate)) for rate in (1e-3, 1e25)]
+    before, events = psutil.Process().children(), list[Event]()
+    good, bad = run_units(units, tmp_path, workers=2, backend="ray:local", on_event=events.append)
     _, alive = psutil.wait_procs(set(psutil.Process().children()) - set(before), timeout=SECONDS_TO_END)
     assert not alive
-    out, err = capsys.readouterr()
-    (failed,) = json.loads(out)["failed"]
-    assert "Training diverged" in failed["error"]
-    assert json.loads((Path(failed["folder"]) / "failed.json").read_text())["attempts"] == 1
-    assert "lost" not in err
-    assert len(list(study.glob("runs/*/metrics.json"))) == 3
+    assert good.metrics is not None and "Training diverged" in str(bad.error)
+    assert json.loads((bad.folder / "failed.json").read_text())["attempts"] == 1
+    assert "lost" not in {event.kind for event in events}
 
 
 @pytest.mark.slow

@@ -112,6 +112,10 @@ class Answer:
 
     def csv(self) -> str:
         """Return the table as CSV, in full precision, with a column for the score of each seed."""
+        return csv_table(self.records())
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the rows of the table for :meth:`csv`."""
         every = sorted({seed for row in self.rows for seed in row.scores})
         records = [row.as_dict() | {f"seed_{seed}": row.scores.get(seed) for seed in every} for row in self.rows]
         if self.shifted is not None:
@@ -121,11 +125,7 @@ class Answer:
                 record |= {f"shifted_{name}": found.get(name) for name in _SHIFTED_RECORD}
         for record in records:
             del record["options"], record["scores"], record["differences"], record["runs"], record["components"]
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(records[0]) if records else [], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(records)
-        return text.getvalue()
+        return records
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Self:
@@ -321,6 +321,16 @@ def cells(row: MethodRow) -> tuple[str, ...]:
         ahead = "equal" if found.is_equal else f"{found.ahead:.2f}"
     p = "-" if row.p_holm is None else p_text(row.p_holm)
     return row.label, str(row.n), score, new, these, p, ahead, cost(row)
+
+
+def csv_table(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return records as CSV, with all columns that one of them has."""
+    text = io.StringIO()
+    columns = dict.fromkeys(column for record in records for column in record)
+    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

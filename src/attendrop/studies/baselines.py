@@ -104,7 +104,9 @@ def _metrics(run: ResolvedRun, name: str) -> tuple[dict[str, Any], list[Any] | N
     encoded = _Encoded(run)
     fit = _FITS[name](encoded)
     selects_on_dev = config.protocol == "paper"
-    own = parts.train if selects_on_dev or parts.selection is None else _joined(parts.train, parts.selection)
+    own = parts.train
+    if not selects_on_dev and parts.selection is not None:
+        own = concatenate_datasets([parts.train, parts.selection])
     start = time.monotonic()
     predict = fit(own)
     seconds = time.monotonic() - start
@@ -146,11 +148,6 @@ def _metrics(run: ResolvedRun, name: str) -> tuple[dict[str, Any], list[Any] | N
         "versions": versions(),
     }
     return metrics, None if dev is None else task.head.decode(task.head.checked(outputs["dev"]))
-
-
-def _joined(first: Dataset, second: Dataset) -> Dataset:
-    joined: Dataset = concatenate_datasets([first, second])
-    return joined
 
 
 class _Encoded:

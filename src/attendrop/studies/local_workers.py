@@ -123,11 +123,11 @@ class _Worker:
     def kill(self) -> None:
         """End the process."""
         self.job = None
-        if self.process is not None:
+        if self.process is not None and self.process.pid is not None:  # None if Ctrl-C came while it started
             self.process.kill()
             self.process.join()
-            self.process = None
             self.connection.close()
+        self.process = None
 
     def _cause_of_death(self) -> str:
         assert self.process is not None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +15,7 @@ from attendrop.errors import AttendropError
 from attendrop.output_files import write_text
 from attendrop.runs.folder_lock import LOCK
 from attendrop.runs.run_folder import read_json
-from attendrop.studies.answer import Answer, answer, markdown_table
+from attendrop.studies.answer import Answer, answer, csv_table, markdown_table
 from attendrop.studies.executor import LOCAL, OnEvent, run_units
 from attendrop.studies.method_rows import LABEL, MethodRow, p_value
 from attendrop.studies.statistics import (
@@ -161,17 +159,8 @@ class StudyReport:
 
     def csv(self) -> str:
         """Return the tables of all settings as one CSV."""
-        records = [
-            {"setting": name, **record}
-            for name, found in self.answers.items()
-            for record in csv.DictReader(io.StringIO(found.csv()))
-        ]
-        text = io.StringIO()
-        columns = dict.fromkeys(column for record in records for column in record)
-        writer = csv.DictWriter(text, list(columns), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(records)
-        return text.getvalue()
+        tables = {name: found.records() for name, found in self.answers.items()}
+        return csv_table([{"setting": name, **record} for name, table in tables.items() for record in table])
 
 
 def read_answers(path: Path) -> dict[str, Answer] | None:
