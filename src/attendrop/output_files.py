@@ -24,11 +24,8 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_text(path: Path, content: str) -> None:
-    """Write a text file atomically."""
-    partial = path.with_name(f".{path.name}.partial")
-    with disk_errors(path):
-        partial.write_text(content, encoding="utf-8", newline="\n")
-    os.replace(partial, path)
+    """Write a text file atomically, in UTF-8."""
+    write_bytes(path, content.encode())
 
 
 def write_bytes(path: Path, content: bytes) -> None:

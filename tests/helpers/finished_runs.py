@@ -8,7 +8,7 @@ from typing import Any
 
 from attendrop.output_files import write_json, write_text
 from attendrop.runs.train import train
-from attendrop.studies.baseline_names import BASELINES
+from attendrop.studies.units import BASELINES
 from helpers import tiny
 
 EPOCHS = 3

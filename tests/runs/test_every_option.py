@@ -18,7 +18,7 @@ from attendrop import cli
 from attendrop.errors import AttendropError
 from attendrop.runs.callbacks import LogEvery, SaveEvery
 from attendrop.runs.config import RunConfig
-from attendrop.runs.owned_files import SELECTION
+from attendrop.runs.run_folder import SELECTION
 from attendrop.tasks.heads.mean_pooling import pools_mean
 from attendrop.training.trainer import RegularizedTrainer
 

@@ -19,11 +19,12 @@ from helpers.command_line import Captured, assert_refused
 from transformers import TrainerCallback
 
 from attendrop import ADDrop, AttendropError, cli
+from attendrop.cli.train import _read_run
 from attendrop.methods.core.base import MethodState
 from attendrop.runs.folder_lock import locked
 from attendrop.runs.inference import evaluate
 from attendrop.runs.model_source import Source
-from attendrop.runs.run_folder import holds_run, read_run, replace_run
+from attendrop.runs.run_folder import check_folder, holds_run, read_run, replace_run
 from attendrop.runs.seeds import train_seeds
 from attendrop.runs.train import train
 from attendrop.training.checkpoints import last_checkpoint
@@ -172,24 +173,65 @@ def test_a_refused_command_leaves_nothing(
 # Nothing of others is destroyed ---------------------------------------------------------------------------------------
 
 
-def test_files_of_others_are_named_and_left(folder: Path, run: Path) -> None:
-    (run / "notes.txt").write_text("the only copy")
-    (run / "data").mkdir()
+def put(name: str, named: str = "") -> Callable[[Path], str]:
+    """A file of the user's in a run's folder; gives how a refusal names it."""
+
+    def write(run: Path) -> str:
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).write_text("the only copy")
+        return named or name
+
+    return write
+
+
+def change(run: Path, name: str) -> str:
+    (run / name).write_text((run / name).read_text() + " ")
+    return name
+
+
+def checkpoint(run: Path) -> str:
+    return next(run.glob("checkpoint-*")).name
+
+
+THEIRS = {
+    "name of an output": put("patterns.png"),
+    "name of a state": put("scheduler.json"),
+    "name of a partial file": put(".mine.partial"),
+    "folder": put("data/notes.txt", "data"),
+    "events of others": put("tensorboard/events.out.tfevents.1", "tensorboard"),
+    "name of a checkpoint": put("checkpoint-999/notes.txt"),
+    "in a checkpoint": lambda run: put(f"{checkpoint(run)}/notes.txt")(run),
+    "changed checkpoint": lambda run: change(run, f"{checkpoint(run)}/config.json"),
+    "changed card": lambda run: f"{change(run, 'README.md')} (changed since)",
+}
+
+
+@pytest.mark.parametrize("theirs", THEIRS.values(), ids=THEIRS)
+def test_what_others_wrote_or_changed_is_named_and_left(folder: Path, run: Path, theirs: Callable[[Path], str]) -> None:
+    name = theirs(run)
     before = content(run)
-    with pytest.raises(AttendropError, match=r"did not write: data, notes.txt\. Move them away"):
+    with pytest.raises(AttendropError) as refused:
         train(tiny.config(folder, str(run), **PLAIN), overwrite=True)
+    assert f"files that the run did not write: {name}. Move them away" in str(refused.value)
     assert content(run) == before
 
 
-def test_what_was_changed_or_added_since_is_named_and_left(folder: Path, run: Path) -> None:
-    with (run / "README.md").open("a") as card:
-        card.write("my notes")
-    checkpoint = next(run.glob("checkpoint-*"))
-    (checkpoint / "notes.txt").write_text("the only copy")
-    before = content(run)
-    with pytest.raises(AttendropError, match=rf"README.md \(changed since\), {checkpoint.name}/notes.txt\. Move"):
+def test_tensorboard_files_are_the_runs_that_asked_for_them(folder: Path, run: Path) -> None:
+    record = json.loads((run / "run.json").read_text())
+    record["config"]["report_to"] = "tensorboard"
+    (run / "run.json").write_text(json.dumps(record))
+    put("tensorboard/events.out.tfevents.1.host.2.0")(run)
+    check_folder(run, tiny.config(folder, str(run), **PLAIN), resume=False, overwrite=True)
+    put("tensorboard/notes.txt")(run)
+    with pytest.raises(AttendropError, match=r"did not write: tensorboard/notes.txt\."):
         train(tiny.config(folder, str(run), **PLAIN), overwrite=True)
-    assert content(run) == before
+
+
+def test_a_checkpoint_whose_writing_was_cut_off_is_the_runs(folder: Path, run: Path) -> None:
+    torn = run / "checkpoint-9"
+    shutil.copytree(run / checkpoint(run), torn)
+    (torn / "attendrop_manifest.json").write_text('{"unfinished": true}')
+    check_folder(run, tiny.config(folder, str(run), **PLAIN), resume=False, overwrite=True)
 
 
 @pytest.mark.parametrize("more", [{}, {"resume": True}, {"overwrite": True}], ids=str)
@@ -205,20 +247,52 @@ def test_a_folder_of_several_seeds_is_held_throughout(folder: Path, tmp_path: Pa
         train_seeds(tiny.config(folder, str(tmp_path / "seeds"), **PLAIN), [0, 1])
 
 
-@pytest.mark.parametrize("name", ["run.json", "metrics.json"])
-@pytest.mark.parametrize("text", ['{"name": "mine"}', "[]", '{"config": 3, "data_sha256": "", "task": "x"}'])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("run.json", '{"name": "mine"}'), ("run.json", '{"config": 3, "data_sha256": ""}'), ("metrics.json", "[]")],
+)
 @pytest.mark.parametrize("more", [{}, {"resume": True}, {"overwrite": True}], ids=str)
 def test_a_file_of_another_tool_is_no_run(
     folder: Path, tmp_path: Path, name: str, text: str, more: dict[str, bool]
 ) -> None:
     (tmp_path / name).write_text(text)
-    (tmp_path / "thesis.txt").write_text("the only copy")
     before = content(tmp_path)
     with pytest.raises(AttendropError, match=r"not written by attendrop|holds other files"):
         train(tiny.config(folder, str(tmp_path), **PLAIN), **more)
     with pytest.raises(AttendropError, match=r"not written by attendrop|has no config.json"):
         evaluate(str(tmp_path), Source())
     assert content(tmp_path) == before
+
+
+def test_files_of_patterns_are_the_runs_unless_they_were_there(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    run = tmp_path / "run"
+    train(tiny.config(folder, str(run), method="attendout", options={"dropout_step": 2}, epochs=1))
+    (run / "patterns.png").write_text("the only copy")
+    assert cli.main(["patterns", str(run)]) == 2
+    assert "patterns.png' exists; --overwrite replaces it" in capsys.readouterr().err
+    assert (run / "patterns.png").read_text() == "the only copy"
+    (run / "patterns.png").unlink()
+    for _ in range(2):
+        assert cli.main(["patterns", str(run), "--fit", "1"]) == 0
+    assert cli.main(["patterns", str(run), "--output", f"{run}/model.safetensors", "--overwrite"]) == 2
+    train(tiny.config(folder, str(run), **PLAIN), overwrite=True)
+    assert not content(run).keys() & {"patterns.png", "scheduler.json"}
+
+
+def test_what_came_while_a_replacement_trained_is_left(folder: Path, run: Path) -> None:
+    class Writes(TrainerCallback):
+        def on_train_end(self, *_: Any, **__: Any) -> None:
+            (run / "patterns.png").write_text("the only copy")
+            with (run / "README.md").open("a") as card:
+                card.write("my notes")
+
+    with pytest.raises(AttendropError, match=r"README\.md"):
+        train(tiny.config(folder, str(run), **PLAIN), overwrite=True, callbacks=[Writes()])
+    assert (run / "patterns.png").read_text() == "the only copy"
+    assert (run / "README.md").read_text().endswith("my notes")
 
 
 def test_a_result_does_not_replace_a_file_that_came_meanwhile(folder: Path, tmp_path: Path) -> None:
@@ -285,6 +359,7 @@ def test_a_replacement_that_was_killed_at_any_point_is_completed(
     config = tiny.config(folder, str(tmp_path / "new"), seed=3, **PLAIN)
     train(config)
     expected = content(tmp_path / "new")
+    asked = tiny.config(folder, "given", seed=3, **PLAIN)
     functions = {(os, "replace"): os.replace, (shutil, "rmtree"): shutil.rmtree, (Path, "unlink"): Path.unlink}
 
     def replaced_until(calls: int) -> bool:
@@ -312,6 +387,7 @@ def test_a_replacement_that_was_killed_at_any_point_is_completed(
                 return True
             except Killed:
                 pass
+        check_folder(place, asked, resume=True, overwrite=False)
         replace_run(place)
         assert content(place) == expected
         return False
@@ -335,3 +411,36 @@ def test_the_command_line_says_how_to_go_on_with_a_replacement(
     assert "with --resume instead of --overwrite to continue" in capsys.readouterr().err
     assert cli.main(arguments) == 130
     assert "with --resume to continue" in capsys.readouterr().err
+
+
+# Repeating a run ------------------------------------------------------------------------------------------------------
+
+
+class Interrupt(TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+        if state.global_step == 2:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_run_can_be_repeated(folder: Path, tmp_path: Path) -> None:
+    config = tiny.config(folder, str(tmp_path / "run"), seed=3, options={"p": 0.4}, learning_rate=2e-5)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, callbacks=[Interrupt()])
+    given = {"config": f"{tmp_path}/run/run.yaml", "output_dir": config.output_dir}
+    assert _read_run(given) == (config, [3])
+    check_folder(Path(config.output_dir), config, resume=False, overwrite=True)
+
+
+def test_interrupted_runs_of_several_seeds_can_be_repeated(folder: Path, tmp_path: Path) -> None:
+    config = tiny.config(folder, str(tmp_path / "runs"), **PLAIN)
+    with pytest.raises(KeyboardInterrupt):
+        train_seeds(config, [2, 0], callbacks=[Interrupt()])
+    given = {"config": f"{tmp_path}/runs/run.yaml", "output_dir": config.output_dir}
+    assert _read_run(given) == (tiny.config(folder, config.output_dir, seed=2, **PLAIN), [2, 0])
+    summary = train_seeds(config, [2, 0], resume=True)
+    assert json.loads((tmp_path / "runs" / "summary.json").read_text()) == summary
+    (tmp_path / "runs" / "run.yaml").write_text("mine: 1")
+    for more in ({"resume": True}, {"overwrite": True}):
+        with pytest.raises(AttendropError, match=r"run.yaml \(changed since\)' was not written by attendrop"):
+            train_seeds(config, [2, 0], **more)
+    assert (tmp_path / "runs" / "run.yaml").read_text() == "mine: 1"

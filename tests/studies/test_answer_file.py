@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from attendrop.errors import AttendropError
 from attendrop.output_files import write_json
 from attendrop.studies.answer import Answer, answer
-from attendrop.studies.answer_file import read_answers
+from attendrop.studies.study import read_answers
 
 PLAIN, OTHER = (0.5, 0.6, 0.55, 0.52), (0.56, 0.63, 0.6, 0.55)
 
@@ -40,26 +39,9 @@ def test_an_answer_is_read_back_as_it_was(tmp_path: Path, count: int) -> None:
     assert list(read_answers(tmp_path / "study.json") or {}) == ["a", "b"]
 
 
-def test_the_file_names_the_runs(tmp_path: Path) -> None:
-    found = answer(runs("finetune", PLAIN)).as_dict()
-    assert found["methods"][0]["runs"] == {str(seed): f"finetune-{seed}" for seed in range(4)}
-    json.dumps(found, allow_nan=False)
-
-
 def test_a_file_of_another_program_is_refused_and_none_is_no_error(tmp_path: Path) -> None:
     assert read_answers(tmp_path / "answer.json") is None
     for content in ({"answer": 42}, {"settings": []}, {"settings": {"a": {"methods": []}}}):
         write_json(tmp_path / "answer.json", content)
         with pytest.raises(AttendropError, match="not written by attendrop"):
             read_answers(tmp_path / "answer.json")
-
-
-def test_an_older_file_speaks_of_its_rows_only(tmp_path: Path) -> None:
-    content = answer(runs("finetune", PLAIN) + runs("r-drop", OTHER)).as_dict()
-    for record in content["methods"]:
-        del record["components"], record["these_rows_low"], record["these_rows_high"]
-    write_json(tmp_path / "answer.json", {name: value for name, value in content.items() if name != "holds_for"})
-    (found,) = (read_answers(tmp_path / "answer.json") or {}).values()
-    difference = found.rows[1].difference
-    assert difference is not None and difference.p_value is None and found.rows[1].p_holm is None
-    assert difference.known.low > 0 and difference.mean.low < -1

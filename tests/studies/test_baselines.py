@@ -16,8 +16,8 @@ from attendrop.runs.listing import list_runs
 from attendrop.runs.train import train
 from attendrop.studies import baselines
 from attendrop.studies.answer import answer
-from attendrop.studies.baseline_names import BASELINES, CHEAP
 from attendrop.studies.baselines import run_baseline
+from attendrop.studies.units import BASELINES, CHEAP
 from attendrop.tasks.heads.classification import Classification
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*did not converge")
@@ -87,14 +87,11 @@ def test_selection_rows_are_learnt_from_and_score_a_fit_without_them(
 ) -> None:
     seen: list[list[int]] = []
 
-    def remembering(run: Any) -> Any:
-        def fit(rows: Any) -> Any:
-            seen.append(rows["index"][:])
-            return lambda others: np.eye(4)[others["label"][:]]
+    def remembering(self: Any, rows: Any) -> Any:
+        seen.append(rows["index"][:])
+        return lambda others: np.eye(4)[others["label"][:]]
 
-        return fit
-
-    monkeypatch.setitem(baselines._FITS, "majority", remembering)
+    monkeypatch.setattr(baselines._Fits, "majority", remembering)
     metrics = run_baseline(config(folder, "rows", selection_fraction=0.25), "majority")
     every, kept = map(sorted, seen)
     assert (len(every), len(kept), metrics["data"]["rows"]) == (40, 30, {"train": 40, "dev": 24})

@@ -13,16 +13,11 @@ from helpers import tiny
 
 import attendrop
 from attendrop import ADDrop, AttendropError
-from attendrop.runs.owned_files import foreign
-from attendrop.runs.run_folder import read_run
+from attendrop.runs.run_folder import foreign, read_run
 from attendrop.studies import compare as compare_module
-from attendrop.studies import comparison_steps
-from attendrop.studies.compare import run_comparison
-from attendrop.studies.comparison import Comparison
-from attendrop.studies.comparison_outcome import Outcome
-from attendrop.studies.comparison_record import check_record, write_record
-from attendrop.studies.comparison_steps import Steps
-from attendrop.studies.method_setting import MethodSetting
+from attendrop.studies.compare import Outcome, Steps, run_comparison
+from attendrop.studies.comparison import Comparison, check_record, write_record
+from attendrop.studies.setting_search import MethodSetting
 from attendrop.studies.study import check_study_folder
 from attendrop.studies.units import Result, Unit
 
@@ -225,7 +220,7 @@ def test_the_answer_is_written_whatever_becomes_of_the_model(folder: Path, monke
     def fails(*arguments: Any, **options: Any) -> None:
         raise AttendropError("The disk is full.")
 
-    monkeypatch.setattr(comparison_steps, "train", fails)
+    monkeypatch.setattr(compare_module, "train", fails)
     asked = dataclasses.replace(comparison(folder), output_dir=str(folder / "without_model"))
     with pytest.raises(
         AttendropError, match=r"The answer is in .*answer\.md, but its model could not be .*: The disk is full"

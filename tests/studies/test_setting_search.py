@@ -12,10 +12,10 @@ from helpers import tiny
 
 from attendrop.methods.core.registry import build_method, method_names
 from attendrop.runs.config import RunConfig
-from attendrop.studies.method_setting import MethodSetting
 from attendrop.studies.setting_search import (
     LEARNING_RATE_FACTORS,
     SELECTION_FRACTION,
+    MethodSetting,
     Trial,
     choose,
     number_of_selection_runs,

@@ -16,7 +16,7 @@ from attendrop.reports.finished_runs import read_results
 from attendrop.reports.page_tables import methods_table
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.studies.answer import SHIFTED_COLUMNS, answer
-from attendrop.studies.answer_file import read_answers
+from attendrop.studies.study import read_answers
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

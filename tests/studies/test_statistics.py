@@ -43,14 +43,6 @@ def test_intervals_cover_the_truth_as_often_as_they_say(kind: str, least: float,
     assert least < np.mean([each.low <= 0 <= each.high for each in intervals]) < 0.98
 
 
-@pytest.mark.parametrize(("n", "covers"), [(3, 0.76), (5, 0.84), (10, 0.90)])
-def test_a_percentile_bootstrap_of_few_seeds_is_too_short(n: int, covers: float) -> None:
-    values = draws(NORMAL, n, 2000)
-    means = values[:, np.random.default_rng(0).integers(n, size=(500, n))].mean(axis=2)
-    low, high = np.percentile(means, [2.5, 97.5], axis=1)
-    assert np.mean((low <= 0) & (high >= 0)) == pytest.approx(covers, abs=0.03)
-
-
 def test_one_seed_says_nothing_of_chance() -> None:
     found = paired_difference([0.8], [0.7], np.full((1, 10), 0.1), 10)
     assert (found.mean.low, found.these_rows.high, found.p_value) == (-math.inf, math.inf, None)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -19,36 +17,10 @@ from rich.console import Console
 from attendrop import cli
 from attendrop.cli.study_progress import StudyProgress
 from attendrop.errors import AttendropError
-from attendrop.runs.run_folder import read_metrics
-from attendrop.studies.durations import duration
+from attendrop.studies.executor import InProcess
+from attendrop.studies.study import make_report, overall_rows
 from attendrop.studies.study_file import Setting, Study, read_study
-from attendrop.studies.study_report import make_report, overall_rows
-from attendrop.studies.units import Event, Job, Result, Unit, data_sha256
-from attendrop.studies.worker_process import perform
-
-
-class InThisProcess:
-    """Worker of the tests, which starts no process."""
-
-    ran: list[str]
-
-    def __init__(self, count: int | None, *, checkpoint_seconds: float) -> None:
-        self.checkpoint_seconds = checkpoint_seconds
-
-    def __enter__(self) -> InThisProcess:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        pass
-
-    def run(self, jobs: Iterator[Job], report: Callable[[Event], None]) -> None:
-        for job in jobs:
-            report(Event("started", job))
-            self.ran.append(job.folder.name)
-            content = job.unit.as_dict() | {"folder": str(job.folder), "checkpoint_seconds": 60}
-            message = perform(content, lambda message, job=job: report(Event(job=job, **message)))
-            metrics = read_metrics(job.folder) if message["kind"] == "finished" else None
-            report(Event(job=job, metrics=metrics, **message))
+from attendrop.studies.units import Event, Job, Result, Unit, data_sha256, duration
 
 
 @pytest.fixture(scope="module")
@@ -173,18 +145,20 @@ def test_a_unit_is_named_by_its_options_and_its_data(folder: Path, tmp_path: Pat
 def test_a_study_runs_all_once_lists_failures_and_retries_only_these(
     folder: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attendrop.studies.workers.LocalWorkers", InThisProcess)
-    monkeypatch.setattr(InThisProcess, "ran", [], raising=False)
+    ran: list[str] = []
+    start = InProcess.start
+    monkeypatch.setattr(InProcess, "start", lambda self, job: (ran.append(job.folder.name), start(self, job))[1])
     found = content(folder, methods="finetune", baselines="majority")
     found["run"]["learning_rate"] = [1e-3, 1e25]
     command = ["study", write(tmp_path / "study.yaml", found), "--output-dir", str(tmp_path / "out")]
+    command += ["--workers", "0"]
     assert cli.main([*command, "--dry-run"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "8 runs"
     assert not (tmp_path / "out").exists()
     assert cli.main([*command, "--json"]) == 1
     out, err = capsys.readouterr()
     report = json.loads(out)
-    assert len(InThisProcess.ran) == 8
+    assert len(ran) == 8
     assert list(report["settings"]) == ["pairs, learning_rate=0.001", "pairs, learning_rate=1e+25"]
     assert [(run["method"], run["seed"]) for run in report["failed"]] == [("finetune", 0), ("finetune", 1)]
     assert "Training diverged" in report["failed"][0]["error"]
@@ -197,9 +171,9 @@ def test_a_study_runs_all_once_lists_failures_and_retries_only_these(
         ("pairs, learning_rate=0.001", "majority", "2"),
         ("pairs, learning_rate=1e+25", "majority", "2"),
     ]
-    again = len(InThisProcess.ran)
+    again = len(ran)
     assert cli.main(command) == 1
-    assert sorted(InThisProcess.ran[again:]) == sorted(Path(run["folder"]).name for run in report["failed"])
+    assert sorted(ran[again:]) == sorted(Path(run["folder"]).name for run in report["failed"])
     assert "Failed runs:" in capsys.readouterr().out
     failed = json.loads((Path(report["failed"][0]["folder"]) / "failed.json").read_text())
     assert failed["attempts"] == 2

@@ -14,14 +14,14 @@ import psutil
 import pytest
 import torch
 from helpers import tiny
+from helpers.broken_gpu import work_until_gpu_breaks
 
 from attendrop.errors import AttendropError
 from attendrop.runs.train import train
-from attendrop.studies import local_workers
-from attendrop.studies import units as unit_runs
-from attendrop.studies.local_workers import LocalWorkers, environment_of_worker
+from attendrop.studies import local_workers, worker
+from attendrop.studies.executor import open_runner, run_units
+from attendrop.studies.local_workers import LocalWorkers, threads_of_worker
 from attendrop.studies.units import Event, Unit
-from attendrop.studies.workers import open_runner, run_units
 
 PLAIN: dict[str, Any] = {"method": "finetune", "epochs": 1}
 
@@ -37,6 +37,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def unit(folder: Path, **options: Any) -> Unit:
     return Unit(tiny.config(folder, **(PLAIN | options)))
+
+
+def process_of(event: Event) -> int:
+    """The process that runs a unit, which the lock of its folder names."""
+    return int(json.loads((event.job.folder / ".lock").read_text())["pid"])
 
 
 def scores(metrics: dict[str, Any] | None) -> dict[str, Any]:
@@ -96,7 +101,7 @@ def test_a_worker_that_is_killed_costs_its_unit_only(folder: Path, tmp_path: Pat
         if event.kind == "progress" and event.steps > 3:
             is_first = len([e for e in events if e.kind == "lost" and e.job.unit is long]) == 0
             if event.job.unit is doomed or is_first:
-                os.kill(runner._backend.pid_of(event.job), signal.SIGKILL)
+                os.kill(process_of(event), signal.SIGKILL)
 
     with open_runner(tmp_path / "study", workers=2, checkpoint_seconds=0.1) as runner:
         results = runner.run([long, doomed, unit(folder)], kill)
@@ -115,7 +120,7 @@ import sys
 from helpers import tiny
 from pathlib import Path
 from attendrop.studies.units import Unit
-from attendrop.studies.workers import run_units
+from attendrop.studies.executor import run_units
 
 def say(event):
     print(event.kind, event.steps, flush=True)
@@ -141,7 +146,7 @@ def test_workers_end_with_the_process_that_started_them(folder: Path, tmp_path: 
         while (line := process.stdout.readline()).split()[:1] != ["progress"]:
             assert line
         workers = psutil.Process(process.pid).children()
-        assert len(workers) == 2
+        assert len(workers) >= 2
         os.kill(process.pid, number)
         process.stdout.read()
     _, alive = psutil.wait_procs(workers, timeout=60)  # at once, unless the machine is busy
@@ -160,8 +165,9 @@ def test_workers_end_with_the_process_that_started_them(folder: Path, tmp_path: 
 
 def test_each_worker_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_workers, "visible_gpus", lambda: ["4", "7"])
-    assert [each.environment["CUDA_VISIBLE_DEVICES"] for each in LocalWorkers()._all] == ["4", "7"]
-    assert [each.environment["CUDA_VISIBLE_DEVICES"] for each in LocalWorkers(3)._all] == ["4", "7", "4"]
+    for count, gpus in ((None, ["4", "7"]), (3, ["4", "7", "4"])):
+        with LocalWorkers(count) as workers:
+            assert [each.environment["CUDA_VISIBLE_DEVICES"] for each in workers._workers] == gpus
 
 
 @pytest.mark.parametrize(
@@ -177,36 +183,24 @@ def test_gpus_are_those_that_this_process_may_use(
     assert local_workers.visible_gpus() == found
 
 
-BREAKING = """
-import torch
-from attendrop.studies import units
-def run_unit(job, **options):
-    if job.unit.config.seed == 1:
-        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
-    return original(job, **options)
-original, units.run_unit = units.run_unit, run_unit
-"""
-
-
 @pytest.mark.slow
 def test_a_worker_whose_gpu_broke_is_started_again(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_workers, "_PROGRAM", BREAKING + local_workers._PROGRAM)
-    pids = []
+    monkeypatch.setattr(local_workers, "work", work_until_gpu_breaks)
+    pids = set()
 
     def note(event: Event) -> None:
         if event.kind == "progress":
-            pids.append(runner._backend.pid_of(event.job))  # type: ignore[attr-defined]
+            pids.add(process_of(event))
 
-    with open_runner(tmp_path / "study", workers=1) as runner:
-        results = runner.run([unit(folder, seed=seed) for seed in range(3)], note)
+    results = run_units([unit(folder, seed=seed) for seed in range(3)], tmp_path / "study", workers=1, on_event=note)
     assert [each.error for each in results] == [
         None,
         "AcceleratorError: CUDA error: device-side assert triggered",
         None,
     ]
-    assert len(set(pids)) == 2
+    assert len(pids) == 2
 
 
 def test_this_process_ends_a_study_when_its_gpu_broke(
@@ -215,20 +209,14 @@ def test_this_process_ends_a_study_when_its_gpu_broke(
     def broken(job: Any, **options: Any) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(unit_runs, "run_unit", broken)
+    monkeypatch.setattr(worker, "run_unit", broken)
     with pytest.raises(AttendropError, match=r"cannot use its GPU any more .*illegal memory access"):
         run_units([unit(folder)], tmp_path / "study", workers=0)
-
-
-def test_workers_have_as_many_threads_as_the_tests_which_compare_scores_bit_for_bit() -> None:
-    threads = str(torch.get_num_threads())
-    found = environment_of_worker(2)
-    assert (found["OMP_NUM_THREADS"], found["MKL_NUM_THREADS"]) == (threads, threads)
 
 
 def test_the_users_number_of_threads_holds_for_all_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
-    assert {environment_of_worker(3)[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")} == {"3"}
+    assert set(threads_of_worker(3).values()) == {"3"}
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert {environment_of_worker(3)[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")} == {"1"}
+    assert set(threads_of_worker(3).values()) == {"1"}

@@ -45,7 +45,7 @@ from attendrop.cli.run_options import (
 from attendrop.errors import AttendropError
 
 if TYPE_CHECKING:
-    from attendrop.studies.method_setting import MethodSetting
+    from attendrop.studies.setting_search import MethodSetting
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 # Options that are not of each run.
@@ -141,7 +141,7 @@ def compare(
     from attendrop.cli.study_progress import StudyProgress
     from attendrop.studies.compare import run_comparison
     from attendrop.studies.comparison import Comparison
-    from attendrop.studies.workers import LOCAL
+    from attendrop.studies.executor import LOCAL
 
     comparison = Comparison(**_comparison(given))
     with messages(quiet=quiet) as console:
@@ -186,7 +186,7 @@ def _comparison(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _settings(names: tuple[str, ...], given: list[str]) -> list[MethodSetting]:
     """Make the settings of methods; an option with several values makes a setting of each."""
-    from attendrop.studies.method_setting import MethodSetting
+    from attendrop.studies.setting_search import MethodSetting
 
     values: dict[str, dict[str, list[str]]] = {name: {} for name in names}
     for each in given:

@@ -27,21 +27,24 @@ def study(
     as_json: Json = False,
 ) -> None:
     """Run a grid of methods, data and seeds, and compare; finished runs are not repeated."""
+    from attendrop.studies.method_rows import method_label
     from attendrop.studies.study_file import read_study
-    from attendrop.studies.study_report import method_of
 
     found = read_study(file)
     folder = Path(output_dir or f"runs/{Path(file).stem}")
     if dry_run:
-        runs = [(each.name, unit, unit.config.seed) for each in found.settings for unit in each.units]
-        listed = [{"setting": name, "method": method_of(unit), "seed": seed} for name, unit, seed in runs]
+        runs = [(each.name, unit) for each in found.settings for unit in each.units]
+        listed = [
+            {"setting": name, "method": method_label(unit.described()), "seed": unit.config.seed} for name, unit in runs
+        ]
         lines = [f"{run['setting']}: {run['method']}, seed {run['seed']}" for run in listed]
         show(listed, "\n".join([*lines, f"{len(found.units)} runs"]), quiet=quiet, as_json=as_json)
         return
 
     from attendrop.cli.study_progress import StudyProgress
-    from attendrop.studies.study import REPORTS, run_study
-    from attendrop.studies.workers import LOCAL
+    from attendrop.studies.executor import LOCAL
+    from attendrop.studies.study import run_study
+    from attendrop.studies.units import REPORTS
 
     with messages(quiet=quiet) as console:
         progress = StudyProgress(console, len(found.units), quiet=quiet)

@@ -9,8 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from attendrop.studies.durations import duration
-from attendrop.studies.units import Event
+from attendrop.studies.units import Event, duration
 
 logger = logging.getLogger(__name__)
 

@@ -12,12 +12,10 @@ from typing import Any
 from attendrop.errors import AttendropError
 from attendrop.runs.run_folder import METRICS, read_metrics
 from attendrop.studies.answer import Answer, answer
-from attendrop.studies.answer_file import read_answers, read_overall
-from attendrop.studies.method_rows import has_score, method_label
-from attendrop.studies.scored_rows import scored_data
-from attendrop.studies.study_report import OverallRow, overall_rows
+from attendrop.studies.executor import FAILED, read_failure
+from attendrop.studies.method_rows import has_score, method_label, scored_data
+from attendrop.studies.study import OverallRow, overall_rows, read_answers, read_overall
 from attendrop.studies.units import RUNS
-from attendrop.studies.workers import FAILED, read_failure
 
 ANSWER = "answer.json"
 REFERENCE = "finetune"

@@ -146,7 +146,7 @@ def make_result_table(results: Results) -> ResultTable:
     """Make the table of all settings.
 
     The marks follow the p values of :func:`attendrop.studies.method_rows.method_rows`; with several settings those of
-    :func:`attendrop.studies.study_report.overall_rows`, which are corrected over all of them. A method has an average
+    :func:`attendrop.studies.study.overall_rows`, which are corrected over all of them. A method has an average
     if it has a score in every setting.
     """
     rows = {(each.name, row.label): row for each in results.settings for row in each.answer.rows}

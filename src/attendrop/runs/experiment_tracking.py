@@ -9,7 +9,7 @@ from transformers import Trainer
 from transformers.integrations.integration_utils import TensorBoardCallback
 
 from attendrop.errors import AttendropError
-from attendrop.runs.owned_files import TENSORBOARD
+from attendrop.runs.run_folder import TENSORBOARD
 
 # Packages of an integration, any of which suffices; by default, the package of the same name.
 _PACKAGES = {"tensorboard": ("tensorboard", "tensorboardX")}

@@ -15,9 +15,8 @@ from attendrop.pruning.comparison import Array, Predictions
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import fingerprint
 from attendrop.runs.model_loading import load_model_and_tokenizer
-from attendrop.runs.owned_files import RUN
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
-from attendrop.runs.run_folder import METRICS, read_metrics, read_run
+from attendrop.runs.run_folder import METRICS, RUN, read_metrics, read_run
 from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.tokenization import columns_of, encode
 

@@ -1,4 +1,4 @@
-"""Locks on folders, so that one process at a time writes into a folder.
+"""Locks on folders, so that one process at a time writes into a folder, and new folders that appear when complete.
 
 The operating system releases a lock when the process that holds it ends, even after a crash. The lock file names that
 process, and is deleted when the lock is released.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +18,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from attendrop.errors import AttendropError
+from attendrop.output_files import disk_errors, share_permissions
 
 LOCK = ".lock"
 
@@ -63,3 +65,45 @@ def _holder(folder: Path) -> str:
         return f"process {found['pid']} on {found['host']} since {found['since']}"
     except (OSError, ValueError, KeyError, TypeError):
         return "another process"
+
+
+def check_writable(folder: Path) -> None:
+    """Raise AttendropError if a folder, or the one that it would be created in, cannot be written."""
+    ancestor = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not ancestor.is_dir() or not os.access(ancestor, os.W_OK):
+        raise AttendropError(f"The output folder '{folder}' cannot be written: '{ancestor}' does not allow it.")
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Yield a temporary folder, which is renamed to ``target`` at the end of the block; only one process may fill it.
+
+    After an exception, nothing is left. The remains of a killed process are deleted when the target is filled again.
+
+    Raises:
+        AttendropError: The target is a file, is not empty, or is not writable; or another process fills it.
+    """
+    _check_new(target)
+    beside = target.with_name(f".{target.name}.unfinished")
+    with locked(beside):
+        staged = beside / target.name
+        shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir()
+        try:
+            with disk_errors(target):
+                yield staged
+            share_permissions(staged)
+            _check_new(target)
+            if target.exists():
+                target.rmdir()
+            staged.rename(target)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+    with suppress(OSError):  # the lock deletes only a folder that it made
+        beside.rmdir()
+
+
+def _check_new(target: Path) -> None:
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise AttendropError(f"The output folder '{target}' is not empty; name a new one.")
+    check_writable(target)

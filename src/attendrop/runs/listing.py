@@ -8,8 +8,7 @@ from typing import Any
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import labelled_method
-from attendrop.runs.owned_files import RUN
-from attendrop.runs.run_folder import read_metrics, read_run
+from attendrop.runs.run_folder import RUN, read_metrics, read_run
 
 _COPIED = ("task", "model", "method", "seed", "metric", "selection_score", "score", "steps", "train_seconds")
 

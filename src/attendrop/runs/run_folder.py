@@ -1,8 +1,9 @@
-"""Folder of a run: write access, files of the run, and checks before resuming.
+"""Folder of a run: its files, who owns them, its lock, and checks before it is resumed or replaced.
 
-``run.json`` has the options of the run and the hashes of the files that it wrote; it exists from the first step on.
-``metrics.json`` is written last and marks the run as finished. A run that replaces another one is trained in a
-subfolder of the old run, ``.new-run``, and takes its place when it is complete.
+``run.json`` has the options of the run and the SHA-256 of the files that it wrote; it exists from the first step on.
+``metrics.json`` is written last: a folder that has it holds a finished run. A run that replaces another one is trained
+in a subfolder of the old run, ``.new-run``, and takes its place when it is complete. Only files that are as the run
+wrote them are replaced or deleted; everything else is the user's.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,23 +21,21 @@ from typing import Any
 from attendrop.errors import AttendropError
 from attendrop.output_files import disk_errors, sha256, share_permissions, write_json, write_text
 from attendrop.runs.config import RunConfig
-from attendrop.runs.folder_lock import LOCK, locked, refuse_if_locked
-from attendrop.runs.owned_files import (
-    NEW_RUN,
-    RESULTS,
-    RUN,
-    SELECTION,
-    delete_own,
-    digests,
-    foreign,
-    refuse_foreign,
-    remove,
-)
+from attendrop.runs.folder_lock import LOCK, check_writable, locked, refuse_if_locked
 from attendrop.runs.run_file import PATHS, RUN_FILE, located, run_file
 
+RUN = "run.json"
 METRICS = "metrics.json"
 # The training rows, where they are a sample of the data.
 SAMPLED_ROWS = "sampled_rows.json"
+# Checkpoints of the training that selects the number of steps, before the final training.
+SELECTION = "selection"
+TENSORBOARD = "tensorboard"
+NEW_RUN = ".new-run"
+_RESULTS = ".results.partial"
+_DELETED = ".deleted"
+# Files and folders that exist only while a process writes.
+_SCRATCH = (LOCK, NEW_RUN, _RESULTS, _DELETED, f".{RUN}.partial", f".{RUN_FILE}.partial")
 _FOR_READERS = (".md", ".yaml", ".jsonl", ".parquet")
 
 
@@ -44,9 +44,30 @@ def is_main_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+# What a folder holds -------------------------------------------------------------------------------------------------
+
+
+def read_json(path: Path, needed: Mapping[str, type]) -> dict[str, Any] | None:
+    """Read a JSON mapping; None if there is no file. Raises AttendropError if it lacks needed entries."""
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except ValueError:
+        raise AttendropError(f"'{path}' is not valid JSON; restore it, or name another folder.") from None
+    if not isinstance(content, dict) or not all(isinstance(content.get(name), kind) for name, kind in needed.items()):
+        raise AttendropError(f"'{path}' was not written by attendrop; name another folder.")
+    return content
+
+
 def read_run(folder: Path) -> dict[str, Any] | None:
     """Read ``run.json``; None if the folder holds no run. Raises AttendropError if attendrop did not write it."""
     return read_json(folder / RUN, {"config": dict, "data_sha256": str})
+
+
+def read_metrics(folder: Path) -> dict[str, Any] | None:
+    """Read ``metrics.json``; None if no run is finished. Raises AttendropError if attendrop did not write it."""
+    return read_json(folder / METRICS, {"task": str, "method": str, "config": dict, "all_scores": dict})
 
 
 def holds_run(folder: Path, config: RunConfig, data_sha256: str) -> bool:
@@ -55,90 +76,9 @@ def holds_run(folder: Path, config: RunConfig, data_sha256: str) -> bool:
     return run is not None and run["config"] == _comparable(config) and run["data_sha256"] == data_sha256
 
 
-def read_metrics(folder: Path) -> dict[str, Any] | None:
-    """Read ``metrics.json``; None if no run is finished. Raises AttendropError if attendrop did not write it."""
-    return read_json(folder / METRICS, {"task": str, "method": str, "config": dict, "all_scores": dict})
-
-
 def keeps_model(folder: str | Path) -> bool:
     """Tell whether a run's folder has its model, and not only its scores."""
     return (Path(folder) / "config.json").is_file()
-
-
-@contextmanager
-def run_folder(config: RunConfig, *, resume: bool, overwrite: bool, baseline: str | None = None) -> Iterator[Path]:
-    """Lock the folder of a run while it trains; yield the folder for its files until it is complete.
-
-    The folder of a ``baseline`` belongs to that baseline only.
-
-    Raises:
-        AttendropError: The run may not use the folder, see :func:`check_folder`, or another process does.
-    """
-    folder = Path(config.output_dir)
-    if not is_main_process():
-        yield run_place(folder, resume=resume, overwrite=overwrite)
-        return
-    refuse_if_locked(folder)
-    # Before the lock: a refused command must not change the folder.
-    check_folder(folder, config, resume=resume, overwrite=overwrite, baseline=baseline)
-    with locked(folder):
-        replace_run(folder)
-        check_folder(folder, config, resume=resume, overwrite=overwrite, baseline=baseline)
-        try:
-            yield run_place(folder, resume=resume, overwrite=overwrite)
-        finally:
-            with suppress(OSError):  # not empty
-                (folder / NEW_RUN).rmdir()
-
-
-def run_place(folder: Path, *, resume: bool, overwrite: bool) -> Path:
-    """Return where a run keeps its files until it is complete: in its folder, or in one within."""
-    new = folder / NEW_RUN
-    replaces = (overwrite and read_run(folder) is not None) or (resume and read_run(new) is not None)
-    return new if replaces else folder
-
-
-def check_folder(
-    folder: Path, config: RunConfig, *, resume: bool, overwrite: bool, baseline: str | None = None
-) -> None:
-    """Refuse a folder that a run may not use, without writing anything.
-
-    Raises:
-        AttendropError: It is a file, holds something else than a run, or holds a run that is neither resumed (with
-            the same options) nor replaced, or that has files which it did not write.
-    """
-    if resume and overwrite:
-        raise AttendropError("resume and overwrite exclude each other; choose one.")
-    if folder.exists() and not folder.is_dir():
-        raise AttendropError(f"The output folder '{folder}' is a file.")
-    ancestor = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not ancestor.is_dir() or not os.access(ancestor, os.W_OK):
-        raise AttendropError(f"The output folder '{folder}' cannot be written: '{ancestor}' does not allow it.")
-    if not folder.exists() or all(_is_left_over(path) for path in folder.iterdir()):
-        return
-    run = read_run(folder)
-    if run is None:
-        raise AttendropError(f"The output folder '{folder}' holds other files; name an empty or a new one.")
-    if resume and run.get("baseline") != baseline:
-        found = run.get("baseline") or run["config"]["method"]
-        raise AttendropError(f"The output folder '{folder}' holds a run of {found}; name another folder.")
-    if resume:
-        place = run_place(folder, resume=resume, overwrite=overwrite)
-        _check_unchanged(folder, read_run(place) or run, _comparable(config))
-    elif not overwrite:
-        raise AttendropError(
-            f"The output folder '{folder}' holds a run already; --resume continues it, --overwrite replaces it."
-        )
-    elif strange := sorted(name for path in folder.iterdir() for name in foreign(path, run)):
-        raise AttendropError(
-            f"The output folder '{folder}' holds a run, and files that the run did not write: "
-            f"{', '.join(strange)}. Move them away, or name another folder."
-        )
-
-
-def _is_left_over(path: Path) -> bool:
-    """Tell whether a file or folder may remain from a run that died before its first step."""
-    return path.name == LOCK or (path.name == SELECTION and path.is_dir() and not any(path.iterdir()))
 
 
 def own_files(folder: Path) -> list[Path]:
@@ -164,24 +104,53 @@ def check_whole(folder: Path) -> None:
         )
 
 
+# Files of a run and of others ----------------------------------------------------------------------------------------
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Compute the SHA-256 of each file in a folder, by name, as recorded in ``run.json``."""
+    return {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+def foreign(path: Path, run: Mapping[str, Any]) -> list[str]:
+    """List the parts of a file or folder that are not the run's own, or were changed since the run wrote them.
+
+    ``run.json`` records what a run wrote (``files``) and what other commands added to it (``added``); each checkpoint
+    has a manifest. TensorBoard's files grow during training, so all are the run's if it reports to TensorBoard.
+    """
+    name, recorded = path.name, {**run.get("files", {}), **run.get("added", {})}
+    if name == RUN or name in _SCRATCH:
+        return []
+    if path.is_file() and name in recorded:
+        return [] if sha256(path) == recorded[name] else [f"{name} (changed since)"]
+    if path.is_dir() and re.fullmatch(r"checkpoint-\d+", name):
+        from attendrop.training.checkpoints import unexpected_files
+
+        return [f"{name}/{file}" for file in unexpected_files(path)]
+    if path.is_dir() and name == SELECTION:
+        return [f"{name}/{part}" for each in sorted(path.iterdir()) for part in foreign(each, {})]
+    if path.is_dir() and name == TENSORBOARD and run.get("config", {}).get("report_to") == TENSORBOARD:
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        return [f"{name}/{file.relative_to(path)}" for file in files if not file.name.startswith("events.out.tfevents")]
+    return [name]
+
+
+def refuse_foreign(folder: Path, run: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Raise AttendropError if files with these names exist and do not belong to the run."""
+    for name in names:
+        if os.path.lexists(folder / name) and (found := foreign(folder / name, run)):
+            raise AttendropError(
+                f"'{folder / found[0]}' was not written by attendrop, but has the name of a result of the run; move it "
+                "away, then complete the run with --resume."
+            )
+
+
 def add_files(folder: Path, paths: Iterable[Path]) -> None:
     """Record files that other commands than `train` wrote into the folder of a run; files elsewhere are ignored."""
     run = read_run(folder)
     added = {path.name: sha256(path) for path in paths if path.resolve().parent == folder.resolve()}
     if run is not None and added:
         write_json(folder / RUN, run | {"added": run.get("added", {}) | added})
-
-
-def rewrite(path: Path, content: str) -> None:
-    """Replace a text of a run, and its record; what somebody else has changed since is left."""
-    with hold_run_folders([path]):
-        run = read_run(path.parent) or {}
-        if os.path.lexists(path) and foreign(path, run):
-            return
-        path.unlink(missing_ok=True)  # if interrupted, the file is either as recorded or missing
-        digest = hashlib.sha256(content.encode()).hexdigest()
-        write_json(path.parent / RUN, run | {"files": run.get("files", {}) | {path.name: digest}})
-        write_text(path, content)
 
 
 def was_added(folder: Path, path: Path) -> bool:
@@ -191,15 +160,138 @@ def was_added(folder: Path, path: Path) -> bool:
     return inside and path.name in run.get("added", {}) and not foreign(path, run)
 
 
+def rewrite(path: Path, content: str) -> None:
+    """Replace a text of a run, and its record; what somebody else has changed since is left."""
+    with hold_run_folders([path]):
+        run = read_run(path.parent) or {}
+        if os.path.lexists(path) and foreign(path, run):
+            return
+        path.unlink(missing_ok=True)  # if interrupted, the file is either as recorded or missing
+        write_json(path.parent / RUN, run | {"files": run.get("files", {}) | {path.name: digest(content)}})
+        write_text(path, content)
+
+
+def digest(text: str) -> str:
+    """Compute the SHA-256 of the file that a text is written to."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 @contextmanager
 def hold_run_folders(files: Iterable[str | Path]) -> Iterator[None]:
     """Lock the folders of runs into which files are written."""
-    parents = {Path(file).resolve().parent for file in files}
     with ExitStack() as stack:
-        for parent in sorted(parents):
+        for parent in sorted({Path(file).resolve().parent for file in files}):
             if (parent / RUN).exists():
                 stack.enter_context(locked(parent))
         yield
+
+
+# Before a run --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def run_folder(config: RunConfig, *, resume: bool, overwrite: bool, baseline: str | None = None) -> Iterator[Path]:
+    """Lock the folder of a run while it trains; yield the folder for its files until it is complete.
+
+    The folder of a ``baseline`` belongs to that baseline only.
+
+    Raises:
+        AttendropError: The run may not use the folder, see :func:`check_folder`, or another process does.
+    """
+    folder = Path(config.output_dir)
+    if not is_main_process():
+        yield _place(folder, resume=resume, overwrite=overwrite)
+        return
+    refuse_if_locked(folder)
+    # Before the lock: a refused command must not change the folder.
+    check_folder(folder, config, resume=resume, overwrite=overwrite, baseline=baseline)
+    with locked(folder):
+        replace_run(folder)
+        check_folder(folder, config, resume=resume, overwrite=overwrite, baseline=baseline)
+        try:
+            yield _place(folder, resume=resume, overwrite=overwrite)
+        finally:
+            with suppress(OSError):  # not empty
+                (folder / NEW_RUN).rmdir()
+
+
+def _place(folder: Path, *, resume: bool, overwrite: bool) -> Path:
+    """Return where a run keeps its files until it is complete: in its folder, or in one within."""
+    new = folder / NEW_RUN
+    replaces = (overwrite and read_run(folder) is not None) or (resume and read_run(new) is not None)
+    return new if replaces else folder
+
+
+def check_folder(
+    folder: Path, config: RunConfig, *, resume: bool, overwrite: bool, baseline: str | None = None
+) -> None:
+    """Refuse a folder that a run may not use, without writing anything.
+
+    Raises:
+        AttendropError: It is a file, holds something else than a run, or holds a run that is neither resumed (with
+            the same options) nor replaced, or that has files which it did not write.
+    """
+    if resume and overwrite:
+        raise AttendropError("resume and overwrite exclude each other; choose one.")
+    if folder.exists() and not folder.is_dir():
+        raise AttendropError(f"The output folder '{folder}' is a file.")
+    check_writable(folder)
+    if not folder.exists() or all(_is_left_over(path) for path in folder.iterdir()):
+        return
+    run = read_run(folder) or read_run(folder / NEW_RUN)  # without the first if a replacement was interrupted
+    if run is None:
+        raise AttendropError(f"The output folder '{folder}' holds other files; name an empty or a new one.")
+    if resume and run.get("baseline") != baseline:
+        found = run.get("baseline") or run["config"]["method"]
+        raise AttendropError(f"The output folder '{folder}' holds a run of {found}; name another folder.")
+    if resume:
+        _check_options(folder, read_run(_place(folder, resume=True, overwrite=False)) or run, _comparable(config))
+    elif not overwrite:
+        raise AttendropError(
+            f"The output folder '{folder}' holds a run already; --resume continues it, --overwrite replaces it."
+        )
+    elif strange := sorted(name for path in folder.iterdir() for name in foreign(path, run)):
+        raise AttendropError(
+            f"The output folder '{folder}' holds a run, and files that the run did not write: "
+            f"{', '.join(strange)}. Move them away, or name another folder."
+        )
+
+
+def _is_left_over(path: Path) -> bool:
+    """Tell whether a file or folder may remain from a run that died before its first step."""
+    return path.name == LOCK or (path.name == SELECTION and path.is_dir() and not any(path.iterdir()))
+
+
+def _comparable(config: RunConfig) -> dict[str, Any]:
+    """Return the options that affect the results, as JSON values."""
+    options: dict[str, Any] = json.loads(json.dumps(config.as_dict()))
+    del options["output_dir"]
+    return options
+
+
+def _check_options(folder: Path, run: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse to resume a run with other options than it began with."""
+    from attendrop.methods.core.registry import flat_options
+
+    def flat(options: dict[str, Any]) -> dict[str, Any]:  # the method first, so that its change is named first
+        return {name: value for name, value in options.items() if name != "options"} | flat_options(options["options"])
+
+    before, decided = flat(run["config"]), run.get("decided") or {}
+    was_located, is_located = located(run["config"]), located(now)
+    for name, value in flat(now).items():
+        was = before.get(name)
+        if was == value or (name in PATHS and was_located.get(name) == is_located.get(name)):
+            continue
+        began, asked = f"{name}={was!r}", repr(value)
+        if was is None:
+            began = f"the default {name}" if name in decided else f"no {name}"
+            began += f" ({decided[name]})" if decided.get(name) is not None else ""
+        if value is None:
+            asked = "the default" if name in decided else "without it"
+        raise AttendropError(
+            f"The run in '{folder}' began with {began}, not {asked}; resume it with the same options, or name "
+            "another output folder."
+        )
 
 
 def check_data(place: Path, data_sha256: str) -> None:
@@ -209,21 +301,21 @@ def check_data(place: Path, data_sha256: str) -> None:
         raise AttendropError(f"The training data changed since the run in '{place}' began; it cannot be resumed.")
 
 
+# During and after a run ----------------------------------------------------------------------------------------------
+
+
 def begin_run(place: Path, config: RunConfig, data_sha256: str, **entries: Any) -> None:
-    """Start a run in a folder: write ``run.json``, with further entries, and a ``run.yaml`` that repeats the run."""
-    refuse_foreign(place, {}, [RUN_FILE])
-    place.mkdir(parents=True, exist_ok=True)
-    repeats = run_file(config)
-    files = {RUN_FILE: hashlib.sha256(repeats.encode()).hexdigest()}
-    run = {"config": _comparable(config), "data_sha256": data_sha256, "files": files}
-    write_json(place / RUN, run | entries)
-    write_text(place / RUN_FILE, repeats)
+    """Start a run in a folder: write ``run.json``, with further entries, and a ``run.yaml`` that repeats the run.
 
-
-def begin_baseline(place: Path, config: RunConfig, data_sha256: str, name: str) -> None:
-    """Start a baseline in a folder: write ``run.json``; no file for ``--config``, which would train a model."""
+    The entry ``baseline`` is the name of a baseline, which has no ``run.yaml``: that would train a model.
+    """
+    files = {} if "baseline" in entries else {RUN_FILE: run_file(config)}
+    refuse_foreign(place, {}, files)
     place.mkdir(parents=True, exist_ok=True)
-    write_json(place / RUN, {"config": _comparable(config), "data_sha256": data_sha256, "baseline": name, "files": {}})
+    recorded = {"files": {name: digest(content) for name, content in files.items()}}
+    write_json(place / RUN, {"config": _comparable(config), "data_sha256": data_sha256} | recorded | entries)
+    for name, content in files.items():
+        write_text(place / name, content)
 
 
 def note_in_run(place: Path, **entries: Any) -> None:
@@ -238,7 +330,7 @@ def results(place: Path) -> Iterator[Path]:
     Raises:
         AttendropError: Files that the run did not write would be replaced.
     """
-    partial = place / RESULTS
+    partial = place / _RESULTS
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     try:
@@ -251,22 +343,9 @@ def results(place: Path) -> Iterator[Path]:
         for name in found:  # of results that were moved in part
             (place / name).unlink(missing_ok=True)
         write_json(place / RUN, run | {"files": run.get("files", {}) | found})
-        _move(partial, place, last=(METRICS,))
+        _move(partial, place)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def clear_unfinished(place: Path) -> None:
-    """Delete the remains of an unfinished run that should have replaced another."""
-    if place.name == NEW_RUN:
-        shutil.rmtree(place, ignore_errors=True)
-
-
-def delete_checkpoints(place: Path) -> None:
-    """Delete the checkpoints of a run, but for folders with files that are not the run's."""
-    for checkpoint in place.glob("checkpoint-*"):
-        if not foreign(checkpoint, {}):
-            remove(checkpoint)
 
 
 def replace_run(folder: Path) -> None:
@@ -280,58 +359,40 @@ def replace_run(folder: Path) -> None:
         return
     if read_run(new) is not None and old is not None:
         refuse_foreign(folder, old, os.listdir(new))
-        delete_own(folder, old, last=(RUN,))
-    _move(new, folder, last=(RUN, METRICS))
+        own = [path for path in folder.iterdir() if path.name not in (LOCK, NEW_RUN) and not foreign(path, old)]
+        for path in sorted(own, key=lambda path: (path.name == RUN, path.name != METRICS)):
+            _remove(path)
+    _move(new, folder)
 
 
-def _move(source: Path, target: Path, last: tuple[str, ...]) -> None:
-    for name in sorted(os.listdir(source), key=lambda name: last.index(name) if name in last else -1):
-        if (target / name).is_dir():
-            remove(target / name)
-        os.replace(source / name, target / name)
+def clear_unfinished(place: Path) -> None:
+    """Delete the remains of an unfinished run that should have replaced another."""
+    if place.name == NEW_RUN:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def delete_checkpoints(place: Path) -> None:
+    """Delete the checkpoints of a run, but for folders with files that are not the run's."""
+    for checkpoint in place.glob("checkpoint-*"):
+        if not foreign(checkpoint, {}):
+            _remove(checkpoint)
+
+
+def _move(source: Path, target: Path) -> None:
+    """Move all files, last those that say whose they are, and that they are complete."""
+    for path in sorted(source.iterdir(), key=lambda path: (path.name == METRICS, path.name == RUN)):
+        if (target / path.name).is_dir():
+            _remove(target / path.name)
+        os.replace(path, target / path.name)
     source.rmdir()
 
 
-def _comparable(config: RunConfig) -> dict[str, Any]:
-    """Return the options that affect the results, as JSON values."""
-    options: dict[str, Any] = json.loads(json.dumps(config.as_dict()))
-    del options["output_dir"]
-    return options
-
-
-def _check_unchanged(folder: Path, run: dict[str, Any], now: dict[str, Any]) -> None:
-    before, decided = _flat(run["config"]), run.get("decided") or {}
-    was_located, is_located = located(run["config"]), located(now)
-    for name, value in _flat(now).items():
-        was = before.get(name)
-        if was != value and (name not in PATHS or was_located.get(name) != is_located.get(name)):
-            began, asked = f"{name}={was!r}", repr(value)
-            if was is None:
-                began = f"the default {name}" if name in decided else f"no {name}"
-                began += f" ({decided[name]})" if decided.get(name) is not None else ""
-            if value is None:
-                asked = "the default" if name in decided else "without it"
-            raise AttendropError(
-                f"The run in '{folder}' began with {began}, not {asked}; resume it with the same options, or name "
-                "another output folder."
-            )
-
-
-def _flat(options: dict[str, Any]) -> dict[str, Any]:
-    """Flatten options, the method before its options, so that a change of the method is named first."""
-    from attendrop.methods.core.registry import flat_options
-
-    return {name: value for name, value in options.items() if name != "options"} | flat_options(options["options"])
-
-
-def read_json(path: Path, needed: Mapping[str, type]) -> dict[str, Any] | None:
-    """Read a JSON mapping; None if there is no file. Raises AttendropError if it lacks needed entries."""
-    try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except ValueError:
-        raise AttendropError(f"'{path}' is not valid JSON; restore it, or name another folder.") from None
-    if not isinstance(content, dict) or not all(isinstance(content.get(name), kind) for name, kind in needed.items()):
-        raise AttendropError(f"'{path}' was not written by attendrop; name another folder.")
-    return content
+def _remove(path: Path) -> None:
+    """Delete a file, or a folder atomically: an interruption leaves no partial folder under its name."""
+    if not path.is_dir() or path.is_symlink():
+        return path.unlink()
+    deleted = path.with_name(_DELETED)
+    if path != deleted:
+        shutil.rmtree(deleted, ignore_errors=True)
+        os.replace(path, deleted)
+    shutil.rmtree(deleted)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import logging
 import statistics
@@ -21,10 +20,9 @@ from attendrop.errors import AttendropError
 from attendrop.output_files import write_json, write_text
 from attendrop.runs.callbacks import AfterFirstStep
 from attendrop.runs.config import RunConfig
-from attendrop.runs.folder_lock import locked, refuse_if_locked
-from attendrop.runs.owned_files import refuse_foreign
+from attendrop.runs.folder_lock import locked
 from attendrop.runs.run_file import RUN_FILE, run_file
-from attendrop.runs.run_folder import check_folder, is_main_process, read_json
+from attendrop.runs.run_folder import check_folder, digest, is_main_process, read_json, refuse_foreign
 from attendrop.runs.train import train
 
 SEEDS = "seeds.json"
@@ -60,35 +58,22 @@ def train_seeds(
     """
     if len(set(seeds)) < len(seeds):
         raise AttendropError(f"seed {next(s for s in seeds if seeds.count(s) > 1)} is given twice.")
-    folder = Path(config.output_dir)
-    refuse_if_locked(folder)
-    with locked(folder) if is_main_process() else nullcontext():
-        return _train_each(config, seeds, folder, resume=resume, overwrite=overwrite, callbacks=callbacks)
-
-
-def _train_each(
-    config: RunConfig,
-    seeds: Sequence[int],
-    folder: Path,
-    *,
-    resume: bool,
-    overwrite: bool,
-    callbacks: Sequence[TrainerCallback],
-) -> dict[str, Any]:
+    folder, writes = Path(config.output_dir), is_main_process()
     configs = [dataclasses.replace(config, seed=seed, output_dir=str(folder / f"seed{seed}")) for seed in seeds]
-    if is_main_process():
-        _check_summary(folder, replaces=resume or overwrite)
-        for each in configs:
-            exists = Path(each.output_dir).exists()
-            check_folder(Path(each.output_dir), each, resume=resume and exists, overwrite=overwrite and exists)
-    found = []
-    begin = [AfterFirstStep(lambda: _write(folder, RUN_FILE, run_file(config, seeds)))] if is_main_process() else []
-    for number, each in enumerate(configs, start=1):
-        logger.info("Run %d of %d: seed %d.", number, len(configs), each.seed)
-        found.append(train(each, resume=resume, overwrite=overwrite, callbacks=[*begin, *callbacks]))
-    summary = summarise(found)
-    if is_main_process():
-        _write(folder, SUMMARY, json.dumps(summary, indent=2) + "\n")
+    with locked(folder) if writes else nullcontext():
+        if writes:
+            _check_summary(folder, replaces=resume or overwrite)
+            for each in configs:
+                exists = Path(each.output_dir).exists()
+                check_folder(Path(each.output_dir), each, resume=resume and exists, overwrite=overwrite and exists)
+        begin = [AfterFirstStep(lambda: _write(folder, RUN_FILE, run_file(config, seeds)))] if writes else []
+        found = []
+        for number, each in enumerate(configs, start=1):
+            logger.info("Run %d of %d: seed %d.", number, len(configs), each.seed)
+            found.append(train(each, resume=resume, overwrite=overwrite, callbacks=[*begin, *callbacks]))
+        summary = summarise(found)
+        if writes:
+            _write(folder, SUMMARY, json.dumps(summary, indent=2) + "\n")
     return summary
 
 
@@ -126,7 +111,7 @@ def _write(folder: Path, name: str, content: str) -> None:
     files = _files(folder)
     refuse_foreign(folder, {"files": files}, [name])
     (folder / name).unlink(missing_ok=True)  # if interrupted, the file is either as recorded or missing
-    write_json(folder / SEEDS, {"files": files | {name: hashlib.sha256(content.encode()).hexdigest()}})
+    write_json(folder / SEEDS, {"files": files | {name: digest(content)}})
     write_text(folder / name, content)
 
 

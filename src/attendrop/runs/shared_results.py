@@ -19,31 +19,16 @@ MOST_BYTES = 256 * 2**20
 Result = TypeVar("Result")
 
 
-class _Results:
-    """Results by key, with their sizes; the one that was used least recently goes first."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self.most_bytes = most_bytes
-        self.bytes = 0
-        self.found: OrderedDict[str, tuple[Any, int]] = OrderedDict()
-
-    def add(self, key: str, result: Any, size: int) -> None:
-        if size > self.most_bytes:
-            return
-        self.found[key] = result, size
-        self.bytes += size
-        while self.bytes > self.most_bytes:
-            self.bytes -= self.found.popitem(last=False)[1][1]
-
-
-_results: _Results | None = None
+# The results by key, with their sizes, the one that was used least recently first; None where nothing is shared.
+_results: OrderedDict[str, tuple[Any, int]] | None = None
+_most_bytes = MOST_BYTES
 
 
 def share_results(most_bytes: int = MOST_BYTES) -> None:
     """Share results between the runs of this process from now on, and keep so many bytes of them at most."""
-    global _results
+    global _results, _most_bytes
     if _results is None:
-        _results = _Results(most_bytes)
+        _results, _most_bytes = OrderedDict(), most_bytes
 
 
 def forget_results() -> None:
@@ -66,12 +51,15 @@ def shared(
     if _results is None:
         return compute()
     digest = digest_of([kind, key()])
-    if digest in _results.found:
-        _results.found.move_to_end(digest)
-        result: Result = _results.found[digest][0]
-        return result
+    if digest in _results:
+        _results.move_to_end(digest)
+        known: Result = _results[digest][0]
+        return known
     result = compute()
-    _results.add(digest, result, size(result))
+    if size(result) <= _most_bytes:
+        _results[digest] = result, size(result)
+    while sum(kept for _, kept in _results.values()) > _most_bytes:
+        _results.popitem(last=False)
     return result
 
 

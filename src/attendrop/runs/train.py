@@ -35,12 +35,12 @@ from attendrop.runs.experiment_tracking import check_integration
 from attendrop.runs.fitting import Fitted, Fitting, load_model
 from attendrop.runs.model_card import model_card
 from attendrop.runs.model_loading import Loaded
-from attendrop.runs.owned_files import SELECTION
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
 from attendrop.runs.run_file import RUN_FILE, run_file
 from attendrop.runs.run_folder import (
     METRICS,
     SAMPLED_ROWS,
+    SELECTION,
     begin_run,
     check_data,
     clear_unfinished,

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from attendrop.errors import AttendropError
 from attendrop.methods.finetune import FineTune
-from attendrop.studies.method_rows import MethodRow, has_score, method_label, method_rows
-from attendrop.studies.scored_rows import HOLDS_FOR_SHIFTED, holds_for, scored_on, scored_unlike
-from attendrop.studies.statistics import Estimate
+from attendrop.studies.method_rows import (
+    HOLDS_FOR_SHIFTED,
+    MethodRow,
+    has_score,
+    holds_for,
+    method_label,
+    method_rows,
+    scored_on,
+    scored_unlike,
+)
 from attendrop.studies.verdict import MIN_SEEDS, Verdict, cost, ends, interval, judge, number, p_text, seeds, title
 
 # Differences below this are practically nothing: of scores up to 1, and of errors as a share of the reference's.
@@ -106,20 +112,36 @@ class Answer:
 
     def csv(self) -> str:
         """Return the table as CSV, in full precision, with a column for the score of each seed."""
+        return csv_table(self.records())
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the rows of the table for :meth:`csv`."""
         every = sorted({seed for row in self.rows for seed in row.scores})
-        records = [_record(row) | {f"seed_{seed}": row.scores.get(seed) for seed in every} for row in self.rows]
+        records = [row.as_dict() | {f"seed_{seed}": row.scores.get(seed) for seed in every} for row in self.rows]
         if self.shifted is not None:
             there = {row.label: row for row in self.shifted.rows}
             for record in records:
-                found = _record(there[record["label"]]) if record["label"] in there else {}
+                found = there[record["label"]].as_dict() if record["label"] in there else {}
                 record |= {f"shifted_{name}": found.get(name) for name in _SHIFTED_RECORD}
         for record in records:
             del record["options"], record["scores"], record["differences"], record["runs"], record["components"]
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(records[0]) if records else [], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(records)
-        return text.getvalue()
+        return records
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Self:
+        """Read what :meth:`as_dict` returned."""
+        return cls(
+            task=str(found["task"]),
+            model=str(found["model"]),
+            metric=str(found["metric"]),
+            scored_on=str(found["scored_on"]),
+            margin=float(found["margin"]),
+            rows=tuple(MethodRow.from_dict(record, found["reference"]) for record in found["methods"]),
+            verdict=Verdict(found["kind"], found["use"], tuple(map(str, found["sentences"]))),
+            notes=tuple(map(str, found["notes"])),
+            holds_for=str(found["holds_for"]),
+            shifted=cls.from_dict(found["shifted"]) if found.get("shifted") else None,
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON values; an infinite end of an interval is None."""
@@ -134,7 +156,7 @@ class Answer:
             "sentences": list(self.verdict.sentences),
             "notes": list(self.notes),
             "holds_for": self.holds_for,
-            "methods": [_record(row) for row in self.rows],
+            "methods": [row.as_dict() for row in self.rows],
             **({} if self.shifted is None else {"shifted": self.shifted.as_dict()}),
         }
 
@@ -301,42 +323,17 @@ def cells(row: MethodRow) -> tuple[str, ...]:
     return row.label, str(row.n), score, new, these, p, ahead, cost(row)
 
 
+def csv_table(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return records as CSV, with all columns that one of them has."""
+    text = io.StringIO()
+    columns = dict.fromkeys(column for record in records for column in record)
+    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()
+
+
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table as Markdown."""
     lines = [header, ["---"] * len(header), *([text.replace("|", r"\|") for text in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _record(row: MethodRow) -> dict[str, Any]:
-    found = row.difference
-    return {
-        "label": row.label,
-        "method": row.method,
-        "options": dict(row.options),
-        "baseline": row.is_baseline,
-        "n": row.n,
-        "mean": row.mean,
-        "std": row.std,
-        "pairs": 0 if found is None else found.n,
-        "difference": None if found is None else found.mean.value,
-        **_ends("difference", None if found is None else found.mean),
-        **_ends("these_rows", None if found is None else found.these_rows),
-        "ahead": None if found is None else found.ahead,
-        "p": None if found is None else found.p_value,
-        "p_holm": row.p_holm,
-        "time_ratio": row.cost,
-        "selected_on_reported": row.selected_on_reported,
-        "scores": {str(seed): score for seed, score in row.scores.items()},
-        "differences": None if found is None else list(found.values),
-        "components": None if found is None or found.components is None else asdict(found.components),
-        "runs": {str(seed): name for seed, name in row.folders.items()},
-    }
-
-
-def _ends(name: str, found: Estimate | None) -> dict[str, float | None]:
-    low, high = (None, None) if found is None else (_finite(found.low), _finite(found.high))
-    return {f"{name}_low": low, f"{name}_high": high}
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

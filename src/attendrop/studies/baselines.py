@@ -23,10 +23,10 @@ from attendrop.runs.data import fingerprint
 from attendrop.runs.frozen_features import frozen_features
 from attendrop.runs.model_loading import load_model_and_tokenizer, load_preprocessor
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
-from attendrop.runs.run_folder import METRICS, begin_baseline, check_data, read_metrics, results, run_folder
+from attendrop.runs.run_folder import METRICS, begin_run, check_data, read_metrics, results, run_folder
 from attendrop.runs.run_metrics import ROWS_KEPT, shifted_scores, versions
 from attendrop.runs.shared_results import digest_of_model, shared
-from attendrop.studies.baseline_names import BASELINES, FROZEN, MAJORITY, SETFIT, TFIDF
+from attendrop.studies.units import BASELINES, FROZEN, SETFIT
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.output_scorer import Array
 from attendrop.tasks.long_texts import document_means, of_documents
@@ -36,8 +36,7 @@ from attendrop.tasks.tokenization import columns_of, encode
 
 # Outputs for rows, such as logits ``(rows, classes)``.
 Predict = Callable[[Dataset], Array]
-# A function of training rows that returns one of other rows.
-Fit = Callable[[Dataset], Predict]
+Features = Callable[[Dataset], Array]
 
 
 def run_baseline(config: RunConfig, name: str) -> dict[str, Any]:
@@ -78,7 +77,7 @@ def run_baseline(config: RunConfig, name: str) -> dict[str, Any]:
         _check_defined(name, run.task)
         rows = fingerprint(run.parts)
         check_data(place, rows)
-        begin_baseline(place, config, rows, name)
+        begin_run(place, config, rows, baseline=name)
         metrics, predictions = _metrics(run, name)
         metrics["total_seconds"] = round(time.monotonic() - start, 3)
         with results(place) as files:
@@ -101,24 +100,25 @@ def _check_defined(name: str, task: Task) -> None:
 
 def _metrics(run: ResolvedRun, name: str) -> tuple[dict[str, Any], list[Any] | None]:
     config, task, parts = run.config, run.task, run.parts
-    encoded = _Encoded(run)
-    fit = _FITS[name](encoded)
+    fits = _Fits(run, name)
     selects_on_dev = config.protocol == "paper"
-    own = parts.train if selects_on_dev or parts.selection is None else _joined(parts.train, parts.selection)
+    own = parts.train
+    if not selects_on_dev and parts.selection is not None:
+        own = concatenate_datasets([parts.train, parts.selection])
     start = time.monotonic()
-    predict = fit(own)
+    predict = fits.named(own)
     seconds = time.monotonic() - start
     outputs = {part: predict(rows) for part, rows in parts.report.items()}
-    scores = {part: encoded.scores(outputs[part], rows) for part, rows in parts.report.items()}
+    scores = {part: fits.scores(outputs[part], rows) for part, rows in parts.report.items()}
     dev = parts.report.get("dev")
     by_row = {
-        part: row_scores(task, outputs[part], encoded.references(parts.report[part]), parts.report[part])
+        part: row_scores(task, outputs[part], fits.references(parts.report[part]), parts.report[part])
         for part in ROWS_KEPT
         if part in outputs
     }
     selection_score = None
     if parts.selection is not None:
-        selection_score = encoded.scores(fit(parts.train)(parts.selection), parts.selection)[task.metric]
+        selection_score = fits.scores(fits.named(parts.train)(parts.selection), parts.selection)[task.metric]
     metrics = {
         "task": task.name,
         "model": config.model,
@@ -148,130 +148,93 @@ def _metrics(run: ResolvedRun, name: str) -> tuple[dict[str, Any], list[Any] | N
     return metrics, None if dev is None else task.head.decode(task.head.checked(outputs["dev"]))
 
 
-def _joined(first: Dataset, second: Dataset) -> Dataset:
-    joined: Dataset = concatenate_datasets([first, second])
-    return joined
+class _Fits:
+    """Fits of a run's baselines on training rows, as its model reads them; each returns what predicts other rows."""
 
-
-class _Encoded:
-    """The rows of a run as its model reads them, of which the head makes targets and references."""
-
-    def __init__(self, run: ResolvedRun) -> None:
+    def __init__(self, run: ResolvedRun, name: str) -> None:
         self.run = run
-        tokenizer = load_preprocessor(run.config.model, run.task)
-        self._columns = cache(lambda rows: columns_of(encode(rows, run.task, tokenizer, run.config.max_length)))
-
-    def targets(self, rows: Dataset) -> list[Any]:
-        columns = self._columns(rows)
-        return of_documents(columns["labels"][:], columns)
+        self.head = run.task.head
+        self.named = getattr(self, name)
+        preprocessor = load_preprocessor(run.config.model, run.task)
+        self._columns = cache(lambda rows: columns_of(encode(rows, run.task, preprocessor, run.config.max_length)))
+        if name == FROZEN:  # loading it is not part of a fit, whose time is measured
+            self._frozen_features = self._features_of(*load_model_and_tokenizer(run.config.model, run.task))
 
     def references(self, rows: Dataset) -> Array:
-        return self.run.task.head.references(self._columns(rows))
+        return self.head.references(self._columns(rows))
 
     def scores(self, outputs: Array, rows: Dataset) -> dict[str, float]:
         return compute_scores(self.run.task, outputs, self.references(rows))
 
-
-# What a baseline is --------------------------------------------------------------------------------------------------
-
-
-def _majority(encoded: _Encoded) -> Fit:
-    def fit(train: Dataset) -> Predict:
-        references = encoded.references(train)
+    def majority(self, train: Dataset) -> Predict:
+        references = self.references(train)
 
         def predict(rows: Dataset) -> Array:
-            found = encoded.run.task.head.constant_answer(references, encoded.references(rows))
+            found = self.head.constant_answer(references, self.references(rows))
             assert found is not None  # the head has this baseline
             return found[1]
 
         return predict
 
-    return fit
-
-
-def _tfidf(encoded: _Encoded) -> Fit:
-    def fit(train: Dataset) -> Predict:
-        columns = encoded.run.task.head.inputs_in(train.column_names)
+    def tfidf(self, train: Dataset) -> Predict:
+        counted = (
+            {"token_pattern": r"\w+", "ngram_range": (1, 2)},
+            {"analyzer": "char_wb", "ngram_range": (2, 5)},
+        )
         counters = [
             (name, TfidfVectorizer(sublinear_tf=True, **options).fit(train[name][:]))
-            for name in columns
-            for options in (
-                {"token_pattern": r"\w+", "ngram_range": (1, 2)},
-                {"analyzer": "char_wb", "ngram_range": (2, 5)},
-            )
+            for name in self.head.inputs_in(train.column_names)
+            for options in counted
         ]
-        return _linear(
-            encoded,
-            train,
-            lambda rows: sparse.hstack([each.transform(rows[name][:]) for name, each in counters]).tocsr(),
-        )
 
-    return fit
+        def features(rows: Dataset) -> Array:
+            return sparse.hstack([each.transform(rows[name][:]) for name, each in counters]).tocsr()
 
+        return self._linear(train, features, features)
 
-def _frozen(rows_of: _Encoded) -> Fit:
-    config, task = rows_of.run.config, rows_of.run.task
-    model, tokenizer = load_model_and_tokenizer(config.model, task)
-    return _on_encoder(rows_of, model, tokenizer)
+    def frozen(self, train: Dataset) -> Predict:
+        # The rows that are only scored are the same for all seeds. What a fit takes is measured, so it shares nothing.
+        return self._linear(train, self._frozen_features, partial(self._frozen_features, share=True))
 
+    def setfit(self, train: Dataset) -> Predict:
+        from attendrop.runs.contrastive_start import tune_contrastively  # loads sentence-transformers
 
-def _setfit(rows_of: _Encoded) -> Fit:
-    from attendrop.runs.contrastive_start import tune_contrastively  # loads sentence-transformers
+        config = self.run.config
+        model, tokenizer = load_model_and_tokenizer(config.model, self.run.task)
+        tune_contrastively(model, tokenizer, self.head.texts(train), self.head.strata_of(train), config)
+        features = self._features_of(model, tokenizer)
+        return self._linear(train, features, partial(features, share=True))
 
-    config, task = rows_of.run.config, rows_of.run.task
+    def _features_of(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Callable[..., Array]:
+        """Return the function that computes features of rows by an encoder, of each text once."""
+        config, task = self.run.config, self.run.task
+        known: dict[tuple[str, ...], Array] = {}
 
-    def fit(train: Dataset) -> Predict:
-        model, tokenizer = load_model_and_tokenizer(config.model, task)
-        tune_contrastively(model, tokenizer, task.head.texts(train), task.head.strata_of(train), config)
-        return _on_encoder(rows_of, model, tokenizer)(train)
+        def new_features(rows: Dataset, *, share: bool) -> Array:
+            encoded = encode(rows, task, tokenizer, config.max_length)[:]
+            size, device = config.eval_batch_size, str(compute_device(config.device))
 
-    return fit
+            def compute() -> Array:
+                found = frozen_features(model, tokenizer, task.head, encoded, size, config.device)
+                return document_means(found, encoded)
 
+            if not share:
+                return compute()
+            key = lambda: [digest_of_model(model.base_model), encoded, size, device]  # noqa: E731
+            return shared(key, compute, lambda vectors: vectors.nbytes, kind="frozen features")
 
-def _on_encoder(rows_of: _Encoded, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Fit:
-    """Return the linear model on the features of an encoder."""
-    config, task = rows_of.run.config, rows_of.run.task
-    known: dict[tuple[str, ...], Array] = {}
+        def features(rows: Dataset, *, share: bool = False) -> Array:
+            texts = task.head.texts(rows)
+            if not known.keys() >= set(texts):
+                first = {text: row for row, text in reversed(list(enumerate(texts)))}
+                known.update(zip(first, new_features(rows.select(first.values()), share=share), strict=True))
+            return np.stack([known[text] for text in texts])
 
-    def new_features(rows: Dataset, *, share: bool) -> Array:
-        encoded = encode(rows, task, tokenizer, config.max_length)[:]
-        size, device = config.eval_batch_size, str(compute_device(config.device))
+        return features
 
-        def compute() -> Array:
-            found = frozen_features(model, tokenizer, task.head, encoded, size, config.device)
-            return document_means(found, encoded)
-
-        if not share:
-            return compute()
-        return shared(
-            lambda: [digest_of_model(model.base_model), encoded, size, device],
-            compute,
-            lambda vectors: vectors.nbytes,
-            kind="frozen features",
-        )
-
-    def features(rows: Dataset, *, share: bool = False) -> Array:
-        texts = task.head.texts(rows)
-        if not known.keys() >= set(texts):
-            first = {text: row for row, text in reversed(list(enumerate(texts)))}
-            known.update(zip(first, new_features(rows.select(first.values()), share=share), strict=True))
-        return np.stack([known[text] for text in texts])
-
-    # The rows that are only scored are the same for all seeds. What a fit takes is measured, so it shares nothing.
-    return lambda train: _linear(rows_of, train, features, partial(features, share=True))
-
-
-def _linear(
-    encoded: _Encoded,
-    train: Dataset,
-    features: Callable[[Dataset], Array],
-    features_to_score: Callable[[Dataset], Array] | None = None,
-) -> Predict:
-    """Fit the linear model of the head; where there is none, because all rows are of one class, it is constant."""
-    balanced = encoded.run.config.class_weights is not None
-    found = encoded.run.task.head.fit_linear(features(train), encoded.targets(train), balanced=balanced)
-    to_score = features_to_score or features
-    return _majority(encoded)(train) if found is None else lambda rows: found.outputs(to_score(rows))
-
-
-_FITS: dict[str, Callable[[_Encoded], Fit]] = {MAJORITY: _majority, TFIDF: _tfidf, FROZEN: _frozen, SETFIT: _setfit}
+    def _linear(self, train: Dataset, features: Features, features_to_score: Features) -> Predict:
+        """Fit the linear model of the head; where there is none, because all rows are of one class, it is constant."""
+        columns = self._columns(train)
+        targets = of_documents(columns["labels"][:], columns)
+        found = self.head.fit_linear(features(train), targets, balanced=self.run.config.class_weights is not None)
+        return self.majority(train) if found is None else lambda rows: found.outputs(features_to_score(rows))

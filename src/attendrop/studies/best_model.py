@@ -12,10 +12,9 @@ from attendrop.runs.model_card import CARD, with_section
 from attendrop.runs.model_loading import load_config
 from attendrop.runs.run_folder import rewrite
 from attendrop.studies.answer import Answer
-from attendrop.studies.baseline_names import FROZEN, SETFIT
-from attendrop.studies.comparison import BEST, REFERENCE
+from attendrop.studies.comparison import BEST
 from attendrop.studies.method_rows import method_label
-from attendrop.studies.units import Result, Unit
+from attendrop.studies.units import FROZEN, REFERENCE, SETFIT, Result, Unit
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.mean_pooling import is_encoder
 

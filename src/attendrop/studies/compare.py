@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +13,79 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.output_files import write_json, write_text
 from attendrop.runs.config import RunConfig
+from attendrop.runs.data import fingerprint
 from attendrop.runs.model_loading import load_preprocessor
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
+from attendrop.runs.run_folder import holds_run, read_run
+from attendrop.runs.train import train
 from attendrop.studies.answer import Answer, answer
-from attendrop.studies.baseline_names import CHEAP
 from attendrop.studies.baselines import defined_for
-from attendrop.studies.comparison import REFERENCE, Comparison, default_methods
-from attendrop.studies.comparison_outcome import Outcome
-from attendrop.studies.comparison_record import check_record, write_record
-from attendrop.studies.comparison_steps import Steps
-from attendrop.studies.method_setting import MethodSetting
-from attendrop.studies.setting_search import choose
+from attendrop.studies.best_model import add_scores, best_model
+from attendrop.studies.comparison import Comparison, check_record, default_methods, write_record
+from attendrop.studies.executor import LOCAL, OnEvent, Runner, open_runner
+from attendrop.studies.setting_search import (
+    MethodSetting,
+    Trial,
+    choose,
+    number_of_selection_runs,
+    search_settings,
+    selection_unit,
+)
 from attendrop.studies.study import check_study_folder
-from attendrop.studies.units import Result
-from attendrop.studies.workers import LOCAL, OnEvent, open_runner
+from attendrop.studies.units import CHEAP, REFERENCE, REPORTS, Result, Unit, duration
 
+# Of the time that is left after all final runs, the search gets at most so much.
+_SEARCH_FRACTION = 0.8
+_MOST_TRIALS = 12
+# How much longer a final run is than one on selection rows, which trains on four fifths of the rows.
+_FINAL_TO_SELECTION = 1.3
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a comparison ends with.
+
+    Attributes:
+        answer: The table, and the answer in words.
+        trials: The settings that were tried, by label of the one they began with; empty without a search.
+        kept: Label of the row whose model was kept; None if none was.
+        best: Folder of this model.
+    """
+
+    answer: Answer
+    trials: Mapping[str, Sequence[Trial]] = field(default_factory=dict)
+    kept: str | None = None
+    best: Path | None = None
+
+    @property
+    def chosen(self) -> dict[str, MethodSetting]:
+        """The chosen settings, by label of the one they began with; empty without a search."""
+        return {label: choose(each) for label, each in self.trials.items()}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the outcome as JSON values."""
+        return self.answer.as_dict() | {
+            "trials": {
+                name: [{"setting": trial.setting.described, "scores": trial.scores} for trial in each]
+                for name, each in self.trials.items()
+            },
+            "chosen": {name: setting.described for name, setting in self.chosen.items()},
+            "kept": self.kept,
+            "best": None if self.best is None else str(self.best),
+        }
+
+    def lines(self) -> list[str]:
+        """Return the answer in words, and the table."""
+        tried = [
+            f"{name}: {setting.described}, of {len(self.trials[name])} settings on selection rows."
+            for name, setting in self.chosen.items()
+        ]
+        lines = [*self.answer.lines(), *(["", *tried] if tried else [])]
+        if self.best is None:
+            return lines
+        model = "The model" if self.kept == self.answer.use else f"The model of {self.kept}"
+        return [*lines, "", f"{model} is in {self.best}: attendrop predict {self.best} ..."]
 
 
 def compare(
@@ -64,18 +122,16 @@ def compare(
         baselines: Names of baselines: those above, or ``setfit``, too, which takes as long as a fine-tuning.
         keep_best: Whether to train the recommended model on all rows, and keep it.
         workers: Number of processes; None: one for each GPU or core.
-        backend: See :func:`attendrop.studies.workers.run_units`.
+        backend: See :func:`attendrop.studies.executor.run_units`.
         **options: Options of :class:`attendrop.runs.config.RunConfig`; ``model`` is ``"minilm"`` by default.
 
     Raises:
         AttendropError: An option or the data cannot be used, or no run of plain fine-tuning succeeded.
     """
-    config = RunConfig(**({"model": "minilm", "output_dir": output_dir} | options | {"method": REFERENCE}))
-    settings = [MethodSetting.of(each) for each in (default_methods() if methods is None else methods)]
     comparison = Comparison(
-        config=config,
+        config=RunConfig(**({"model": "minilm", "output_dir": output_dir} | options | {"method": REFERENCE})),
         output_dir=output_dir,
-        methods=settings,
+        methods=[MethodSetting.of(each) for each in (default_methods() if methods is None else methods)],
         seeds=seeds,
         budget=budget,
         trials=trials,
@@ -103,7 +159,7 @@ def run_comparison(
     Args:
         comparison: What to compare.
         workers: Number of processes.
-        backend: See :func:`attendrop.studies.workers.run_units`.
+        backend: See :func:`attendrop.studies.executor.run_units`.
         on_event: Called with what happens to runs.
         on_plan: Called with the number of runs, as far as it is known.
 
@@ -116,7 +172,7 @@ def run_comparison(
     run = resolve_run(comparison.config)  # bad data and models are to be refused once, and not by each run
     load_preprocessor(comparison.config.model, run.task)
     check_record(folder, comparison.config)
-    announce_splits(run)
+    _announce_splits(run)
     comparison = comparison.of_baselines(defined_for(run.task))
     with open_runner(folder, workers=workers, backend=backend) as runner:
         write_record(folder, comparison.config)
@@ -127,20 +183,13 @@ def run_comparison(
         _write(outcome, folder)  # whatever becomes of the model
         if comparison.keep_best:
             runner.release()
-            kept, best = steps.best(outcome.answer, found)
+            kept, best = _keep_best(comparison.config, outcome.answer, found, folder)
             outcome = dataclasses.replace(outcome, kept=kept, best=best)
             _write(outcome, folder)
     return outcome
 
 
-def _write(outcome: Outcome, folder: Path) -> None:
-    """Write the files of the answer."""
-    write_json(folder / "answer.json", outcome.as_dict())
-    write_text(folder / "answer.md", outcome.answer.markdown())
-    write_text(folder / "answer.csv", outcome.answer.csv())
-
-
-def announce_splits(run: ResolvedRun) -> None:
+def _announce_splits(run: ResolvedRun) -> None:
     """Log how many rows there are to train on, and to score the final runs on."""
     parts = run.parts
     if "dev" not in parts.report:
@@ -152,9 +201,126 @@ def announce_splits(run: ResolvedRun) -> None:
 
 
 def _answer(results: Sequence[Result]) -> Answer:
-    failed: list[dict[str, Any]] = [
-        {"method": each.unit.method, "options": each.unit.options, "seed": each.unit.config.seed, "error": each.error}
-        for each in results
-        if each.metrics is None
-    ]
+    failed = [each.failure() for each in results if each.metrics is None]
     return answer([each.metrics for each in results if each.metrics is not None], REFERENCE, failed=failed)
+
+
+def _write(outcome: Outcome, folder: Path) -> None:
+    """Write the files of the answer."""
+    markdown, as_json, as_csv = (folder / name for name in REPORTS)
+    write_json(as_json, outcome.as_dict())
+    write_text(markdown, outcome.answer.markdown())
+    write_text(as_csv, outcome.answer.csv())
+
+
+def _keep_best(config: RunConfig, found: Answer, results: Sequence[Result], folder: Path) -> tuple[str, Path]:
+    """Train the recommended model on all rows, see :func:`best_model`; return the label of its row, and its folder."""
+    label, wanted = best_model(found, results, config, resolve_run(config).task.head, folder)
+    place = Path(wanted.output_dir)
+    same = holds_run(place, wanted, fingerprint(resolve_run(wanted).parts))
+    try:
+        train(wanted, resume=same, overwrite=not same and read_run(place) is not None)
+    except AttendropError as error:
+        told = f"The answer is in {folder / 'answer.md'}, but its model could not be trained and kept: {error}"
+        raise AttendropError(told) from error
+    add_scores(found, label, place)
+    return label, place
+
+
+class Steps:
+    """The runs of a comparison. What depends on time follows from the times in ``metrics.json`` of finished runs."""
+
+    def __init__(
+        self, comparison: Comparison, runner: Runner, on_event: OnEvent, on_plan: Callable[[int], None]
+    ) -> None:
+        self.comparison = comparison
+        self.runner = runner
+        self.on_event = on_event
+        self.on_plan = on_plan
+        self.defaults = {setting.label: setting for setting in comparison.methods}
+        self.spent = 0.0
+        self._counted: set[Path] = set()
+
+    def run(self, units: Iterable[Unit]) -> list[Result]:
+        """Run units, and add up their time."""
+        results = self.runner.run(units, self.on_event)
+        for result in results:
+            if result.metrics is not None and result.folder not in self._counted:
+                self._counted.add(result.folder)
+                self.spent += _seconds(result) / self.runner.workers
+        return results
+
+    def search(self) -> dict[str, list[Trial]]:
+        """Try settings of all methods; none if only the defaults are wanted, or fit into the budget."""
+        comparison = self.comparison
+        if comparison.trials == 1 or (comparison.trials is None and comparison.budget is None):
+            return {}
+        first = self.run(selection_unit(comparison.config, setting, 0) for setting in self.defaults.values())
+        finished = [result.metrics for result in first if result.metrics is not None]
+        if not finished:
+            raise AttendropError(f"No run succeeded; the first error: {first[0].error}")
+        trials = comparison.trials or self._trials_that_fit(first)
+        if trials == 1:
+            return {}
+        selection = len(comparison.methods) * number_of_selection_runs(trials, comparison.folds)
+        self.on_plan(selection + self._number_of_final_runs)
+        return search_settings(
+            comparison.config,
+            comparison.methods,
+            trials=trials,
+            folds=comparison.folds,
+            learning_rate=finished[0]["training"]["learning_rate"],
+            run_units=self.run,
+        )
+
+    def _trials_that_fit(self, first: Sequence[Result]) -> int:
+        """Count the settings that fit into the budget, beside all final runs."""
+        comparison = self.comparison
+        assert comparison.budget is not None
+        once = sum(_seconds(result) for result in first) / self.runner.workers
+        left = comparison.budget - self.spent - once * comparison.seeds * _FINAL_TO_SELECTION
+        fitting = 1
+        for trials in range(2, _MOST_TRIALS + 1):
+            if once * number_of_selection_runs(trials, comparison.folds) <= left * _SEARCH_FRACTION:
+                fitting = trials
+        what = f"{fitting} settings of each are tried" if fitting > 1 else "the budget leaves no time to try settings"
+        logger.info("A run of each of the %d methods takes about %s: %s.", len(first), duration(once), what)
+        return fitting
+
+    def final_runs(self, settings: Mapping[str, MethodSetting]) -> list[Result]:
+        """Train all methods with one seed, then with all others that fit into the budget."""
+        seeds, budget = self.comparison.seeds, self.comparison.budget
+        self.on_plan(len(self._counted) + self._number_of_final_runs)
+        before = self.spent
+        found = self.run(self._units_of(0, settings))
+        once = self.spent - before
+        if budget is not None:
+            seeds = min(seeds, 1 + int(max(0.0, budget - self.spent) / max(once, 1e-3)))
+        logger.info(
+            "A seed of all methods and baselines takes about %s: %d seeds take %s in all.",
+            duration(once), seeds, duration(self.spent + once * (seeds - 1)),
+        )  # fmt: skip
+        if seeds < self.comparison.seeds:
+            logger.warning("Only %d of %d seeds fit into the budget.", seeds, self.comparison.seeds)
+        found += self.run(unit for seed in range(1, seeds) for unit in self._units_of(seed, settings))
+        plain = [each for each in found if each.unit.method == REFERENCE]
+        if not any(each.metrics for each in plain):
+            raise AttendropError(f"No run of plain fine-tuning succeeded; the first error: {plain[0].error}")
+        return found
+
+    @property
+    def _number_of_final_runs(self) -> int:
+        return self.comparison.seeds * (len(self.comparison.methods) + len(self.comparison.baselines))
+
+    def _units_of(self, seed: int, settings: Mapping[str, MethodSetting]) -> list[Unit]:
+        config = self.comparison.config
+        plain = dataclasses.replace(config, method=REFERENCE, options={}, seed=seed)
+        return [
+            *(Unit(setting.applied(config, seed=seed)) for setting in settings.values()),
+            *(Unit(plain, baseline=name) for name in self.comparison.baselines),
+        ]
+
+
+def _seconds(result: Result) -> float:
+    """Return how long a run took, with the loading of model and data and with scoring."""
+    return 0.0 if result.metrics is None else float(result.metrics["total_seconds"])

@@ -1,202 +1,210 @@
-"""Worker processes on this machine.
+"""Worker processes on this machine: :mod:`multiprocessing` starts them afresh, and a pipe leads to each.
 
-Plain subprocesses that talk JSON lines, because ``multiprocessing`` would import the caller's script again in each of
-them: it needs no ``if __name__ == "__main__"``.
+A pool of :mod:`concurrent.futures` ends as a whole when one of its processes dies, and hears of no progress.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
+import signal
 import sys
 import tempfile
 import threading
-from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from queue import SimpleQueue
-from signal import Signals
-from types import TracebackType
-from typing import IO, Any, Self
+from types import ModuleType
 
 from attendrop.argument_checks import check_count
-from attendrop.runs.run_folder import read_metrics
+from attendrop.runs.shared_results import share_results
 from attendrop.studies.units import SECONDS_BETWEEN_CHECKPOINTS, Event, Job
+from attendrop.studies.worker import Message, forwarded_warnings, perform
 
 MOST_WORKERS = 8
-# How often a unit is run whose process died each time.
-ATTEMPTS = 2
-_PROGRAM = "from attendrop.studies.worker_process import main; main()"
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
-Report = Callable[[Event], None]
-Message = dict[str, Any]
-Messages = SimpleQueue["tuple[_Worker, Message | None]"]
+_SPAWN = get_context("spawn")
 
 
 class LocalWorkers:
-    """Worker processes that stay warm between units. Use as a context manager: at its end they are killed.
+    """Worker processes that stay warm between jobs. Use as a context manager: at its end they are killed.
 
-    A process starts when the first unit is there for it. It has ``cores / count`` threads; with GPUs, process ``i`` has
+    A process starts when the first job is there for it. It has ``cores / count`` threads; with GPUs, process ``i`` has
     GPU ``i % n``.
 
     Args:
         count: Number of processes; None: one for each GPU, otherwise one for each core, 8 at most.
         checkpoint_seconds: Seconds between the checkpoints of a run.
-
-    Attributes:
-        count: Number of processes.
     """
+
+    attempts = 2
 
     def __init__(self, count: int | None = None, *, checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS) -> None:
         if count is not None:
             check_count("workers", count)
         cores, gpus = available_cores(), visible_gpus()
-        count = count or len(gpus) or min(cores, MOST_WORKERS)
-        environment = environment_of_worker(max(1, cores // count))
-        self.count = count
+        self.count = count or len(gpus) or min(cores, MOST_WORKERS)
         self.checkpoint_seconds = checkpoint_seconds
-        self._messages: Messages = SimpleQueue()
-        self._idle = [
-            _Worker(environment | ({"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} if gpus else {}), self._messages)
-            for i in range(count)
+        self._logs = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        threads = threads_of_worker(max(1, cores // self.count))
+        self._workers = [
+            _Worker(
+                threads | ({"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} if gpus else {}), Path(self._logs.name, str(i))
+            )
+            for i in range(self.count)
         ]
-        self._all = list(self._idle)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> LocalWorkers:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
+        self._logs.cleanup()
 
-    def run(self, jobs: Iterator[Job], report: Report) -> None:
-        """Run jobs, each taken when a process is free for it, until all have finished or failed.
+    def start(self, job: Job) -> None:
+        """Start a job on an idle process."""
+        next(worker for worker in self._workers if worker.job is None).start(job, self.checkpoint_seconds)
 
-        A job whose process dies is run again, from its last checkpoint, and fails when that happens again.
-
-        Args:
-            jobs: The jobs.
-            report: Called with all events, in this thread; an exception that it raises ends everything.
-        """
-        died: deque[Job] = deque()
-        deaths: Counter[Path] = Counter()
+    def wait(self, report: Callable[[Event], None]) -> Event:
+        """Wait for the end of a job; see :meth:`attendrop.studies.executor.Workers.wait`."""
         while True:
-            while self._idle and (job := died.popleft() if died else next(jobs, None)) is not None:
-                report(Event("started", job))
-                self._idle.pop(0).begin(job, self.checkpoint_seconds)
-            if len(self._idle) == len(self._all):
-                return
-            worker, message = self._messages.get()
-            job, cause = worker.job, worker.cause_of_death() if message is None else ""
-            if job is None:  # it died with nothing to do
-                continue
-            if message is None:
-                deaths[job.folder] += 1
-                message = {"kind": "failed" if deaths[job.folder] == ATTEMPTS else "lost", "text": cause}
-            if message["kind"] == "lost":
-                died.append(job)
-            if message["kind"] == "finished":
-                message["metrics"] = read_metrics(job.folder)
-            if message["kind"] in ("lost", "failed", "finished"):
-                worker.job = None
-                self._idle.append(worker)
-            if message.pop("unusable", False):
-                worker.kill()
-            report(Event(job=job, **message))
+            busy = {worker.connection: worker for worker in self._workers if worker.job is not None}
+            for ready in wait(list(busy)):
+                event = busy[ready].receive()  # type: ignore[index]
+                if busy[ready].job is None:  # type: ignore[index]
+                    return event
+                report(event)
 
     def release(self) -> None:
         """End the processes, which hold memory; those that are needed later are started again."""
-        for worker in self._all:
+        for worker in self._workers:
             worker.kill()
-
-    def pid_of(self, job: Job) -> int | None:
-        """Return the id of the process that runs a job; None if none does."""
-        return next((worker.process.pid for worker in self._all if worker.job == job and worker.process), None)
 
 
 class _Worker:
     """One process, started when it is first needed, and again if it died."""
 
-    def __init__(self, environment: Mapping[str, str], messages: Messages) -> None:
-        self.environment = environment
-        self.messages = messages
-        self.job: Job | None = None
-        self.process: subprocess.Popen[str] | None = None
-        self.errors: IO[bytes] | None = None
+    connection: Connection
+    process: SpawnProcess | None = None
+    job: Job | None = None
 
-    def begin(self, job: Job, checkpoint_seconds: float) -> None:
-        """Start a job."""
+    def __init__(self, environment: Mapping[str, str], log: Path) -> None:
+        self.environment = environment
+        self.log = log
+
+    def start(self, job: Job, checkpoint_seconds: float) -> None:
+        if self.process is None or not self.process.is_alive():
+            self.kill()
+            self.connection, other = _SPAWN.Pipe()
+            self.process = _SPAWN.Process(target=work, args=(other, self.log))
+            with _start_of_process(self.environment):
+                self.process.start()
+            other.close()  # so that the process has the only one, and its death is the end of the pipe
         self.job = job
-        content = job.unit.as_dict() | {"folder": str(job.folder), "checkpoint_seconds": checkpoint_seconds}
-        process = self.process or self._start()
-        assert process.stdin is not None
-        with suppress(OSError):  # it has just died; the thread that reads its messages reports that
-            process.stdin.write(json.dumps(content) + "\n")
-            process.stdin.flush()
+        with suppress(OSError):  # it has just died, as `receive` will find
+            self.connection.send(job.request(checkpoint_seconds))
+
+    def receive(self) -> Event:
+        """Receive a message; after the last one of a job, there is none."""
+        job = self.job
+        assert job is not None
+        try:
+            message: Message = self.connection.recv()
+        except (EOFError, OSError):
+            message = {"kind": "lost", "text": self._cause_of_death(), "unusable": True}
+        if message["kind"] in ("lost", "failed", "finished"):
+            self.job = None
+        if message.pop("unusable", False):
+            self.kill()
+        return Event(job=job, **message)
 
     def kill(self) -> None:
         """End the process."""
         self.job = None
-        process, self.process = self.process, None  # so that the thread that listens to it reports no death
-        if process is not None:
-            process.kill()
-            self._close(process)
+        if self.process is not None and self.process.pid is not None:  # None if Ctrl-C came while it started
+            self.process.kill()
+            self.process.join()
+            self.connection.close()
+        self.process = None
 
-    def cause_of_death(self) -> str:
-        """Tell how the process ended, and forget it."""
-        assert self.process is not None and self.errors is not None
-        process, self.process = self.process, None
-        process.kill()  # it may live on, if it is its last message that is broken
-        code = process.wait()
-        how = f"was killed by {Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        self.errors.seek(max(0, self.errors.seek(0, os.SEEK_END) - 2000))
-        said = self.errors.read().decode(errors="replace").strip().splitlines()
-        self._close(process)
-        return f"The worker process {how}{f': {said[-1]}' if said else ''}."
+    def _cause_of_death(self) -> str:
+        assert self.process is not None
+        self.process.join()
+        code = self.process.exitcode or 0
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        said = self.log.read_text(encoding="utf-8", errors="replace").strip() if self.log.exists() else ""
+        return f"The worker process {how}{f': {said.splitlines()[-1]}' if said else ''}."
 
-    def _start(self) -> subprocess.Popen[str]:
-        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 closed with the process
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _PROGRAM],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-            env=dict(self.environment),
-            encoding="utf-8",
-        )
-        threading.Thread(target=self._listen, args=(self.process,), daemon=True).start()
-        return self.process
 
-    def _listen(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        with suppress(ValueError):  # a line that was cut, or a pipe that was closed, when it was killed
-            for line in process.stdout:
-                self.messages.put((self, json.loads(line)))
-        if process is self.process:
-            self.messages.put((self, None))
+def work(connection: Connection, log: Path) -> None:
+    """Run the jobs that come through a pipe; what is printed goes to a file, whose last line tells why one died."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent decides
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with log.open("wb") as file:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(file.fileno(), stream.fileno())
+    lock = threading.Lock()
 
-    def _close(self, process: subprocess.Popen[str]) -> None:
-        assert self.errors is not None
-        process.wait()
-        with suppress(OSError):
-            process.stdin.close()  # type: ignore[union-attr]
-        self.errors.close()
+    def send(message: Message) -> None:
+        with lock:
+            connection.send(message)
+
+    _silence_libraries()
+    share_results()
+    with forwarded_warnings(send):
+        while True:
+            send(perform(connection.recv(), send))
+
+
+def _end_with_parent() -> None:
+    """End this process, whatever it does, when the one that started it is gone."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(0)
+
+
+def _silence_libraries() -> None:
+    """Let stderr hold errors only, and tqdm have no lock between processes, which is left over from a killed one."""
+    import datasets
+    import transformers
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    tqdm.set_lock(threading.RLock())
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    datasets.disable_progress_bars()
+
+
+@contextmanager
+def _start_of_process(environment: Mapping[str, str]) -> Iterator[None]:
+    """Let a process start with other variables, and without the caller's script.
+
+    multiprocessing would import that script in each process, which one without a main guard does not survive.
+    """
+    main, before = sys.modules["__main__"], {name: os.environ.get(name) for name in environment}
+    sys.modules["__main__"] = ModuleType("__main__")
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def threads_of_worker(threads: int) -> dict[str, str]:
-    """Make the variables that give a process a number of threads, or as many as ``OMP_NUM_THREADS`` says here."""
-    return dict.fromkeys(_THREADS, os.environ.get(_THREADS[0], str(threads)))
+    """Make the variables that give a process a number of threads, or as many as the user's ``OMP_NUM_THREADS`` says.
 
-
-def environment_of_worker(threads: int) -> dict[str, str]:
-    """Make the environment of a process: this one's, with a number of threads, and its import path.
-
-    A number of threads that the user has set in ``OMP_NUM_THREADS`` is kept, and holds for all libraries: PyTorch reads
-    ``MKL_NUM_THREADS``, too, and that goes first.
+    All libraries have the same: PyTorch reads ``MKL_NUM_THREADS``, too, and that goes first.
     """
-    found = threads_of_worker(threads) | os.environ
-    return found | {"PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
+    wanted = os.environ.get(_THREADS[0], str(threads))
+    return {name: os.environ.get(name, wanted) for name in _THREADS}
 
 
 def available_cores() -> int:

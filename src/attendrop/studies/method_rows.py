@@ -1,25 +1,35 @@
-"""Rows of a comparison: the scores of each method, and what it gains and costs against a reference."""
+"""Rows of a comparison: the scores of each method, what they are on, and what it gains and costs."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import labelled_method
-from attendrop.studies.baseline_names import BASELINES
-from attendrop.studies.statistics import Array, PairedDifference, holm, paired_difference
+from attendrop.studies.statistics import (
+    Array,
+    CrossedMean,
+    Estimate,
+    PairedDifference,
+    holm,
+    mean_interval,
+    paired_difference,
+)
+from attendrop.studies.units import BASELINES
+from attendrop.tasks.file_formats import files_of
 from attendrop.tasks.row_scores import RowScores
 
 Metrics = Mapping[str, Any]
 LABEL = "label"
+_UNKNOWN = Estimate(math.nan, math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,55 @@ class MethodRow:
     def std(self) -> float | None:
         """Standard deviation of the scores, of n-1; None for one seed."""
         return statistics.stdev(self.scores.values()) if self.n > 1 else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row as JSON values, less the scores by row; an infinite end of an interval is None."""
+        found = self.difference
+        return {
+            "label": self.label,
+            "method": self.method,
+            "options": dict(self.options),
+            "baseline": self.is_baseline,
+            "n": self.n,
+            "mean": self.mean,
+            "std": self.std,
+            "pairs": 0 if found is None else found.n,
+            "difference": None if found is None else found.mean.value,
+            **(found.mean if found else _UNKNOWN).ends("difference"),
+            **(found.these_rows if found else _UNKNOWN).ends("these_rows"),
+            "ahead": None if found is None else found.ahead,
+            "p": None if found is None else found.p_value,
+            "p_holm": self.p_holm,
+            "time_ratio": self.cost,
+            "selected_on_reported": self.selected_on_reported,
+            "scores": {str(seed): score for seed, score in self.scores.items()},
+            "differences": None if found is None else list(found.values),
+            "components": None if found is None or found.components is None else asdict(found.components),
+            "runs": {str(seed): name for seed, name in self.folders.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any], reference: str | None) -> Self:
+        """Read what :meth:`as_dict` returned, given the label of the reference."""
+        difference = None
+        if record["differences"] is not None:
+            values, parts = tuple(map(float, record["differences"])), record["components"]
+            mean = Estimate.from_ends(record["difference"], record["difference_low"], record["difference_high"])
+            components = None if parts is None else CrossedMean(**parts)
+            difference = PairedDifference(values, mean_interval(values), mean, record["p"], components)
+        return cls(
+            label=str(record["label"]),
+            method=str(record["method"]),
+            options=dict(record["options"]),
+            scores={int(seed): float(score) for seed, score in record["scores"].items()},
+            seconds={},
+            folders={int(seed): str(name) for seed, name in record["runs"].items()},
+            is_reference=record["label"] == reference,
+            selected_on_reported=bool(record["selected_on_reported"]),
+            difference=difference,
+            p_holm=record["p_holm"],
+            cost=record["time_ratio"],
+        )
 
     @property
     def is_baseline(self) -> bool:
@@ -175,3 +234,68 @@ def _compared(row: MethodRow, reference: MethodRow) -> MethodRow:
 def has_score(run: Metrics) -> bool:
     """Whether a run has a score on evaluation rows, and it is a number."""
     return run.get("score") is not None and math.isfinite(run["score"])
+
+
+# What scores are on, in words -----------------------------------------------------------------------------------------
+
+HOLDS_FOR_SHIFTED = (
+    "Here, intervals on new rows hold for other rows of the same held-out groups: other groups may differ by more."
+)
+
+
+def scored_unlike(run: Metrics) -> str:
+    """Name the rows that are unlike the training rows, and how many they are, given the ``metrics.json`` of a run."""
+    column, rows = run.get("config", {}).get("shift_column"), run["data"]["rows"]["shifted"]
+    held = "whole groups of like texts" if column is None else f"whole values of '{column}'"
+    return f"rows unlike the training rows ({rows}, {held}, held out)"
+
+
+def scored_on(run: Metrics) -> str:
+    """Name the rows on which a run is scored, and how many they are, given its ``metrics.json``."""
+    rows, trained = run["data"]["rows"].get("dev"), _trained_on(run)
+    return _place(run) + ("" if rows is None else f" ({rows} rows)") + trained
+
+
+def scored_data(run: Metrics) -> str:
+    """Name the data on which a run is scored, and the file that it was trained on."""
+    return _place(run) + _trained_on(run)
+
+
+def holds_for(run: Metrics, *, new_rows: bool) -> str:
+    """Say what the intervals of a comparison hold for.
+
+    Args:
+        run: The ``metrics.json`` of a run.
+        new_rows: Whether there are intervals on new rows.
+    """
+    config = run.get("config", {})
+    file = config.get("eval_file") or config.get("train_file")
+    if config.get("shots"):
+        trained = f" and other samples of {config['shots']} training rows per class"
+    elif config.get("max_train_samples"):
+        trained = f" and other samples of {config['max_train_samples']} training rows"
+    else:
+        trained = ", with the same training rows"
+    if not new_rows:
+        return f"The intervals hold for other seeds{trained}, on these evaluation rows only."
+    return (
+        f"Intervals on new rows hold for other seeds{trained}, and other evaluation rows like those of "
+        f"{_names(file) or run['task']}; those on these rows hold for these evaluation rows only."
+    )
+
+
+def _place(run: Metrics) -> str:
+    config = run.get("config", {})
+    trained = _names(config.get("train_file")) or str(config.get("task") or run["task"])
+    if config.get("test_fraction"):
+        return f"{100 * config['test_fraction']:g} % of {trained}, set aside"
+    return _names(config.get("eval_file")) or trained
+
+
+def _trained_on(run: Metrics) -> str:
+    config = run.get("config", {})
+    return f", trained on {_names(config['train_file'])}" if config.get("eval_file") else ""
+
+
+def _names(data: str | None) -> str:
+    return "" if data is None else ", ".join(file.name for file in files_of(data))

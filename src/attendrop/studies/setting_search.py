@@ -1,19 +1,20 @@
-"""Search of method options and learning rates on selection rows, with the same budget for every method."""
+"""Settings of methods, and the search of options and learning rates on selection rows, equally for every method."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import statistics
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from attendrop.errors import AttendropError
+from attendrop.methods.core.base import Method
 from attendrop.methods.core.options import searched_values
-from attendrop.methods.core.registry import get_method
+from attendrop.methods.core.registry import get_method, given_options
 from attendrop.runs.config import RunConfig
-from attendrop.studies.method_setting import MethodSetting
 from attendrop.studies.units import Result, Unit
 
 SELECTION_FRACTION = 0.2
@@ -26,6 +27,49 @@ _LEARNING_RATE = "learning_rate"
 _FAILED = -1e9
 logger = logging.getLogger(__name__)
 RunUnits = Callable[[Iterable[Unit]], list[Result]]
+
+
+@dataclass(frozen=True)
+class MethodSetting:
+    """A method with options, and a learning rate.
+
+    Attributes:
+        method: Name of the method, or several joined by ``+``.
+        options: Options of the method; those that are not given have their defaults.
+        learning_rate: Learning rate; None: the run's own.
+    """
+
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    learning_rate: float | None = None
+
+    @classmethod
+    def of(cls, method: str | Method) -> MethodSetting:
+        """Make the setting of a method, or of a name: its defaults."""
+        if isinstance(method, str):
+            return cls(method)
+        return cls(method.name, given_options(method.name, method.options()))
+
+    def applied(self, config: RunConfig, **changes: Any) -> RunConfig:
+        """Return the options of a run with this setting."""
+        if self.learning_rate is not None:
+            changes["learning_rate"] = self.learning_rate
+        return dataclasses.replace(config, method=self.method, options=dict(self.options), **changes)
+
+    @property
+    def label(self) -> str:
+        """Name of the method with its options, such as "METHOD p=0.9"."""
+        return " ".join([self.method, *self._changes])
+
+    @property
+    def described(self) -> str:
+        """What differs from the defaults."""
+        return " ".join(self._changes) or "its defaults"
+
+    @property
+    def _changes(self) -> list[str]:
+        found = [f"{name}={value}" for name, value in self.options.items()]
+        return found if self.learning_rate is None else [*found, f"learning_rate={self.learning_rate:g}"]
 
 
 @dataclass(frozen=True)

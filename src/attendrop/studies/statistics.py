@@ -37,6 +37,16 @@ class Estimate:
     low: float
     high: float
 
+    def ends(self, name: str) -> dict[str, float | None]:
+        """Return the ends as JSON values; None for one that is infinite, or not known."""
+        ends = {f"{name}_low": self.low, f"{name}_high": self.high}
+        return {end: value if math.isfinite(value) else None for end, value in ends.items()}
+
+    @classmethod
+    def from_ends(cls, value: float, low: float | None, high: float | None) -> Self:
+        """Read an estimate from JSON values."""
+        return cls(float(value), -math.inf if low is None else low, math.inf if high is None else high)
+
 
 @dataclass(frozen=True)
 class CrossedMean:
@@ -202,20 +212,9 @@ def crossed_test(
 def mean_interval(values: Sequence[float] | Array, confidence: float = 1 - ALPHA) -> Estimate:
     """Return the mean and Student's t interval, ``mean ± t(n - 1) * std / sqrt(n)``; infinite for one value.
 
-    A bootstrap over five seeds is too short. Coverage of nominal 95 % intervals in 2,000 simulations, of differences
-    from the normal distribution, from Student's t with three degrees of freedom (heavy tails), and from the
-    exponential distribution (more skewed than differences of methods that do not differ can be):
-
-    ==================================  ==================  ==================  ==================
-    interval                            n = 3               n = 5               n = 10
-    ==================================  ==================  ==================  ==================
-    bootstrap, percentile               0.76, 0.74, 0.71    0.84, 0.82, 0.78    0.90, 0.89, 0.85
-    bootstrap, BCa                      0.74, 0.70, 0.69    0.84, 0.80, 0.79    0.90, 0.86, 0.87
-    bootstrap, studentised              0.85, 0.82, 0.84    0.95, 0.95, 0.93    0.95, 0.92, 0.94
-    Student's t                         0.95, 0.96, 0.89    0.96, 0.97, 0.88    0.95, 0.96, 0.90
-    ==================================  ==================  ==================  ==================
-
-    The bootstraps are those of Efron and Tibshirani (1993), chapters 12 to 14.
+    Bootstraps over a few seeds (Efron and Tibshirani, 1993, chapters 12 to 14) are too short: in 2,000 simulations with
+    n = 5, nominal 95 % intervals covered the mean of normal, heavy-tailed (Student's t, three degrees of freedom) and
+    skewed (exponential) values in 0.84, 0.82 and 0.78 of cases (percentile), and this one in 0.96, 0.97 and 0.88.
     """
     values = _checked(values)
     mean, n = float(np.mean(values)), len(values)

@@ -40,11 +40,9 @@ from attendrop.methods.core.registry import labelled_method
 from attendrop.runs.config import RunConfig
 from attendrop.runs.run_file import convert_option
 from attendrop.runs.yaml_file import read_yaml
-from attendrop.studies.baseline_names import BASELINES
-from attendrop.studies.units import Unit
+from attendrop.studies.units import BASELINES, REFERENCE, Unit
 from attendrop.tasks.file_formats import files_of
 
-REFERENCE = "finetune"
 _KEYS = ("data", "models", "methods", "baselines", "seeds", "run", "reference")
 # What the file says elsewhere, or the study decides.
 _NOT_OF_RUN = ("model", "method", "options", "seed", "output_dir")
@@ -111,14 +109,19 @@ class _Reader:
 
     path: str
 
+    def error(self, what: str) -> AttendropError:
+        return AttendropError(f"The study file '{self.path}' {what}")
+
     def study(self, content: Mapping[str, Any]) -> Study:
         self.check_keys("", content, _KEYS)
         for key in ("data", "methods", "seeds"):
             if not content.get(key):
-                raise AttendropError(f"The study file '{self.path}' has no {key}.")
+                raise self.error(f"has no {key}.")
         baselines = _listed(content.get("baselines") or [])
         for baseline in baselines:
             check_choice("baseline", baseline, BASELINES)
+        seeds = content["seeds"]
+        seeds = range(seeds) if isinstance(seeds, int) else convert_option(self.path, "seed", seeds)
         shared = {"model": self.models(content)} | self.options("run", content.get("run") or {})
         settings = []
         for entry in _listed(content["data"]):
@@ -128,41 +131,16 @@ class _Reader:
             options = shared | self.options("data", given)
             name = name or options.get("task") or Path(options.get("train_file", "files")).stem
             for point, varied in _grid(options):
-                settings.append(
-                    self.setting(", ".join([name, *varied]), point, methods, baselines, self.seeds(content["seeds"]))
-                )
+                settings.append(_setting(", ".join([name, *varied]), point, methods, baselines, seeds))
         names = [setting.name for setting in settings]
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise AttendropError(f"The study file '{self.path}' has two data named {twice!r}; give each a 'name'.")
+            raise self.error(f"has two data named {twice!r}; give each a 'name'.")
         return Study(tuple(settings), content.get("reference", REFERENCE))
 
-    def setting(
-        self,
-        name: str,
-        options: Mapping[str, Any],
-        methods: Sequence[_MethodEntry],
-        baselines: Sequence[str],
-        seeds: Sequence[int],
-    ) -> Setting:
-        units, labels = {}, {}
-        for seed in seeds:
-            for method in methods:
-                unit = Unit(RunConfig(**options, method=method.name, options=method.options, seed=seed, output_dir=""))
-                units[unit.key()] = unit
-                if method.label:
-                    labels[unit.key()] = method.label
-            for baseline in baselines:
-                unit = Unit(RunConfig(**options, method=REFERENCE, seed=seed, output_dir=""), baseline)
-                units[unit.key()] = unit
-        return Setting(name, tuple(units.values()), labels)
-
     def check_keys(self, where: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
-        for key in given:
-            if key not in known:
-                within = f" in {where}" if where else ""
-                raise AttendropError(
-                    f"The study file '{self.path}' has an unknown key {key!r}{within}.{suggestion(str(key), known)}"
-                )
+        if unknown := next((key for key in given if key not in known), None):
+            within = f" in {where}" if where else ""
+            raise self.error(f"has an unknown key {unknown!r}{within}.{suggestion(str(unknown), known)}")
 
     def mapping(self, where: str, given: Any) -> Mapping[str, Any]:
         if not isinstance(given, dict):
@@ -185,9 +163,7 @@ class _Reader:
         """Return an absolute path, with environment variables replaced by their values."""
         found = os.path.expandvars(given)
         if unset := re.search(r"\$\{?(\w+)", found):
-            raise AttendropError(
-                f"The study file '{self.path}' names '{given}', but {unset[1]} is not set; set it to the folder."
-            )
+            raise self.error(f"names '{given}', but {unset[1]} is not set; set it to the folder.")
         return ",".join(str(file.absolute()) for file in files_of(found))
 
     def models(self, content: Mapping[str, Any]) -> list[str]:
@@ -196,11 +172,11 @@ class _Reader:
 
     def methods(self, entries: Any) -> list[_MethodEntry]:
         if not entries:
-            raise AttendropError(f"The study file '{self.path}' has no methods.")
+            raise self.error("has no methods.")
         found = [method for entry in _listed(entries) for method in self.method(entry)]
         labels = [method.label or labelled_method(method.name, method.options) for method in found]
         if twice := next((method.label for method in found if labels.count(method.label) > 1), None):
-            raise AttendropError(f"The study file '{self.path}' has two methods with the label {twice!r}; change one.")
+            raise self.error(f"has two methods with the label {twice!r}; change one.")
         return found
 
     def method(self, entry: Any) -> Iterator[_MethodEntry]:
@@ -208,32 +184,42 @@ class _Reader:
         given = {"name": entry} if isinstance(entry, str) else self.mapping("methods", entry)
         self.check_keys("methods", given, ("name", "label", "options"))
         if "name" not in given:
-            raise AttendropError(f"The study file '{self.path}' has a method without a name.")
+            raise self.error("has a method without a name.")
         label = given.get("label", "")
         if not isinstance(label, str):
-            raise AttendropError(f"The study file '{self.path}' has a label that is no text: {label!r}; quote it.")
+            raise self.error(f"has a label that is no text: {label!r}; quote it.")
         options = self.mapping("options", given.get("options") or {})
         for point, varied in _grid(options):
             yield _MethodEntry(given["name"], point, " ".join([label, *varied]) if label else "")
 
-    def seeds(self, given: Any) -> list[int]:
-        if isinstance(given, int):
-            return list(range(given))
-        seeds: list[int] = convert_option(self.path, "seed", given)
-        return seeds
+
+def _setting(
+    name: str,
+    options: Mapping[str, Any],
+    methods: Sequence[_MethodEntry],
+    baselines: Sequence[str],
+    seeds: Sequence[int],
+) -> Setting:
+    units, labels = {}, {}
+    for seed in seeds:
+        for method in methods:
+            unit = Unit(RunConfig(**options, method=method.name, options=method.options, seed=seed, output_dir=""))
+            units[unit.key()] = unit
+            if method.label:
+                labels[unit.key()] = method.label
+        for baseline in baselines:
+            unit = Unit(RunConfig(**options, method=REFERENCE, seed=seed, output_dir=""), baseline)
+            units[unit.key()] = unit
+    return Setting(name, tuple(units.values()), labels)
 
 
 def _grid(options: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], list[str]]]:
     """Yield each point of a grid, and the values of what varies, such as "shots=5"."""
-    values = {name: value if _is_grid(name, value) else [value] for name, value in options.items()}
+    values = {name: [value] if name == "text_columns" else _listed(value) for name, value in options.items()}
     varied = [name for name in values if len(values[name]) > 1]
     for point in product(*values.values()):
         found = dict(zip(values, point, strict=True))
         yield found, [f"{name}={found[name]}" for name in varied]
-
-
-def _is_grid(name: str, value: Any) -> bool:
-    return isinstance(value, list) and name != "text_columns"
 
 
 def _listed(value: Any) -> list[Any]:

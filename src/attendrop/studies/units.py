@@ -1,4 +1,4 @@
-"""Units of a study: single runs, each in a folder that is named by the hash of its options and its data."""
+"""Units of a study: single runs, each in a folder named by the hash of its options and its data; and their events."""
 
 from __future__ import annotations
 
@@ -20,6 +20,15 @@ if TYPE_CHECKING:
     from transformers import TrainerCallback
 
 RUNS = "runs"
+# Files of the answer of a study or a comparison.
+ANSWER = "answer.json"
+REPORTS = ("answer.md", ANSWER, "answer.csv")
+# The method that others are compared with by default.
+REFERENCE = "finetune"
+# Names of the baselines, see :mod:`attendrop.studies.baselines`, from the cheapest on.
+MAJORITY, TFIDF, FROZEN, SETFIT = BASELINES = ("majority", "tfidf", "frozen", "setfit")
+# Those that cost little beside a fine-tuning.
+CHEAP = (MAJORITY, TFIDF, FROZEN)
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
 # How long a worker whose parent was killed may hold the folder of its unit.
 _SECONDS_UNTIL_FREE = 20.0
@@ -68,6 +77,10 @@ class Unit:
         readable = f"{data}-{self.method}-seed{self.config.seed}"
         return f"{re.sub(r'[^A-Za-z0-9+._-]', '_', readable)}-{key[:8]}"
 
+    def described(self) -> dict[str, Any]:
+        """Return what tells the unit from others in a comparison, by the names of ``metrics.json``."""
+        return {"method": self.method, "options": self.options, "seed": self.config.seed}
+
     def as_dict(self) -> dict[str, Any]:
         """Return the unit as JSON values, without a folder."""
         config = self.config.as_dict()
@@ -82,6 +95,10 @@ class Job:
     unit: Unit
     folder: Path
 
+    def request(self, checkpoint_seconds: float) -> dict[str, Any]:
+        """Return what a worker needs to know, see :func:`attendrop.studies.worker.perform`, as JSON values."""
+        return self.unit.as_dict() | {"folder": str(self.folder), "checkpoint_seconds": checkpoint_seconds}
+
 
 @dataclass(frozen=True)
 class Event:
@@ -94,7 +111,7 @@ class Event:
         steps, planned_steps: Optimizer steps of ``"progress"``: taken, and planned.
         text: Of ``"warning"``, ``"lost"`` and ``"failed"``.
         details: Of ``"failed"``: the traceback, if there is one.
-        metrics: Of ``"finished"`` and ``"kept"``.
+        metrics: Of ``"finished"`` and ``"kept"``: the ``metrics.json``.
     """
 
     kind: Literal["kept", "started", "progress", "warning", "lost", "finished", "failed"]
@@ -115,11 +132,15 @@ class Result:
     metrics: dict[str, Any] | None
     error: str | None = None
 
+    def failure(self) -> dict[str, Any]:
+        """Describe a run without metrics, as JSON values."""
+        return self.unit.described() | {"error": self.error}
+
 
 def data_sha256(config: RunConfig) -> str:
     """Hash the files of a run's data.
 
-    Files that are missing do not count: the run itself fails, with an error that tells more. Nor do data of the hub.
+    Missing files do not count: the run itself fails, with an error that tells more. Nor do data of the hub.
     """
     from attendrop.runs.data import data_files, digest
 
@@ -166,3 +187,10 @@ def _wait_until_free(folder: Path) -> None:
             if time.monotonic() > end:
                 raise
             time.sleep(0.1)
+
+
+def duration(seconds: float) -> str:
+    """Format seconds, such as "40 s", "3 min" or "2.5 h"."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from attendrop.studies.baseline_names import DESCRIPTIONS
 from attendrop.studies.method_rows import MethodRow, p_value
 from attendrop.studies.statistics import ALPHA, MANY_SEEDS, POWER, CrossedMean, Estimate, PairedDifference, holm
 
@@ -15,6 +14,12 @@ from attendrop.studies.statistics import ALPHA, MANY_SEEDS, POWER, CrossedMean, 
 MIN_SEEDS = 4
 # On fewer rows, nothing is said to be practically nothing: 3 / 600 = 0.005.
 _ROWS_FOR_NOTHING = 600
+_BASELINES = {
+    "majority": "the same answer always",
+    "tfidf": "a linear model on TF-IDF",
+    "frozen": "a linear model on the frozen encoder",
+    "setfit": "a linear model on an encoder that was trained on pairs",
+}
 
 Kind = Literal["baseline", "method", "reference", "tie", "too few seeds", "no reference"]
 
@@ -76,17 +81,16 @@ def _judge_methods(reference: MethodRow, methods: Sequence[MethodRow], margin: f
             first = "No recommendation of a method: the runs have no scores by row; compare in a new folder."
             return Verdict("too few seeds", None, (first,))
         return Verdict("too few seeds", None, _too_few(reference, methods, margin, best))
-    ahead = [row for row in tested if _is_shown(row) and _gain(row) > 0 and not _is_within(_difference(row), margin)]
-    behind = [row for row in tested if _is_shown(row) and _gain(row) < 0]
+    shown = [row for row in tested if row.p_holm is not None and row.p_holm <= ALPHA]
+    ahead = [row for row in shown if _gain(row) > 0 and not _is_within(_difference(row), margin)]
+    behind = [row for row in shown if _gain(row) < 0]
     unclear = [row for row in tested if row not in ahead and row not in behind]
     figures = [f"Behind {title(reference)}: {_listed(behind)}."] if behind else []
     if ahead:
         return _judge_ahead(reference, ahead, margin, figures)
     if not unclear:
-        others = [row for row in methods if row not in tested]
-        which = (
-            f"every method here but {_listed(others)}, which cannot be judged yet," if others else "every method here"
-        )
+        others = _listed([row for row in methods if row not in tested])
+        which = f"every method here{f' but {others}, which cannot be judged yet,' if others else ''}"
         return Verdict("reference", reference.label, (f"{use} {which} is behind it.", *figures))
     if all(_is_within(_difference(row), margin) for row in unclear):
         cheapest = min((reference, *unclear), key=_cost)
@@ -104,10 +108,11 @@ def _judge_ahead(reference: MethodRow, ahead: Sequence[MethodRow], margin: float
     use = _cheapest_of_best(ahead, reference, margin)
     difference, others = _difference(use), [row for row in ahead if row is not use]
     wins = sum(value > 0 for value in difference.values)
+    p = "< 0.0001" if (use.p_holm or 0) < 0.0001 else f"= {use.p_holm:.2g}"
     sentences = [
         f"Use {use.label}: it is ahead of {title(reference)}{_by_little(difference, margin)}.",
         f"On new rows the difference is {interval(difference)} (95 % interval); it is ahead in {wins} of "
-        f"{seeds(difference.n)}, p {p_is(use.p_holm or 0)} after Holm's correction{_time(use)}.",
+        f"{seeds(difference.n)}, p {p} after Holm's correction{_time(use)}.",
     ]
     if others:
         reason = "" if use is leader else f"; below {number(margin)} apart, the cheaper is recommended"
@@ -123,7 +128,7 @@ def _cheapest_of_best(rows: Sequence[MethodRow], other: MethodRow, margin: float
 
 def _too_few(reference: MethodRow, methods: Sequence[MethodRow], margin: float, best: float) -> tuple[str, ...]:
     most = max(_pairs(row) for row in methods)
-    first = f"No recommendation of a method: {seeds(most)} to compare on {_are(most)} too few."
+    first = f"No recommendation of a method: {seeds(most)} to compare on {'is' if most == 1 else 'are'} too few."
     repeated = [row for row in methods if _pairs(row) > 1]
     if repeated and (limit := _limit((reference, *repeated), margin, best)):
         return (first, *limit)
@@ -258,7 +263,8 @@ def _too_few_against(verdict: Verdict, best: MethodRow, baseline: MethodRow, mar
         return Verdict("too few seeds", None, (first, figures, *_among(verdict)))
     if verdict.kind == "too few seeds":
         return replace(verdict, sentences=(*verdict.sentences, figures))
-    first = f"No recommendation: {seeds(lead.n)} to compare with {title(baseline)} on {_are(lead.n)} too few."
+    few = f"{seeds(lead.n)} to compare with {title(baseline)} on {'is' if lead.n == 1 else 'are'} too few."
+    first = f"No recommendation: {few}"
     if lead.n >= MIN_SEEDS:
         first = f"No recommendation: {best.label} and {title(baseline)} have no scores by row; compare in a new folder."
     return Verdict("too few seeds", None, (first, figures, *_among(verdict)))
@@ -305,7 +311,7 @@ def _among(verdict: Verdict) -> tuple[str, ...]:
 def title(row: MethodRow) -> str:
     """Name a method, or a baseline with what it is."""
     if row.is_baseline:
-        return f"{row.label} ({DESCRIPTIONS[row.method]})"
+        return f"{row.label} ({_BASELINES[row.method]})"
     return "plain fine-tuning" if row.label == "finetune" else row.label
 
 
@@ -324,11 +330,6 @@ def interval(difference: PairedDifference) -> str:
 def ends(found: Estimate) -> str:
     """Format an interval; "-" for none."""
     return f"[{_signed(found.low)}, {_signed(found.high)}]" if math.isfinite(found.low) else "-"
-
-
-def p_is(p: float) -> str:
-    """Format a p value with its relation, such as "= 0.016"."""
-    return "< 0.0001" if p < 0.0001 else f"= {p:.2g}"
 
 
 def p_text(p: float) -> str:
@@ -350,10 +351,6 @@ def seeds(count: int) -> str:
 
 def _signed(value: float) -> str:
     return f"{'+' if value > 0 else ''}{number(value)}"
-
-
-def _are(count: int) -> str:
-    return "is" if count == 1 else "are"
 
 
 def _listed(rows: Sequence[MethodRow]) -> str:
@@ -391,10 +388,6 @@ def _gain(row: MethodRow) -> float:
 
 def _cost(row: MethodRow) -> float:
     return math.inf if row.cost is None else row.cost
-
-
-def _is_shown(row: MethodRow) -> bool:
-    return row.p_holm is not None and row.p_holm <= ALPHA
 
 
 def _is_within(difference: PairedDifference, margin: float) -> bool:

@@ -10,8 +10,7 @@ from typing import Any
 from attendrop.reports.charts.chart import Chart, Mark, add_legend, label_axes, new_figure, styled
 from attendrop.reports.charts.methods_shown import ShownMethod, methods_shown
 from attendrop.reports.finished_runs import Results, Setting
-from attendrop.studies.method_rows import MethodRow
-from attendrop.studies.scored_rows import scored_data
+from attendrop.studies.method_rows import MethodRow, scored_data
 from attendrop.studies.statistics import mean_interval
 from attendrop.studies.verdict import number
 

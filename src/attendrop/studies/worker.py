@@ -1,0 +1,87 @@
+"""What a worker does: it runs one job after another, and says how they go."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from attendrop.errors import AttendropError
+from attendrop.runs.config import RunConfig
+from attendrop.studies.units import Job, Unit, run_unit
+
+_SECONDS_BETWEEN_REPORTS = 0.5
+# The entries of an :class:`attendrop.studies.units.Event`, less its job.
+Message = dict[str, Any]
+Send = Callable[[Message], None]
+
+
+def perform(request: dict[str, Any], send: Send) -> Message:
+    """Run a job, and return the message about its end; it says if this process is ``unusable`` from now on.
+
+    Args:
+        request: The unit's ``config``, ``baseline`` and ``keep_model``, its ``folder``, and ``checkpoint_seconds``.
+        send: Called with messages about its progress.
+    """
+    try:
+        config = RunConfig(**request["config"], output_dir=request["folder"])
+        job = Job(Unit(config, request["baseline"], request["keep_model"]), Path(request["folder"]))
+        run_unit(job, callbacks=[_StepReports(send)], checkpoint_seconds=request["checkpoint_seconds"])
+    except Exception as error:  # whatever it is, the next unit may succeed
+        return {"kind": "failed", **({"unusable": True} if _breaks_device(error) else {}), **describe(error)}
+    finally:
+        gc.collect()  # trainers refer to themselves
+    return {"kind": "finished"}
+
+
+@contextmanager
+def forwarded_warnings(send: Send) -> Iterator[None]:
+    """Send messages about all warnings of this process."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            send({"kind": "warning", "text": record.getMessage()})
+
+    logger, handler, show = logging.getLogger("attendrop"), Handler(logging.WARNING), warnings.showwarning
+    logger.addHandler(handler)
+    warnings.showwarning = lambda message, *_, **__: send({"kind": "warning", "text": str(message)})
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        warnings.showwarning = show
+
+
+class _StepReports(TrainerCallback):
+    """Send the optimizer steps taken and planned, at most twice a second."""
+
+    def __init__(self, send: Send) -> None:
+        self.send = send
+        self.last = 0.0
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if time.monotonic() - self.last >= _SECONDS_BETWEEN_REPORTS:
+            self.last = time.monotonic()
+            self.send({"kind": "progress", "steps": state.global_step, "planned_steps": state.max_steps})
+
+
+def describe(error: Exception) -> dict[str, str]:
+    """Describe an error: one line of ``text``, and ``details``, the traceback, unless it is a user's mistake."""
+    if isinstance(error, AttendropError):
+        return {"text": str(error), "details": ""}
+    lines = str(error).strip().splitlines()
+    return {"text": f"{type(error).__name__}: {lines[0] if lines else ''}", "details": traceback.format_exc()}
+
+
+def _breaks_device(error: Exception) -> bool:
+    """Tell whether nothing more can be computed on this process's GPU, as after a failed assertion of a kernel."""
+    return isinstance(error, torch.AcceleratorError) or (isinstance(error, RuntimeError) and "CUDA error" in str(error))

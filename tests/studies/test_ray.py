@@ -1,0 +1,350 @@
+"""Units on Ray: what needs no Ray, and real clusters, all of them on this machine; `make test-all` installs Ray."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+from helpers import tiny
+
+from attendrop import AttendropError
+from attendrop.runs.shared_results import forget_results
+from attendrop.runs.train import train
+from attendrop.studies.executor import run_units
+from attendrop.studies.ray_workers import RayWorkers, run_on_machine, share_of_job, write_missing
+from attendrop.studies.units import Event, Job, Unit
+
+SHORT: dict[str, Any] = {"method": "finetune", "seed": 9, "epochs": 1}
+LONG: list[dict[str, Any]] = [{"method": "ad-drop", "seed": seed, "epochs": 40} for seed in range(2)]
+SECONDS_TO_END = 60
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model and data."""
+    folder = tmp_path_factory.mktemp("ray")
+    tiny.save_tiny_bert(folder / "model")
+    tiny.write_data(folder)
+    return folder
+
+
+# Without Ray ---------------------------------------------------------------------------------------------------------
+
+SHARES = [
+    # machines, number asked for: number of units, cores and GPUs of each
+    ([{"CPU": 4}], None, 4, 1, 0),
+    ([{"CPU": 2}, {"CPU": 16}], 3, 3, 2, 0),  # no more than the smallest machine has
+    ([{"CPU": 2}], 4, 4, 0.5, 0),
+    ([{"CPU": 64}, {"CPU": 16, "GPU": 2}, {"CPU": 8, "GPU": 1}], None, 3, 8, 1),  # all on machines with GPUs
+    ([{"CPU": 16, "GPU": 2}], 5, 5, 3, 0.33),
+    ([{}], None, 1, 1, 0),  # no machine yet
+]
+
+
+@pytest.mark.parametrize(("machines", "asked", "count", "cores", "gpus"), SHARES)
+def test_units_share_the_cores_and_gpus_of_a_cluster(
+    machines: list[dict[str, float]], asked: int | None, count: int, cores: float, gpus: float
+) -> None:
+    assert share_of_job(machines, asked) == (count, {"num_cpus": cores, "num_gpus": gpus})
+
+
+def test_ray_that_is_not_installed_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(AttendropError, match=r"pip install 'attendrop\[ray\]'"):
+        RayWorkers("local")
+
+
+@pytest.mark.parametrize("keep_model", [False, True])
+def test_a_run_on_a_machine_with_another_disk_is_sent_and_removed_there(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep_model: bool
+) -> None:
+    there, here = tmp_path / "there", tmp_path / "here" / "runs" / "run"
+    there.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(there))
+    unit = Unit(tiny.config(folder, method="finetune", epochs=1), keep_model=keep_model)
+    message = run_on_machine(Job(unit, here).request(60), str(tmp_path))
+    assert message["kind"] == "finished"
+    assert not here.exists()
+    assert list(there.iterdir()) == []
+    write_missing(here, message["files"])
+    assert tiny.read_metrics(here)["steps"] == 5
+    assert {"metrics.json", "run.json", "run.yaml"} <= {path.name for path in here.iterdir()}
+    assert (here / "model.safetensors").exists() == keep_model
+
+
+def test_a_run_on_the_disk_of_the_study_stays_as_it_is(folder: Path, tmp_path: Path) -> None:
+    unit = Unit(tiny.config(folder, method="finetune", epochs=1))
+    run = tmp_path / "runs" / "run"
+    run.parent.mkdir()
+    message = run_on_machine(Job(unit, run).request(60), str(tmp_path))
+    assert message["kind"] == "finished"
+    changed = (run / "metrics.json").stat().st_mtime_ns
+    write_missing(run, message["files"])
+    assert (run / "metrics.json").stat().st_mtime_ns == changed
+
+
+def test_a_run_that_fails_is_a_message_with_its_error(folder: Path, tmp_path: Path) -> None:
+    unit = Unit(tiny.config(folder, method="finetune", learning_rate=1e25))
+    message = run_on_machine(Job(unit, tmp_path / "run").request(60), "no such folder")
+    assert message["kind"] == "failed"
+    assert "Training diverged" in message["text"]
+    assert message["files"] == {}
+
+
+class RayError(Exception):
+    pass
+
+
+class RayTaskError(RayError):
+    pass
+
+
+class Ray(SimpleNamespace):
+    """The part of Ray that is used: tasks run here when they are waited for; those in ``lost`` end by an error."""
+
+    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
+    lost: list[Exception]
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True, "Resources": {"CPU": 2.0}}, {"Alive": False, "Resources": {"CPU": 9.0}}]
+
+    def init(self, address: str, **options: Any) -> None:
+        assert (address, options["include_dashboard"]) == ("local", False)
+
+    def remote(self, **options: Any) -> Callable[..., Any]:
+        assert (options["max_retries"], options["num_cpus"], options["num_gpus"]) == (0, 1, 0)
+        assert options["runtime_env"]["env_vars"]["OMP_NUM_THREADS"]
+        return lambda function: SimpleNamespace(remote=lambda *given: (function, json.dumps(given)))
+
+    def wait(self, tasks: list[Any], num_returns: int) -> tuple[list[Any], list[Any]]:
+        return tasks[-1:], tasks[:-1]  # in no order
+
+    def get(self, task: Any) -> Any:
+        if self.lost:
+            raise self.lost.pop()
+        return task[0](*json.loads(task[1]))
+
+    def cancel(self, task: Any, *, force: bool) -> None:
+        raise RayError("it is gone")
+
+    def shutdown(self) -> None: ...
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ray]:
+    found = Ray(lost=[])
+    monkeypatch.setitem(sys.modules, "ray", found)  # type: ignore[arg-type]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    yield found
+    forget_results()
+
+
+def test_what_is_lost_is_run_again_four_times_at_most(folder: Path, tmp_path: Path, ray: Ray) -> None:
+    units = [Unit(tiny.config(folder, method="finetune", seed=seed, epochs=1)) for seed in range(3)]
+    for losses, errors in ((3, []), (4, ["The run was lost (the machine died)."])):
+        ray.lost.extend(RayError("the machine died.\nDetails") for _ in range(losses))
+        events: list[Event] = []
+        results = run_units(units, tmp_path / str(losses), backend="ray:local", on_event=events.append)
+        assert [result.error for result in results if result.error] == errors
+        kinds = Counter(event.kind for event in events)
+        assert (kinds["started"], kinds["lost"], kinds["finished"]) == (3 + 3, 3, 3 - len(errors))
+
+
+def test_a_machine_that_raises_cannot_run_attendrop(folder: Path, tmp_path: Path, ray: Ray) -> None:
+    ray.lost.append(RayTaskError("Traceback\nModuleNotFoundError: No module named 'attendrop'"))
+    units = [Unit(tiny.config(folder, method="finetune", seed=seed)) for seed in range(2)]
+    with pytest.raises(AttendropError, match=r"cannot run attendrop \(ModuleNotFoundError: No module named"):
+        run_units(units, tmp_path / "study", backend="ray:local")
+
+
+# On clusters ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def files_of_ray() -> Iterator[None]:
+    """A folder for what Ray writes; its sockets need a short path."""
+    pytest.importorskip("ray", reason="ray is not installed; pip install 'attendrop[ray]'")
+    place = tempfile.mkdtemp(prefix="ray")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", place)
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("RAY_worker_niceness", "0")  # by default, its processes hardly run beside others
+        yield
+    shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.fixture
+def cluster(files_of_ray: None) -> Iterator[Any]:
+    """Two machines with one core each."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        cluster.add_node(num_cpus=1)
+        yield cluster
+    finally:
+        cluster.shutdown()
+
+
+def scores(metrics: dict[str, Any] | None) -> dict[str, Any]:
+    """What must be equal in runs that are the same."""
+    assert metrics is not None
+    names = ("method", "seed", "selection_score", "score", "all_scores", "best_epoch", "steps")
+    return {name: metrics[name] for name in names} | {"losses": [each["train_loss"] for each in metrics["history"]]}
+
+
+def processes_of_runs(study: Path) -> dict[Path, psutil.Process]:
+    """The processes that run units now, which the locks of the runs name."""
+    found = {}
+    for lock in (study / "runs").glob("*/.lock"):
+        try:
+            found[lock.parent] = psutil.Process(json.loads(lock.read_text())["pid"])
+        except (OSError, ValueError, psutil.NoSuchProcess):  # it has just ended, or begun
+            continue
+    return found
+
+
+def wait_until(condition: Callable[[], Any], done: threading.Event) -> Any:
+    """Wait for a condition, or until everything is done."""
+    while not (found := condition()) and not done.wait(0.02):
+        pass
+    return found
+
+
+@pytest.mark.slow
+def test_a_machine_that_is_killed_costs_its_runs_only(folder: Path, tmp_path: Path, cluster: Any) -> None:
+    """One of two machines is killed while it trains. All runs end, with the scores of runs on this machine."""
+    study = tmp_path / "study"
+    (second,) = cluster.worker_nodes
+    raylet = second.all_processes["raylet"][0].process.pid
+    done = threading.Event()
+    killed: list[Path] = []
+    finished_before: dict[Path, int] = {}
+
+    def run_to_kill() -> Path | None:
+        """The run on the second machine, if it has trained for a while and another one is finished."""
+        finished = list(study.glob("runs/*/metrics.json"))
+        for run, process in processes_of_runs(study).items() if finished else ():
+            if process.ppid() == raylet and list(run.glob("checkpoint-*")):
+                return run
+        return None
+
+    def kill_second_machine() -> None:
+        run = wait_until(run_to_kill, done)
+        if run is not None:
+            finished_before.update({path: path.stat().st_mtime_ns for path in study.glob("runs/*/metrics.json")})
+            cluster.remove_node(second, allow_graceful=False)
+            killed.append(run)
+
+    killer = threading.Thread(target=kill_second_machine)
+    killer.start()
+    events: list[Event] = []
+    units = [Unit(tiny.config(folder, **options)) for options in (SHORT, *LONG)]
+    try:
+        results = run_units(
+            units, study, backend=f"ray:{cluster.address}", on_event=events.append, checkpoint_seconds=0.5
+        )
+    finally:
+        done.set()
+        killer.join()
+    (lost,) = [event for event in events if event.kind == "lost"]
+    assert [lost.job.folder] == killed
+    assert lost.text.startswith("The run was lost (")
+    started = Counter(event.job.folder for event in events if event.kind == "started")
+    assert started == {result.folder: 2 if result.folder in killed else 1 for result in results}
+    assert finished_before
+    assert all(path.stat().st_mtime_ns == time for path, time in finished_before.items())
+    for result, options in zip(results, (SHORT, *LONG), strict=True):
+        expected = train(tiny.config(folder, f"alone{options['seed']}", **options))
+        assert scores(result.metrics) == scores(expected)
+
+
+PROGRAM = """
+import sys
+from helpers import tiny
+from pathlib import Path
+from attendrop.studies.units import Unit
+from attendrop.studies.executor import run_units
+
+folder, study, address = sys.argv[1:]
+units = [Unit(tiny.config(Path(folder), method="finetune", seed=seed, epochs=100_000)) for seed in range(2)]
+run_units(units, study, backend=f"ray:{address}")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_runs_end_with_the_process_that_started_them(folder: Path, tmp_path: Path, cluster: Any, number: int) -> None:
+    """Interrupted or killed, it leaves no process on the cluster."""
+    study, done = tmp_path / "study", threading.Event()
+    command = [sys.executable, "-c", PROGRAM, str(folder), str(study), cluster.address]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        watch = threading.Thread(target=lambda: (process.wait(), done.set()))
+        watch.start()
+        found = wait_until(lambda: len(now := processes_of_runs(study)) == 2 and now, done)
+        process.send_signal(number)
+        assert process.stderr is not None
+        said = process.stderr.read()
+        watch.join()
+    assert found, said
+    _, alive = psutil.wait_procs(found.values(), timeout=SECONDS_TO_END)
+    assert not alive
+    if number == signal.SIGINT:
+        # Python ends by the signal, or with code 1 if Ray evaluated a string after it, at shutdown.
+        assert process.returncode in (-number, 1), said
+        assert said.splitlines()[-1] == "KeyboardInterrupt", said
+    else:
+        assert process.returncode == -number, said
+
+
+@pytest.mark.slow
+def test_a_cluster_of_this_machine_ends_with_its_runs(folder: Path, tmp_path: Path, files_of_ray: None) -> None:
+    """`--ray local`: a run fails once, another succeeds, and no process is left."""
+    units = [Unit(tiny.config(folder, method="finetune", epochs=1, learning_rate=rate)) for rate in (1e-3, 1e25)]
+    before, events = psutil.Process().children(), list[Event]()
+    good, bad = run_units(units, tmp_path, workers=2, backend="ray:local", on_event=events.append)
+    _, alive = psutil.wait_procs(set(psutil.Process().children()) - set(before), timeout=SECONDS_TO_END)
+    assert not alive
+    assert good.metrics is not None and "Training diverged" in str(bad.error)
+    assert json.loads((bad.folder / "failed.json").read_text())["attempts"] == 1
+    assert "lost" not in {event.kind for event in events}
+
+
+@pytest.mark.slow
+def test_a_machine_that_cannot_run_attendrop_is_one_sentence(folder: Path, tmp_path: Path, cluster: Any) -> None:
+    broken = tmp_path / "broken" / "attendrop"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("import package_that_is_missing", encoding="utf-8")
+    path = os.pathsep.join([str(broken.parent), *sys.path])
+    cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": path})
+    units = [Unit(tiny.config(folder, method="finetune", seed=seed, epochs=100_000)) for seed in range(3)]
+    message = "A machine of the Ray cluster cannot run attendrop .*No module named 'package_that_is_missing'"
+    with pytest.raises(AttendropError, match=message):
+        run_units(units, tmp_path / "study", backend=f"ray:{cluster.address}")
+
+
+@pytest.mark.slow
+def test_an_address_without_a_cluster_is_one_sentence(files_of_ray: None) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(AttendropError, match=f"There is no Ray cluster at '{address}' "), RayWorkers(address):
+            pass
+    with pytest.raises(AttendropError, match="There is no Ray cluster at 'nowhere' "), RayWorkers("nowhere"):
+        pass
