@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -29,7 +29,7 @@ from attendrop.runs.shared_results import digest_of_model, shared
 from attendrop.studies.baseline_names import BASELINES, FROZEN, MAJORITY, SETFIT, TFIDF
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.output_scorer import Array
-from attendrop.tasks.long_texts import document_means, of_documents
+from attendrop.tasks.long_texts import document_means
 from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.row_scores import PREDICTIONS, row_scores, write_predictions
 from attendrop.tasks.tokenization import columns_of, encode
@@ -162,8 +162,11 @@ class _Encoded:
         self._columns = cache(lambda rows: columns_of(encode(rows, run.task, tokenizer, run.config.max_length)))
 
     def targets(self, rows: Dataset) -> list[Any]:
+        """Return the target of each row: where rows are read in several windows, that of the first one."""
         columns = self._columns(rows)
-        return of_documents(columns["labels"][:], columns)
+        firsts = {number: place for place, number in reversed(list(enumerate(self.run.task.head.row_numbers(columns))))}
+        labels = columns["labels"][:]
+        return [labels[place] for place in sorted(firsts.values())]
 
     def references(self, rows: Dataset) -> Array:
         return self.run.task.head.references(self._columns(rows))
@@ -181,7 +184,11 @@ def _majority(encoded: _Encoded) -> Fit:
 
         def predict(rows: Dataset) -> Array:
             found = encoded.run.task.head.constant_answer(references, encoded.references(rows))
-            assert found is not None  # the head has this baseline
+            if found is None:
+                raise AttendropError(
+                    f"Tasks of the kind {encoded.run.task.kind} have no constant answer, which a baseline gives that "
+                    "cannot be fitted; leave it out."
+                )
             return found[1]
 
         return predict
@@ -191,20 +198,24 @@ def _majority(encoded: _Encoded) -> Fit:
 
 def _tfidf(encoded: _Encoded) -> Fit:
     def fit(train: Dataset) -> Predict:
-        columns = encoded.run.task.head.inputs_in(train.column_names)
+        def columns(rows: Dataset) -> list[Sequence[str]]:
+            return list(zip(*encoded.run.task.head.texts(rows), strict=True))
+
         counters = [
-            (name, TfidfVectorizer(sublinear_tf=True, **options).fit(train[name][:]))
-            for name in columns
+            (place, TfidfVectorizer(sublinear_tf=True, **options).fit(texts))
+            for place, texts in enumerate(columns(train))
             for options in (
                 {"token_pattern": r"\w+", "ngram_range": (1, 2)},
                 {"analyzer": "char_wb", "ngram_range": (2, 5)},
             )
         ]
-        return _linear(
-            encoded,
-            train,
-            lambda rows: sparse.hstack([each.transform(rows[name][:]) for name, each in counters]).tocsr(),
-        )
+
+        def features(rows: Dataset) -> Array:
+            texts = columns(rows)
+            found: Array = sparse.hstack([each.transform(texts[place]) for place, each in counters]).tocsr()
+            return found
+
+        return _linear(encoded, train, features)
 
     return fit
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from datasets import Dataset
 
+from attendrop.attribution.predictions import CLASSES, LABELS, NUMBER, SPAN, TOKENS
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import check_options, read_options
 from attendrop.tasks.heads.file_reader import FileReader
@@ -24,6 +25,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from attendrop.tasks.heads.linear_fit import LinearFit
+
+
+_ATTRIBUTED = {
+    CLASSES: "the logit of the predicted class",
+    LABELS: "the log-likelihood of the predicted labels",
+    NUMBER: "minus the squared distance of the predicted number from the number one above it",
+    TOKENS: "the log-likelihood of the predicted tokens",
+    SPAN: "the logits of the first and the last token of the predicted answer",
+}
 
 
 @dataclass(frozen=True)
@@ -49,7 +59,8 @@ class Head(FileReader, RowEncoder, OutputScorer):
         problem_type: ``problem_type`` of the model's configuration, which selects the loss.
         pipeline_tag: Name of the task on the hub, for model cards.
         fitted_at: Metric, and its least value on the training rows for a model that has fitted them; None: unknown.
-        attributed: Score of a prediction that attribution explains, in words.
+        output_kind: What the model predicts, one of ``OUTPUT_KINDS`` of :mod:`attendrop.attribution.predictions`, by
+            which its predictions are attributed, and those of several passes compared.
         keeps_unknown: Whether there can be ``unknown_names``.
         has_class_weights: Whether the loss supports class weights.
         one_vector: Whether models read one vector for the whole input, for which a linear model can be fitted.
@@ -72,7 +83,7 @@ class Head(FileReader, RowEncoder, OutputScorer):
     problem_type: ClassVar[Any] = None
     pipeline_tag: ClassVar[str]
     fitted_at: ClassVar[tuple[str, float] | None] = None
-    attributed: ClassVar[str] = "the logit of the predicted class"
+    output_kind: ClassVar[str]
     keeps_unknown: ClassVar[bool] = False
     has_class_weights: ClassVar[bool] = False
     one_vector: ClassVar[bool] = False
@@ -142,6 +153,11 @@ class Head(FileReader, RowEncoder, OutputScorer):
     def labels_are(self) -> str:
         """What the labels are, such as "numbers to predict"."""
         return self.predicts
+
+    @property
+    def attributed(self) -> str:
+        """Score of a prediction that attribution explains."""
+        return _ATTRIBUTED[self.output_kind]
 
     @property
     def answers(self) -> tuple[str, ...]:

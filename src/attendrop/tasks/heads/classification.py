@@ -21,6 +21,7 @@ from sklearn.metrics import (
 )
 
 from attendrop.argument_checks import did_you_mean
+from attendrop.attribution.predictions import CLASSES
 from attendrop.errors import AttendropError
 from attendrop.tasks.bad_rows import COUNT_AS_WRONG
 from attendrop.tasks.heads.base import saved_classes
@@ -90,6 +91,7 @@ class Classification(SequenceHead):
 
     kind = "classification"
     label_type = "class"
+    output_kind = CLASSES
     problem_type = "single_label_classification"
     default_metrics = ("accuracy", "f1_macro", "matthews_correlation")
     metric_aliases: ClassVar = {

@@ -13,6 +13,7 @@ from datasets import Dataset
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from attendrop.attribution.predictions import TOKENS
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import SWITCH, option, unit_interval
 from attendrop.tasks.heads.base import Head
@@ -80,6 +81,7 @@ class MaskedLanguageModeling(Head):
     kind = "masked-language-modeling"
     in_sequence = True
     label_type = "mlm"
+    output_kind = TOKENS
     inputs = ("text",)
     most_inputs = 1
     needs_labels = False
@@ -88,7 +90,6 @@ class MaskedLanguageModeling(Head):
     pipeline_tag = "fill-mask"
     default_metrics = ("neg_log_loss", "perplexity", "accuracy")
     metric_aliases: ClassVar = {"loss": "neg_log_loss"}
-    attributed = "the log-likelihood of the predicted tokens"
     answer_column = "filled"
     pretrained = True
     rewarded_by_loss = True

@@ -20,6 +20,7 @@ from sklearn.metrics import (
 )
 
 from attendrop.argument_checks import did_you_mean
+from attendrop.attribution.predictions import LABELS
 from attendrop.errors import AttendropError
 from attendrop.tasks.heads.base import saved_classes
 from attendrop.tasks.heads.linear_fit import LinearFit, fit_logistic_regressions
@@ -77,6 +78,7 @@ class MultiLabel(SequenceHead):
 
     kind = "multi-label-classification"
     label_type = "labels"
+    output_kind = LABELS
     problem_type = "multi_label_classification"
     default_metrics = ("f1_micro", "f1_macro", "accuracy")
     metric_aliases: ClassVar = {
@@ -88,7 +90,6 @@ class MultiLabel(SequenceHead):
         "auc": "roc_auc",
     }
     fitted_at = ("f1_micro", 0.9)
-    attributed = "the log-likelihood of the predicted labels"
     answer_column = "labels"
     has_probabilities = True
     metrics = _METRICS

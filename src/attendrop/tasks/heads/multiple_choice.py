@@ -12,6 +12,7 @@ import numpy as np
 from datasets import Dataset
 from transformers import BatchEncoding
 
+from attendrop.attribution.predictions import CLASSES
 from attendrop.errors import AttendropError
 from attendrop.tasks.choices import LETTERS, choice_number, is_letter, listed, read_choices
 from attendrop.tasks.heads.base import Head, saved_classes
@@ -38,6 +39,7 @@ class MultipleChoice(Head):
 
     kind = "multiple-choice"
     label_type = "choice"
+    output_kind = CLASSES
     inputs = ("question", "choices")
     least_inputs = 2
     most_inputs = 1 + len(LETTERS)

@@ -9,7 +9,7 @@ import numpy as np
 from datasets import Dataset
 
 from attendrop.attention.model_outputs import logits_of
-from attendrop.attribution.predictions import MOST_ANSWER_TOKENS, best_spans
+from attendrop.attribution.predictions import MOST_ANSWER_TOKENS, SPAN, best_spans
 from attendrop.batches import ANSWER_MASK
 from attendrop.errors import AttendropError
 from attendrop.tasks.answers import (
@@ -47,6 +47,7 @@ class QuestionAnswering(Head):
 
     kind = "question-answering"
     label_type = "answer"
+    output_kind = SPAN
     inputs = ("question", "context")
     least_inputs = 2
     auto_class = "AutoModelForQuestionAnswering"
@@ -56,7 +57,6 @@ class QuestionAnswering(Head):
     default_metrics = ("f1", "exact_match")
     metric_aliases: ClassVar = {"em": "exact_match"}
     fitted_at = ("f1", 0.9)
-    attributed = "the logits of the first and the last token of the predicted answer"
     answer_column = "answer"
     refused: ClassVar = {"attend": "it shows one sequence of tokens, and texts are read in windows"}
     tokenizer_options: ClassVar = {"padding_side": "right"}

@@ -12,6 +12,7 @@ from datasets import Dataset
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 
+from attendrop.attribution.predictions import NUMBER
 from attendrop.tasks.heads.linear_fit import LinearFit, fit_ridge_regression
 from attendrop.tasks.heads.output_scorer import Array, Metric
 from attendrop.tasks.heads.sequence import SequenceHead
@@ -58,10 +59,10 @@ class Regression(SequenceHead):
 
     kind = "regression"
     label_type = "number"
+    output_kind = NUMBER
     problem_type = "regression"
     default_metrics = ("pearson", "spearman", "mse")
     fitted_at = ("r2", 0.7)
-    attributed = "minus the squared distance of the predicted number from the number one above it"
     answer_column = "score"
     predicts = "a number"
     labels_are = "numbers to predict"

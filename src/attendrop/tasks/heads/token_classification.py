@@ -12,6 +12,7 @@ import numpy as np
 from datasets import Dataset
 
 from attendrop.argument_checks import did_you_mean
+from attendrop.attribution.predictions import TOKENS
 from attendrop.errors import AttendropError
 from attendrop.tasks.bad_rows import COUNT_AS_WRONG
 from attendrop.tasks.entity_tags import OUTSIDE, are_entity_tags, entities, entity_type, to_iob2
@@ -56,6 +57,7 @@ class TokenClassification(Head):
     kind = "token-classification"
     in_sequence = True
     label_type = "tags"
+    output_kind = TOKENS
     inputs = ("tokens",)
     most_inputs = 1
     auto_class = "AutoModelForTokenClassification"

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
+from attendrop.attribution.predictions import TOKENS
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import count, option, optional
 from attendrop.tasks.heads.base import Head
@@ -60,10 +61,10 @@ class WritingHead(Head):
     max_new_tokens: int | None = option(None, optional(count()))
 
     pretrained = True
+    output_kind = TOKENS
     rewarded_by_loss = True
     reads_labels = True
     most_fit_rows = 100
-    attributed = "the log-likelihood of the predicted tokens"
     output_names = ()
 
     # The model ------------------------------------------------------------------------------------------------------
