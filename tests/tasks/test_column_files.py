@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from attendrop import AttendropError
-from attendrop.tasks.bad_rows import BadRows
-from attendrop.tasks.table import Table
+from attendrop.tasks.table import BadRows, Table
 from attendrop.tasks.table_files import read_chunks, read_table
 
 CONLLU = """# newdoc

@@ -10,11 +10,11 @@ import pyarrow.parquet
 import pytest
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.bad_rows import BadRows, write_skipped
 from attendrop.tasks.base import TaskData
 from attendrop.tasks.custom_files import load_files, stream_file
 from attendrop.tasks.heads.classification import Classification
 from attendrop.tasks.heads.regression import Regression
+from attendrop.tasks.table import BadRows, write_skipped
 from attendrop.tasks.table_files import read_chunks, read_table
 
 GOOD = "text,label\ngood,yes\nbad,no\n"

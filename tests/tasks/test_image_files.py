@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.image_files import check_image, check_images, is_image, read_image
+from attendrop.tasks.images import check_image, check_images, is_image, read_image
 
 RED, GREY = (250, 10, 10), (128, 128, 128)
 

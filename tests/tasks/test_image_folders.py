@@ -12,11 +12,11 @@ import pytest
 from helpers.tiny_images import draw, write_folder
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.bad_rows import BadRows, write_skipped
 from attendrop.tasks.base import TaskData
 from attendrop.tasks.custom_files import load_files, stream_file
 from attendrop.tasks.heads.image_classification import ImageClassification
-from attendrop.tasks.image_folders import folder_sha256
+from attendrop.tasks.images import folder_sha256
+from attendrop.tasks.table import BadRows, write_skipped
 
 
 def load(train: Path, dev: Path | None = None, *, skip: bool = False) -> TaskData:

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from attendrop import AttendropError
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import divide, encode_parts, load_data
-from attendrop.tasks.entity_tags import are_entity_tags, entity_scores, to_iob2
+from attendrop.tasks.heads.tag_metrics import are_entity_tags, entity_scores, to_iob2
 from attendrop.tasks.registry import get_task, load_task, task_files
 
 UD = "1\tIt\t_\tPRON\t_\t_\t2\t_\t_\t_\n2\trains\t_\tVERB\t_\t_\t0\t_\t_\t_\n\n"

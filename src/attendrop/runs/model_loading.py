@@ -26,7 +26,7 @@ from attendrop.pruning.serialization import is_pruned
 from attendrop.runs.run_folder import check_whole
 from attendrop.runs.saved_pooling import saved_pooling
 from attendrop.tasks.base import Task
-from attendrop.tasks.heads.mean_pooling import configure_pooling, is_encoder
+from attendrop.tasks.heads.model_classes import configure_pooling, is_encoder
 from attendrop.tasks.heads.registry import head_of_model
 
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")

@@ -28,7 +28,7 @@ from attendrop.runs.run_metrics import ROWS_KEPT, shifted_scores, versions
 from attendrop.runs.shared_results import digest_of_model, shared
 from attendrop.studies.baseline_names import BASELINES, FROZEN, MAJORITY, SETFIT, TFIDF
 from attendrop.tasks.base import Task
-from attendrop.tasks.heads.output_scorer import Array
+from attendrop.tasks.heads.base import Array
 from attendrop.tasks.long_texts import document_means
 from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.row_scores import PREDICTIONS, row_scores, write_predictions
@@ -55,7 +55,7 @@ def run_baseline(config: RunConfig, name: str) -> dict[str, Any]:
       package and with its authors' settings; it reads as many texts as a fine-tuning by the recipe. Of single texts.
 
     The linear model is the head's, a logistic or a ridge regression with a strength from cross-validation
-    (:mod:`attendrop.tasks.heads.linear_fit`).
+    (:mod:`attendrop.tasks.heads.sequence`).
 
     Args:
         config: Options of the run; those of its method and of the optimization are not used.

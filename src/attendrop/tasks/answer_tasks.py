@@ -15,7 +15,7 @@ from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.question_answering import ALWAYS, SOMETIMES
 from attendrop.tasks.sources import FolderSource
-from attendrop.tasks.text_lines import decode
+from attendrop.tasks.text_files import decode
 
 
 @dataclass(frozen=True)

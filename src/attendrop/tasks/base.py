@@ -7,10 +7,10 @@ from typing import Any, Self
 
 from datasets import Dataset
 
-from attendrop.tasks.bad_rows import SkippedRow
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.registry import get_head
 from attendrop.tasks.long_texts import HEAD, check_long_texts
+from attendrop.tasks.table import SkippedRow
 
 
 @dataclass(frozen=True)

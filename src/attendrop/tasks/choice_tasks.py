@@ -12,12 +12,12 @@ from typing import Any
 from datasets import Dataset
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.bad_rows import BadRows
 from attendrop.tasks.base import Task
-from attendrop.tasks.choices import read_choices
 from attendrop.tasks.sources import FolderSource
+from attendrop.tasks.table import BadRows
 from attendrop.tasks.table_files import read_table
-from attendrop.tasks.text_lines import text_lines
+from attendrop.tasks.text_files import text_lines
+from attendrop.tasks.values import read_choices
 
 
 @dataclass(frozen=True)

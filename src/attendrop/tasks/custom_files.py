@@ -9,14 +9,13 @@ from typing import Any
 from datasets import Dataset
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.bad_rows import BadRows
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.registry import candidate_heads, find_head
-from attendrop.tasks.label_column import joined_labels
-from attendrop.tasks.table import Table
+from attendrop.tasks.table import BadRows, Table
 from attendrop.tasks.table_files import read_chunks, read_table
 from attendrop.tasks.token_columns import TokenColumn, numbers_problem, read_numbers
+from attendrop.tasks.values import joined_labels
 from attendrop.wording import counted
 
 

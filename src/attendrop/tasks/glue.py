@@ -13,7 +13,7 @@ from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.sources import check_splits, find_folder, load_from_hub
-from attendrop.tasks.text_lines import decode
+from attendrop.tasks.text_files import decode
 from attendrop.wording import counted
 
 HUB_NAME = "nyu-mll/glue"

@@ -15,7 +15,7 @@ from datasets import Dataset
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task
 from attendrop.tasks.glue import GLUE
-from attendrop.tasks.heads.output_scorer import Array
+from attendrop.tasks.heads.base import Array
 from attendrop.tasks.table import Table
 from attendrop.tasks.tokenization import columns_of
 

@@ -14,13 +14,10 @@ import pyarrow
 import pyarrow.parquet
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.bad_rows import BadRows
-from attendrop.tasks.column_files import read_conll, read_conllu
 from attendrop.tasks.file_formats import files_of
-from attendrop.tasks.image_folders import read_image_folder
-from attendrop.tasks.line_files import read_lines, read_parallel
-from attendrop.tasks.table import Table
-from attendrop.tasks.text_lines import STDIN, text_lines
+from attendrop.tasks.images import read_image_folder
+from attendrop.tasks.table import BadRows, Table
+from attendrop.tasks.text_files import STDIN, read_conll, read_conllu, read_lines, read_parallel, text_lines
 from attendrop.wording import counted
 
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -55,9 +52,9 @@ def read_chunks(
 
     Text files are UTF-8, with or without a byte-order mark. CSV and TSV files have a header, quoting as in RFC 4180,
     and may have quoted line breaks; no string is read as a missing value. The columns of JSON lines are those of the
-    rows read so far. A row of a column file is a sentence, see :mod:`attendrop.tasks.column_files`; of plain text, a
-    line, see :mod:`attendrop.tasks.line_files`; of a folder of images, an image, see
-    :mod:`attendrop.tasks.image_folders`.
+    rows read so far. A row of a column file is a sentence, see :mod:`attendrop.tasks.text_files`; of plain text, a
+    line, see :mod:`attendrop.tasks.text_files`; of a folder of images, an image, see
+    :mod:`attendrop.tasks.images`.
 
     Args:
         path: The file or folder; "-" is standard input. Two files, ``"train.tr,train.en"``, are read in parallel.

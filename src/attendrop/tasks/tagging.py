@@ -10,12 +10,11 @@ from typing import Any
 from datasets import Dataset
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.bad_rows import BadRows
 from attendrop.tasks.base import Task
-from attendrop.tasks.column_files import HEADS, WORDS, read_sentences
 from attendrop.tasks.sources import FolderSource
+from attendrop.tasks.table import BadRows
 from attendrop.tasks.table_files import read_table
-from attendrop.tasks.text_lines import text_lines
+from attendrop.tasks.text_files import HEADS, WORDS, read_sentences, text_lines
 
 _SPLITS = ("train", "dev", "test")
 # Where the hub keeps the data of a script, which the package datasets runs no longer, as Parquet files.

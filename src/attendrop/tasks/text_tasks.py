@@ -10,11 +10,11 @@ from typing import Any
 from datasets import Dataset
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.bad_rows import BadRows
 from attendrop.tasks.base import Task
 from attendrop.tasks.sources import FolderSource
+from attendrop.tasks.table import BadRows
 from attendrop.tasks.table_files import read_table
-from attendrop.tasks.text_lines import decode, text_lines
+from attendrop.tasks.text_files import decode, text_lines
 from attendrop.wording import counted
 
 

@@ -31,7 +31,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.common.divergence import divergences
 from attendrop.tasks.answers import SpanAnswer
 from attendrop.tasks.heads import builtin
-from attendrop.tasks.heads.base import Head
+from attendrop.tasks.heads.base import Head, row_array
 from attendrop.tasks.heads.classification import Classification
 from attendrop.tasks.heads.image_classification import ImageClassification
 from attendrop.tasks.heads.masked_language_modeling import MaskedLanguageModeling, PredictedTokens
@@ -44,7 +44,6 @@ from attendrop.tasks.heads.text_generation import TextGeneration
 from attendrop.tasks.heads.token_classification import TokenClassification
 from attendrop.tasks.heads.translation import Translation
 from attendrop.tasks.heads.written_text import WrittenText
-from attendrop.tasks.word_lists import row_array
 
 SOURCE = Path(attendrop.__file__).parent
 YES_NO = Classification(("no", "yes"))

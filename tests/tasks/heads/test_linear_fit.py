@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from attendrop.tasks.heads.linear_fit import fit_logistic_regression, fit_ridge_regression
+from attendrop.tasks.heads.sequence import fit_logistic_regression, fit_ridge_regression
 
 RANDOM = np.random.default_rng(0)
 CENTRES = RANDOM.normal(size=(5, 8))

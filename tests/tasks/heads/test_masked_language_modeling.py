@@ -18,9 +18,9 @@ from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import load_files
 from attendrop.tasks.heads.masked_language_modeling import MaskedLanguageModeling
+from attendrop.tasks.heads.masked_tokens import unmasked
 from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.token_columns import TokenColumn
-from attendrop.tasks.token_masks import unmasked
 from attendrop.tasks.tokenization import encode, encode_columns
 
 KIND = "masked-language-modeling"

@@ -22,7 +22,7 @@ import attendrop
 from attendrop.cli.model_report import examine
 from attendrop.errors import AttendropError
 from attendrop.tasks.heads.classification import Classification
-from attendrop.tasks.heads.mean_pooling import configure_pooling, is_encoder, pooling_of
+from attendrop.tasks.heads.model_classes import configure_pooling, is_encoder, pooling_of
 from attendrop.tasks.heads.regression import Regression
 
 SUFFIX = "MeanPoolingForSequenceClassification"

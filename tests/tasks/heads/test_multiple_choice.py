@@ -18,8 +18,8 @@ from attendrop.attribution.gradient import gradient_attribution
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.tasks.base import Task
+from attendrop.tasks.heads.model_classes import find_choice_class
 from attendrop.tasks.heads.multiple_choice import MultipleChoice
-from attendrop.tasks.heads.padded_choices import find_choice_class
 from attendrop.tasks.token_columns import TokenColumn
 from attendrop.tasks.tokenization import encode_columns
 

@@ -7,8 +7,8 @@ import pytest
 from scipy import sparse
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from attendrop.tasks.heads import linear_fit
-from attendrop.tasks.heads.linear_fit import fit_logistic_regression, fit_ridge_regression
+from attendrop.tasks.heads import sequence as linear_fit
+from attendrop.tasks.heads.sequence import fit_logistic_regression, fit_ridge_regression
 
 FEATURES = sparse.random(60, 300, density=0.1, format="csr", random_state=0)
 LABELS = np.arange(60) % 3

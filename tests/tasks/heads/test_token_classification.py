@@ -20,13 +20,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from attendrop import AttendropError
 from attendrop.tasks.base import TaskData
 from attendrop.tasks.custom_files import load_files
-from attendrop.tasks.entity_tags import to_iob2
+from attendrop.tasks.heads.base import row_array
+from attendrop.tasks.heads.tag_metrics import to_iob2
 from attendrop.tasks.heads.token_classification import TokenClassification
 from attendrop.tasks.metrics import compute_scores, constant_scores, with_metric
 from attendrop.tasks.registry import get_task
 from attendrop.tasks.token_columns import TokenColumn
 from attendrop.tasks.tokenization import columns_of, encode
-from attendrop.tasks.word_lists import row_array
 
 HEAD = TokenClassification(("O", "B-PER", "I-PER"))
 # Of the words of the tiny vocabulary, "catdog" is none: its tokens are unknown, but for a hyphen between two words.

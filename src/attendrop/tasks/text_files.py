@@ -1,22 +1,130 @@
-"""Readers of column files: a word on each line with its tags, a blank line after each sentence; a row is a sentence.
+"""Readers of text files in UTF-8: lines of one file or of two parallel ones, and column files with a word on each line.
 
-Columns are separated by tabs where a line has one, otherwise by spaces. Comments before a sentence, such as
-``# name = value``, and the ``-DOCSTART-`` lines of CoNLL-2003 are no words.
+Errors name the file and the line. In column files, columns are separated by tabs where a line has one, otherwise by
+spaces; a blank line ends a sentence, which is a row. Comments before a sentence, such as ``# name = value``, and the
+``-DOCSTART-`` lines of CoNLL-2003 are no words.
 """
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-from attendrop.tasks.bad_rows import BadRows
-from attendrop.tasks.table import Table
-from attendrop.tasks.text_lines import text_lines
+from attendrop.errors import AttendropError
+from attendrop.tasks.file_formats import SOURCE, TARGET
+from attendrop.tasks.table import BadRows, Table
 from attendrop.wording import counted
+
+STDIN = "-"
+# NUL characters, and what `errors="surrogateescape"` makes of bytes that are not UTF-8.
+_NOT_TEXT = re.compile("[\0\udc80-\udcff]")
+_AS_CSV = "save the sheet as CSV, in UTF-8 and with commas"
+# What a file is that begins with these bytes.
+_OTHER_FORMATS = {
+    b"\x1f\x8b": "a gzip file, not text; unpack it",
+    b"PK\x03\x04": f"a ZIP archive, such as an Excel workbook, not text; unpack it, or {_AS_CSV}",
+    b"\xd0\xcf\x11\xe0": f"an Excel workbook, not text; {_AS_CSV}",
+    b"PAR1": "a Parquet file, not text; rename it to .parquet",
+    b"\xff\xfe": "text in UTF-16; save the file as UTF-8",
+    b"\xfe\xff": "text in UTF-16; save the file as UTF-8",
+}
+
+
+def decode(path: Path) -> str:
+    """Read a UTF-8 file without its byte-order mark; raise AttendropError if it is empty or not UTF-8."""
+    with text_lines(path, "\n") as lines:
+        return "".join(lines)
+
+
+@contextmanager
+def text_lines(path: Path, newline: str) -> Iterator[Iterator[str]]:
+    """Iterate over the lines of a UTF-8 file, with their line ends; ``newline`` is that of ``open``.
+
+    Raises:
+        AttendropError: The file is empty or not UTF-8.
+    """
+    binary = sys.stdin.buffer if str(path) == STDIN else path.open("rb")
+    text = io.TextIOWrapper(binary, encoding="utf-8-sig", errors="surrogateescape", newline=newline)
+    try:
+        valid = _valid_lines(path, text)
+        blank: list[str] = []
+        for line in valid:
+            blank.append(line)
+            if line.strip():
+                break
+        else:
+            raise AttendropError(f"{path} is empty.")
+        yield chain(blank, valid)
+    finally:
+        if binary is sys.stdin.buffer:
+            text.detach()
+        else:
+            text.close()
+
+
+def _valid_lines(path: Path, lines: Iterable[str]) -> Iterator[str]:
+    start = b""
+    for number, line in enumerate(lines, start=1):
+        wrong = _NOT_TEXT.search(line)
+        start = start or line[:8].encode(errors="surrogateescape")
+        if wrong:
+            raise AttendropError(f"{path}{_problem(start, number, ord(wrong[0]))}.")
+        yield line
+
+
+def _problem(start: bytes, line: int, character: int) -> str:
+    """Describe a file that is not text, given its first bytes, and the first character that is none."""
+    for magic, what in _OTHER_FORMATS.items():
+        if start.startswith(magic):
+            return f" is {what}"
+    if character == 0:
+        return f", line {line}: a NUL character, which no text has; delete it, or save the file as UTF-8"
+    return f", line {line}: byte 0x{character - 0xDC00:02x} is not UTF-8; save the file as UTF-8"
+
+
+def read_lines(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
+    """Read a text file in chunks: the column ``text`` has its lines."""
+    return _tables(path, (path,), ("text",), size)
+
+
+def read_parallel(files: Sequence[Path], size: int | None) -> Iterator[Table]:
+    """Read two text files in chunks: the columns ``source`` and ``target`` have the lines of the first and the second.
+
+    Raises:
+        AttendropError: There are not two files, one is missing, or they have different numbers of lines.
+    """
+    named = ", ".join(map(str, files))
+    if len(files) != 2:
+        raise AttendropError(f"{named} are {len(files)} parallel files; give two, of the texts and of their targets.")
+    missing = [file for file in files if not file.is_file()]
+    if missing:
+        raise AttendropError(f"there is no file {missing[0]}.")
+    return _tables(Path(named), files, (SOURCE, TARGET), size)
+
+
+def _tables(path: Path, files: Sequence[Path], columns: Sequence[str], size: int | None) -> Iterator[Table]:
+    with ExitStack() as stack:
+        lines = [stack.enter_context(text_lines(file, "\n")) for file in files]
+        rows = enumerate(zip_longest(*lines))
+        while chunk := list(islice(rows, size)):
+            for number, texts in chunk:
+                if None in texts:
+                    raise AttendropError(
+                        f"{files[texts.index(None)]} ends before line {number + 1}, and the other file goes on; "
+                        "parallel files have the same number of lines."
+                    )
+            values = [[text.rstrip("\r\n") for text in texts] for _, texts in chunk]
+            yield Table(
+                path, list(columns), values, [f"line {n + 1}" for n, _ in chunk], [number for number, _ in chunk]
+            )
+
 
 WORDS, TAGS = "tokens", "tags"
 HEADS = "dependency_heads"
@@ -82,7 +190,7 @@ def read_conll(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
                 yield index, sentence, [list(values) for values in zip(*sentence.words, strict=True)]
 
     with text_lines(path, "\n") as lines:
-        yield from _tables(path, columns, rows(), size)
+        yield from _sentence_tables(path, columns, rows(), size)
 
 
 def read_conllu(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
@@ -105,7 +213,7 @@ def read_conllu(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
             yield index, sentence, list(values.values())
 
     with text_lines(path, "\n") as lines:
-        yield from _tables(path, list(_CONLLU), rows(), size)
+        yield from _sentence_tables(path, list(_CONLLU), rows(), size)
 
 
 def _names(count: int) -> list[str]:
@@ -113,7 +221,7 @@ def _names(count: int) -> list[str]:
     return [WORDS, *between, TAGS] if count > 1 else [WORDS]
 
 
-def _tables(
+def _sentence_tables(
     path: Path, columns: list[str], rows: Iterator[tuple[int, Sentence, list[Any]]], size: int | None
 ) -> Iterator[Table]:
     while chunk := list(islice(rows, size)):
