@@ -216,7 +216,7 @@ def test_a_few_broken_rows_are_left_out(write: Callable[[str, str], Path]) -> No
         ("xsum", {}, "there is no task 'xsum'; the tasks are cola, sst2"),
         ("rte", {"splits": ["tran"]}, "rte has no split 'tran'; did you mean 'train'?"),
         ("rte", {"splits": ["ood"]}, "rte has no split 'ood'; it has train, dev, test."),
-        ("rte", {"splits": ["test"]}, "has no file 'test.tsv', which rte test needs."),
+        ("rte", {"splits": ["test"]}, "has no file of rte test, such as 'test.tsv'."),
         ("sst2", {}, "holds neither 'glue/SST-2' nor 'SST-2', nor a file such as 'train.tsv'; name"),
         ("rte", {"data_dir": "nowhere"}, "the data folder 'nowhere' does not exist; name"),
     ],
