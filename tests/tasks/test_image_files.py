@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.images import check_image, check_images, is_image, read_image
+from attendrop.tasks.images import check_image, check_images, read_image
 
 RED, GREY = (250, 10, 10), (128, 128, 128)
 
@@ -26,7 +26,6 @@ def palette_with_transparency() -> Image.Image:
 WRITTEN: dict[str, tuple[Callable[[], Image.Image], str, tuple[int, int, int]]] = {
     "grey": (lambda: Image.new("L", (8, 8), 128), "png", GREY),
     "grey with alpha": (lambda: Image.new("LA", (8, 8), (128, 255)), "png", GREY),
-    "black and white": (lambda: Image.new("1", (8, 8), 1), "png", (255, 255, 255)),
     "16 bits of grey": (lambda: Image.fromarray(np.full((8, 8), 128 * 256, np.uint16)), "png", GREY),
     "transparent": (lambda: Image.new("RGBA", (8, 8), (*RED, 100)), "png", RED),
     "palette": (lambda: Image.new("RGB", (8, 8), RED).quantize(4), "png", RED),
@@ -34,8 +33,6 @@ WRITTEN: dict[str, tuple[Callable[[], Image.Image], str, tuple[int, int, int]]] 
     "inks": (lambda: Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "jpg", (254, 0, 0)),
     "gif": (lambda: Image.new("RGB", (8, 8), RED), "gif", RED),
     "webp": (lambda: Image.new("RGB", (8, 8), RED), "webp", RED),
-    "bitmap": (lambda: Image.new("RGB", (8, 8), RED), "bmp", RED),
-    "tiff": (lambda: Image.new("RGB", (8, 8), RED), "tiff", RED),
 }
 
 
@@ -71,7 +68,7 @@ def test_a_photo_taken_with_a_turned_camera_is_upright(tmp_path: Path) -> None:
     ],
     ids=["empty", "a page", "cut off"],
 )
-@pytest.mark.parametrize("extension", ["jpg", "png", "webp", "bmp"])
+@pytest.mark.parametrize("extension", ["jpg", "png"])
 def test_what_cannot_be_decoded_is_told(content: bytes | None, problem: str, extension: str, tmp_path: Path) -> None:
     path = tmp_path / f"image.{extension}"
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(path)
@@ -101,11 +98,6 @@ def test_a_missing_file_is_told(tmp_path: Path) -> None:
     os.symlink(tmp_path / "away.png", tmp_path / "link.png")
     for name in ("none.png", "link.png"):
         assert check_image(str(tmp_path / name)).problem == "the file cannot be read (No such file or directory)"
-
-
-def test_images_are_told_by_their_extension() -> None:
-    assert all(map(is_image, ("a.jpg", "a.JPEG", "b/c.Png", "d.webp", "e.bmp")))
-    assert not any(map(is_image, ("a.txt", "jpg", "a.jpg.xmp", "Thumbs.db")))
 
 
 def test_pillow_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

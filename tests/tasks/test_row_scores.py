@@ -38,12 +38,6 @@ def scores_of(metric: str, count: int, key: int = 0) -> RowScores:
     return found
 
 
-def test_accuracy_keeps_which_rows_are_right() -> None:
-    found, (outputs, labels) = scores_of("accuracy", 501), drawn(501)
-    assert (found.values.dtype, found.rows) == (bool, 501)
-    assert found.values.tolist() == (outputs.argmax(1) == labels).tolist()
-
-
 @pytest.mark.parametrize("metric", ["accuracy", "f1_macro", "matthews_correlation", "roc_auc"])
 @pytest.mark.parametrize("count", [99, 1000])
 def test_the_mean_of_the_values_is_the_score(metric: str, count: int) -> None:

@@ -95,7 +95,7 @@ class GlueTask:
         label_column: Column of the labels in train and dev.
         labels: Format of the labels in files and submissions.
         hub_columns: The text columns on the hub.
-        label_names: The classes, where files write them in another way.
+        class_names: The classes, where files write them in another way.
         header: The columns of train and dev files that have no header line.
         file_names: File names by split.
     """
@@ -107,7 +107,7 @@ class GlueTask:
     label_column: str
     labels: Classes | Interval
     hub_columns: tuple[str, ...]
-    label_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
     header: tuple[str, ...] = ()
     file_names: Mapping[str, str] = field(default_factory=lambda: _FILES)
 
@@ -116,7 +116,7 @@ class GlueTask:
         """Where the data come from."""
         name = self.folder.lower().replace("-", "")
         kind = "regression" if isinstance(self.labels, Interval) else "classification"
-        names = self.label_names or getattr(self.labels, "names", ())
+        names = self.class_names or getattr(self.labels, "names", ())
         return Source(
             Task(name, kind, self.columns, names, self.metrics[0], self.about, self.metrics[1:]),
             (self.folder,),

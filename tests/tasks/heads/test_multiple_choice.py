@@ -12,7 +12,7 @@ from helpers import tiny, zoo
 from torch.nn import functional
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from attendrop import ADDrop, Compose, DropHead, RDrop, Vanilla, prune, regularize
+from attendrop import ADDrop, Compose, RDrop, Vanilla, prune, regularize
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attribution.gradient import gradient_attribution
 from attendrop.errors import AttendropError
@@ -86,8 +86,6 @@ def test_padded_choices_never_win_and_do_not_enter_the_loss(
     [
         ADDrop(p=0.5, q=0.5, layers="all"),
         ADDrop(p=0.5, q=0.5, layers="all", attribution="integrated_gradient", steps=2),
-        DropHead(p_start=0.5, schedule="constant"),
-        Vanilla(p=0.4),
         Compose(RDrop(), Vanilla(p=0.4)),
     ],
     ids=lambda method: method.name,
@@ -164,11 +162,6 @@ def test_outputs_have_the_choices_of_their_rows(tokenizer: PreTrainedTokenizerBa
     with pytest.raises(AttendropError, match="NaN or infinite for 1 of 3 rows"):
         HEAD.checked(outputs)
     assert HEAD.decode(HEAD.row_outputs(raw, {"labels": [1, 3, 1]}, tokenizer))[:2] == [1, 3]
-
-
-def test_the_constant_answer_is_the_most_common_place() -> None:
-    found = HEAD.constant_answer(np.array([1, 1, 0]), np.array([1, 2]))
-    assert found[0] == "B" and HEAD.decode(found[1]) == [1, 1]
 
 
 def test_a_saved_model_hides_padded_choices_too(model: Any, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from attendrop.tasks.custom_files import load_files
 from attendrop.tasks.heads.base import row_array
 from attendrop.tasks.heads.tag_metrics import to_iob2
 from attendrop.tasks.heads.token_classification import TokenClassification
-from attendrop.tasks.metrics import compute_scores, constant_scores, with_metric
+from attendrop.tasks.metrics import compute_scores, with_metric
 from attendrop.tasks.registry import get_task
 from attendrop.tasks.token_columns import TokenColumn
 from attendrop.tasks.tokenization import columns_of, encode
@@ -90,11 +90,6 @@ def test_labels_of_a_batch_suffice_for_its_scores(tokenizer: PreTrainedTokenizer
     outputs = HEAD.row_outputs(logits, {"labels": labels}, tokenizer)
     references = HEAD.references({"labels": labels})
     assert [row.tolist() for row in references] == HEAD.decode(outputs) == [[0, 1], [2]]
-
-
-def test_batches_of_different_lengths_are_joined() -> None:
-    joined = HEAD.concatenate([np.ones((2, 3, 3)), np.ones((1, 5, 3))])
-    assert joined.shape == (3, 5, 3) and joined[:2, 3:].sum() == 0
 
 
 def test_batches_pad_labels(data: TaskData, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -218,13 +213,6 @@ def test_tags_that_training_lacks_can_be_wrong(tmp_path: Path, seed: int) -> Non
         }
     )
     assert head.unknown_counts(gold) == {name: flat_gold.count(name) for name in head.unknown_names}
-
-
-def test_the_baseline_is_the_most_common_tag() -> None:
-    task = get_task("conll2003")
-    train, dev = (task.head.label_array(labels) for labels in ([[0, 0, 1]], [[0, 1], [0, 0, 1, 2]]))
-    answer, scores = constant_scores(task, train, dev) or ("", {})
-    assert answer == "O" and scores["accuracy"] == 0.5 and scores["entity_f1"] == 0
 
 
 def test_f1_macro_is_that_of_scikit_learn_over_the_words() -> None:
