@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ import numpy as np
 from attendrop.errors import AttendropError
 from attendrop.output_files import sha256
 from attendrop.tasks.file_formats import IMAGE, IMAGE_CLASS
-from attendrop.tasks.table import BadRows, Table
+from attendrop.tasks.table import Table, in_chunks
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -126,10 +125,7 @@ def _pillow() -> Any:
     return Image
 
 
-logger = logging.getLogger(__name__)
-
-
-def read_image_folder(folder: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
+def read_image_folder(folder: Path, size: int | None) -> Iterator[Table]:
     """Read a folder in chunks, without opening an image: ``photos/cats/winter/1.jpg`` is of the class ``cats``.
 
     The column ``image`` has the paths in the folder, in alphabetical order, and ``label`` the names of the folders of
@@ -139,7 +135,6 @@ def read_image_folder(folder: Path, size: int | None, bad: BadRows) -> Iterator[
     Args:
         folder: The folder.
         size: Number of rows in a chunk; None reads one table.
-        bad: Not needed: nothing is wrong with a name.
 
     Raises:
         AttendropError: The folder has no image.
@@ -154,10 +149,17 @@ def read_image_folder(folder: Path, size: int | None, bad: BadRows) -> Iterator[
             "%s: %d images; ignored %d hidden files, and %d of other kinds.",
             *(folder, len(images), hidden, len(files) - len(images) - hidden),
         )
-    rows = iter(enumerate(file.relative_to(folder) for file in images))
-    while chunk := list(islice(rows, size)):
-        values = [[str(name), name.parts[0] if len(name.parts) > 1 else None] for _, name in chunk]
-        yield Table(folder, [IMAGE, IMAGE_CLASS], values, [_shown(name) for _, name in chunk], [n for n, _ in chunk])
+    names = enumerate(file.relative_to(folder) for file in images)
+    # A place is a name that can be printed, also if it is not in UTF-8.
+    rows = (
+        (
+            index,
+            str(name).encode(errors="backslashreplace").decode(),
+            [str(name), name.parts[0] if len(name.parts) > 1 else None],
+        )
+        for index, name in names
+    )
+    yield from in_chunks(folder, [IMAGE, IMAGE_CLASS], rows, size)
 
 
 def class_folders(folder: Path) -> list[str]:
@@ -196,8 +198,3 @@ def _files(folder: Path, above: frozenset[str]) -> Iterator[Path]:
 
 def _is_hidden(path: Path) -> bool:
     return path.name.startswith(".")
-
-
-def _shown(name: Path) -> str:
-    """Return a name that can be printed, also if it is not in UTF-8."""
-    return str(name).encode(errors="backslashreplace").decode()

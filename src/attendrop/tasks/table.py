@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +158,12 @@ def _has_nul(value: Any) -> bool:
     if isinstance(value, list | dict):
         return any(map(_has_nul, value.values() if isinstance(value, dict) else value))
     return isinstance(value, str) and "\0" in value
+
+
+def in_chunks(
+    path: Path, columns: list[str], rows: Iterator[tuple[int, str, list[Any]]], size: int | None
+) -> Iterator[Table]:
+    """Yield tables of at most ``size`` rows, each given by its index, its place and its values."""
+    while chunk := list(islice(rows, size)):
+        index, places, values = map(list, zip(*chunk, strict=True))
+        yield Table(path, columns, values, places, index)

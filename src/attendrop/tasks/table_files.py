@@ -16,7 +16,7 @@ import pyarrow.parquet
 from attendrop.errors import AttendropError
 from attendrop.tasks.file_formats import files_of
 from attendrop.tasks.images import read_image_folder
-from attendrop.tasks.table import BadRows, Table
+from attendrop.tasks.table import BadRows, Table, in_chunks
 from attendrop.tasks.text_files import STDIN, read_conll, read_conllu, read_lines, read_parallel, text_lines
 from attendrop.wording import counted
 
@@ -75,7 +75,7 @@ def read_chunks(
         return
     suffix = f".{format}" if format is not None else Path(path).suffix.lower()
     if suffix not in _READERS and Path(path).is_dir():
-        yield from read_image_folder(Path(path), size, bad or BadRows())
+        yield from read_image_folder(Path(path), size)
         return
     if suffix not in _READERS and not Path(path).suffix and not Path(path).exists():
         raise AttendropError(f"there is no file or folder {path}.")
@@ -101,18 +101,16 @@ def _read_delimited(path: Path, size: int | None, bad: BadRows, delimiter: str) 
         _, header = next(records)
         _check_separator(path, header, delimiter)
         _check_columns(path, header)
-        rows = _fitting(path, header, records, bad)
-        while chunk := list(islice(rows, size)):
-            index, places, values = map(list, zip(*chunk, strict=True))
-            _warn_of_joined_rows(path, values, places, delimiter)
-            yield Table(path, header, values, places, index)
+        for table in in_chunks(path, header, _fitting(path, header, records, bad), size):
+            _warn_of_joined_rows(table, delimiter)
+            yield table
 
 
-def _warn_of_joined_rows(path: Path, rows: list[list[str]], places: list[str], delimiter: str) -> None:
+def _warn_of_joined_rows(table: Table, delimiter: str) -> None:
     """Warn of rows with a field that seems to hold whole rows, between two quotes that are part of texts."""
-    labels = {label for label, count in Counter(row[-1] for row in rows).items() if count > 1}
+    labels = {label for label, count in Counter(row[-1] for row in table.rows).items() if count > 1}
     joined = []
-    for row, place in zip(rows, places, strict=True):
+    for row, place in zip(table.rows, table.places, strict=True):
         if not any("\n" in field or "\r" in field for field in row):
             continue  # nearly all; splitting takes longer
         fields = [_LINE_END.split(field) for field in row]
@@ -122,8 +120,8 @@ def _warn_of_joined_rows(path: Path, rows: list[list[str]], places: list[str], d
     if joined:
         shown = ", ".join(joined[:_SHOWN]) + (f" and {len(joined) - _SHOWN} more" if len(joined) > _SHOWN else "")
         warnings.warn(
-            f"{path}: quotes join what look like separate rows (lines {shown}): each is read as one row. If the quotes "
-            f"are part of the texts, {_HOW_TO_QUOTE}.",
+            f"{table.path}: quotes join what look like separate rows (lines {shown}): each is read as one row. If the "
+            f"quotes are part of the texts, {_HOW_TO_QUOTE}.",
             stacklevel=2,
         )
 

@@ -13,13 +13,13 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import chain, islice, zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.file_formats import SOURCE, TARGET
-from attendrop.tasks.table import BadRows, Table
+from attendrop.tasks.table import BadRows, Table, in_chunks
 from attendrop.wording import counted
 
 STDIN = "-"
@@ -117,20 +117,18 @@ def read_parallel(files: Sequence[Path], size: int | None) -> Iterator[Table]:
 
 
 def _tables(path: Path, files: Sequence[Path], columns: Sequence[str], size: int | None) -> Iterator[Table]:
+    def rows() -> Iterator[tuple[int, str, list[str]]]:
+        for index, texts in enumerate(zip_longest(*lines)):
+            if None in texts:
+                raise AttendropError(
+                    f"{files[texts.index(None)]} ends before line {index + 1}, and the other file goes on; parallel "
+                    "files have the same number of lines."
+                )
+            yield index, f"line {index + 1}", [text.rstrip("\r\n") for text in texts]
+
     with ExitStack() as stack:
         lines = [stack.enter_context(text_lines(file, "\n")) for file in files]
-        rows = enumerate(zip_longest(*lines))
-        while chunk := list(islice(rows, size)):
-            for number, texts in chunk:
-                if None in texts:
-                    raise AttendropError(
-                        f"{files[texts.index(None)]} ends before line {number + 1}, and the other file goes on; "
-                        "parallel files have the same number of lines."
-                    )
-            values = [[text.rstrip("\r\n") for text in texts] for _, texts in chunk]
-            yield Table(
-                path, list(columns), values, [f"line {n + 1}" for n, _ in chunk], [number for number, _ in chunk]
-            )
+        yield from in_chunks(path, list(columns), rows(), size)
 
 
 WORDS, TAGS = "tokens", "tags"
@@ -184,20 +182,21 @@ def read_conll(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
     """
     columns: list[str] = []
 
-    def rows() -> Iterator[tuple[int, Sentence, list[Any]]]:
+    def rows() -> Iterator[tuple[int, str, list[Any]]]:
         for index, sentence in enumerate(read_sentences(lines)):
             if not columns:
-                columns.extend(_names(len(sentence.words[0])))
+                others = range(2, len(sentence.words[0]) + 1)
+                columns.extend([WORDS, *(f"column_{number}" for number in others[:-1]), *([TAGS] if others else [])])
             wrong = [number for number, word in enumerate(sentence.words) if len(word) != len(columns)]
             if wrong:
                 word = sentence.words[wrong[0]]
                 problem = f"{counted(len(word), 'column')} where the first line of the file has {len(columns)}"
                 bad.add(path, f"line {sentence.line + wrong[0]}", problem, word)
             else:
-                yield index, sentence, [list(values) for values in zip(*sentence.words, strict=True)]
+                yield index, f"line {sentence.line}", [list(values) for values in zip(*sentence.words, strict=True)]
 
     with text_lines(path, "\n") as lines:
-        yield from _sentence_tables(path, columns, rows(), size)
+        yield from in_chunks(path, columns, rows(), size)
 
 
 def read_conllu(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
@@ -208,7 +207,7 @@ def read_conllu(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
     positions of words from 0; the head of a root is itself, and that of a word without a head -1.
     """
 
-    def rows() -> Iterator[tuple[int, Sentence, list[Any]]]:
+    def rows() -> Iterator[tuple[int, str, list[Any]]]:
         for index, sentence in enumerate(read_sentences(lines, _CONLLU_COMMENT)):
             words = [word for word in sentence.words if word[0].isdecimal() or len(word) != _CONLLU_WIDTH]
             problem = _conllu_problem(words)
@@ -216,24 +215,12 @@ def read_conllu(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
                 bad.add(path, f"line {sentence.line}", problem, [" ".join(word) for word in sentence.words])
                 continue
             values: dict[str, Any] = {name: [word[at] for word in words] for name, at in _CONLLU.items()}
-            values[HEADS] = [_head(head, own) for own, head in enumerate(values[HEADS])]
-            yield index, sentence, list(values.values())
+            heads = enumerate(values[HEADS])
+            values[HEADS] = [-1 if head == "_" else own if head == "0" else int(head) - 1 for own, head in heads]
+            yield index, f"line {sentence.line}", list(values.values())
 
     with text_lines(path, "\n") as lines:
-        yield from _sentence_tables(path, list(_CONLLU), rows(), size)
-
-
-def _names(count: int) -> list[str]:
-    between = [f"column_{number}" for number in range(2, count)]
-    return [WORDS, *between, TAGS] if count > 1 else [WORDS]
-
-
-def _sentence_tables(
-    path: Path, columns: list[str], rows: Iterator[tuple[int, Sentence, list[Any]]], size: int | None
-) -> Iterator[Table]:
-    while chunk := list(islice(rows, size)):
-        places = [f"line {sentence.line}" for _, sentence, _ in chunk]
-        yield Table(path, columns, [values for *_, values in chunk], places, [index for index, *_ in chunk])
+        yield from in_chunks(path, list(_CONLLU), rows(), size)
 
 
 def _conllu_problem(words: list[list[str]]) -> str | None:
@@ -249,7 +236,3 @@ def _conllu_problem(words: list[list[str]]) -> str | None:
         if head != "_" and not (head.isdecimal() and int(head) <= len(words)):
             return f"word {number} has the head {head!r}, which is no word of the sentence"
     return None
-
-
-def _head(head: str, own: int) -> int:
-    return -1 if head == "_" else own if head == "0" else int(head) - 1
