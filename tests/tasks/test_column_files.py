@@ -39,11 +39,6 @@ def test_the_first_column_has_the_words_and_the_last_the_tags(tmp_path: Path) ->
     assert table.index == [0, 1]
 
 
-def test_words_alone_have_no_tags(tmp_path: Path) -> None:
-    table = written(tmp_path, "a.conll", "John\nlives\n\nHere\n")
-    assert (table.columns, table.rows) == (["tokens"], [[["John", "lives"]], [["Here"]]])
-
-
 def test_words_may_have_spaces_where_columns_have_tabs(tmp_path: Path) -> None:
     assert written(tmp_path, "a.conll", "1 000\tCD\n").rows == [[["1 000"], ["CD"]]]
 
@@ -77,10 +72,3 @@ def test_a_broken_sentence_is_refused_or_left_out(tmp_path: Path, name: str, tex
     bad = BadRows(skip=True)
     (table,) = read_chunks(tmp_path / name, None, bad)
     assert table.column("tokens")[-1] == ["a"] and len(bad.skipped) == 1
-
-
-def test_chunks_have_at_most_their_size(tmp_path: Path) -> None:
-    written(tmp_path, "a.conll", "a X\n\nb X\n\nc X\n")
-    chunks = list(read_chunks(tmp_path / "a.conll", 2))
-    assert [chunk.index for chunk in chunks] == [[0, 1], [2]]
-    assert chunks[1].columns == ["tokens", "tags"]

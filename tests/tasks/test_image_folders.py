@@ -13,10 +13,9 @@ from helpers.tiny_images import draw, write_folder
 
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import TaskData
-from attendrop.tasks.custom_files import load_files, stream_file
-from attendrop.tasks.heads.image_classification import ImageClassification
+from attendrop.tasks.custom_files import load_files
 from attendrop.tasks.images import folder_sha256
-from attendrop.tasks.table import BadRows, write_skipped
+from attendrop.tasks.table import write_skipped
 
 
 def load(train: Path, dev: Path | None = None, *, skip: bool = False) -> TaskData:
@@ -146,14 +145,6 @@ def test_a_file_has_paths_beside_it_or_absolute_ones(photos: Path) -> None:
     (photos / "all.csv").write_text("path,kind\nleft/none.png,a\n,b\n")
     with pytest.raises(AttendropError, match=r"all.csv, line 2, column 'path': the file cannot be read \(No such"):
         load_files(train_file=photos / "all.csv", text_columns=["path"], label_column="kind")
-
-
-def test_a_folder_to_predict_is_read_in_chunks_and_needs_no_classes(tmp_path: Path) -> None:
-    new = write_folder(tmp_path / "new", 0, 5, labelled=False)
-    head = ImageClassification(("left", "right"))
-    chunks = list(stream_file(new, text_columns=["image"], head=head, size=2, bad=BadRows()))
-    assert [len(chunk.columns["image"]) for chunk in chunks] == [2, 2, 1]
-    assert chunks[1].columns["index"] == [2, 3] and chunks[2].table.places == ["004.jpg"]
 
 
 def test_the_hash_of_a_folder_is_that_of_its_images(photos: Path, tmp_path: Path) -> None:

@@ -146,14 +146,6 @@ def test_own_predictions(tmp_path: Path) -> None:
     assert (tmp_path / "a.tsv").read_text() == "index\tscore\n0\t1.25\n1\t-3.0\n"
 
 
-def test_unknown_extension(tmp_path: Path) -> None:
-    with pytest.raises(
-        AttendropError, match=r"'doc' is not a format of predictions; write \.csv, \.tsv, \.jsonl, \.conll"
-    ):
-        write_predictions(tmp_path / "out.doc", OWN_NUMBERS, Dataset.from_dict({"index": [0]}), np.zeros(1))
-    assert not list(tmp_path.iterdir())
-
-
 NUMBERS = np.random.default_rng(1).normal(size=(40, 3))
 LABELLED: dict[str, tuple[Task, np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]] = {
     "classes": (TWO_CLASSES, (NUMBERS[:, 2] > 0.5).astype(int), NUMBERS[:, :2], NUMBERS[:, 1] - NUMBERS[:, 0]),
@@ -225,8 +217,3 @@ def test_the_span_of_a_metric_lies_between_its_best_and_worst_score(
             for logits in (right, wrong)
         )
         assert task.head.metrics[metric].span == pytest.approx(best - worst)
-
-
-def test_errors_have_no_span() -> None:
-    metrics = OWN_NUMBERS.head.metrics
-    assert metrics["r2"].span == metrics["neg_mean_squared_error"].span == math.inf

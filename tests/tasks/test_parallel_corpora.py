@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from datasets import Dataset
 
-from attendrop import ADDrop, AttendropError
+from attendrop import AttendropError
 from attendrop.runs.config import RunConfig
 from attendrop.runs.run_file import read_run_file, run_file
 from attendrop.tasks.custom_files import load_files
@@ -63,17 +62,6 @@ def test_a_missing_split_is_named(corpus: Path) -> None:
     (corpus / "wmt16" / "tr-en" / "train.en").unlink()
     with pytest.raises(AttendropError, match=r"has no file of wmt16-tr-en train, such as 'train.en'\."):
         load_task("wmt16-tr-en", data_dir=corpus, splits=("train",))
-
-
-def test_the_paper_drops_in_the_encoder() -> None:
-    assert ADDrop.preset("paper", "wmt16-tr-en").options["layers"] == "encoder"
-
-
-@pytest.mark.skipif("ATTENDROP_DATA" not in os.environ, reason="set ATTENDROP_DATA to a folder with wmt16/tr-en")
-def test_real_pairs_of_turkish_and_english() -> None:
-    rows = load_task("wmt16-tr-en", splits=("dev", "test")).splits
-    assert (len(rows["dev"]), len(rows["test"])) == (1001, 3000)
-    assert rows["dev"]["text"][0] == "Norveç'in rakfisk'i: Dünyanın en kokulu balığı bu mu?"
 
 
 # Files ----------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,6 +45,7 @@ from attendrop.tasks.heads.text_generation import TextGeneration
 from attendrop.tasks.heads.token_classification import TokenClassification
 from attendrop.tasks.heads.translation import Translation
 from attendrop.tasks.heads.written_text import WrittenText
+from attendrop.tasks.token_columns import TokenColumn
 
 SOURCE = Path(attendrop.__file__).parent
 YES_NO = Classification(("no", "yes"))
@@ -172,6 +174,33 @@ def test_labels_survive_a_perfect_model(head: Head) -> None:
     assert str(rows[0][head.answer_column]) in str(written[0])
     best = 0 if head.default_metrics[0].startswith("neg_") else 1
     assert head.metrics[head.default_metrics[0]].score(head.label_array(labels), outputs) == pytest.approx(best)
+
+
+DIVERGED: dict[str, Any] = {
+    "token-classification": np.array([[np.nan, 0]]),
+    "question-answering": SpanAnswer("cat", 4, math.nan, 0.0),
+    "multiple-choice": np.array([np.nan, 0.0]),
+    "translation": WrittenText("a", math.nan, 1),
+    "text-generation": WrittenText("a", math.inf, 1),
+    "masked-language-modeling": PredictedTokens((7,), math.nan, 1),
+}
+
+
+@pytest.mark.parametrize("head", EXAMPLES.values(), ids=EXAMPLES)
+def test_outputs_of_a_diverged_model_are_refused(head: Head) -> None:
+    perfect = PERFECT[head.kind][1]
+    outputs = row_array(perfect) if head.kind in OBJECTS else np.array(perfect, dtype=float)
+    outputs[0] = DIVERGED.get(head.kind, np.nan)
+    with pytest.raises(AttendropError, match=f"NaN or infinite for 1 of {len(perfect)} rows: training diverged"):
+        head.checked(outputs)
+
+
+@pytest.mark.parametrize("head", EXAMPLES.values(), ids=EXAMPLES)
+def test_columns_with_values_for_tokens_are_refused_where_there_is_no_one_text(head: Head) -> None:
+    if head.no_token_columns:
+        tokenizer: Any = None
+        with pytest.raises(AttendropError, match=f"'depth' has entries for the tokens of {head.no_token_columns}"):
+            head.align([TokenColumn("depth")], {}, tokenizer, tokenizer)
 
 
 @pytest.mark.parametrize(

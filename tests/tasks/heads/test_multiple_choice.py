@@ -15,12 +15,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from attendrop import ADDrop, Compose, RDrop, Vanilla, prune, regularize
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attribution.gradient import gradient_attribution
-from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.model_classes import find_choice_class
 from attendrop.tasks.heads.multiple_choice import MultipleChoice
-from attendrop.tasks.token_columns import TokenColumn
 from attendrop.tasks.tokenization import encode_columns
 
 HEAD = MultipleChoice(("A", "B", "C"))
@@ -144,8 +142,6 @@ def test_each_choice_is_read_with_the_question(tokenizer: PreTrainedTokenizerBas
     assert texts[2] == ["[CLS] the bird [SEP] bad [SEP]", "[CLS] the bird [SEP] good [SEP]"]
     assert encoded["length"] == [9, 13, 6]
     assert [len(ids) for ids in HEAD.token_ids(encoded)] == [24, 45, 12]
-    with pytest.raises(AttendropError, match="'heads' has entries for the tokens of one text"):
-        encode_columns(columns | {"heads": [[0]] * 3}, TASK, tokenizer, 32, [TokenColumn("heads")])
 
 
 def test_outputs_have_the_choices_of_their_rows(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -158,9 +154,6 @@ def test_outputs_have_the_choices_of_their_rows(tokenizer: PreTrainedTokenizerBa
     rows = HEAD.prediction_rows(outputs, probabilities=True)
     assert [row["label"] for row in rows] == ["B", "D", "B"]  # one more than training had
     assert rows[2]["probabilities"] == pytest.approx([0.268941, 0.731059]) and rows[2]["probability"] == 0.731059
-    outputs[0] = np.array([np.nan, 0.0])
-    with pytest.raises(AttendropError, match="NaN or infinite for 1 of 3 rows"):
-        HEAD.checked(outputs)
     assert HEAD.decode(HEAD.row_outputs(raw, {"labels": [1, 3, 1]}, tokenizer))[:2] == [1, 3]
 
 
