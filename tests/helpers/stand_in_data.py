@@ -74,5 +74,5 @@ def _glue_file(source: GlueTask, first: int, end: int) -> str:
 
 
 def _label(source: GlueTask, number: int) -> str:
-    classes = len(getattr(source.labels, "names", ()))
-    return source.labels.write(number % classes if classes else number % 6)
+    classes = len(source.labels)
+    return source.write(number % classes if classes else number % 6)

@@ -11,7 +11,7 @@ from datasets import Dataset
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.heads.base import Head
-from attendrop.tasks.heads.registry import candidate_heads, find_head
+from attendrop.tasks.heads.registry import candidate_heads
 from attendrop.tasks.table import BadRows, Table
 from attendrop.tasks.table_files import read_chunks, read_table
 from attendrop.tasks.token_columns import TokenColumn, numbers_problem, read_numbers
@@ -100,7 +100,8 @@ def load_files(
         tables[split] = _not_empty(tables[split].checked(str(label_column), problem, bad))
     if head is None:
         found = {split: tables[split] for split in labelled}
-        head = find_head(kinds, found, str(label_column), asked=asked)
+        kind = next(kind for kind in kinds if asked or kind.suits(found, str(label_column)))
+        head = kind.from_labels(found, str(label_column), asked=asked)
     if bad.keeps_unknown and "dev" in labelled:
         head = head.with_unknown(tables["dev"].column(str(label_column)))
     for split in scored:

@@ -1,5 +1,8 @@
 """The nine GLUE tasks (Wang et al., 2019), from the official files or from the hub."""
 
+from __future__ import annotations
+
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +14,11 @@ from datasets import Dataset
 from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task
-from attendrop.tasks.sources import Classes, Interval, Row, Source
+from attendrop.tasks.sources import Row, Source
 from attendrop.tasks.text_files import tabbed_lines
 from attendrop.wording import counted
 
+_HIGHEST = 5  # of the numbers of STS-B
 _BROKEN_SHARE = 0.001  # only QQP has broken rows, about 20 in 360,000
 _FILES = {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}
 _MNLI_FILES = {
@@ -27,27 +31,18 @@ _MNLI_FILES = {
 _MNLI_HUB_SPLITS = {"dev": "validation_matched", "dev_mismatched": "validation_mismatched", "test": "test_matched"}
 
 
-def _read(
-    columns: Sequence[str], label_column: str, header: tuple[str, ...], paths: Sequence[Path], split: str
-) -> Iterator[Row]:
+def _read(task: GlueTask, paths: Sequence[Path], split: str) -> Iterator[Row]:
     """Read an official file: no quoting, lines end with a line feed only, columns are found by name in the header.
 
     Rows with a wrong number of fields, an empty text or an empty label are skipped with a warning if they are at most
     one in a thousand. More of them is an error, as is one in a test file, because a submission needs every row.
-
-    Args:
-        columns: Columns of the texts.
-        label_column: Column of the labels, which test files need not have.
-        header: The columns of files that have no header line; test files have one.
-        paths: The file.
-        split: The split.
     """
-    (path,) = paths
+    (path,), header = paths, task.header
     labelled = not split.startswith("test")
     lines = list(tabbed_lines(path))
     if not (labelled and header):
         header, lines = tuple(lines[0][1]), lines[1:]
-    wanted = (*columns, *((label_column,) if labelled else ()))
+    wanted = (*task.columns, *((task.label_column,) if labelled else ()))
     for column in wanted:
         if column not in header:
             hint = did_you_mean(column, header) or f"; its header is {', '.join(map(repr, header))}."
@@ -65,8 +60,8 @@ def _read(
         else:
             number = fields.get("index", fields.get("id", ""))  # "id" is of QQP
             others = {"index": int(number) if number.isdecimal() else len(rows)}
-            label = fields[label_column] if labelled else None
-            rows.append(Row(path, place, tuple(fields[column] for column in columns), label, others))
+            label = task.read(fields[task.label_column], f"{path}, {place}") if labelled else None
+            rows.append(Row(path, place, tuple(fields[column] for column in task.columns), label, others))
     if broken and (not labelled or len(broken) > len(lines) * _BROKEN_SHARE):
         raise AttendropError(
             f"{path}, {broken[0]}; {len(broken)} of {len(lines)} rows are broken; download the file again."
@@ -93,7 +88,7 @@ class GlueTask:
         about: One line on it.
         columns: Columns of the texts.
         label_column: Column of the labels in train and dev.
-        labels: Format of the labels in files and submissions.
+        labels: The labels in files and submissions, in the order of the classes; none: numbers from 0 to 5.
         hub_columns: The text columns on the hub.
         class_names: The classes, where files write them in another way.
         header: The columns of train and dev files that have no header line.
@@ -105,7 +100,7 @@ class GlueTask:
     about: str
     columns: tuple[str, ...]
     label_column: str
-    labels: Classes | Interval
+    labels: tuple[str, ...]
     hub_columns: tuple[str, ...]
     class_names: tuple[str, ...] = ()
     header: tuple[str, ...] = ()
@@ -115,24 +110,40 @@ class GlueTask:
     def source(self) -> Source:
         """Where the data come from."""
         name = self.folder.lower().replace("-", "")
-        kind = "regression" if isinstance(self.labels, Interval) else "classification"
-        names = self.class_names or getattr(self.labels, "names", ())
+        kind = "classification" if self.labels else "regression"
+        names = self.class_names or self.labels
         return Source(
             Task(name, kind, self.columns, names, self.metrics[0], self.about, self.metrics[1:]),
             (self.folder,),
             {split: ((file,),) for split, file in self.file_names.items()},
-            partial(_read, self.columns, self.label_column, self.header),
+            partial(_read, self),
             (("nyu-mll/glue", name),),
             partial(_of_hub, self.hub_columns),
-            self.labels,
+            self.labels or None,
             _MNLI_HUB_SPLITS if name == "mnli" else {"dev": "validation"},
             within="glue",
         )
 
+    def read(self, label: str, place: str) -> str | float:
+        """Return a label of a file: its text, or a number; raise AttendropError if that is out of range."""
+        if self.labels:
+            return label
+        try:
+            score = float(label)
+        except ValueError:
+            score = math.nan
+        if not 0 <= score <= _HIGHEST:
+            raise AttendropError(f"{place}: the score {label!r} is not a number from 0 to {_HIGHEST}.")
+        return score
 
-_YES_NO = Classes(("0", "1"))
-_ENTAILMENT = Classes(("entailment", "not_entailment"))
-_NLI = Classes(("entailment", "neutral", "contradiction"))
+    def write(self, label: float) -> str:
+        """Return a prediction as submissions have it: the name of a class, or a number clamped to the range."""
+        return self.labels[int(label)] if self.labels else f"{min(max(label, 0), _HIGHEST):.3f}"
+
+
+_YES_NO = ("0", "1")
+_ENTAILMENT = ("entailment", "not_entailment")
+_NLI = ("entailment", "neutral", "contradiction")
 _PAIR = ("sentence1", "sentence2")
 _ACCURACY = ("accuracy",)
 _TASKS = (
@@ -149,7 +160,7 @@ _TASKS = (
         _YES_NO, _PAIR, ("not_equivalent", "equivalent"),
     ),
     GlueTask(
-        "STS-B", ("pearson", "spearman"), "similarity of two sentences, 0 to 5", _PAIR, "score", Interval(0, 5), _PAIR,
+        "STS-B", ("pearson", "spearman"), "similarity of two sentences, 0 to 5", _PAIR, "score", (), _PAIR,
     ),
     GlueTask(
         "QQP", ("accuracy", "f1"), "do two questions ask the same?", ("question1", "question2"), "is_duplicate",

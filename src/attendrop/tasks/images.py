@@ -9,10 +9,9 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -32,8 +31,7 @@ _MANY = 1000
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class ImageFile:
+class ImageFile(NamedTuple):
     """What a check found out about a file.
 
     Attributes:

@@ -19,7 +19,7 @@ from attendrop.tasks.base import Task
 from attendrop.tasks.file_formats import SOURCE, TARGET
 from attendrop.tasks.heads.question_answering import ALWAYS, SOMETIMES
 from attendrop.tasks.heads.translation import Translation
-from attendrop.tasks.sources import Classes, Row, Source
+from attendrop.tasks.sources import Row, Source
 from attendrop.tasks.table_files import read_table
 from attendrop.tasks.text_files import HEADS, WORDS, decode, read_sentences, tabbed_lines, text_lines
 from attendrop.tasks.values import read_choices
@@ -92,7 +92,7 @@ _TEXT_TASKS = (
     Source(
         Task("imdb", "classification", ("text",), ("negative", "positive"), "accuracy", "sentiment of long reviews"),
         ("imdb", "aclimdb"), {"train": (("train.jsonl", "train"),), "dev": _TEST, "test": _TEST}, _files(_imdb_rows),
-        (("stanfordnlp/imdb",),), partial(_hub_texts, ("text",), ()), Classes(("neg", "pos")), {"dev": "test"},
+        (("stanfordnlp/imdb",),), partial(_hub_texts, ("text",), ()), ("neg", "pos"), {"dev": "test"},
     ),
     Source(
         Task(
@@ -105,7 +105,7 @@ _TEXT_TASKS = (
         ),
         ("hans",), {"train": (("heuristics_train_set.txt",),), "dev": (("heuristics_evaluation_set.txt",),)},
         _files(_hans_rows), (("jhu-cogsci/hans",),), partial(_hub_texts, ("premise", "hypothesis"), ("heuristic",)),
-        Classes(_ENTAILMENT),
+        _ENTAILMENT,
     ),
     Source(
         Task(
@@ -123,7 +123,7 @@ _TEXT_TASKS = (
             "test": (("test-en.tsv", "en/test_2k.tsv"),),
         },
         _files(_pawsx_rows), (("google-research-datasets/paws-x", "en"),), partial(_hub_texts, _PAIR, ()),
-        Classes(("0", "1")),
+        ("0", "1"),
     ),
 )  # fmt: skip
 

@@ -175,7 +175,7 @@ class PredictionWriter:
     def _predictions(self, outputs: Array) -> list[dict[str, Any]]:
         head, source = self.task.head, GLUE.get(self.task.name)
         if source is not None:
-            return [{"prediction": source.labels.write(label)} for label in head.decode(outputs)]
+            return [{"prediction": source.write(label)} for label in head.decode(outputs)]
         return head.prediction_rows(outputs, probabilities=self.probabilities)
 
     def _beside(

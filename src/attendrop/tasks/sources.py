@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ class Row:
         file: Its file, or data set on the hub, for messages.
         place: Where it is in the file, such as "line 7".
         inputs: Values of the head's inputs, such as two texts.
-        label: Its label; None: not known. Of all rows of a split, or of none.
+        label: Its label, or on the hub the id of its class; None: not known. Of all rows of a split, or of none.
         others: Further columns: "index" (by default, the row's number), and those of ``Task``.
     """
 
@@ -34,55 +33,6 @@ class Row:
     inputs: tuple[Any, ...]
     label: Any = None
     others: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Classes:
-    """Labels of files that are classes.
-
-    Attributes:
-        names: The labels as they are written in files and submissions, in the order of ``task.label_names``.
-    """
-
-    names: tuple[str, ...]
-
-    def problem(self, label: str | int) -> str | None:
-        """Describe what is wrong with a label, or return None; class ids, which the hub has, are right."""
-        wrong = isinstance(label, str) and label not in self.names
-        return f"the label {label!r} is not one of {', '.join(self.names)}" if wrong else None
-
-    def read(self, label: str | int) -> int:
-        """Return the class id."""
-        return self.names.index(label) if isinstance(label, str) else label
-
-    def write(self, label: int) -> str:
-        """Return the name of a class."""
-        return self.names[label]
-
-
-@dataclass(frozen=True)
-class Interval:
-    """Labels of files that are numbers from ``low`` to ``high``."""
-
-    low: int
-    high: int
-
-    def problem(self, label: str | float) -> str | None:
-        """Describe what is wrong with a label, or return None; numbers, which the hub has, are right."""
-        if not isinstance(label, str) or self.low <= self.read(label) <= self.high:
-            return None
-        return f"the score {label!r} is not a number from {self.low} to {self.high}"
-
-    def read(self, label: str | float) -> float:
-        """Return the number; NaN if it is none."""
-        try:
-            return float(label)
-        except ValueError:
-            return math.nan
-
-    def write(self, label: float) -> str:
-        """Return the number, clamped to the interval, in the format of a submission."""
-        return f"{min(max(label, self.low), self.high):.3f}"
 
 
 @dataclass(frozen=True)
@@ -98,7 +48,7 @@ class Source:
         hub: Names of the data sets on the hub, each with that of its configuration if it has several; none: the task is
             not there.
         of_hub: Function that reads the rows of a data set of the hub, given its name.
-        labels: How files write labels; None: as the head reads them from files of one's own.
+        labels: How files write the classes, in the order of ``task.label_names``; None: as in files of one's own.
         hub_splits: Names of the splits on the hub, where they are others.
         revision: Revision on the hub.
         within: Folder of a group of tasks, which may hold the task's folder.
@@ -110,7 +60,7 @@ class Source:
     read: Callable[[Sequence[Path], str], Iterable[Row]]
     hub: tuple[tuple[str, ...], ...] = ()
     of_hub: Callable[[str, Dataset], Iterable[Row]] | None = None
-    labels: Classes | Interval | None = None
+    labels: tuple[str, ...] | None = None
     hub_splits: Mapping[str, str] = field(default_factory=lambda: {"dev": "validation"})
     revision: str | None = None
     within: str | None = None
@@ -184,8 +134,9 @@ class Source:
         values = zip(*(row.inputs for row in rows), strict=True)
         columns: dict[str, list[Any]] = dict(zip(head.inputs, map(list, values), strict=False))
         if labelled:
-            labels = [row.label for row in rows]
-            columns["label"] = head.read_labels(labels) if self.labels is None else list(map(self.labels.read, labels))
+            ids = {label: number for number, label in enumerate(self.labels or ())}
+            labels = [ids.get(row.label, row.label) if ids else row.label for row in rows]
+            columns["label"] = labels if ids else head.read_labels(labels)
         columns |= {name: [row.others[name] for row in rows] for name in rows[0].others}
         return Dataset.from_dict({**columns, "index": columns.get("index", list(range(len(rows))))})
 
@@ -193,7 +144,8 @@ class Source:
         """Describe what is wrong with a row that has a label, or return None."""
         head = self.task.head
         if self.labels is not None:
-            return self.labels.problem(row.label)
+            wrong = isinstance(row.label, str) and row.label not in self.labels
+            return f"the label {row.label!r} is not one of {', '.join(self.labels)}" if wrong else None
         return (
             head.texts_problem(row.inputs)
             or head.value_problem(row.label)

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from string import ascii_uppercase
 from typing import Any
@@ -92,8 +92,9 @@ def are_numbers(tables: Mapping[str, Table], column: str) -> bool:
         AttendropError: Numbers are mixed with text, or in a notation that is not read.
     """
     labels: dict[str, dict[str, str]] = {form: {} for form in ("whole", "decimal", "notation", "text")}
-    for label, place in _labels(tables, column):
-        labels[number_form(label)].setdefault(label, f"{label!r} ({place})")
+    for table in tables.values():
+        for place, label in zip(table.places, map(written, table.column(column)), strict=True):
+            labels[number_form(label)].setdefault(label, f"{label!r} ({table.path}, {place})")
     numeric, unread, text = labels["whole"] | labels["decimal"], labels["notation"], labels["text"]
     missing = {label: shown for label, shown in text.items() if label.casefold() in _MISSING}
     if unread and len(missing) == len(text):
@@ -120,13 +121,6 @@ def are_numbers(tables: Mapping[str, Table], column: str) -> bool:
             stacklevel=2,
         )
     return bool(labels["decimal"])
-
-
-def _labels(tables: Mapping[str, Table], column: str) -> Iterator[tuple[str, str]]:
-    """Yield the labels with their places."""
-    for table in tables.values():
-        for place, value in zip(table.places, table.column(column), strict=True):
-            yield written(value), f"{table.path}, {place}"
 
 
 def _examples(labels: Mapping[str, str], count: int = _SHOWN) -> str:
@@ -171,7 +165,7 @@ def listed(value: Any) -> list[Any] | None:
 def read_choices(values: Sequence[Any]) -> list[str]:
     """Return the choices in one column, as a list, or in several, of which the last ones may be empty."""
     found = listed(values[0]) if len(values) == 1 else None
-    choices = ["" if _is_missing(value) else str(value).strip() for value in (values if found is None else found)]
+    choices = ["" if is_missing(value) else str(value).strip() for value in (values if found is None else found)]
     while found is None and choices and not choices[-1]:
         choices.pop()
     return choices
@@ -191,5 +185,6 @@ def choice_number(label: Any) -> int | None:
     return number if number >= 0 else None
 
 
-def _is_missing(value: Any) -> bool:
+def is_missing(value: Any) -> bool:
+    """Tell whether a value is None or NaN."""
     return value is None or (isinstance(value, float) and math.isnan(value))

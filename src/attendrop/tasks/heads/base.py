@@ -91,6 +91,7 @@ class Head(ABC):
         peft_task_type: Task type of models of this kind in PEFT; None: PEFT has none.
         problem_type: ``problem_type`` of the model's configuration, which selects the loss.
         pipeline_tag: Name of the task on the hub, for model cards.
+        preprocessor: Name, class and further arguments of what makes inputs, in the code of model cards.
         tokenizer_options: Arguments with which tokenizers of this kind of model are loaded.
         pretrained: Whether pre-trained models have the head's weights, as language models do. Otherwise it is new.
         one_vector: Whether models read one vector for the whole input, for which a linear model can be fitted.
@@ -129,6 +130,7 @@ class Head(ABC):
     peft_task_type: ClassVar[str | None] = None
     problem_type: ClassVar[Any] = None
     pipeline_tag: ClassVar[str]
+    preprocessor: ClassVar[tuple[str, str, str]] = ("tokenizer", "AutoTokenizer", "")
     tokenizer_options: ClassVar[Mapping[str, Any]] = {}
     pretrained: ClassVar[bool] = False
     one_vector: ClassVar[bool] = False
@@ -425,16 +427,14 @@ logits = model(**inputs).logits"""
 
     def loading(self, *, stock: bool) -> str:
         """Return Python code that loads the model and its tokenizer; the arguments are those of :meth:`usage`."""
-        imports, load = (
-            f"from transformers import {self.auto_class}, AutoTokenizer",
-            f"{self.auto_class}.from_pretrained",
-        )
+        name, loader, options = self.preprocessor
+        imports, load = f"from transformers import {self.auto_class}, {loader}", f"{self.auto_class}.from_pretrained"
         if not stock:
-            imports, load = "import attendrop\nfrom transformers import AutoTokenizer", "attendrop.load"
+            imports, load = f"import attendrop\nfrom transformers import {loader}", "attendrop.load"
         return f"""{imports}
 
 model = {load}(folder)
-tokenizer = AutoTokenizer.from_pretrained(folder)"""
+{name} = {loader}.from_pretrained(folder{options})"""
 
     def fit_linear(self, features: Array, targets: Sequence[Any], *, balanced: bool) -> LinearFit | None:
         """Fit a linear model of fixed features to targets, with as many outputs as the model has; None if none fits.

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import BatchEncoding
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.heads.base import Columns, Head
+from attendrop.tasks.heads.base import Columns
 from attendrop.tasks.heads.classification import Classification
 from attendrop.tasks.images import check_image, check_images, class_folders, is_image, read_image
 from attendrop.tasks.long_texts import HEAD
@@ -45,6 +45,7 @@ class ImageClassification(Classification):
     no_token_columns = "a text, and an image has none"
     peft_task_type = None
     pipeline_tag = "image-classification"
+    preprocessor = ("processor", "AutoImageProcessor", ', backend="pil"')
     has_pooling = False
     long_texts = (HEAD,)
     baselines = ("majority", "frozen")
@@ -57,7 +58,9 @@ class ImageClassification(Classification):
     @classmethod
     def recognizes(cls, config: PreTrainedConfig) -> bool:
         """Accept classes of image classifiers, also a second one that a family has."""
-        return any(name.endswith("ForImageClassification") for name in _classes(config))
+        # Such as DeiT's "ForImageClassificationWithTeacher".
+        names = (name.removesuffix("WithTeacher") for name in config.architectures or ())
+        return any(name.endswith("ForImageClassification") for name in names)
 
     def model_class(self, config: PreTrainedConfig) -> Any:
         """Return the class of transformers.
@@ -70,12 +73,7 @@ class ImageClassification(Classification):
                 f"Models of the family {config.model_type} have no class for images; give another, such as "
                 "google/vit-base-patch16-224-in21k."
             )
-        return Head.model_class(self, config)
-
-    @classmethod
-    def saved_class(cls, name: str, model_type: str) -> Any:
-        """Return None: the classes are those of transformers."""
-        return None
+        return super().model_class(config)
 
     def load_preprocessor(self, place: str) -> Any:
         """Load the image processor that computes with Pillow, so that pixels are the same with and without torchvision.
@@ -109,16 +107,6 @@ class ImageClassification(Classification):
         return f"""{self.loading(stock=stock)}
 inputs = processor(image.convert("RGB"), return_tensors="pt")
 logits = model(**inputs).logits"""
-
-    def loading(self, *, stock: bool) -> str:
-        imports, load = f"{self.auto_class}, AutoImageProcessor", f"{self.auto_class}.from_pretrained"
-        if not stock:
-            imports, load = "AutoImageProcessor", "attendrop.load"
-        return f"""{"" if stock else "import attendrop"}
-from transformers import {imports}
-
-model = {load}(folder)
-processor = AutoImageProcessor.from_pretrained(folder, backend="pil")""".strip()
 
     @classmethod
     def may_read(cls, texts: Sequence[Any]) -> bool:
@@ -248,8 +236,3 @@ processor = AutoImageProcessor.from_pretrained(folder, backend="pil")""".strip()
 
     def row_ids(self, columns: Columns) -> tuple[str, Sequence[Any]]:
         return "file", columns["image"][:]
-
-
-def _classes(config: PreTrainedConfig) -> Sequence[str]:
-    # A family may have a second class, such as DeiT's "ForImageClassificationWithTeacher".
-    return [name.removesuffix("WithTeacher") for name in config.architectures or ()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -25,7 +24,7 @@ from attendrop.errors import AttendropError
 from attendrop.tasks.heads.base import Array, Metric, count_lines
 from attendrop.tasks.heads.sequence import LinearFit, SequenceHead, fit_logistic_regressions
 from attendrop.tasks.table import Table
-from attendrop.tasks.values import LABEL_SEPARATORS, json_list, written
+from attendrop.tasks.values import LABEL_SEPARATORS, is_missing, json_list, written
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedConfig, PreTrainedTokenizerBase
@@ -116,7 +115,7 @@ class MultiLabel(SequenceHead):
     @staticmethod
     def value_problem(value: Any) -> str | None:
         """Accept lists, also as JSON, and names with ``;``, ``|`` or ``,`` between them; none is no label."""
-        if value is None or (isinstance(value, float) and math.isnan(value)):
+        if is_missing(value):
             return "the labels are missing; write an empty list, [], if none applies"
         if not isinstance(value, list | str | int):
             return f"{value!r} is no list of labels"

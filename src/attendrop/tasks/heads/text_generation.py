@@ -13,7 +13,7 @@ from torch import Tensor
 from attendrop.attribution.label_positions import IGNORED
 from attendrop.errors import AttendropError
 from attendrop.tasks.heads.base import Array, Columns, Metric, word_counts
-from attendrop.tasks.heads.written_text import LIKELIHOOD_METRICS, WritingHead, log_likelihoods
+from attendrop.tasks.heads.written_text import LIKELIHOOD_METRICS, WritingHead, log_likelihoods, raw_outputs
 from attendrop.tasks.values import json_list, text_problem
 
 if TYPE_CHECKING:
@@ -132,8 +132,7 @@ completion = tokenizer.decode(written, skip_special_tokens=True)"""
         if "labels" in batch:
             raw = self.trainer_outputs(model, batch, model(**batch).logits)
         else:
-            generated = _generate(model, batch["input_ids"], batch["attention_mask"])
-            raw = torch.cat([torch.zeros(len(generated), 2, device=generated.device), generated.float()], dim=1)
+            raw = raw_outputs(_generate(model, batch["input_ids"], batch["attention_mask"]))
         return raw.cpu().numpy()
 
     def trainer_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], logits: Any) -> Tensor:

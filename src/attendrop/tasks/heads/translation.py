@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from attendrop.errors import AttendropError
@@ -16,6 +15,7 @@ from attendrop.tasks.heads.written_text import (
     LIKELIHOOD_METRICS,
     WritingHead,
     log_likelihoods,
+    raw_outputs,
 )
 
 if TYPE_CHECKING:
@@ -127,11 +127,7 @@ translation = tokenizer.decode(model.generate(**inputs{self.generation_arguments
     def _raw(self, model: Any, batch: Mapping[str, Any], logits: Tensor | None) -> Tensor:
         texts = {name: values for name, values in batch.items() if name != "labels"}
         generated = model.generate(**texts)
-        if logits is None:
-            numbers = torch.zeros(len(generated), 2, device=generated.device)
-        else:
-            numbers = log_likelihoods(logits, batch["labels"])
-        return torch.cat([numbers, generated.float()], dim=1)
+        return raw_outputs(generated, None if logits is None else log_likelihoods(logits, batch["labels"]))
 
 
 def _set_language(tokenizer: PreTrainedTokenizerBase, name: str, code: str) -> None:

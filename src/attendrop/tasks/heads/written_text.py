@@ -139,6 +139,13 @@ class WritingHead(Head):
         return word_line(f"{self.answer_column}, words", parts)
 
 
+def raw_outputs(generated: Tensor, likelihoods: Tensor | None = None) -> Tensor:
+    """Join generated tokens ``(rows, tokens)`` with the :func:`log_likelihoods` of references, if these are known."""
+    if likelihoods is None:
+        likelihoods = torch.zeros(len(generated), 2, device=generated.device)
+    return torch.cat([likelihoods, generated.float()], dim=1)
+
+
 def log_likelihoods(logits: Tensor, labels: Tensor) -> Tensor:
     """Compute the log-likelihood of the labels of each row, and count these.
 
