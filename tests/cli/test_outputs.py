@@ -21,7 +21,7 @@ from attendrop.runs.folder_lock import locked
 from attendrop.runs.inference import predict
 from attendrop.runs.model_source import Source
 from attendrop.runs.train import train
-from attendrop.tasks.bad_rows import BadRows
+from attendrop.tasks.table import BadRows
 from attendrop.tasks.table_files import read_table
 from attendrop.training.checkpoints import is_complete, last_checkpoint
 

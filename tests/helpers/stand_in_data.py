@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from attendrop.tasks.glue import GLUE, GlueSource
+from attendrop.tasks.glue import GLUE, GlueTask
 from helpers.tiny import sentence
 
 TRAIN_ROWS, OTHER_ROWS = 60, 12
@@ -63,16 +63,16 @@ def _numbers(split: str) -> tuple[int, int]:
     return (0, TRAIN_ROWS) if split == "train" else (TRAIN_ROWS, TRAIN_ROWS + OTHER_ROWS)
 
 
-def _glue_file(source: GlueSource, first: int, end: int) -> str:
-    header = source.header or (*source.task.text_columns, source.label_column)
+def _glue_file(source: GlueTask, first: int, end: int) -> str:
+    header = source.header or (*source.columns, source.label_column)
     lines = [] if source.header else ["\t".join(header)]
     for number in range(first, end):
-        fields = {name: sentence(number + 3 * place) for place, name in enumerate(source.task.text_columns)}
+        fields = {name: sentence(number + 3 * place) for place, name in enumerate(source.columns)}
         fields[source.label_column] = _label(source, number)
         lines.append("\t".join(fields.get(name, "-") for name in header))
     return "\n".join(lines)
 
 
-def _label(source: GlueSource, number: int) -> str:
-    classes = len(source.task.label_names)
-    return source.labels.write(number % classes if classes else number % 6)
+def _label(source: GlueTask, number: int) -> str:
+    classes = len(source.labels)
+    return source.write(number % classes if classes else number % 6)

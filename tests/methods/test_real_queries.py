@@ -13,7 +13,7 @@ from attendrop import ContextualDropout, LearnableBernoulli, Method
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.layers import AttentionLayer
 from attendrop.methods.common.real_queries import real_queries
-from attendrop.tasks.heads.padded_choices import find_choice_class
+from attendrop.tasks.heads.model_classes import find_choice_class
 from attendrop.training.regularization import Regularization
 
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])

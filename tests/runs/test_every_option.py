@@ -19,7 +19,7 @@ from attendrop.errors import AttendropError
 from attendrop.runs.callbacks import LogEvery, SaveEvery
 from attendrop.runs.config import RunConfig
 from attendrop.runs.run_folder import SELECTION
-from attendrop.tasks.heads.mean_pooling import pools_mean
+from attendrop.tasks.heads.model_classes import pools_mean
 from attendrop.training.trainer import RegularizedTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

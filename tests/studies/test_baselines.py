@@ -136,6 +136,21 @@ def test_baselines_are_fitted_and_scored_on_the_targets_of_the_head(
         assert found[key] == expected[key]
 
 
+def test_tf_idf_reads_the_texts_of_the_head(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its inputs may be anything, such as lists of words."""
+    expected = run_baseline(config(folder, "texts"), "tfidf")
+    tokenize = Classification.tokenize
+
+    def joined(self: Classification, columns: Any, *others: Any) -> Any:
+        return tokenize(self, {**columns, "text": [" ".join(words) for words in columns["text"]]}, *others)
+
+    monkeypatch.setattr(Classification, "read_texts", classmethod(lambda cls, texts: [texts[0].split(), *texts[1:]]))
+    monkeypatch.setattr(Classification, "tokenize", joined)
+    monkeypatch.setattr(Classification, "texts", lambda self, rows: [(" ".join(words),) for words in rows["text"][:]])
+    found = run_baseline(config(folder, "words"), "tfidf")
+    assert found["all_scores"] == expected["all_scores"]
+
+
 def test_rows_of_one_class_have_a_constant_answer(folder: Path) -> None:
     one = config(folder, "one", max_train_samples=2, selection_fraction=0.5)
     assert run_baseline(one, "tfidf")["selection_score"] in (0, 1)

@@ -12,7 +12,6 @@ from datasets import Dataset
 
 from attendrop import AttendropError
 from attendrop.tasks.custom_files import load_files
-from attendrop.tasks.heads.multiple_choice import MultipleChoice
 from attendrop.tasks.registry import load_task, task_files
 
 SWAG_HEADER = ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3"
@@ -173,8 +172,3 @@ def test_numbers_that_seem_to_count_from_one_are_refused(write: Write) -> None:
         AttendropError, match="no label is 0, and choices count from 0; subtract 1 if yours count from 1"
     ):
         load(write("why?,x,y,z,1", "how?,x,y,z,2"))
-
-
-def test_a_file_to_predict_is_checked_too(write: Write) -> None:
-    with pytest.raises(AttendropError, match="line 2: only one choice"):
-        load_files(predict_file=write("why?,x,,,"), text_columns=["q", "a", "b"], head=MultipleChoice(("A", "B")))

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,13 +34,8 @@ MATTHEWS = (2 * 1 - 1 * 1) / math.sqrt(3 * 3 * 2 * 2)
     ("name", "expected"),
     [
         ("cola", {"matthews_correlation": MATTHEWS}),
-        ("sst2", {"accuracy": 0.6}),
         ("mrpc", {"accuracy": 0.6, "f1": 2 / 3}),
-        ("qqp", {"accuracy": 0.6, "f1": 2 / 3}),
         ("mnli", {"accuracy": 0.6}),
-        ("qnli", {"accuracy": 0.6}),
-        ("rte", {"accuracy": 0.6}),
-        ("wnli", {"accuracy": 0.6}),
     ],
 )
 def test_classification(name: str, expected: dict[str, float]) -> None:
@@ -50,13 +44,6 @@ def test_classification(name: str, expected: dict[str, float]) -> None:
     assert scores == pytest.approx(expected)
     assert next(iter(scores)) == task.metric
     assert all(type(score) is float for score in scores.values())
-
-
-def test_own_classes() -> None:
-    logits = np.eye(3)[[0, 0, 1, 2]]
-    scores = compute_scores(OWN_CLASSES, logits, np.array([0, 1, 1, 2]))
-    assert scores["accuracy"] == 0.75 and scores["f1_macro"] == pytest.approx((2 / 3 + 2 / 3 + 1) / 3)
-    assert scores["matthews_correlation"] == pytest.approx(0.7)
 
 
 BINARY = {"f1": skm.f1_score, "precision": skm.precision_score, "recall": skm.recall_score}
@@ -135,7 +122,6 @@ def test_what_cannot_be_scored() -> None:
     ("name", "logits", "answers"),
     [
         ("cola", [[0, 1], [1, 0]], ["1", "0"]),
-        ("wnli", [[0, 1], [1, 0]], ["1", "0"]),
         ("rte", [[0, 1], [1, 0]], ["not_entailment", "entailment"]),
         ("mnli", [[0, 1, 0], [0, 0, 1]], ["neutral", "contradiction"]),
         ("stsb", [[5.2], [-0.1]], ["5.000", "0.000"]),
@@ -160,31 +146,6 @@ def test_own_predictions(tmp_path: Path) -> None:
     assert (tmp_path / "a.tsv").read_text() == "index\tscore\n0\t1.25\n1\t-3.0\n"
 
 
-def test_unknown_extension(tmp_path: Path) -> None:
-    with pytest.raises(
-        AttendropError, match=r"'doc' is not a format of predictions; write \.csv, \.tsv, \.jsonl, \.conll"
-    ):
-        write_predictions(tmp_path / "out.doc", OWN_NUMBERS, Dataset.from_dict({"index": [0]}), np.zeros(1))
-    assert not list(tmp_path.iterdir())
-
-
-METRICS = [
-    ("macro-F1", skm.f1_score, {"average": "macro"}),
-    ("balanced-accuracy", skm.balanced_accuracy_score, {}),
-    ("mcc", skm.matthews_corrcoef, {}),
-    ("cohen_kappa", skm.cohen_kappa_score, {}),
-]
-
-
-@pytest.mark.parametrize(("name", "oracle", "options"), METRICS, ids=[row[0] for row in METRICS])
-def test_metric_of_ones_choice_decides(name: str, oracle: Callable[..., float], options: dict[str, Any]) -> None:
-    logits, labels = np.random.default_rng(0).normal(size=(40, 2)), (np.arange(40) % 5 == 0).astype(int)
-    task = with_metric(TWO_CLASSES, name)
-    first, *others = compute_scores(task, logits, labels).items()
-    assert first == (task.metric, pytest.approx(oracle(labels, logits.argmax(1), **options)))
-    assert {name for name, _ in others} | {task.metric} >= {"accuracy", "f1_macro", "matthews_correlation"}
-
-
 NUMBERS = np.random.default_rng(1).normal(size=(40, 3))
 LABELLED: dict[str, tuple[Task, np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]] = {
     "classes": (TWO_CLASSES, (NUMBERS[:, 2] > 0.5).astype(int), NUMBERS[:, :2], NUMBERS[:, 1] - NUMBERS[:, 0]),
@@ -204,12 +165,12 @@ def test_metrics_are_the_scorers_of_scikit_learn(kind: str, name: str) -> None:
     assert compute_scores(with_metric(task, name), outputs, labels)[name] == pytest.approx(expected)
 
 
-def test_ranking_metrics_read_logits() -> None:
-    logits, labels = np.random.default_rng(0).normal(size=(40, 2)), np.arange(40) % 2
-    margins = logits[:, 1] - logits[:, 0]
-    scores = compute_scores(with_metric(TWO_CLASSES, "roc_auc"), logits, labels)
-    assert scores["roc_auc"] == pytest.approx(skm.roc_auc_score(labels, margins))
-    assert compute_scores(with_metric(TWO_CLASSES, "roc-auc"), logits, 0 * labels)["roc_auc"] == 0.5
+@pytest.mark.parametrize(("given", "name"), [("macro-F1", "f1_macro"), ("mcc", "matthews_correlation")])
+def test_the_metric_of_one_s_choice_decides(given: str, name: str) -> None:
+    task = with_metric(TWO_CLASSES, given)
+    first, *others = compute_scores(task, LOGITS, LABELS)
+    assert first == task.metric == name and {first, *others} == {"accuracy", "f1_macro", "matthews_correlation"}
+    assert compute_scores(with_metric(TWO_CLASSES, "roc-auc"), LOGITS, 0 * LABELS)["roc_auc"] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -256,8 +217,3 @@ def test_the_span_of_a_metric_lies_between_its_best_and_worst_score(
             for logits in (right, wrong)
         )
         assert task.head.metrics[metric].span == pytest.approx(best - worst)
-
-
-def test_errors_have_no_span() -> None:
-    metrics = OWN_NUMBERS.head.metrics
-    assert metrics["r2"].span == metrics["neg_mean_squared_error"].span == math.inf

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from datasets import Dataset
 
-from attendrop import ADDrop, AttendropError
-from attendrop.runs.config import RunConfig
-from attendrop.runs.run_file import read_run_file, run_file
-from attendrop.tasks.custom_files import load_files
+from attendrop import AttendropError
 from attendrop.tasks.registry import get_task, load_task, task_files
-from attendrop.tasks.table_files import read_chunks, read_table
 
 
 def write(path: Path, *lines: str) -> Path:
@@ -61,60 +56,5 @@ def test_the_hub_has_one_configuration_for_both_directions(monkeypatch: pytest.M
 
 def test_a_missing_split_is_named(corpus: Path) -> None:
     (corpus / "wmt16" / "tr-en" / "train.en").unlink()
-    with pytest.raises(AttendropError, match=r"has no files of wmt16-tr-en train: train.tr and train.en\."):
+    with pytest.raises(AttendropError, match=r"has no file of wmt16-tr-en train, such as 'train.en'\."):
         load_task("wmt16-tr-en", data_dir=corpus, splits=("train",))
-
-
-def test_the_paper_drops_in_the_encoder() -> None:
-    assert ADDrop.preset("paper", "wmt16-tr-en").options["layers"] == "encoder"
-
-
-@pytest.mark.skipif("ATTENDROP_DATA" not in os.environ, reason="set ATTENDROP_DATA to a folder with wmt16/tr-en")
-def test_real_pairs_of_turkish_and_english() -> None:
-    rows = load_task("wmt16-tr-en", splits=("dev", "test")).splits
-    assert (len(rows["dev"]), len(rows["test"])) == (1001, 3000)
-    assert rows["dev"]["text"][0] == "Norveç'in rakfisk'i: Dünyanın en kokulu balığı bu mu?"
-
-
-# Files ----------------------------------------------------------------------------------------------------------------
-
-
-def test_parallel_files_are_one_table(tmp_path: Path) -> None:
-    first, second = write(tmp_path / "a.tr", "bir, iki", "üç\r", "dört"), write(tmp_path / "a.en", "x", " y", "z")
-    chunks = list(read_chunks(f"{first},{second}", 2))
-    assert [chunk.columns for chunk in chunks] == [["source", "target"]] * 2
-    assert [row for chunk in chunks for row in chunk.rows] == [["bir, iki", "x"], ["üç", " y"], ["dört", "z"]]
-    assert chunks[1].places == ["line 3"] and chunks[1].index == [2]
-
-
-def test_a_file_whose_name_has_a_comma_is_one_file(tmp_path: Path) -> None:
-    assert read_table(write(tmp_path / "a,b.txt", "one")).rows == [["one"]]
-
-
-def test_parallel_files_name_their_columns_and_labels(tmp_path: Path) -> None:
-    files = f"{write(tmp_path / 'a.tr', 'bir')},{write(tmp_path / 'a.en', 'one')}"
-    config = RunConfig(model="minilm", output_dir="out", train_file=files)
-    assert (config.text_columns, config.label_column, config.label_type) == (("source",), "target", "text")
-    write(tmp_path / "run.yaml", run_file(config))
-    assert read_run_file(str(tmp_path / "run.yaml"))["train_file"] == files
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        (("one", "two"), r"a\.en ends before line 3, and the other file goes on"),
-        (("one", "two", "three", "four"), r"a\.tr ends before line 4"),
-        (("one", "  ", "three"), r"line 2, column 'target': the text is empty"),
-    ],
-)
-def test_lines_without_a_partner(tmp_path: Path, lines: tuple[str, ...], message: str) -> None:
-    files = f"{write(tmp_path / 'a.tr', 'bir', 'iki', 'üç')},{write(tmp_path / 'a.en', *lines)}"
-    with pytest.raises(AttendropError, match=message):
-        load_files(train_file=files, text_columns=["source"], label_column="target", label_type="text")
-
-
-def test_files_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(AttendropError, match=r"there is no file .*b\.en"):
-        read_table(f"{write(tmp_path / 'a.tr', 'bir')},{tmp_path / 'b.en'}")
-    with pytest.raises(AttendropError, match="are 3 parallel files; give two"):
-        read_table("a,b,c")

@@ -110,14 +110,6 @@ class TestHoldOut:
             kept, out = hold_out(rows(labels), classes(4), fraction, seed=0)
         assert out is not None and (len(kept), len(out)) == (len(labels) - held, held)
 
-    def test_nothing_held_out(self) -> None:
-        data = rows([0, 1])
-        assert hold_out(data, classes(2), 0, seed=0) == (data, None)
-
-    def test_regression_is_drawn_plainly(self) -> None:
-        kept, out = hold_out(rows([0.5] * 25), REGRESSION, 0.1, seed=0)
-        assert out is not None and (len(kept), len(out)) == (23, 2)
-
     @pytest.mark.parametrize("fraction", [-0.1, 1, 1.5, float("nan")])
     def test_fraction_out_of_range(self, fraction: float) -> None:
         with pytest.raises(AttendropError, match="the fraction to hold out must be at least 0 and below 1"):
@@ -214,9 +206,6 @@ class TestEncode:
         encoded = encode(data, REGRESSION, tokenizer, 8).to_dict()
         assert encoded["input_ids"] == [[1, 4, 5, 6, 2, 9, 10, 2]]
         assert encoded["labels"] == [2.5] and encoded["length"] == [8]
-
-    def test_no_labels(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        assert "labels" not in encode(Dataset.from_dict({"text": ["a"]}), classes(2), tokenizer, 8).column_names
 
     def test_more_than_the_tokenizer_allows_is_lowered(self, tokenizer: PreTrainedTokenizerFast) -> None:
         data = Dataset.from_dict({"text": ["a " * 20], "label": [0]})

@@ -9,15 +9,11 @@ from typing import Any
 
 import pytest
 from datasets import ClassLabel, Dataset, Features, List, Value
-from helpers import tiny
 from seqeval.metrics import f1_score, precision_score, recall_score
-from transformers import AutoTokenizer
 
 from attendrop import AttendropError
-from attendrop.runs.config import RunConfig
-from attendrop.runs.data import divide, encode_parts, load_data
-from attendrop.tasks.entity_tags import are_entity_tags, entity_scores, to_iob2
-from attendrop.tasks.registry import get_task, load_task, task_files
+from attendrop.tasks.heads.tag_metrics import entity_scores, to_iob2
+from attendrop.tasks.registry import load_task, task_files
 
 UD = "1\tIt\t_\tPRON\t_\t_\t2\t_\t_\t_\n2\trains\t_\tVERB\t_\t_\t0\t_\t_\t_\n\n"
 
@@ -65,17 +61,6 @@ def test_dependencies_come_with_the_tags(folder: Path) -> None:
     with pytest.raises(AttendropError, match="name a folder that has one"):
         load_task("ud", data_dir=folder)
     assert load_task("ud", data_dir=german, splits=("dev",)).source == f"local folder {german}"
-
-
-def test_dependencies_reach_a_method_that_reads_them(folder: Path, tmp_path: Path) -> None:
-    options = {"structure": "dependencies"}
-    config = RunConfig(model="m", output_dir="o", task="ud", method="structure-mask", options=options)
-    tokenizer = AutoTokenizer.from_pretrained(tiny.save_tiny_bert(tmp_path / "model"))
-    data = load_data(config)
-    rows = encode_parts(config, data.task, divide(config, data), tokenizer).train
-    assert rows["dependency_heads"][:] == [[-1, 2, 2, -1]]
-    with pytest.raises(AttendropError, match="The data of task 'ptb-pos' has no column 'dependency_heads'"):
-        RunConfig(model="m", output_dir="o", task="ptb-pos", method="structure-mask", options=options)
 
 
 def test_local_files_are_listed(folder: Path) -> None:
@@ -142,12 +127,6 @@ def test_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_iob1_becomes_iob2_which_stays(iob1: str, iob2: str) -> None:
     assert to_iob2(iob1.split()) == iob2.split()
     assert to_iob2(iob2.split()) == iob2.split()
-
-
-def test_parts_of_speech_are_no_entity_tags() -> None:
-    assert not are_entity_tags(get_task("ptb-pos").label_names)
-    assert not are_entity_tags(["O"])
-    assert are_entity_tags(["O", "B-PER", "S-LOC"])
 
 
 def test_entity_scores_are_those_of_seqeval() -> None:

@@ -77,7 +77,7 @@ def train(folder: Path, file: Path, *more: str) -> list[str]:
 # What arrives ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
 def test_heads_reach_the_batches_that_train(
     folder: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,19 +100,6 @@ def test_heads_reach_the_batches_that_train(
     output = ["--predict-file", str(dev), "--output", f"{tmp_path}/out.csv"]
     assert cli.main(["evaluate", f"{file}-run", "--quiet"]) == 0
     assert cli.main(["predict", f"{file}-run", *output, "--quiet"]) == 0
-
-
-@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
-def test_a_matrix_in_a_composition_with_rows_set_aside(folder: Path, tmp_path: Path, name: str) -> None:
-    graphs = [[[int(i == j) for j in chain(text)] for i in chain(text)] for text in TEXTS]
-    rows = zip(TEXTS, graphs, LABELS, strict=True)
-    file = write(tmp_path / name, [{"text": text, "graph": graph, "label": label} for text, graph, label in rows])
-    options = ("--method", "structure-mask+attendout", "--set", "structure-mask.structure=adjacency")
-    arguments = [*train(folder, file)[:-4], *options, "--set", "structure-mask.column=graph", "--quiet"]
-    assert cli.main(arguments) == 0
-    metrics = tiny.read_metrics(Path(f"{file}-run"))
-    assert metrics["data"]["rows"].keys() == {"train", "selection", "reward"}
-    assert metrics["history"][0]["dropped"]["structure-mask"] > 0
 
 
 # Alignment ------------------------------------------------------------------------------------------------------------
@@ -212,13 +199,6 @@ def test_wrong_columns(
     assert_refused(arguments, Path(f"{file}-run"), message, capsys)
 
 
-def test_a_file_without_the_column(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    file = tiny.write_csv(tmp_path / "a.csv", ["no", "yes"] * 4)
-    arguments = train(folder, file, "--text-columns", "sentence1")
-    message = "a.csv has no column 'dependency_heads'; its columns are 'sentence1', 'sentence2', 'label'."
-    assert_refused(arguments, Path(f"{file}-run"), message, capsys)
-
-
 def test_tasks_have_no_such_columns(folder: Path, tmp_path: Path, capsys: Captured) -> None:
     output = tmp_path / "run"
     method = ("--method", "structure-mask+r-drop", "--set", "structure-mask.structure=dependencies")
@@ -247,15 +227,3 @@ def test_what_is_not_of_the_kind(column: TokenColumn, value: Any, message: str, 
     file = write(tmp_path / "a.jsonl", [{"text": "a", "label": 0, "x": first}, {"text": "b", "label": 1, "x": value}])
     with pytest.raises(AttendropError, match=message):
         load_files(train_file=file, text_columns=["text"], label_column="label", token_columns=[column])
-
-
-@pytest.mark.parametrize("name", ["label", "input_ids"])
-def test_names_that_are_taken(name: str) -> None:
-    with pytest.raises(AttendropError, match=f"the name of the column '{name}' is reserved"):
-        TokenColumn(name)
-
-
-def test_a_column_is_not_the_text_too(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.jsonl", [{"x": "a", "label": 0}, {"x": "b", "label": 1}])
-    with pytest.raises(AttendropError, match="'x' is given twice"):
-        load_files(train_file=file, text_columns=["x"], label_column="label", token_columns=[TokenColumn("x")])

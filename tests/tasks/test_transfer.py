@@ -12,8 +12,8 @@ from datasets import Dataset
 from attendrop.errors import AttendropError
 from attendrop.tasks import sources
 from attendrop.tasks.heads.registry import get_head
+from attendrop.tasks.metrics import group_scores, read_as, reading_of
 from attendrop.tasks.registry import get_task, load_task
-from attendrop.tasks.transfer import group_scores, read_as, reading_of
 
 HANS_HEADER = "gold_label\tsentence1_binary_parse\tsentence1\tsentence2\tpairID\theuristic\tsubcase\ttemplate\n"
 HANS_ROW = 'non-entailment\t(a b)\tThe "doctor saw the judge .\tThe judge saw .\tex0\tlexical_overlap\tln_x\ttemp1\n'

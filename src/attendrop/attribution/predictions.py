@@ -16,21 +16,69 @@ MOST_ANSWER_TOKENS = 30
 _EXCLUDED = -1e4
 
 
+# What a model predicts, and returns: the logits of one of several classes or choices ``(batch, classes)``; those of
+# labels that are independent of each other ``(batch, labels)``; numbers ``(batch, 1)``; the logits of a class for each
+# token ``(batch, n, classes)``; or those of the first and the last token of an answer, ``start_logits`` and
+# ``end_logits`` ``(batch, n)``.
+OUTPUT_KINDS = (CLASSES, LABELS, NUMBER, TOKENS, SPAN) = ("classes", "labels", "number", "tokens", "span")
+# Attribute of a model; copies and wrappers of the model have it, and files do not.
+_DECLARED = "attendrop_output_kind"
+
+
+def declare_output(model: nn.Module, kind: str) -> None:
+    """Declare what a model predicts: the ``output_kind`` of the head that it was made for, one of ``OUTPUT_KINDS``."""
+    setattr(model, _DECLARED, kind)
+
+
+def output_kind(model: nn.Module, outputs: Any) -> str | None:
+    """Return what a model predicts, one of ``OUTPUT_KINDS``.
+
+    This is what its head declared. A model that was made without a head is judged by the form of its outputs and by
+    its configuration.
+
+    Args:
+        model: The model, without wrappers such as DistributedDataParallel.
+        outputs: Outputs of the model.
+
+    Returns:
+        The kind; None if the outputs are of none of these forms.
+    """
+    declared: str | None = getattr(model, _DECLARED, None)
+    if declared is not None or hasattr(outputs, "start_logits"):
+        return declared or SPAN
+    logits: Tensor | None = getattr(outputs, "logits", None)
+    if logits is None or logits.ndim not in (2, 3):
+        return None
+    return TOKENS if logits.ndim == 3 else kind_of(model, logits)
+
+
 def kind_of(model: nn.Module, logits: Tensor) -> str:
-    """Return the kind of prediction: ``"classes"`` (one of several), ``"labels"`` (multi-label) or ``"number"``."""
-    problem = getattr(getattr(model, "config", None), "problem_type", None)
-    if problem == "multi_label_classification":
-        return "labels"
-    return "number" if problem == "regression" or logits.shape[-1] == 1 else "classes"
+    """Return what each prediction of a model is: ``"classes"`` (one of several), ``"labels"`` or ``"number"``.
+
+    Args:
+        model: The model.
+        logits: Its logits ``(..., outputs)``, which tell of models without a head and without a configuration.
+    """
+    declared = getattr(model, _DECLARED, None) or _configured(model)
+    if declared is None:
+        return NUMBER if logits.shape[-1] == 1 else CLASSES
+    return declared if declared in (LABELS, NUMBER) else CLASSES
 
 
 def is_regression(model: nn.Module) -> bool:
-    """Tell from its configuration whether a model predicts numbers: as transformers does at the first loss."""
+    """Return whether a model predicts numbers."""
+    return (getattr(model, _DECLARED, None) or _configured(model)) == NUMBER
+
+
+def _configured(model: nn.Module) -> str | None:
+    """Return the kind for which transformers chooses the loss of a model by its configuration; None without one."""
     config: Any = getattr(model, "config", None)
-    problem = getattr(config, "problem_type", None)
-    if problem is not None or type(model).__name__.endswith("ForMultipleChoice"):
-        return problem == "regression"
-    return getattr(config, "num_labels", None) == 1
+    problem, num_labels = getattr(config, "problem_type", None), getattr(config, "num_labels", None)
+    if problem is None and num_labels is None:
+        return None
+    if problem is None and num_labels == 1 and not type(model).__name__.endswith("ForMultipleChoice"):
+        return NUMBER
+    return {"multi_label_classification": LABELS, "regression": NUMBER}.get(str(problem), CLASSES)
 
 
 def predicted_tokens(model: nn.Module, logits: Tensor) -> Tensor:

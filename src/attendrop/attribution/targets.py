@@ -10,7 +10,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attendrop.attribution.label_positions import aligned_labels, answer_positions
-from attendrop.attribution.predictions import answer_tokens, best_spans, kind_of, predicted_tokens
+from attendrop.attribution.predictions import (
+    LABELS,
+    NUMBER,
+    SPAN,
+    TOKENS,
+    answer_tokens,
+    best_spans,
+    output_kind,
+    predicted_tokens,
+)
 from attendrop.batches import Batch
 from attendrop.errors import AttendropError
 
@@ -39,22 +48,22 @@ def fix_target(model: nn.Module, outputs: Any, batch: Batch, target: str) -> Tar
     Raises:
         AttendropError: Labels are needed and missing, or the outputs are of no known form.
     """
-    if hasattr(outputs, "start_logits"):
+    kind = output_kind(model, outputs)
+    if kind == SPAN:
         return _span_target(outputs, batch, target)
     logits: Tensor | None = getattr(outputs, "logits", None)
-    if logits is None or logits.ndim not in (2, 3):
+    if kind is None or logits is None:
         form = "no logits" if logits is None else f"logits of shape {tuple(logits.shape)}"
         raise AttendropError(
             f"{type(model).__name__} returns {form}; attribution needs (batch, ...) or (batch, n, ...)."
         )
     labels = batch.get("labels")
-    if logits.ndim == 3:
+    if kind == TOKENS:
         return _token_target(model, logits, batch, target)
-    kind = kind_of(model, logits)
-    if kind == "number":
+    if kind == NUMBER:
         gold = _required(labels, "regression").reshape(logits.shape)
         return lambda outputs: -(outputs.logits - gold.to(outputs.logits.dtype)).square().sum(-1)
-    if kind == "labels":
+    if kind == LABELS:
         present = _required(labels, "gold_label") if target == "gold_label" else (logits > 0)
         sign = present.to(logits.dtype) * 2 - 1
         return lambda outputs: functional.logsigmoid(sign * outputs.logits).sum(-1)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attendrop.attention.projections import BERT_NAMES, DEBERTA_NAMES, DISTILBERT_NAMES
 from attendrop.pruning.layer_parts import LayerParts, PostNormParts, PreNormParts
-from attendrop.tasks.heads.mean_pooling import pooling_of
+from attendrop.tasks.heads.model_classes import pooling_of
 
 
 def _no_window(_: Any) -> int | None:

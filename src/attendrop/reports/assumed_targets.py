@@ -7,8 +7,7 @@ from typing import Any
 
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
-from attendrop.tasks.heads.base import Head
-from attendrop.tasks.heads.output_scorer import Array
+from attendrop.tasks.heads.base import Array, Head
 from attendrop.tasks.long_texts import DOCUMENT
 
 

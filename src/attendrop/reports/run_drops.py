@@ -25,11 +25,11 @@ from attendrop.runs.finished_run import FinishedRun, load_finished_run
 from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.runs.run_folder import keeps_model, read_metrics, read_run
-from attendrop.tasks.bad_rows import BadRows
 from attendrop.tasks.custom_files import files_task, stream_file
 from attendrop.tasks.file_formats import default_columns
 from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.splits import subset
+from attendrop.tasks.table import BadRows
 from attendrop.tasks.tokenization import encode_columns
 from attendrop.training.labelled_data import ColumnCollator
 

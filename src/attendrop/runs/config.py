@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from attendrop.argument_checks import check_choice, check_least
 from attendrop.errors import AttendropError
-from attendrop.tasks.bad_rows import UNKNOWN_LABELS
 from attendrop.tasks.file_formats import default_columns, default_label_type, files_of
 from attendrop.tasks.heads.builtin import LABEL_TYPES
 from attendrop.tasks.long_texts import LONG_TEXTS
+from attendrop.tasks.table import UNKNOWN_LABELS
 
 if TYPE_CHECKING:
     from attendrop.methods.core.base import Method

@@ -18,7 +18,7 @@ from attendrop.runs.callbacks import silence
 from attendrop.runs.config import RunConfig
 from attendrop.runs.model_loading import without_report
 from attendrop.runs.small_data_recipe import contrastive_steps
-from attendrop.tasks.heads.mean_pooling import is_encoder
+from attendrop.tasks.heads.model_classes import is_encoder
 
 # Pairs in a step, as its authors have it.
 BATCH_SIZE = 16

@@ -18,7 +18,7 @@ from attendrop.runs.shared_results import shared
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.custom_files import SHIFT_VALUES, load_files
 from attendrop.tasks.file_formats import files_of
-from attendrop.tasks.image_folders import folder_sha256
+from attendrop.tasks.images import folder_sha256
 from attendrop.tasks.likeness import hold_out_like, hold_out_values
 from attendrop.tasks.metrics import with_metric
 from attendrop.tasks.registry import load_task, task_files

@@ -12,11 +12,11 @@ from transformers import PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
 from attendrop.runs.data import Parts
-from attendrop.tasks.bad_rows import skipped_places
 from attendrop.tasks.base import TaskData
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.likeness import class_likeness
 from attendrop.tasks.long_texts import HEAD, HEAD_TAIL, WINDOWS
+from attendrop.tasks.table import skipped_places
 from attendrop.tasks.tokenization import columns_of
 from attendrop.wording import counted, counts_of
 

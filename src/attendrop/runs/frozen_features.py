@@ -13,8 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from attendrop.devices import compute_device
 from attendrop.errors import AttendropError
 from attendrop.runs.prediction_passes import sorted_batches
-from attendrop.tasks.heads.base import Head
-from attendrop.tasks.heads.output_scorer import Array
+from attendrop.tasks.heads.base import Array, Head
 
 
 def frozen_features(

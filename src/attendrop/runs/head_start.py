@@ -17,9 +17,8 @@ from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
 from attendrop.runs.prediction_passes import sorted_batches
 from attendrop.runs.shared_results import digest_of_model, shared
-from attendrop.tasks.heads.base import Head
-from attendrop.tasks.heads.linear_fit import LinearFit
-from attendrop.tasks.heads.output_scorer import Array
+from attendrop.tasks.heads.base import Array, Head
+from attendrop.tasks.heads.sequence import LinearFit
 
 logger = logging.getLogger(__name__)
 

@@ -20,21 +20,18 @@ from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.runs.model_source import STDIN, Source
 from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.runs.run_folder import hold_run_folders, own_files, read_run
-from attendrop.tasks.bad_rows import BadRows, skipped_places, write_skipped
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import files_task, stream_file
 from attendrop.tasks.file_formats import default_columns, files_of
-from attendrop.tasks.heads.base import Head
-from attendrop.tasks.heads.output_scorer import Array
+from attendrop.tasks.heads.base import Array, Head
 from attendrop.tasks.heads.registry import head_of_model
-from attendrop.tasks.metrics import compute_scores, with_metric
+from attendrop.tasks.metrics import compute_scores, group_scores, read_as, reading_of, with_metric
 from attendrop.tasks.prediction_files import PredictionWriter, output_format
 from attendrop.tasks.registry import get_task, load_task, task_files
-from attendrop.tasks.table import Table
+from attendrop.tasks.table import BadRows, Table, skipped_places, write_skipped
 from attendrop.tasks.table_files import column_names
 from attendrop.tasks.tokenization import encode_columns
 from attendrop.tasks.tokenizers import DEFAULT_MAX_LENGTH
-from attendrop.tasks.transfer import group_scores, read_as, reading_of
 from attendrop.wording import counted
 
 # Number of rows in memory at a time, which are sorted by length into batches.
@@ -50,7 +47,7 @@ def evaluate(run_dir: str, source: Source, on_progress: OnProgress | None = None
     Returns:
         ``model, task, source, split, rows, skipped, metric, score, all_scores, predicted, unknown_labels`` (how often
         each occurs), and ``groups``: by column and value, the ``rows`` and the metric of the groups that the task has,
-        see :func:`attendrop.tasks.transfer.group_scores`.
+        see :func:`attendrop.tasks.metrics.group_scores`.
 
     Raises:
         AttendropError: There is no finished run, or the data cannot be read, have no labels or other classes.
@@ -211,7 +208,7 @@ class _Rows:
     """Rows in chunks, counted while they are read.
 
     ``total`` is None if it is not known, and ``reading`` if the model's classes are the task's, see
-    :func:`attendrop.tasks.transfer.reading_of`; of those that are ``done``, ``unknown`` have no token that the model
+    :func:`attendrop.tasks.metrics.reading_of`; of those that are ``done``, ``unknown`` have no token that the model
     knows.
     """
 

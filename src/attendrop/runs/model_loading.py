@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from attendrop.attribution.predictions import declare_output
 from attendrop.errors import AttendropError
 from attendrop.model_files import MINILM_HUB_ID, first_line, resolve_model
 from attendrop.pruning.pruned_model import load
@@ -25,7 +26,7 @@ from attendrop.pruning.serialization import is_pruned
 from attendrop.runs.run_folder import check_whole
 from attendrop.runs.saved_pooling import saved_pooling
 from attendrop.tasks.base import Task
-from attendrop.tasks.heads.mean_pooling import configure_pooling, is_encoder
+from attendrop.tasks.heads.model_classes import configure_pooling, is_encoder
 from attendrop.tasks.heads.registry import head_of_model
 
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -93,6 +94,7 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
             **keywords,
         )
         tokenizer = head.load_preprocessor(place)
+    declare_output(model, head.output_kind)
     _report_loading(name, model, found, keeps_head=task is None, has_head=head.pretrained)
     head.fit_preprocessor(name, model, tokenizer)
     head.prepare(model, tokenizer)
@@ -145,6 +147,7 @@ def _load_finished(name: str, task: Task | None) -> Loaded:
         model = model.model if is_pruned(name) else model
         head = head_of_model(model.config)
         tokenizer = head.load_preprocessor(name)
+    declare_output(model, head.output_kind)
     head.fit_preprocessor(name, model, tokenizer)
     return Loaded(model, tokenizer)
 

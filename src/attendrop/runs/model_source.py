@@ -8,8 +8,8 @@ from typing import Any
 
 from attendrop.argument_checks import check_choice, check_least
 from attendrop.errors import AttendropError
-from attendrop.tasks.bad_rows import UNKNOWN_LABELS
 from attendrop.tasks.long_texts import LONG_TEXTS
+from attendrop.tasks.table import UNKNOWN_LABELS
 
 STDIN = "-"
 

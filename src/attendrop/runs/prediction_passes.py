@@ -12,8 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.devices import compute_device
-from attendrop.tasks.heads.base import Head
-from attendrop.tasks.heads.output_scorer import Array
+from attendrop.tasks.heads.base import Array, Head
 
 
 def predict_outputs(

@@ -21,7 +21,7 @@ from attendrop.runs.data import Parts
 from attendrop.runs.resolved_run import ResolvedRun
 from attendrop.runs.small_data_recipe import decided
 from attendrop.tasks.base import Task, TaskData
-from attendrop.tasks.heads.output_scorer import Array
+from attendrop.tasks.heads.base import Array
 from attendrop.tasks.metrics import compute_scores, constant_scores
 from attendrop.tasks.row_scores import RowScores, row_scores
 from attendrop.tasks.tokenization import columns_of

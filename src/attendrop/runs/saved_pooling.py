@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 from transformers.utils.hub import cached_file
 
-from attendrop.tasks.heads.mean_pooling import is_encoder, pooling_of
+from attendrop.tasks.heads.model_classes import is_encoder, pooling_of
 
 
 def saved_pooling(place: str, config: PreTrainedConfig) -> str:

@@ -62,9 +62,9 @@ from attendrop.runs.run_metrics import (
     training_fit,
 )
 from attendrop.runs.small_data_recipe import decided
-from attendrop.tasks.bad_rows import write_skipped
-from attendrop.tasks.heads.mean_pooling import pools_mean
+from attendrop.tasks.heads.model_classes import pools_mean
 from attendrop.tasks.row_scores import PREDICTIONS, write_predictions
+from attendrop.tasks.table import write_skipped
 from attendrop.training.trainer import RegularizedTrainer
 
 logger = logging.getLogger(__name__)

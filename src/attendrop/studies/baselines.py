@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -28,8 +28,8 @@ from attendrop.runs.run_metrics import ROWS_KEPT, shifted_scores, versions
 from attendrop.runs.shared_results import digest_of_model, shared
 from attendrop.studies.units import BASELINES, FROZEN, SETFIT
 from attendrop.tasks.base import Task
-from attendrop.tasks.heads.output_scorer import Array
-from attendrop.tasks.long_texts import document_means, of_documents
+from attendrop.tasks.heads.base import Array
+from attendrop.tasks.long_texts import document_means
 from attendrop.tasks.metrics import compute_scores
 from attendrop.tasks.row_scores import PREDICTIONS, row_scores, write_predictions
 from attendrop.tasks.tokenization import columns_of, encode
@@ -54,7 +54,7 @@ def run_baseline(config: RunConfig, name: str) -> dict[str, Any]:
       package and with its authors' settings; it reads as many texts as a fine-tuning by the recipe. Of single texts.
 
     The linear model is the head's, a logistic or a ridge regression with a strength from cross-validation
-    (:mod:`attendrop.tasks.heads.linear_fit`).
+    (:mod:`attendrop.tasks.heads.sequence`).
 
     Args:
         config: Options of the run; those of its method and of the optimization are not used.
@@ -160,6 +160,13 @@ class _Fits:
         if name == FROZEN:  # loading it is not part of a fit, whose time is measured
             self._frozen_features = self._features_of(*load_model_and_tokenizer(run.config.model, run.task))
 
+    def targets(self, rows: Dataset) -> list[Any]:
+        """Return the target of each row: where rows are read in several windows, that of the first one."""
+        columns = self._columns(rows)
+        firsts = {number: place for place, number in reversed(list(enumerate(self.head.row_numbers(columns))))}
+        labels = columns["labels"][:]
+        return [labels[place] for place in sorted(firsts.values())]
+
     def references(self, rows: Dataset) -> Array:
         return self.head.references(self._columns(rows))
 
@@ -171,24 +178,32 @@ class _Fits:
 
         def predict(rows: Dataset) -> Array:
             found = self.head.constant_answer(references, self.references(rows))
-            assert found is not None  # the head has this baseline
+            if found is None:
+                raise AttendropError(
+                    f"Tasks of the kind {self.run.task.kind} have no constant answer, which a baseline gives that "
+                    "cannot be fitted; leave it out."
+                )
             return found[1]
 
         return predict
 
     def tfidf(self, train: Dataset) -> Predict:
+        def columns(rows: Dataset) -> list[Sequence[str]]:
+            return list(zip(*self.head.texts(rows), strict=True))
+
         counted = (
             {"token_pattern": r"\w+", "ngram_range": (1, 2)},
             {"analyzer": "char_wb", "ngram_range": (2, 5)},
         )
         counters = [
-            (name, TfidfVectorizer(sublinear_tf=True, **options).fit(train[name][:]))
-            for name in self.head.inputs_in(train.column_names)
+            (place, TfidfVectorizer(sublinear_tf=True, **options).fit(texts))
+            for place, texts in enumerate(columns(train))
             for options in counted
         ]
 
         def features(rows: Dataset) -> Array:
-            return sparse.hstack([each.transform(rows[name][:]) for name, each in counters]).tocsr()
+            texts = columns(rows)
+            return sparse.hstack([each.transform(texts[place]) for place, each in counters]).tocsr()
 
         return self._linear(train, features, features)
 
@@ -234,7 +249,6 @@ class _Fits:
 
     def _linear(self, train: Dataset, features: Features, features_to_score: Features) -> Predict:
         """Fit the linear model of the head; where there is none, because all rows are of one class, it is constant."""
-        columns = self._columns(train)
-        targets = of_documents(columns["labels"][:], columns)
-        found = self.head.fit_linear(features(train), targets, balanced=self.run.config.class_weights is not None)
+        balanced = self.run.config.class_weights is not None
+        found = self.head.fit_linear(features(train), self.targets(train), balanced=balanced)
         return self.majority(train) if found is None else lambda rows: found.outputs(features_to_score(rows))

@@ -16,7 +16,7 @@ from attendrop.studies.comparison import BEST
 from attendrop.studies.method_rows import method_label
 from attendrop.studies.units import FROZEN, REFERENCE, SETFIT, Result, Unit
 from attendrop.tasks.heads.base import Head
-from attendrop.tasks.heads.mean_pooling import is_encoder
+from attendrop.tasks.heads.model_classes import is_encoder
 
 # How the head starts in a run that gives the model of a baseline.
 _HEAD_STARTS = {FROZEN: "frozen", SETFIT: "contrastive"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import string
 from collections import Counter
@@ -13,6 +12,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from attendrop.tasks.values import is_missing
 
 Array = np.ndarray[Any, np.dtype[Any]]
 # Offsets of a token that is not of the text.
@@ -51,7 +52,7 @@ def read_answers(value: Any) -> dict[str, list[Any]] | None:
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         with suppress(ValueError):  # an answer that begins with a bracket
             value = json.loads(value)
-    if value is None or (isinstance(value, float) and math.isnan(value)):
+    if is_missing(value):
         value = ""
     if isinstance(value, str):
         value = [value] if value.strip() else []

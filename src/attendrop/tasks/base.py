@@ -7,10 +7,11 @@ from typing import Any, Self
 
 from datasets import Dataset
 
-from attendrop.tasks.bad_rows import SkippedRow
+from attendrop.errors import AttendropError
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.registry import get_head
-from attendrop.tasks.long_texts import HEAD, check_long_texts
+from attendrop.tasks.long_texts import HEAD
+from attendrop.tasks.table import SkippedRow
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,15 @@ class Task:
         Raises:
             AttendropError: Rows of this task do not have it.
         """
-        check_long_texts(wanted, self.head.long_texts, len(self.text_columns), self.name)
+        if wanted not in (None, HEAD, *self.head.long_texts):
+            raise AttendropError(
+                f"long-texts {wanted!r} is for tasks with one prediction for a text, which {self.name} is not; omit it."
+            )
+        if wanted not in (None, HEAD) and len(self.text_columns) > 1:
+            texts = len(self.text_columns)
+            raise AttendropError(
+                f"long-texts {wanted!r} is for single texts; rows of {self.name} have {texts}; omit it."
+            )
         return self if wanted is None else replace(self, long_texts=wanted)
 
 

@@ -1,6 +1,6 @@
 """Loading of custom files as a task: text columns, type of the labels, checks."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -9,14 +9,13 @@ from typing import Any
 from datasets import Dataset
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.bad_rows import BadRows
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.heads.base import Head
-from attendrop.tasks.heads.registry import candidate_heads, find_head
-from attendrop.tasks.label_column import joined_labels
-from attendrop.tasks.table import Table
+from attendrop.tasks.heads.registry import candidate_heads
+from attendrop.tasks.table import BadRows, Table
 from attendrop.tasks.table_files import read_chunks, read_table
 from attendrop.tasks.token_columns import TokenColumn, numbers_problem, read_numbers
+from attendrop.tasks.values import joined_labels
 from attendrop.wording import counted
 
 
@@ -76,12 +75,19 @@ def load_files(
     tables = {split: read_table(path, bad) for split, path in paths.items() if path is not None}
     if not tables:
         raise AttendropError("no file is given; give at least one for training, evaluation or prediction.")
-    kinds = (type(head),) if head is not None else _kinds(tables, text_columns, label_column, label_type)
+    kinds: tuple[type[Head], ...] = () if head is None else (type(head),)
+    if head is None:
+        first = next(iter(tables.values()))
+        texts = [first.column(name)[0] for name in text_columns]
+        labels = first.column(label_column) if label_column in first.columns else []
+        kinds = candidate_heads(label_type, texts, next((label for label in labels if label is not None), None))
     reader = head or kinds[0]
     _check_inputs(text_columns, token_columns, reader)
     tables = {split: _with_texts(table, text_columns, reader, bad) for split, table in tables.items()}
     scored = [split for split in tables if split != "test"]
-    tables |= {split: _without_left_out(tables[split], text_columns, reader) for split in scored}
+    for split in scored:
+        rows = enumerate(zip(*(tables[split].column(name) for name in text_columns), strict=True))
+        tables[split] = tables[split].only([row for row, texts in rows if not reader.leaves_out(texts)])
     labelled = scored if reader.needs_labels or label_column is not None else []
     if labelled and label_column is None:
         raise AttendropError("no label column is given; training and evaluation need one.")
@@ -89,11 +95,13 @@ def load_files(
         raise AttendropError("a file for prediction does not define the classes; give the head of the model.")
     asked = head is not None or label_type != "auto"
     for split in labelled:
-        problem = _value_problem(reader, tables[split].column(str(label_column)), asked=asked)
+        joined = None if asked else joined_labels(tables[split].column(str(label_column)))
+        problem = partial(_value_problem, reader, joined)
         tables[split] = _not_empty(tables[split].checked(str(label_column), problem, bad))
     if head is None:
         found = {split: tables[split] for split in labelled}
-        head = find_head(kinds, found, str(label_column), asked=asked)
+        kind = next(kind for kind in kinds if asked or kind.suits(found, str(label_column)))
+        head = kind.from_labels(found, str(label_column), asked=asked)
     if bad.keeps_unknown and "dev" in labelled:
         head = head.with_unknown(tables["dev"].column(str(label_column)))
     for split in scored:
@@ -213,25 +221,10 @@ def _check_inputs(
             raise AttendropError(f"the name of the column {column.name!r} is reserved; rename it.")
 
 
-def _kinds(
-    tables: Mapping[str, Table], text_columns: Sequence[str], label_column: str | None, label_type: str
-) -> tuple[type[Head], ...]:
-    """Return the heads that the texts of the first row of the first file, and its first label, may be for."""
-    table = next(iter(tables.values()))
-    texts = [table.column(name)[0] for name in text_columns]
-    labels = table.column(label_column) if label_column in table.columns else []
-    return candidate_heads(label_type, texts, next((label for label in labels if label is not None), None))
-
-
-def _value_problem(reader: Head | type[Head], labels: Sequence[Any], *, asked: bool) -> Callable[[Any], str | None]:
-    """Return the check of labels; unless ``asked`` for their type, it says what else an empty one may mean."""
-    joined = None if asked else joined_labels(labels)
-
-    def problem(value: Any) -> str | None:
-        found = reader.value_problem(value)
-        return found if found is None or joined is None else f"{found}; {joined}"
-
-    return problem
+def _value_problem(reader: Head | type[Head], joined: str | None, value: Any) -> str | None:
+    """Describe what is wrong with a label, and what else an empty one may mean where some labels join others."""
+    found = reader.value_problem(value)
+    return found if found is None or joined is None else f"{found}; {joined}"
 
 
 def _with_labels(
@@ -254,12 +247,6 @@ def _with_texts(table: Table, text_columns: tuple[str, ...], reader: Head | type
     for number, name in enumerate(text_columns):
         table = table.checked(name, partial(reader.text_problem, column=number), bad)
     return table.checked_rows(text_columns, reader.texts_problem, bad)
-
-
-def _without_left_out(table: Table, text_columns: tuple[str, ...], reader: Head | type[Head]) -> Table:
-    texts = zip(*(table.column(name) for name in text_columns), strict=True)
-    kept = [row for row, given in enumerate(texts) if not reader.leaves_out(given)]
-    return table if len(kept) == len(table.rows) else table.only(kept)
 
 
 def _not_empty(table: Table) -> Table:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attendrop.errors import AttendropError
-
 if TYPE_CHECKING:
     import numpy as np
     from transformers import PreTrainedTokenizerBase
@@ -18,28 +16,6 @@ DOCUMENT = "document"
 _HEAD_FRACTION = 0.25
 # Fraction of a window that the next one repeats, at least.
 _OVERLAP = 0.25
-
-
-def check_long_texts(wanted: str | None, allowed: Sequence[str], texts: int, task: str) -> None:
-    """Refuse a treatment of long texts that a kind of task does not have.
-
-    Args:
-        wanted: One of ``LONG_TEXTS``; None: the default, ``"head"``.
-        allowed: Those of the kind of task.
-        texts: Number of texts of a row.
-        task: Name of the task.
-
-    Raises:
-        AttendropError: It is not among those allowed, or rows have several texts.
-    """
-    if wanted in (None, HEAD):
-        return
-    if wanted not in allowed:
-        raise AttendropError(
-            f"long-texts {wanted!r} is for tasks with one prediction for a text, which {task} is not; omit it."
-        )
-    if texts > 1:
-        raise AttendropError(f"long-texts {wanted!r} is for single texts; rows of {task} have {texts}; omit it.")
 
 
 def split_long(

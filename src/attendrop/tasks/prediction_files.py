@@ -15,7 +15,7 @@ from datasets import Dataset
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task
 from attendrop.tasks.glue import GLUE
-from attendrop.tasks.heads.output_scorer import Array
+from attendrop.tasks.heads.base import Array
 from attendrop.tasks.table import Table
 from attendrop.tasks.tokenization import columns_of
 
@@ -175,7 +175,7 @@ class PredictionWriter:
     def _predictions(self, outputs: Array) -> list[dict[str, Any]]:
         head, source = self.task.head, GLUE.get(self.task.name)
         if source is not None:
-            return [{"prediction": source.labels.write(label)} for label in head.decode(outputs)]
+            return [{"prediction": source.write(label)} for label in head.decode(outputs)]
         return head.prediction_rows(outputs, probabilities=self.probabilities)
 
     def _beside(

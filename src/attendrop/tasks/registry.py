@@ -10,18 +10,14 @@ from pathlib import Path
 
 from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
-from attendrop.tasks.answer_tasks import ANSWERS
 from attendrop.tasks.base import Task, TaskData
-from attendrop.tasks.choice_tasks import CHOICES
 from attendrop.tasks.custom_files import load_files
 from attendrop.tasks.glue import GLUE
 from attendrop.tasks.metrics import compute_scores, constant_scores, with_metric
-from attendrop.tasks.parallel_corpora import PARALLEL_CORPORA
+from attendrop.tasks.named_tasks import NAMED_TASKS
 from attendrop.tasks.prediction_files import PredictionWriter, output_format, write_predictions
-from attendrop.tasks.sources import TaskSource
+from attendrop.tasks.sources import Source
 from attendrop.tasks.splits import few_shot, hold_out, subset
-from attendrop.tasks.tagging import TAGGING
-from attendrop.tasks.text_tasks import TEXT_TASKS
 from attendrop.tasks.token_columns import TokenColumn
 from attendrop.tasks.tokenization import encode
 
@@ -45,8 +41,7 @@ __all__ = [
     "with_metric",
     "write_predictions",
 ]
-_EVERY_SOURCE: tuple[TaskSource, ...] = (*GLUE.values(), *TAGGING, *CHOICES, *ANSWERS, *PARALLEL_CORPORA, *TEXT_TASKS)
-_SOURCES: dict[str, TaskSource] = {source.task.name: source for source in _EVERY_SOURCE}
+_SOURCES = {source.task.name: source for source in (*(each.source for each in GLUE.values()), *NAMED_TASKS)}
 
 
 def task_names() -> list[str]:
@@ -63,7 +58,7 @@ def get_task(name: str) -> Task:
     return _source(name).task
 
 
-def _source(name: str) -> TaskSource:
+def _source(name: str) -> Source:
     if name not in _SOURCES:
         hint = did_you_mean(name, _SOURCES) or f"; the tasks are {', '.join(_SOURCES)}."
         raise AttendropError(f"there is no task {name!r}{hint}")

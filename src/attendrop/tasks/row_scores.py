@@ -16,7 +16,7 @@ import pyarrow.parquet
 from datasets import Dataset
 
 from attendrop.tasks.base import Task
-from attendrop.tasks.heads.output_scorer import Array
+from attendrop.tasks.heads.base import Array
 
 # File of a scored run beside metrics.json.
 PREDICTIONS = "dev_predictions.parquet"

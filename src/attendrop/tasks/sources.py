@@ -1,134 +1,157 @@
-"""Sources of named tasks: what they have in common, and what loading from folders and from the hub shares."""
+"""Sources of named tasks: files in a folder, or data sets on the hub, and the rows that are made of either."""
 
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import datasets
-from datasets import Dataset, concatenate_datasets
+from datasets import Dataset
 
 from attendrop.argument_checks import did_you_mean
 from attendrop.errors import AttendropError
 from attendrop.tasks.base import Task, TaskData
 
 
-class TaskSource(Protocol):
-    """Where the data of a named task come from."""
+@dataclass(frozen=True)
+class Row:
+    """A row of a task as its file has it.
 
-    @property
-    def task(self) -> Task:
-        """The task."""
+    Attributes:
+        file: Its file, or data set on the hub, for messages.
+        place: Where it is in the file, such as "line 7".
+        inputs: Values of the head's inputs, such as two texts.
+        label: Its label, or on the hub the id of its class; None: not known. Of all rows of a split, or of none.
+        others: Further columns: "index" (by default, the row's number), and those of ``Task``.
+    """
 
-    def load(self, data_dir: str | Path | None, splits: Sequence[str]) -> TaskData:
-        """Load splits, from the places listed in :func:`attendrop.tasks.registry.load_task`."""
-
-    def files(self, data_dir: str | Path | None) -> list[Path]:
-        """Return the local files that :meth:`load` would read; none if there are none."""
+    file: str | Path
+    place: str
+    inputs: tuple[Any, ...]
+    label: Any = None
+    others: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class FolderSource(ABC):
+class Source:
     """Files of a task in a folder of its own, and its data sets on the hub.
 
     Attributes:
         task: The task.
-        folders: Names of its folder, in lower case without dashes; the usual one first.
-        file_names: By split, of each of its files the names or patterns that it may have; the first that there is
-            counts.
-        read: Reads the rows of a split from one of its files.
+        folders: Names of its folder, in lower case without dashes; in messages, the first one.
+        file_names: By split, of each of its files the names or patterns that it may have: of several such files, the
+            first is read.
+        read: Function that reads the rows of a split from its files.
         hub: Names of the data sets on the hub, each with that of its configuration if it has several; none: the task is
             not there.
-        revision: Revision on the hub.
+        of_hub: Function that reads the rows of a data set of the hub, given its name.
+        labels: How files write the classes, in the order of ``task.label_names``; None: as in files of one's own.
         hub_splits: Names of the splits on the hub, where they are others.
+        revision: Revision on the hub.
+        within: Folder of a group of tasks, which may hold the task's folder.
     """
 
     task: Task
     folders: tuple[str, ...]
     file_names: Mapping[str, tuple[tuple[str, ...], ...]]
-    read: Callable[[Path, str], Iterator[Any]]
+    read: Callable[[Sequence[Path], str], Iterable[Row]]
     hub: tuple[tuple[str, ...], ...] = ()
+    of_hub: Callable[[str, Dataset], Iterable[Row]] | None = None
+    labels: tuple[str, ...] | None = None
+    hub_splits: Mapping[str, str] = field(default_factory=lambda: {"dev": "validation"})
     revision: str | None = None
-    hub_splits: Mapping[str, str] = field(default_factory=lambda: {"dev": "validation"}, kw_only=True)
-
-    @abstractmethod
-    def columns(self, path: Path, rows: Sequence[Any]) -> dict[str, list[Any]]:
-        """Convert rows to the columns of a data set, without "index"; raise AttendropError for a row that is wrong."""
-
-    @abstractmethod
-    def read_hub(self, raw: Dataset) -> Iterator[Any]:
-        """Read the rows of a data set of the hub."""
+    within: str | None = None
 
     def load(self, data_dir: str | Path | None, splits: Sequence[str]) -> TaskData:
         """Load splits, from the places listed in :func:`attendrop.tasks.registry.load_task`."""
-        check_splits(self.task, splits, self.file_names)
+        for split in splits:
+            if split not in self.file_names:
+                hint = did_you_mean(split, self.file_names) or f"; it has {', '.join(self.file_names)}."
+                raise AttendropError(f"{self.task.name} has no split {split!r}{hint}")
         folder = self._folder(data_dir)
+        mismatched = [f"{split}_mismatched" for split in splits if f"{split}_mismatched" in self.file_names]
         if folder is None:
-            title = f"Hugging Face hub {self.hub[0][0] if self.hub else ''}"
-            return TaskData(self.task, {split: self._from_hub(split) for split in splits}, title)
-        found = {split: self._from_files(folder, split) for split in splits}
+            found = {split: self._from_hub(split) for split in dict.fromkeys([*splits, *mismatched])}
+            return TaskData(self.task, found, f"Hugging Face hub {self.hub[0][0] if self.hub else ''}")
+        there = [split for split in mismatched if all(self._files(folder, split))]
+        found = {split: self._from_files(folder, split) for split in dict.fromkeys([*splits, *there])}
         return TaskData(self.task, found, f"local folder {folder}")
 
     def files(self, data_dir: str | Path | None) -> list[Path]:
-        """Return the local files; none if the task is loaded from the hub."""
+        """Return the local files that :meth:`load` would read; none if the task is loaded from the hub."""
         folder = self._folder(data_dir)
-        every = [names for files in self.file_names.values() for names in files]
-        found = [] if folder is None else [_first_file(folder, names) for names in every]
+        found = [] if folder is None else [file for split in self.file_names for file in self._files(folder, split)]
         return list(dict.fromkeys(file for file in found if file is not None))
 
     def _folder(self, data_dir: str | Path | None) -> Path | None:
         names = [name for files in self.file_names.values() for names in files for name in names]
-        return find_folder(data_dir, self.folders, files=names)
+        return find_folder(data_dir, self.folders, within=self.within, files=names)
+
+    def _files(self, folder: Path, split: str) -> list[Path | None]:
+        """Return the files of a split; None for one that there is not."""
+        return [
+            next((path for name in names for path in sorted(folder.glob(name))), None)
+            for names in self.file_names[split]
+        ]
 
     def _from_files(self, folder: Path, split: str) -> Dataset:
-        parts = []
-        for names in self.file_names[split]:
-            path = _first_file(folder, names)
+        paths = []
+        for path, names in zip(self._files(folder, split), self.file_names[split], strict=True):
             if path is None:
                 raise AttendropError(
                     f"the folder {str(folder)!r} has no file of {self.task.name} {split}, such as {names[0]!r}."
                 )
-            rows = list(self.read(path, split))
-            if not rows:
-                raise AttendropError(f"{path} has no row of {self.task.name} {split}.")
-            parts.append(Dataset.from_dict(self.columns(path, rows)))
-        return _numbered(parts)
+            paths.append(path)
+        rows = list(self.read(paths, split))
+        if not rows:
+            raise AttendropError(f"{paths[0]} has no row of {self.task.name} {split}.")
+        return self._dataset(rows)
 
     def _from_hub(self, split: str) -> Dataset:
-        if not self.hub:
+        if self.of_hub is None:
             raise AttendropError(
                 f"{self.task.name} is not in a local folder, and not on the hub; name the folder that holds "
                 f"'{self.folders[0]}' with --data-dir or ATTENDROP_DATA."
             )
         there, options = self.hub_splits.get(split, split), {} if self.revision is None else {"revision": self.revision}
         raw = [load_from_hub(self.task, *names, split=there, **options) for names in self.hub]
-        rows = [list(self.read_hub(part)) for part in raw]
-        return _numbered(
-            [Dataset.from_dict(self.columns(Path(names[0]), part)) for names, part in zip(self.hub, rows, strict=True)]
+        rows = [row for names, part in zip(self.hub, raw, strict=True) for row in self.of_hub(names[0], part)]
+        if split.startswith("test"):
+            rows = [row if row.label != -1 else Row(row.file, row.place, row.inputs, None, row.others) for row in rows]
+        return self._dataset(rows)
+
+    def _dataset(self, rows: Sequence[Row]) -> Dataset:
+        """Make a data set of rows; raise AttendropError for a row whose values or label are wrong."""
+        head = self.task.head
+        labelled = any(row.label is not None for row in rows)
+        for row in rows:
+            problem = self._problem(row) if labelled else head.texts_problem(row.inputs)
+            if problem is not None:
+                raise AttendropError(f"{row.file}, {row.place}: {problem}.")
+        values = zip(*(row.inputs for row in rows), strict=True)
+        columns: dict[str, list[Any]] = dict(zip(head.inputs, map(list, values), strict=False))
+        if labelled:
+            ids = {label: number for number, label in enumerate(self.labels or ())}
+            labels = [ids.get(row.label, row.label) if ids else row.label for row in rows]
+            columns["label"] = labels if ids else head.read_labels(labels)
+        columns |= {name: [row.others[name] for row in rows] for name in rows[0].others}
+        return Dataset.from_dict({**columns, "index": columns.get("index", list(range(len(rows))))})
+
+    def _problem(self, row: Row) -> str | None:
+        """Describe what is wrong with a row that has a label, or return None."""
+        head = self.task.head
+        if self.labels is not None:
+            wrong = isinstance(row.label, str) and row.label not in self.labels
+            return f"the label {row.label!r} is not one of {', '.join(self.labels)}" if wrong else None
+        return (
+            head.texts_problem(row.inputs)
+            or head.value_problem(row.label)
+            or head.label_problem(row.label)
+            or head.row_problem(row.inputs, row.label)
         )
-
-
-def _first_file(folder: Path, names: Sequence[str]) -> Path | None:
-    """Return the first file that has one of some names or patterns; None if there is none."""
-    return next((path for name in names for path in sorted(folder.glob(name))), None)
-
-
-def _numbered(parts: Sequence[Dataset]) -> Dataset:
-    """Join data sets, and number their rows."""
-    rows: Dataset = concatenate_datasets(list(parts))
-    return rows.add_column("index", list(range(len(rows))))
-
-
-def check_splits(task: Task, splits: Sequence[str], known: Collection[str]) -> None:
-    """Raise AttendropError if a task has no split of a name."""
-    for split in splits:
-        if split not in known:
-            hint = did_you_mean(split, known) or f"; it has {', '.join(known)}."
-            raise AttendropError(f"{task.name} has no split {split!r}{hint}")
 
 
 def find_folder(
@@ -139,7 +162,7 @@ def find_folder(
     Args:
         data_dir: A folder with the task's folder, perhaps in a folder ``within``; or the task's folder itself, which
             has one of these names or one of the ``files``.
-        names: Names of the task's folder, in lower case without dashes; the first is the usual one.
+        names: Names of the task's folder; the first is the usual one. Cases and dashes do not matter.
         within: Folder of a group of tasks, such as "glue".
         files: Names of the task's files, or patterns.
 
@@ -154,8 +177,9 @@ def find_folder(
         raise AttendropError(f"the data folder {str(root)!r} does not exist; name a folder of the task's files.")
     parents = ([root / within] if within else []) + [root]
     children = [child for parent in parents if parent.is_dir() for child in sorted(parent.iterdir())]
+    wanted = {_plain(name) for name in names}
     for folder in (*children, root):
-        if folder.is_dir() and folder.name.lower().replace("-", "") in names:
+        if folder.is_dir() and _plain(folder.name) in wanted:
             return folder
     if not data_dir:
         return None
@@ -165,6 +189,10 @@ def find_folder(
     places = f"neither '{within}/{name}' nor '{name}'" if within else f"no folder '{name}'"
     such = f", nor a file such as {next(iter(files))!r}" if files else ""
     raise AttendropError(f"the data folder {str(root)!r} holds {places}{such}; name a folder that has one.")
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "")
 
 
 def load_from_hub(task: Task, name: str, *args: Any, split: str, **options: Any) -> Dataset:

@@ -14,13 +14,10 @@ import pyarrow
 import pyarrow.parquet
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.bad_rows import BadRows
-from attendrop.tasks.column_files import read_conll, read_conllu
 from attendrop.tasks.file_formats import files_of
-from attendrop.tasks.image_folders import read_image_folder
-from attendrop.tasks.line_files import read_lines, read_parallel
-from attendrop.tasks.table import Table
-from attendrop.tasks.text_lines import STDIN, text_lines
+from attendrop.tasks.images import read_image_folder
+from attendrop.tasks.table import BadRows, Table, in_chunks
+from attendrop.tasks.text_files import STDIN, read_conll, read_conllu, read_lines, read_parallel, text_lines
 from attendrop.wording import counted
 
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -55,9 +52,9 @@ def read_chunks(
 
     Text files are UTF-8, with or without a byte-order mark. CSV and TSV files have a header, quoting as in RFC 4180,
     and may have quoted line breaks; no string is read as a missing value. The columns of JSON lines are those of the
-    rows read so far. A row of a column file is a sentence, see :mod:`attendrop.tasks.column_files`; of plain text, a
-    line, see :mod:`attendrop.tasks.line_files`; of a folder of images, an image, see
-    :mod:`attendrop.tasks.image_folders`.
+    rows read so far. A row of a column file is a sentence, see :mod:`attendrop.tasks.text_files`; of plain text, a
+    line, see :mod:`attendrop.tasks.text_files`; of a folder of images, an image, see
+    :mod:`attendrop.tasks.images`.
 
     Args:
         path: The file or folder; "-" is standard input. Two files, ``"train.tr,train.en"``, are read in parallel.
@@ -78,7 +75,7 @@ def read_chunks(
         return
     suffix = f".{format}" if format is not None else Path(path).suffix.lower()
     if suffix not in _READERS and Path(path).is_dir():
-        yield from read_image_folder(Path(path), size, bad or BadRows())
+        yield from read_image_folder(Path(path), size)
         return
     if suffix not in _READERS and not Path(path).suffix and not Path(path).exists():
         raise AttendropError(f"there is no file or folder {path}.")
@@ -104,18 +101,16 @@ def _read_delimited(path: Path, size: int | None, bad: BadRows, delimiter: str) 
         _, header = next(records)
         _check_separator(path, header, delimiter)
         _check_columns(path, header)
-        rows = _fitting(path, header, records, bad)
-        while chunk := list(islice(rows, size)):
-            index, places, values = map(list, zip(*chunk, strict=True))
-            _warn_of_joined_rows(path, values, places, delimiter)
-            yield Table(path, header, values, places, index)
+        for table in in_chunks(path, header, _fitting(path, header, records, bad), size):
+            _warn_of_joined_rows(table, delimiter)
+            yield table
 
 
-def _warn_of_joined_rows(path: Path, rows: list[list[str]], places: list[str], delimiter: str) -> None:
+def _warn_of_joined_rows(table: Table, delimiter: str) -> None:
     """Warn of rows with a field that seems to hold whole rows, between two quotes that are part of texts."""
-    labels = {label for label, count in Counter(row[-1] for row in rows).items() if count > 1}
+    labels = {label for label, count in Counter(row[-1] for row in table.rows).items() if count > 1}
     joined = []
-    for row, place in zip(rows, places, strict=True):
+    for row, place in zip(table.rows, table.places, strict=True):
         if not any("\n" in field or "\r" in field for field in row):
             continue  # nearly all; splitting takes longer
         fields = [_LINE_END.split(field) for field in row]
@@ -125,8 +120,8 @@ def _warn_of_joined_rows(path: Path, rows: list[list[str]], places: list[str], d
     if joined:
         shown = ", ".join(joined[:_SHOWN]) + (f" and {len(joined) - _SHOWN} more" if len(joined) > _SHOWN else "")
         warnings.warn(
-            f"{path}: quotes join what look like separate rows (lines {shown}): each is read as one row. If the quotes "
-            f"are part of the texts, {_HOW_TO_QUOTE}.",
+            f"{table.path}: quotes join what look like separate rows (lines {shown}): each is read as one row. If the "
+            f"quotes are part of the texts, {_HOW_TO_QUOTE}.",
             stacklevel=2,
         )
 

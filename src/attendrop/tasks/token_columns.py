@@ -120,20 +120,17 @@ def align(
     Raises:
         AttendropError: A row has more or fewer numbers than its whole input has tokens.
     """
-    aligned: dict[str, list[Any]] = {column.name: [] for column in columns}
-    for row, place in enumerate(rows["place"]):
+
+    def wrong_length(row: int) -> str:
         ids = whole["input_ids"][row]
-        kept = _kept(whole, cut, row, place, tokenizer)
-        for column in columns:
-            numbers = rows[column.name][row]
-            if len(numbers) != len(ids):
-                tokens = " ".join(tokenizer.convert_ids_to_tokens(ids[:12])) + (" ..." if len(ids) > 12 else "")
-                raise AttendropError(
-                    f"the training data, {place}, column {column.name!r}: {len(numbers)} entries, but the model's "
-                    f"input has {len(ids)} tokens: {tokens}; give one for each, special tokens included."
-                )
-            aligned[column.name].append(_left_of(numbers, kept, column))
-    return aligned
+        tokens = " ".join(tokenizer.convert_ids_to_tokens(ids[:12])) + (" ..." if len(ids) > 12 else "")
+        return (
+            f"entries, but the model's input has {len(ids)} tokens: {tokens}; give one for each, special tokens "
+            "included."
+        )
+
+    kept = [_kept(whole, cut, row, place, tokenizer) for row, place in enumerate(rows["place"])]
+    return _at_tokens(columns, rows, kept, list(map(len, whole["input_ids"])), wrong_length)
 
 
 def spread(
@@ -159,29 +156,43 @@ def spread(
     Raises:
         AttendropError: A row has more or fewer entries than words.
     """
+
+    def wrong_length(row: int) -> str:
+        return f"entries for {num_words[row]} words; give one for each word."
+
+    return _at_tokens(columns, rows, word_of_token, num_words, wrong_length)
+
+
+def _at_tokens(
+    columns: Sequence[TokenColumn],
+    rows: Mapping[str, list[Any]],
+    sources: Sequence[Sequence[int | None]],
+    lengths: Sequence[int],
+    wrong_length: Callable[[int], str],
+) -> dict[str, list[Any]]:
+    """Give each token the entries of its source, a word or a token before truncation; -1 where it has none."""
     found: dict[str, list[Any]] = {column.name: [] for column in columns}
-    for row, (place, words, count) in enumerate(zip(rows["place"], word_of_token, num_words, strict=True)):
+    for row, place in enumerate(rows["place"]):
         for column in columns:
             entries = rows[column.name][row]
-            if len(entries) != count:
+            if len(entries) != lengths[row]:
                 raise AttendropError(
-                    f"the training data, {place}, column {column.name!r}: {len(entries)} entries for {count} words; "
-                    "give one for each word."
+                    f"the training data, {place}, column {column.name!r}: {len(entries)} {wrong_length(row)}"
                 )
-            found[column.name].append(_of_tokens(entries, words, column))
+            found[column.name].append(_of_sources(entries, sources[row], column))
     return found
 
 
-def _of_tokens(entries: list[Any], words: Sequence[int | None], column: TokenColumn) -> list[Any]:
+def _of_sources(entries: list[Any], sources: Sequence[int | None], column: TokenColumn) -> list[Any]:
     if column.kind == "positions":
-        first = {word: token for token, word in reversed(list(enumerate(words)))}
+        first = {source: token for token, source in reversed(list(enumerate(sources)))}
         return [
-            -1 if word is None else first.get(entries[word], -1) if first[word] == token else first[word]
-            for token, word in enumerate(words)
+            -1 if source is None else first.get(entries[source], -1) if first[source] == token else first[source]
+            for token, source in enumerate(sources)
         ]
     if _is_list(entries):
-        return [-1 if word is None else entries[word] for word in words]
-    return [[-1 if one is None or other is None else entries[one][other] for other in words] for one in words]
+        return [-1 if source is None else entries[source] for source in sources]
+    return [[-1 if one is None or other is None else entries[one][other] for other in sources] for one in sources]
 
 
 def _kept(
@@ -204,12 +215,3 @@ def _kept(
         lost = len(own) - texts_left.count(text)
         kept += own[lost:] if tokenizer.truncation_side == "left" else own[: len(own) - lost]
     return sorted(kept)
-
-
-def _left_of(numbers: list[Any], kept: list[int], column: TokenColumn) -> list[Any]:
-    if column.kind == "positions":
-        moved = {before: after for after, before in enumerate(kept)}
-        return [moved.get(numbers[position], -1) for position in kept]
-    if _is_list(numbers):
-        return [numbers[position] for position in kept]
-    return [[numbers[position][other] for other in kept] for position in kept]

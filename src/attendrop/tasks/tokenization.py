@@ -77,34 +77,18 @@ def encode_columns(
 
     ``first_row`` is the number of the first row among all rows.
     """
-    if task.long_texts != HEAD:
-        return _encode_long(columns, task, tokenizer, max_length, token_columns, first_row)
-    cut = task.head.tokenize(columns, tokenizer, max_length)
-    encoded: dict[str, Any] = dict(cut)
-    if token_columns:
-        encoded |= task.head.align(token_columns, columns, cut, tokenizer)
-    encoded["length"] = task.head.lengths(encoded)
-    if "label" in columns:
-        encoded["labels"] = task.head.targets(columns["label"], cut, tokenizer)
-    return encoded
-
-
-def _encode_long(
-    columns: dict[str, list[Any]],
-    task: Task,
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-    token_columns: Sequence[TokenColumn],
-    first_row: int,
-) -> dict[str, list[Any]]:
-    if token_columns:
+    head, windows = task.head, task.long_texts != HEAD
+    if windows and token_columns:
         raise AttendropError(
             f"column {token_columns[0].name!r}, which the method reads, has an entry for each token of a whole text; "
             f"use long-texts {HEAD!r}."
         )
-    whole = task.head.tokenize(columns, tokenizer, None)
-    encoded, documents = split_long(whole, tokenizer, max_length, task.long_texts)
-    encoded["length"] = task.head.lengths(encoded)
+    cut = head.tokenize(columns, tokenizer, None if windows else max_length)
+    encoded, documents = split_long(cut, tokenizer, max_length, task.long_texts) if windows else (dict(cut), None)
+    if token_columns:
+        encoded |= head.align(token_columns, columns, cut, tokenizer)
+    encoded["length"] = head.lengths(encoded)
     if "label" in columns:
-        encoded["labels"] = task.head.targets([columns["label"][row] for row in documents], whole, tokenizer)
-    return encoded | {DOCUMENT: [first_row + row for row in documents]}
+        labels = columns["label"] if documents is None else [columns["label"][row] for row in documents]
+        encoded["labels"] = head.targets(labels, cut, tokenizer)
+    return encoded if documents is None else encoded | {DOCUMENT: [first_row + row for row in documents]}

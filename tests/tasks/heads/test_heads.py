@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from helpers import task_examples
+from torch import nn
 from transformers import BertConfig, GPT2Config, MarianConfig, PreTrainedConfig, ViTConfig
 
 import attendrop
+from attendrop.attribution.predictions import (
+    LABELS,
+    NUMBER,
+    OUTPUT_KINDS,
+    declare_output,
+    is_regression,
+    kind_of,
+    output_kind,
+)
+from attendrop.attribution.targets import fix_target
 from attendrop.errors import AttendropError
+from attendrop.methods.common.divergence import divergences
 from attendrop.tasks.answers import SpanAnswer
 from attendrop.tasks.heads import builtin
-from attendrop.tasks.heads.base import Head
+from attendrop.tasks.heads.base import Head, row_array
 from attendrop.tasks.heads.classification import Classification
 from attendrop.tasks.heads.image_classification import ImageClassification
 from attendrop.tasks.heads.masked_language_modeling import MaskedLanguageModeling, PredictedTokens
@@ -29,7 +45,7 @@ from attendrop.tasks.heads.text_generation import TextGeneration
 from attendrop.tasks.heads.token_classification import TokenClassification
 from attendrop.tasks.heads.translation import Translation
 from attendrop.tasks.heads.written_text import WrittenText
-from attendrop.tasks.word_lists import row_array
+from attendrop.tasks.token_columns import TokenColumn
 
 SOURCE = Path(attendrop.__file__).parent
 YES_NO = Classification(("no", "yes"))
@@ -81,6 +97,27 @@ def test_every_head_is_complete(kind: type[Head]) -> None:
     assert own is auto or issubclass(own, auto._model_mapping[type(config)])
     assert kind.least_inputs <= kind.most_inputs and set(kind.inputs_of(kind.most_inputs)) <= set(kind.inputs)
     compile(head.usage(2, 128), "card", "exec")
+
+
+@pytest.mark.parametrize("head", EXAMPLES.values(), ids=EXAMPLES)
+def test_a_loaded_model_predicts_what_its_head_declares(head: Head) -> None:
+    assert head.output_kind in OUTPUT_KINDS and head.attributed
+    model, no_outputs = nn.Linear(2, 1), object()
+    assert output_kind(model, no_outputs) is None
+    declare_output(model, head.output_kind)
+    assert output_kind(copy.deepcopy(model), no_outputs) == head.output_kind
+    assert is_regression(model) == (head.output_kind == NUMBER)
+
+
+def test_attribution_and_divergence_ask_the_head_instead_of_the_shape() -> None:
+    """One label that a text has or has not: logits ``(rows, 1)``, which without a head are taken for numbers."""
+    model, outputs = nn.Linear(1, 1), SimpleNamespace(logits=torch.tensor([[2.0], [-1.0]]))
+    assert kind_of(model, outputs.logits) == NUMBER
+    declare_output(model, MultiLabel(("art",)).output_kind)
+    assert kind_of(model, outputs.logits) == LABELS
+    likelihood = fix_target(model, outputs, {}, "pseudo_label")(outputs)
+    assert torch.allclose(likelihood, torch.tensor([2.0, 1.0]).sigmoid().log())
+    assert divergences(model, outputs, {})[0][0] == LABELS
 
 
 def test_every_method_is_tried_on_every_kind() -> None:
@@ -137,6 +174,33 @@ def test_labels_survive_a_perfect_model(head: Head) -> None:
     assert str(rows[0][head.answer_column]) in str(written[0])
     best = 0 if head.default_metrics[0].startswith("neg_") else 1
     assert head.metrics[head.default_metrics[0]].score(head.label_array(labels), outputs) == pytest.approx(best)
+
+
+DIVERGED: dict[str, Any] = {
+    "token-classification": np.array([[np.nan, 0]]),
+    "question-answering": SpanAnswer("cat", 4, math.nan, 0.0),
+    "multiple-choice": np.array([np.nan, 0.0]),
+    "translation": WrittenText("a", math.nan, 1),
+    "text-generation": WrittenText("a", math.inf, 1),
+    "masked-language-modeling": PredictedTokens((7,), math.nan, 1),
+}
+
+
+@pytest.mark.parametrize("head", EXAMPLES.values(), ids=EXAMPLES)
+def test_outputs_of_a_diverged_model_are_refused(head: Head) -> None:
+    perfect = PERFECT[head.kind][1]
+    outputs = row_array(perfect) if head.kind in OBJECTS else np.array(perfect, dtype=float)
+    outputs[0] = DIVERGED.get(head.kind, np.nan)
+    with pytest.raises(AttendropError, match=f"NaN or infinite for 1 of {len(perfect)} rows: training diverged"):
+        head.checked(outputs)
+
+
+@pytest.mark.parametrize("head", EXAMPLES.values(), ids=EXAMPLES)
+def test_columns_with_values_for_tokens_are_refused_where_there_is_no_one_text(head: Head) -> None:
+    if head.no_token_columns:
+        tokenizer: Any = None
+        with pytest.raises(AttendropError, match=f"'depth' has entries for the tokens of {head.no_token_columns}"):
+            head.align([TokenColumn("depth")], {}, tokenizer, tokenizer)
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy import sparse
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from attendrop.tasks.heads.linear_fit import fit_logistic_regression, fit_ridge_regression
+from attendrop.tasks.heads import sequence
+from attendrop.tasks.heads.sequence import fit_logistic_regression, fit_ridge_regression
 
 RANDOM = np.random.default_rng(0)
 CENTRES = RANDOM.normal(size=(5, 8))
@@ -62,3 +64,34 @@ def test_ridge_is_the_regression_on_scaled_features() -> None:
     expected = Ridge(alpha=fit.settings["alpha"]).fit(unit(FEATURES), numbers)
     np.testing.assert_allclose(fit.outputs(FEATURES)[:, 0], expected.predict(unit(FEATURES)), atol=1e-6)
     assert fit.score == ("r2", pytest.approx(expected.score(unit(FEATURES), numbers)))
+
+
+# Sparse features with more columns than rows, which are fitted in the space of rows.
+SPARSE = sparse.random(60, 300, density=0.1, format="csr", random_state=0)
+OF_SPARSE = np.arange(60) % 3
+SPARSE_NUMBERS = SPARSE[:, 0].toarray()[:, 0] + SPARSE[:, 1].toarray()[:, 0]
+
+
+def test_logistic_regression_of_sparse_features_is_that_of_all_columns() -> None:
+    found = fit_logistic_regression(SPARSE, OF_SPARSE.tolist(), 3)
+    scale = sparse.linalg.norm(SPARSE, axis=1).mean()
+    expected = LogisticRegression(C=found.settings["C"], tol=1e-6).fit(SPARSE / scale, OF_SPARSE)
+    np.testing.assert_allclose(found.outputs(SPARSE), expected.decision_function(SPARSE / scale), atol=2e-2)
+
+
+def test_ridge_regression_of_sparse_features_is_that_of_all_columns() -> None:
+    found = fit_ridge_regression(SPARSE, SPARSE_NUMBERS.tolist())
+    scale = sparse.linalg.norm(SPARSE, axis=1).mean()
+    expected = Ridge(found.settings["alpha"], solver="lsqr", tol=1e-8).fit(SPARSE.toarray() / scale, SPARSE_NUMBERS)
+    np.testing.assert_allclose(found.outputs(SPARSE)[:, 0], expected.predict(SPARSE.toarray() / scale), atol=1e-3)
+
+
+def test_many_rows_are_not_rotated(monkeypatch: pytest.MonkeyPatch) -> None:
+    rotated = fit_logistic_regression(SPARSE, OF_SPARSE.tolist(), 3)
+    monkeypatch.setattr(sequence, "_ROTATED_ROWS", 10)
+    plain, numbers = (
+        fit_logistic_regression(SPARSE, OF_SPARSE.tolist(), 3),
+        fit_ridge_regression(SPARSE, SPARSE_NUMBERS.tolist()),
+    )
+    np.testing.assert_allclose(plain.outputs(SPARSE), rotated.outputs(SPARSE), atol=2e-2)
+    assert numbers.outputs(SPARSE).shape == (60, 1)

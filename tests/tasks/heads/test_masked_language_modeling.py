@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
 from helpers import tiny
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BartConfig, BertConfig, BertTokenizer, GPT2Config
 
@@ -18,10 +16,9 @@ from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.tasks.base import Task
 from attendrop.tasks.custom_files import load_files
 from attendrop.tasks.heads.masked_language_modeling import MaskedLanguageModeling
+from attendrop.tasks.heads.masked_tokens import unmasked
 from attendrop.tasks.heads.registry import head_of_model
-from attendrop.tasks.token_columns import TokenColumn
-from attendrop.tasks.token_masks import unmasked
-from attendrop.tasks.tokenization import encode, encode_columns
+from attendrop.tasks.tokenization import encode_columns
 
 KIND = "masked-language-modeling"
 TASK = Task("files", KIND, ("text",), (), "neg_log_loss", "", ("perplexity", "accuracy"), (), {"mask_probability": 0.3})
@@ -56,12 +53,6 @@ def test_outputs_are_those_of_each_row_alone(loaded: tuple[Any, Any]) -> None:
         assert output.ids == tuple(likelihoods[places].argmax(-1).tolist())
     right = np.concatenate([output.ids for output in outputs]) == np.concatenate(references)
     assert TASK.head.metrics["accuracy"].score(references, outputs) == pytest.approx(right.mean())
-
-
-def test_masks_of_scored_rows_do_not_depend_on_other_rows(loaded: tuple[Any, Any]) -> None:
-    together = encode_columns(ROWS, TASK, loaded[1], 32)["input_ids"]
-    alone = [encode_columns({"text": [ROWS["text"][row]]}, TASK, loaded[1], 32)["input_ids"][0] for row in KNOWN]
-    assert together == alone
 
 
 def test_training_rows_are_masked_anew_in_each_epoch(loaded: tuple[Any, Any]) -> None:
@@ -151,17 +142,6 @@ def test_a_tokenizer_without_a_mask_token_is_refused(tmp_path: Path, loaded: tup
     tokenizer = AutoTokenizer.from_pretrained(tiny.save_tiny_llama(tmp_path))
     with pytest.raises(AttendropError, match="has no mask token, so nothing can be masked; use an encoder"):
         TASK.head.prepare(loaded[0], tokenizer)
-
-
-@pytest.mark.parametrize("pack", [False, True])
-def test_columns_with_values_for_tokens_are_refused(loaded: tuple[Any, Any], pack: bool) -> None:
-    head = MaskedLanguageModeling(pack=pack)
-    task, rows = (
-        replace(TASK, options=head.options()),
-        Dataset.from_dict({**ROWS, "depth": [[0]] * 4, "place": ["a"] * 4}),
-    )
-    with pytest.raises(AttendropError, match="The column 'depth' has entries for the tokens of a text"):
-        encode(head.training_rows(rows), task, loaded[1], 32, (TokenColumn("depth", "numbers"),))
 
 
 def test_pre_trained_encoders_fill_masks_but_are_shown_as_classifiers() -> None:

@@ -11,6 +11,7 @@ import torch
 from helpers import tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
+from attendrop.attribution.label_positions import IGNORED
 from attendrop.errors import AttendropError
 from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.tasks.base import Task
@@ -18,7 +19,6 @@ from attendrop.tasks.custom_files import load_files
 from attendrop.tasks.heads.registry import head_of_model
 from attendrop.tasks.heads.text_generation import TextGeneration
 from attendrop.tasks.tokenization import encode_columns
-from attendrop.tasks.word_lists import IGNORED
 
 TASK = Task("files", "text-generation", ("prompt",), (), "neg_log_loss", "", (), (), {"max_new_tokens": 5})
 ROWS = {"prompt": ["the cat sees", "a", "dog and bird"], "label": [" a dog", " red and blue bird", " good"]}

@@ -20,13 +20,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from attendrop import AttendropError
 from attendrop.tasks.base import TaskData
 from attendrop.tasks.custom_files import load_files
-from attendrop.tasks.entity_tags import to_iob2
+from attendrop.tasks.heads.base import row_array
+from attendrop.tasks.heads.tag_metrics import to_iob2
 from attendrop.tasks.heads.token_classification import TokenClassification
-from attendrop.tasks.metrics import compute_scores, constant_scores, with_metric
+from attendrop.tasks.metrics import compute_scores, with_metric
 from attendrop.tasks.registry import get_task
 from attendrop.tasks.token_columns import TokenColumn
 from attendrop.tasks.tokenization import columns_of, encode
-from attendrop.tasks.word_lists import row_array
 
 HEAD = TokenClassification(("O", "B-PER", "I-PER"))
 # Of the words of the tiny vocabulary, "catdog" is none: its tokens are unknown, but for a hyphen between two words.
@@ -90,11 +90,6 @@ def test_labels_of_a_batch_suffice_for_its_scores(tokenizer: PreTrainedTokenizer
     outputs = HEAD.row_outputs(logits, {"labels": labels}, tokenizer)
     references = HEAD.references({"labels": labels})
     assert [row.tolist() for row in references] == HEAD.decode(outputs) == [[0, 1], [2]]
-
-
-def test_batches_of_different_lengths_are_joined() -> None:
-    joined = HEAD.concatenate([np.ones((2, 3, 3)), np.ones((1, 5, 3))])
-    assert joined.shape == (3, 5, 3) and joined[:2, 3:].sum() == 0
 
 
 def test_batches_pad_labels(data: TaskData, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -220,13 +215,6 @@ def test_tags_that_training_lacks_can_be_wrong(tmp_path: Path, seed: int) -> Non
     assert head.unknown_counts(gold) == {name: flat_gold.count(name) for name in head.unknown_names}
 
 
-def test_the_baseline_is_the_most_common_tag() -> None:
-    task = get_task("conll2003")
-    train, dev = (task.head.label_array(labels) for labels in ([[0, 0, 1]], [[0, 1], [0, 0, 1, 2]]))
-    answer, scores = constant_scores(task, train, dev) or ("", {})
-    assert answer == "O" and scores["accuracy"] == 0.5 and scores["entity_f1"] == 0
-
-
 def test_f1_macro_is_that_of_scikit_learn_over_the_words() -> None:
     head = TokenClassification(("DET", "NOUN", "VERB", "X", "Y"))
     gold, found = [[0, 1], [2, 1, 0]], [[0, 3], [2, 1, 0]]  # X is predicted, and nobody has it; Y is nowhere
@@ -247,13 +235,6 @@ def test_metrics_have_short_names_and_depend_on_the_tags() -> None:
         AttendropError, match="there is no metric 'f1' for 45 tags of words; there are accuracy, f1_macro"
     ):
         with_metric(get_task("ptb-pos"), "f1")
-
-
-def test_outputs_of_a_diverged_model_are_refused() -> None:
-    outputs = HEAD.label_array([[0], [1]])
-    outputs[0], outputs[1] = np.array([[np.nan, 0, 0]]), np.array([[-np.inf] * 3])
-    with pytest.raises(AttendropError, match="NaN or infinite for 1 of 2 rows"):
-        HEAD.checked(outputs)
 
 
 def test_the_report_counts_words_and_entities(data: TaskData) -> None:

@@ -16,10 +16,10 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from attendrop.errors import AttendropError
 from attendrop.runs.prediction_passes import predict_outputs
 from attendrop.tasks.base import Task
+from attendrop.tasks.heads.base import row_array
 from attendrop.tasks.heads.translation import Translation
 from attendrop.tasks.heads.written_text import WrittenText
 from attendrop.tasks.tokenization import encode_columns
-from attendrop.tasks.word_lists import row_array
 
 TASK = Task("files", "translation", ("text",), (), "bleu", "", ("chrf", "neg_log_loss"), (), {"max_new_tokens": 6})
 PAIRS = [tiny_translators.pair(number) for number in range(5)]
@@ -77,11 +77,6 @@ def test_a_prefix_comes_before_each_text(loaded: tuple[Any, Any]) -> None:
     head = Translation(source_prefix="one two ")
     assert head.tokenize({"text": ["cat"]}, tokenizer, 32)["input_ids"] == tokenizer(["one two cat"])["input_ids"]
     assert "'one two ' + text" in head.usage(1, 32)
-
-
-def test_diverged_models_are_noticed() -> None:
-    with pytest.raises(AttendropError, match="NaN or infinite for 1 of 2 rows"):
-        TASK.head.checked(row_array([WrittenText("a", float("nan"), 1), WrittenText("b")]))
 
 
 # Languages ------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from attendrop.attribution.finite_gradients import wide
 from attendrop.attribution.label_positions import aligned_labels
-from attendrop.attribution.predictions import answer_logits, kind_of
+from attendrop.attribution.predictions import SPAN, TOKENS, answer_logits, kind_of, output_kind
 from attendrop.batches import Batch
 from attendrop.errors import AttendropError
 
@@ -32,13 +32,14 @@ def predictions(model: nn.Module, outputs: Any, batch: Batch, copies: int = 1) -
     Raises:
         AttendropError: The outputs have no logits, or the labels of tokens are missing.
     """
-    if hasattr(outputs, "start_logits"):
+    output = output_kind(model, outputs)
+    if output == SPAN:
         return [_by_copy(wide(logits), copies) for logits in answer_logits(outputs, batch)]
     logits: Tensor | None = getattr(outputs, "logits", None)
-    if logits is None or logits.ndim not in (2, 3):
+    if output is None or logits is None:
         raise AttendropError(f"{type(model).__name__} returns no logits of shape (batch, ...) or (batch, n, ...).")
     views = _by_copy(wide(logits), copies)
-    if logits.ndim == 2:
+    if output != TOKENS:
         return [views]
     labels = aligned_labels(model, logits, batch)
     if labels is None:

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from attendrop.attribution.finite_gradients import wide
 from attendrop.attribution.label_positions import IGNORED, aligned_labels, answer_positions
-from attendrop.attribution.predictions import kind_of
+from attendrop.attribution.predictions import SPAN, TOKENS, output_kind
 from attendrop.batches import Batch
 from attendrop.errors import AttendropError
 
@@ -45,22 +45,23 @@ def row_shares(model: nn.Module, outputs: Any, batch: Batch) -> Tensor:
 
 def _items(model: nn.Module, outputs: Any, batch: Batch) -> list[tuple[Tensor, Tensor]]:
     """List, for each mean that makes the loss, the losses of the items, and which are labelled: ``(rows, items)``."""
-    if hasattr(outputs, "start_logits"):
+    kind = output_kind(model, outputs)
+    if kind == SPAN:
         return [
             _classes(wide(logits), answer_positions(logits, batch[name])[:, None], logits.shape[1])
             for logits, name in ((outputs.start_logits, "start_positions"), (outputs.end_logits, "end_positions"))
         ]
     logits: Tensor | None = getattr(outputs, "logits", None)
     labels: Tensor | None = batch.get("labels")
-    if logits is None or logits.ndim not in (2, 3) or labels is None:
-        missing = "labels in the batch" if logits is not None and logits.ndim in (2, 3) else "logits"
+    if kind is None or logits is None or labels is None:
+        missing = "logits" if kind is None or logits is None else "labels in the batch"
         raise AttendropError(f"The loss of single rows of {type(model).__name__} needs {missing}; use another method.")
     logits = wide(logits)
-    if logits.ndim == 3:
+    if kind == TOKENS:
         aligned = aligned_labels(model, logits, batch)
         assert aligned is not None
         return [_classes(logits, aligned, IGNORED)]
-    match kind_of(model, logits):
+    match kind:
         case "labels":
             found = functional.binary_cross_entropy_with_logits(logits, labels.to(logits), reduction="none")
         case "number":

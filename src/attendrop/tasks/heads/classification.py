@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from datasets import Dataset
+from scipy.special import softmax
 from sklearn.metrics import (
     average_precision_score,
     balanced_accuracy_score,
@@ -21,23 +22,19 @@ from sklearn.metrics import (
 )
 
 from attendrop.argument_checks import did_you_mean
+from attendrop.attribution.label_positions import IGNORED
+from attendrop.attribution.predictions import CLASSES
 from attendrop.errors import AttendropError
-from attendrop.tasks.bad_rows import COUNT_AS_WRONG
-from attendrop.tasks.heads.base import saved_classes
-from attendrop.tasks.heads.linear_fit import LinearFit, fit_logistic_regression
-from attendrop.tasks.heads.output_scorer import Array, Metric
-from attendrop.tasks.heads.sequence import SequenceHead
-from attendrop.tasks.label_column import joined_labels, number_form, written
-from attendrop.tasks.table import Table
-from attendrop.tasks.word_lists import IGNORED
+from attendrop.tasks.heads.base import Array, Metric, count_lines, count_names
+from attendrop.tasks.heads.sequence import LinearFit, SequenceHead, fit_logistic_regression
+from attendrop.tasks.table import COUNT_AS_WRONG, Table
+from attendrop.tasks.values import joined_labels, number_form, written
 
 if TYPE_CHECKING:
-    from transformers import BatchEncoding, PreTrainedConfig, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 # With "auto", more distinct labels than this are not taken for classes if they are whole numbers or look like ids.
 _MANY_CLASSES = 30
-# Up to this many classes are listed; for more, only the smallest and the largest size are shown.
-_LISTED_CLASSES = 12
 
 
 def _of_classes(score: Callable[..., float], **options: Any) -> Callable[[Array, Array], float]:
@@ -90,6 +87,7 @@ class Classification(SequenceHead):
 
     kind = "classification"
     label_type = "class"
+    output_kind = CLASSES
     problem_type = "single_label_classification"
     default_metrics = ("accuracy", "f1_macro", "matthews_correlation")
     metric_aliases: ClassVar = {
@@ -109,17 +107,14 @@ class Classification(SequenceHead):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes."""
         return len(self.label_names)
 
     @property
     def predicts(self) -> str:
-        """Number of classes, in words."""
         return f"{len(self.label_names)} classes"
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """The classes."""
         return self.label_names
 
     @classmethod
@@ -128,20 +123,10 @@ class Classification(SequenceHead):
         return True
 
     @classmethod
-    def from_config(cls, config: PreTrainedConfig) -> Self:
-        """Make the head with the model's classes."""
-        return cls(saved_classes(config))
-
-    @classmethod
     def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
-        """Make the head whose classes are the labels of "train" (otherwise "dev").
+        """Make the head whose classes are the labels of "train" (otherwise "dev"), as of :meth:`Head.from_labels`.
 
         Classes are ordered: integers by value, then text alphabetically. ``1`` and ``1.0`` are the same class.
-
-        Args:
-            tables: As for :meth:`Head.from_labels`.
-            column: As for :meth:`Head.from_labels`.
-            asked: As for :meth:`Head.from_labels`.
 
         Raises:
             AttendropError: The training data have a single class; or, unless ``asked``, labels are probably not
@@ -156,19 +141,16 @@ class Classification(SequenceHead):
         return cls(tuple(names))
 
     def label_problem(self, value: Any) -> str | None:
-        """Refuse values that are not among the classes."""
         if not self.unknown_labels(value):
             return None
         hint = did_you_mean(written(value), self.label_names) or f"; the classes are {_shortened(self.label_names)}."
         return f"the label {written(value)!r} is not among those of training {COUNT_AS_WRONG}{hint.removesuffix('.')}"
 
     def unknown_labels(self, value: Any) -> list[str]:
-        """Return a class that is none of the head's."""
         name = _class_name(value)
         return [] if name in self._ids or written(value) in self._ids else [name]
 
     def read_labels(self, values: Sequence[Any]) -> list[int]:
-        """Convert names to class ids."""
         ids = self._ids
         return [ids[name] if (name := written(value)) in ids else ids[_class_name(value)] for value in values]
 
@@ -177,16 +159,11 @@ class Classification(SequenceHead):
         names = list(enumerate(self.all_names))
         return {_class_name(name): number for number, name in names} | {name: number for number, name in names}
 
-    def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-        """Return the class ids."""
-        return [int(label) for label in labels]
-
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Callable[[list[Any]], Any]:
-        """Leave out of the loss what the model cannot predict."""
         return self.without_unknown(super().collator(tokenizer))
 
     def without_unknown(self, collate: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-        """Return a collator with -100 in place of unknown classes."""
+        """Return a collator that leaves unknown classes, which cannot be learnt, out of the loss."""
 
         def known(rows: list[Any]) -> Any:
             batch = collate(rows)
@@ -197,18 +174,15 @@ class Classification(SequenceHead):
         return known if self.unknown_names else collate
 
     def fit_linear(self, features: Array, targets: Sequence[int], *, balanced: bool) -> LinearFit | None:
-        """Fit a logistic regression."""
         return fit_logistic_regression(features, targets, self.num_classes, balanced=balanced)
 
     def decode(self, outputs: Array) -> list[int]:
-        """Return the class ids of the largest logits."""
         return [int(label) for label in outputs.argmax(axis=1)]
 
     def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
         """Return ``label`` and ``probability``, its softmax; on request also ``probability_CLASS`` of each class."""
-        exp = np.exp(outputs - outputs.max(axis=1, keepdims=True))
         rows = []
-        for row in exp / exp.sum(axis=1, keepdims=True):
+        for row in softmax(outputs, axis=1):
             best = int(row.argmax())
             of_all = {f"probability_{name}": round(float(p), 6) for name, p in zip(self.label_names, row, strict=True)}
             answer = {"label": self.label_names[best], "probability": round(float(row[best]), 6)}
@@ -217,43 +191,31 @@ class Classification(SequenceHead):
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
-        """Metrics of classification; binary ones if there are two classes."""
         return _METRICS | _BINARY_METRICS if len(self.label_names) == 2 else _METRICS
 
     def constant_answer(self, train: Array, references: Array) -> tuple[str, Array]:
-        """Return the most common class in training."""
         most = int(np.bincount(train).argmax())
         return self.label_names[most], np.tile(np.eye(len(self.label_names))[most], (len(references), 1))
 
     def predicted_counts(self, outputs: Array) -> dict[str, int]:
-        """Count the predictions of each class."""
-        counts = np.bincount(outputs.argmax(axis=1), minlength=len(self.label_names))
-        return {name: int(count) for name, count in zip(self.label_names, counts, strict=True) if count}
+        return count_names(outputs.argmax(axis=1), self.label_names)
 
     @property
     def strata(self) -> tuple[str, ...]:
-        """The classes."""
         return tuple(f"class {name!r}" for name in self.label_names)
 
     def strata_of(self, rows: Dataset) -> Sequence[int]:
-        """Return the class ids."""
         return rows["label"][:]  # type: ignore[no-any-return]
 
     def shown_label(self, label: Any) -> Any:
-        """Return the name of the class."""
         return self.all_names[label]
 
     def describe_labels(self, rows: Dataset) -> dict[str, Any]:
-        """Count the rows of each class."""
         counts = Counter(rows["label"][:])
         return {"classes": {name: counts[number] for number, name in enumerate(self.label_names)}}
 
     def label_lines(self, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-        """Show the rows of each class; if there are many, of the smallest and the largest."""
-        counts = [part["classes"] for part in parts]
-        if len(self.label_names) <= _LISTED_CLASSES:
-            return [[f"  {name}", *(str(of[name]) for of in counts)] for name in self.label_names]
-        return [["rows of a class", *(f"{min(of.values())} to {max(of.values())}" for of in counts)]]
+        return count_lines([part["classes"] for part in parts], "rows of a class")
 
     def label_warnings(self, train: Mapping[str, Any]) -> list[str]:
         """Warn of classes without rows, and of one that joins others."""
@@ -264,7 +226,6 @@ class Classification(SequenceHead):
         )
 
     def similar_classes(self) -> list[list[str]]:
-        """Return pairs of classes that differ only in case and spaces."""
         seen: dict[str, str] = {}
         pairs = []
         for name in self.label_names:

@@ -14,14 +14,12 @@ from torch import Tensor
 from transformers import BatchEncoding
 
 from attendrop.errors import AttendropError
-from attendrop.tasks.heads.base import Head
+from attendrop.tasks.heads.base import Columns
 from attendrop.tasks.heads.classification import Classification
-from attendrop.tasks.heads.row_encoder import Columns
-from attendrop.tasks.image_files import check_image, check_images, is_image, read_image
-from attendrop.tasks.image_folders import class_folders
-from attendrop.tasks.label_column import text_problem, value_problem
+from attendrop.tasks.images import check_image, check_images, class_folders, is_image, read_image
 from attendrop.tasks.long_texts import HEAD
 from attendrop.tasks.table import Table
+from attendrop.tasks.values import text_problem, value_problem
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -47,6 +45,7 @@ class ImageClassification(Classification):
     no_token_columns = "a text, and an image has none"
     peft_task_type = None
     pipeline_tag = "image-classification"
+    preprocessor = ("processor", "AutoImageProcessor", ', backend="pil"')
     has_pooling = False
     long_texts = (HEAD,)
     baselines = ("majority", "frozen")
@@ -56,12 +55,12 @@ class ImageClassification(Classification):
         "patterns --probe": "it tells tokens of texts apart",
     }
 
-    # The model ------------------------------------------------------------------------------------------------------
-
     @classmethod
     def recognizes(cls, config: PreTrainedConfig) -> bool:
         """Accept classes of image classifiers, also a second one that a family has."""
-        return any(name.endswith("ForImageClassification") for name in _classes(config))
+        # Such as DeiT's "ForImageClassificationWithTeacher".
+        names = (name.removesuffix("WithTeacher") for name in config.architectures or ())
+        return any(name.endswith("ForImageClassification") for name in names)
 
     def model_class(self, config: PreTrainedConfig) -> Any:
         """Return the class of transformers.
@@ -74,12 +73,7 @@ class ImageClassification(Classification):
                 f"Models of the family {config.model_type} have no class for images; give another, such as "
                 "google/vit-base-patch16-224-in21k."
             )
-        return Head.model_class(self, config)
-
-    @classmethod
-    def saved_class(cls, name: str, model_type: str) -> Any:
-        """Return None: the classes are those of transformers."""
-        return None
+        return super().model_class(config)
 
     def load_preprocessor(self, place: str) -> Any:
         """Load the image processor that computes with Pillow, so that pixels are the same with and without torchvision.
@@ -110,32 +104,16 @@ class ImageClassification(Classification):
             ) from None
 
     def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
-        """Return Python code that predicts the class of an image."""
         return f"""{self.loading(stock=stock)}
 inputs = processor(image.convert("RGB"), return_tensors="pt")
 logits = model(**inputs).logits"""
 
-    def loading(self, *, stock: bool) -> str:
-        """Return Python code that loads the model and its image processor."""
-        imports, load = f"{self.auto_class}, AutoImageProcessor", f"{self.auto_class}.from_pretrained"
-        if not stock:
-            imports, load = "AutoImageProcessor", "attendrop.load"
-        return f"""{"" if stock else "import attendrop"}
-from transformers import {imports}
-
-model = {load}(folder)
-processor = AutoImageProcessor.from_pretrained(folder, backend="pil")""".strip()
-
-    # Labels and images of custom files ------------------------------------------------------------------------------
-
     @classmethod
     def may_read(cls, texts: Sequence[Any]) -> bool:
-        """Accept the name of an image file."""
         return len(texts) == 1 and isinstance(texts[0], str) and is_image(texts[0])
 
     @classmethod
     def inputs_of(cls, text_columns: int) -> tuple[str, ...]:
-        """Return both inputs, which are of one column."""
         return cls.inputs
 
     @classmethod
@@ -169,7 +147,6 @@ processor = AutoImageProcessor.from_pretrained(folder, backend="pil")""".strip()
 
     @classmethod
     def read_texts(cls, texts: Sequence[Any]) -> list[Any]:
-        """Return the path and the hash of the file."""
         return [texts[0], check_image(texts[0]).sha256]
 
     @staticmethod
@@ -201,11 +178,8 @@ processor = AutoImageProcessor.from_pretrained(folder, backend="pil")""".strip()
                 )
         return super().from_labels(tables, column, asked=True)
 
-    # Encoding -------------------------------------------------------------------------------------------------------
-
     @classmethod
     def joins_pairs(cls, columns: Any) -> bool:
-        """Return False: there is one image."""
         return False
 
     def tokenize(self, columns: Columns, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> BatchEncoding:
@@ -227,7 +201,6 @@ processor = AutoImageProcessor.from_pretrained(folder, backend="pil")""".strip()
         return {}
 
     def unknown_rows(self, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> int:
-        """Return 0: images have no tokens."""
         return 0
 
     def collator(self, tokenizer: Any) -> Callable[[list[Any]], Any]:
@@ -253,8 +226,6 @@ processor = AutoImageProcessor.from_pretrained(folder, backend="pil")""".strip()
 
         return self.without_unknown(collate)
 
-    # Reports and files ----------------------------------------------------------------------------------------------
-
     def texts(self, rows: Dataset) -> list[tuple[str, ...]]:
         """Return the hashes of the files, by which equal images are found."""
         return [(found,) for found in rows["sha256"][:]]
@@ -264,10 +235,4 @@ processor = AutoImageProcessor.from_pretrained(folder, backend="pil")""".strip()
         return [("/".join(Path(path).parts[-2:]),) for path in rows["image"][:]]
 
     def row_ids(self, columns: Columns) -> tuple[str, Sequence[Any]]:
-        """Return the paths."""
         return "file", columns["image"][:]
-
-
-def _classes(config: PreTrainedConfig) -> Sequence[str]:
-    # A family may have a second class, such as DeiT's "ForImageClassificationWithTeacher".
-    return [name.removesuffix("WithTeacher") for name in config.architectures or ()]

@@ -13,18 +13,15 @@ from datasets import Dataset
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from attendrop.attribution.label_positions import IGNORED
+from attendrop.attribution.predictions import TOKENS
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import SWITCH, option, unit_interval
-from attendrop.tasks.heads.base import Head
-from attendrop.tasks.heads.output_scorer import Array, Metric
-from attendrop.tasks.heads.row_encoder import Columns
+from attendrop.tasks.heads.base import Array, Columns, Head, Metric, row_array, word_counts, word_line
+from attendrop.tasks.heads.masked_tokens import TokenMasks, fill, shown_token, token_rows, unmasked
 from attendrop.tasks.heads.written_text import LIKELIHOOD_METRICS
-from attendrop.tasks.label_column import text_problem
-from attendrop.tasks.mask_filling import fill, shown_token
 from attendrop.tasks.table import Table
-from attendrop.tasks.token_masks import TokenMasks, unmasked
-from attendrop.tasks.token_rows import token_rows
-from attendrop.tasks.word_lists import IGNORED, row_array
+from attendrop.tasks.values import text_problem
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -80,6 +77,7 @@ class MaskedLanguageModeling(Head):
     kind = "masked-language-modeling"
     in_sequence = True
     label_type = "mlm"
+    output_kind = TOKENS
     inputs = ("text",)
     most_inputs = 1
     needs_labels = False
@@ -88,9 +86,9 @@ class MaskedLanguageModeling(Head):
     pipeline_tag = "fill-mask"
     default_metrics = ("neg_log_loss", "perplexity", "accuracy")
     metric_aliases: ClassVar = {"loss": "neg_log_loss"}
-    attributed = "the log-likelihood of the predicted tokens"
     answer_column = "filled"
     pretrained = True
+    padding = IGNORED
     rewarded_by_loss = True
     reads_labels = True
     training_columns = ("words",)
@@ -103,8 +101,6 @@ class MaskedLanguageModeling(Head):
         "patterns --probe": "the probe scores one prediction for each text or word",
     }
 
-    # The model ------------------------------------------------------------------------------------------------------
-
     @classmethod
     def recognizes(cls, config: PreTrainedConfig) -> bool:
         """Accept encoders with a masked language model's head; transformers lists some encoder-decoders, too."""
@@ -112,18 +108,16 @@ class MaskedLanguageModeling(Head):
 
     @classmethod
     def from_config(cls, config: PreTrainedConfig) -> Self:
-        """Make the head, with its default options."""
         return cls()
 
     def configure(self, config: PreTrainedConfig) -> None:
         """Set the class of the model; its output layer stays as it is."""
-        name = self._class_name(config)
-        if name is None or config.is_encoder_decoder:
+        if self._class_name(config) is None or config.is_encoder_decoder:
             raise AttendropError(
                 f"Models of the family {config.model_type!r} are no masked language models; use an encoder, such as "
                 "BERT, RoBERTa, ELECTRA or ModernBERT."
             )
-        config.architectures = [name]
+        super().configure(config)
 
     def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         """Check that tokens can be masked."""
@@ -138,13 +132,10 @@ class MaskedLanguageModeling(Head):
             )
 
     def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
-        """Return Python code that fills the masks of a text."""
         return f"""{self.loading(stock=stock)}
 inputs = tokenizer(text, truncation=True, max_length={max_length}, return_tensors="pt")  # with {{tokenizer.mask_token}}
 best = model(**inputs).logits.argmax(-1)[inputs["input_ids"] == tokenizer.mask_token_id]
 tokens = tokenizer.convert_ids_to_tokens(best.tolist())"""
-
-    # Texts of custom files ------------------------------------------------------------------------------------------
 
     @staticmethod
     def text_problem(value: Any, column: int = 0) -> str | None:
@@ -153,7 +144,6 @@ tokens = tokenizer.convert_ids_to_tokens(best.tolist())"""
 
     @classmethod
     def leaves_out(cls, texts: Sequence[Any]) -> bool:
-        """Leave empty texts out."""
         return _is_blank(texts[0])
 
     @staticmethod
@@ -171,14 +161,6 @@ tokens = tokenizer.convert_ids_to_tokens(best.tolist())"""
             )
         return cls()
 
-    def label_problem(self, value: Any) -> str | None:
-        """Accept anything, as :meth:`value_problem`."""
-        return None
-
-    def read_labels(self, values: Sequence[Any]) -> list[Any]:
-        """Return hidden tokens as they are."""
-        return list(values)
-
     def without_answers(self, columns: Columns) -> dict[str, Any]:
         """Return the rows with their own masks to fill; no further tokens are hidden."""
         return {_TO_FILL if name == "text" else name: values for name, values in columns.items()}
@@ -186,8 +168,6 @@ tokens = tokenizer.convert_ids_to_tokens(best.tolist())"""
     def training_rows(self, rows: Dataset) -> Dataset:
         """Name the texts as those to pack, if they are packed."""
         return rows.rename_column("text", _PACKED) if self.pack else rows
-
-    # Encoding -------------------------------------------------------------------------------------------------------
 
     def tokenize(self, columns: Columns, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> BatchEncoding:
         """Tokenize and mask texts; add ``labels``, and ``cut``, whether a text was cut off, unless they are packed.
@@ -223,7 +203,6 @@ tokens = tokenizer.convert_ids_to_tokens(best.tolist())"""
     def targets(
         self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase
     ) -> list[list[int]]:
-        """Return the hidden tokens at their positions, and -100 elsewhere."""
         found: list[list[int]] = encoded["labels"]
         return found
 
@@ -237,13 +216,9 @@ tokens = tokenizer.convert_ids_to_tokens(best.tolist())"""
     def training_collator(
         self, collate: Callable[[list[Any]], Any], tokenizer: PreTrainedTokenizerBase, seed: int
     ) -> MaskingCollator:
-        """Mask rows anew in each epoch."""
         return MaskingCollator(collate, TokenMasks(tokenizer, self.mask_probability), seed)
 
-    # Outputs --------------------------------------------------------------------------------------------------------
-
     def predict(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Array:
-        """Compute the likelihoods of hidden tokens, and the most likely ones."""
         inputs = {name: values for name, values in batch.items() if name != "labels"}
         found: Array = self.trainer_outputs(model, batch, model(**inputs).logits).cpu().numpy()
         return found
@@ -261,14 +236,6 @@ tokens = tokenizer.convert_ids_to_tokens(best.tolist())"""
         rows = torch.split(found, hidden.sum(1).tolist())
         return pad_sequence(list(rows), batch_first=True, padding_value=IGNORED)
 
-    def concatenate(self, parts: Sequence[Any]) -> Array:
-        """Concatenate raw outputs, padded to the most hidden tokens."""
-        arrays = [np.asarray(part) for part in parts]
-        most = max(array.shape[1] for array in arrays)
-        return np.concatenate(
-            [np.pad(a, ((0, 0), (0, most - a.shape[1]), (0, 0)), constant_values=IGNORED) for a in arrays]
-        )
-
     def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Array:
         """Collect the predicted tokens of each row; fill in the masks of texts that have their own."""
         rows = [row[row[:, 1] != IGNORED].astype(float) for row in raw]
@@ -277,19 +244,15 @@ tokens = tokenizer.convert_ids_to_tokens(best.tolist())"""
         return row_array([_filled(text, row, tokenizer) for text, row in zip(encoded["texts"][:], rows, strict=True)])
 
     def references(self, encoded: Mapping[str, Any]) -> Array:
-        """Return the ids of the hidden tokens of each row."""
         return self.label_array([[token for token in row if token != IGNORED] for row in encoded["labels"][:]])
 
     def label_array(self, labels: Sequence[Any]) -> Array:
-        """Make an array of each row's hidden tokens."""
         return row_array([np.asarray(row, dtype=int) for row in labels])
 
     def finite(self, outputs: Array) -> Array:
-        """Tell of each row whether its likelihood is finite."""
         return np.array([math.isfinite(each.log_likelihood) for each in outputs])
 
     def decode(self, outputs: Array) -> list[list[int]]:
-        """Return the predicted token ids."""
         return [list(each.ids) for each in outputs]
 
     def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
@@ -299,23 +262,16 @@ tokens = tokenizer.convert_ids_to_tokens(best.tolist())"""
             for each in outputs
         ]
 
-    # Scores ---------------------------------------------------------------------------------------------------------
-
     @property
     def metrics(self) -> Mapping[str, Metric]:
         """Likelihood of the hidden tokens, and how many of them are the most likely ones."""
         return {**LIKELIHOOD_METRICS, "accuracy": Metric(_accuracy)}
 
-    # Reports on data ------------------------------------------------------------------------------------------------
-
     def describe_labels(self, rows: Dataset) -> dict[str, Any]:
-        """Count the words of the texts."""
-        words = [len(text.split()) for text in rows["text"][:]]
-        return {"words": {"mean": float(np.mean(words)), "max": max(words)}}
+        return word_counts(rows["text"][:])
 
     def label_lines(self, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-        """Show the mean and the largest number of words."""
-        return [["words", *("{mean:.1f}, up to {max}".format(**part["words"]) for part in parts)]]
+        return word_line("words", parts)
 
 
 class MaskingCollator:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -20,20 +19,15 @@ from sklearn.metrics import (
 )
 
 from attendrop.argument_checks import did_you_mean
+from attendrop.attribution.predictions import LABELS
 from attendrop.errors import AttendropError
-from attendrop.tasks.heads.base import saved_classes
-from attendrop.tasks.heads.linear_fit import LinearFit, fit_logistic_regressions
-from attendrop.tasks.heads.output_scorer import Array, Metric
-from attendrop.tasks.heads.sequence import SequenceHead
-from attendrop.tasks.label_column import LABEL_SEPARATORS, written
+from attendrop.tasks.heads.base import Array, Metric, count_lines
+from attendrop.tasks.heads.sequence import LinearFit, SequenceHead, fit_logistic_regressions
 from attendrop.tasks.table import Table
-from attendrop.tasks.word_lists import json_list
+from attendrop.tasks.values import LABEL_SEPARATORS, is_missing, json_list, written
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedConfig, PreTrainedTokenizerBase
-
-# Up to this many labels are listed; for more, only the smallest and the largest number of rows are shown.
-_LISTED_LABELS = 12
 
 
 def _of_answers(score: Callable[..., float], **options: Any) -> Callable[[Array, Array], float]:
@@ -77,6 +71,7 @@ class MultiLabel(SequenceHead):
 
     kind = "multi-label-classification"
     label_type = "labels"
+    output_kind = LABELS
     problem_type = "multi_label_classification"
     default_metrics = ("f1_micro", "f1_macro", "accuracy")
     metric_aliases: ClassVar = {
@@ -88,32 +83,22 @@ class MultiLabel(SequenceHead):
         "auc": "roc_auc",
     }
     fitted_at = ("f1_micro", 0.9)
-    attributed = "the log-likelihood of the predicted labels"
     answer_column = "labels"
     has_probabilities = True
     metrics = _METRICS
 
     @property
     def predicts(self) -> str:
-        """Number of labels, in words."""
         return f"any of {len(self.label_names)} labels"
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """The labels."""
         return self.label_names
-
-    # The model ------------------------------------------------------------------------------------------------------
 
     @classmethod
     def recognizes(cls, config: PreTrainedConfig) -> bool:
         """Accept models configured for several labels."""
         return config.problem_type == cls.problem_type
-
-    @classmethod
-    def from_config(cls, config: PreTrainedConfig) -> Self:
-        """Make the head with the model's labels."""
-        return cls(saved_classes(config))
 
     def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
         """Return Python code that loads and calls the model, and names the labels."""
@@ -121,20 +106,16 @@ class MultiLabel(SequenceHead):
         return f"{code}\nlabels = [model.config.id2label[i] for i in (logits[0] > 0).nonzero().flatten().tolist()]"
 
     def fit_linear(self, features: Array, targets: Sequence[Sequence[float]], *, balanced: bool) -> LinearFit | None:
-        """Fit a logistic regression for each label."""
         return fit_logistic_regressions(features, np.asarray(targets), balanced=balanced)
-
-    # Labels of custom files -----------------------------------------------------------------------------------------
 
     @classmethod
     def may_label(cls, label: Any) -> bool:
-        """Accept lists, also as JSON."""
         return isinstance(label, list) or (isinstance(label, str) and json_list(label) is not None)
 
     @staticmethod
     def value_problem(value: Any) -> str | None:
         """Accept lists, also as JSON, and names with ``;``, ``|`` or ``,`` between them; none is no label."""
-        if value is None or (isinstance(value, float) and math.isnan(value)):
+        if is_missing(value):
             return "the labels are missing; write an empty list, [], if none applies"
         if not isinstance(value, list | str | int):
             return f"{value!r} is no list of labels"
@@ -152,7 +133,6 @@ class MultiLabel(SequenceHead):
         return cls(tuple(names))
 
     def label_problem(self, value: Any) -> str | None:
-        """Refuse labels that are not among those of training."""
         unknown = [name for name in _items(value) if name not in self._ids]
         if not unknown:
             return None
@@ -160,7 +140,6 @@ class MultiLabel(SequenceHead):
         return f"the label {unknown[0]!r} is not among those of training{hint.removesuffix('.')}"
 
     def read_labels(self, values: Sequence[Any]) -> list[list[int]]:
-        """Convert names to zeros and ones."""
         rows = np.zeros((len(values), len(self.label_names)), dtype=int)
         for row, value in zip(rows, values, strict=True):
             row[[self._ids[name] for name in _items(value)]] = 1
@@ -181,10 +160,7 @@ class MultiLabel(SequenceHead):
         """Make an array ``(rows, labels)`` of zeros and ones."""
         return np.asarray(labels, dtype=int).reshape(len(labels), len(self.label_names))
 
-    # Outputs --------------------------------------------------------------------------------------------------------
-
     def decode(self, outputs: Array) -> list[list[int]]:
-        """Return zeros and ones."""
         found: list[list[int]] = (outputs > 0).astype(int).tolist()
         return found
 
@@ -203,35 +179,25 @@ class MultiLabel(SequenceHead):
         return ", ".join(self._names(chosen)), np.tile(np.where(chosen, 1.0, -1.0), (len(references), 1))
 
     def predicted_counts(self, outputs: Array) -> dict[str, int]:
-        """Count the rows with each predicted label."""
         counts = (outputs > 0).sum(axis=0)
         return {name: int(count) for name, count in zip(self.label_names, counts, strict=True) if count}
 
-    # Reports on data ------------------------------------------------------------------------------------------------
-
     def shown_label(self, label: Any) -> str:
-        """Return the names of a row's labels."""
         return ", ".join(self._names(label))
 
     def _names(self, row: Sequence[Any]) -> list[str]:
         return [name for name, has in zip(self.label_names, row, strict=True) if has]
 
     def describe_labels(self, rows: Dataset) -> dict[str, Any]:
-        """Count the rows with each label, and those without any."""
         labels = self.label_array(rows["label"][:])
         counts = {name: int(count) for name, count in zip(self.label_names, labels.sum(axis=0), strict=True)}
         return {"labels": counts, "without": int((labels.sum(axis=1) == 0).sum())}
 
     def label_lines(self, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-        """Show the rows with each label, if there are not many, and those without any."""
-        counts = [part["labels"] for part in parts]
-        without = [["  no label", *(str(part["without"]) for part in parts)]]
-        if len(self.label_names) <= _LISTED_LABELS:
-            return [[f"  {name}", *(str(of[name]) for of in counts)] for name in self.label_names] + without
-        return [["rows of a label", *(f"{min(of.values())} to {max(of.values())}" for of in counts)], *without]
+        without = ["  no label", *(str(part["without"]) for part in parts)]
+        return [*count_lines([part["labels"] for part in parts], "rows of a label"), without]
 
     def label_warnings(self, train: Mapping[str, Any]) -> list[str]:
-        """Warn of labels without rows."""
         missing = [repr(name) for name, count in train["labels"].items() if count == 0]
         if not missing:
             return []

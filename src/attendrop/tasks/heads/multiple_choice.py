@@ -10,17 +10,24 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from datasets import Dataset
+from scipy.special import softmax
 from transformers import BatchEncoding
 
+from attendrop.attribution.predictions import CLASSES
 from attendrop.errors import AttendropError
-from attendrop.tasks.choices import LETTERS, choice_number, is_letter, listed, read_choices
-from attendrop.tasks.heads.base import Head, saved_classes
-from attendrop.tasks.heads.output_scorer import Array, Metric
-from attendrop.tasks.heads.padded_choices import PADDED, find_choice_class
-from attendrop.tasks.heads.row_encoder import Columns
-from attendrop.tasks.label_column import text_problem, value_problem, written
+from attendrop.tasks.heads.base import Array, Columns, Head, Metric, row_array
+from attendrop.tasks.heads.model_classes import PADDED, find_choice_class
 from attendrop.tasks.table import Table
-from attendrop.tasks.word_lists import row_array
+from attendrop.tasks.values import (
+    LETTERS,
+    choice_number,
+    is_letter,
+    listed,
+    read_choices,
+    text_problem,
+    value_problem,
+    written,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -30,7 +37,7 @@ class MultipleChoice(Head):
     """Head that predicts the number of the correct choice.
 
     Each choice is read with the question, as a pair of texts. Rows may have different numbers of choices: batches are
-    padded with choices that hold no token, see :mod:`attendrop.tasks.heads.padded_choices`. Labels and targets are
+    padded with choices that hold no token, see :mod:`attendrop.tasks.heads.model_classes`. Labels and targets are
     numbers of choices, from 0. Outputs are an array of objects, the logits ``(choices,)`` of each row.
 
     ``label_names`` are what labels are written as: letters, or numbers from 0.
@@ -38,6 +45,7 @@ class MultipleChoice(Head):
 
     kind = "multiple-choice"
     label_type = "choice"
+    output_kind = CLASSES
     inputs = ("question", "choices")
     least_inputs = 2
     most_inputs = 1 + len(LETTERS)
@@ -48,21 +56,18 @@ class MultipleChoice(Head):
     fitted_at = ("accuracy", 0.9)
     attributed = "the logit of the predicted choice"
     has_probabilities = True
+    padding = PADDED
     refused: ClassVar = {"attend": "it shows one sequence of tokens, and a question is read once with each choice"}
     baselines = ("majority",)
     predicts = "a choice"
     labels_are = "the correct choice"
     output_names = ("score",)
 
-    # In words -------------------------------------------------------------------------------------------------------
-
     @property
     def answers(self) -> tuple[str, ...]:
-        """How many choices there are."""
         return (f"up to {len(self.label_names)} choices",)
 
     def fits(self, other: Head) -> bool:
-        """Accept any other number of choices."""
         return self.kind == other.kind
 
     def _name(self, choice: int) -> str:
@@ -72,13 +77,6 @@ class MultipleChoice(Head):
     def _has_letters(self) -> bool:
         return self.label_names[:1] == ("A",)
 
-    # The model ------------------------------------------------------------------------------------------------------
-
-    @classmethod
-    def from_config(cls, config: PreTrainedConfig) -> Self:
-        """Make the head, with the form of the labels that the model was trained on."""
-        return cls(saved_classes(config))
-
     def configure(self, config: PreTrainedConfig) -> None:
         """Keep the names of the choices in the model's configuration, though it scores one at a time."""
         super().configure(config)
@@ -86,24 +84,20 @@ class MultipleChoice(Head):
         config.label2id = {name: number for number, name in enumerate(self.label_names)}
 
     def model_class(self, config: PreTrainedConfig) -> Any:
-        """Return the class of transformers, of which padded choices are hidden."""
+        """Return the class of transformers, extended so that padded choices are hidden."""
         return find_choice_class(self._class_name(config) or "") or super().model_class(config)
 
     @classmethod
     def saved_class(cls, name: str, model_type: str) -> Any:
-        """Return the class that hides padded choices."""
         return find_choice_class(name)
 
     def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
-        """Return Python code that answers a question."""
         return f"""{self.loading(stock=stock)}
 inputs = tokenizer(
     [question] * len(choices), choices, truncation=True, max_length={max_length}, padding=True, return_tensors="pt"
 )
 logits = model(**{{name: values[None] for name, values in inputs.items()}}).logits
 answer = choices[logits.argmax()]"""
-
-    # Labels and texts of custom files -------------------------------------------------------------------------------
 
     @classmethod
     def may_read(cls, texts: Sequence[Any]) -> bool:
@@ -112,7 +106,6 @@ answer = choices[logits.argmax()]"""
 
     @classmethod
     def inputs_of(cls, text_columns: int) -> tuple[str, ...]:
-        """Return both inputs: the choices are in one column, or in several."""
         return cls.inputs
 
     @staticmethod
@@ -136,7 +129,6 @@ answer = choices[logits.argmax()]"""
 
     @classmethod
     def read_texts(cls, texts: Sequence[Any]) -> list[Any]:
-        """Return the question and the list of choices."""
         return [texts[0], read_choices(texts[1:])]
 
     @staticmethod
@@ -167,14 +159,12 @@ answer = choices[logits.argmax()]"""
         return cls(tuple(map(str, range(max(numbers) + 1))))
 
     def label_problem(self, value: Any) -> str | None:
-        """Refuse letters among numbers, and numbers among letters."""
         if is_letter(value) == self._has_letters:
             return None
         wanted = "letters" if self._has_letters else "numbers"
         return f"the label {written(value)!r} is not written as those of training, with {wanted}"
 
     def row_problem(self, inputs: Sequence[Any], label: Any) -> str | None:
-        """Refuse the label of a choice that there is not."""
         choices, number = len(inputs[1]), choice_number(label) or 0
         if number < choices:
             return None
@@ -182,10 +172,7 @@ answer = choices[logits.argmax()]"""
         return f"the label {written(label)!r} is none of the {choices} choices, {last}"
 
     def read_labels(self, values: Sequence[Any]) -> list[int]:
-        """Convert letters and numbers to numbers."""
         return [choice_number(value) or 0 for value in values]
-
-    # Encoding -------------------------------------------------------------------------------------------------------
 
     def tokenize(self, columns: Columns, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> BatchEncoding:
         """Tokenize the question with each choice: each column has a list for each choice of a row."""
@@ -201,16 +188,10 @@ answer = choices[logits.argmax()]"""
         )
 
     def lengths(self, encoded: Mapping[str, Any]) -> list[int]:
-        """Return the length of the longest choice of each row, in tokens."""
         return [max(map(len, row)) for row in encoded["input_ids"]]
 
     def token_ids(self, encoded: Mapping[str, Any]) -> Sequence[Sequence[int]]:
-        """Return the token ids of all choices of each row."""
         return [list(chain(*row)) for row in encoded["input_ids"]]
-
-    def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-        """Return the numbers of the correct choices."""
-        return [int(label) for label in labels]
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Callable[[list[Any]], Any]:
         """Pad rows with choices without tokens, and choices with tokens, to ``(rows, choices, tokens)``."""
@@ -228,65 +209,42 @@ answer = choices[logits.argmax()]"""
 
         return collate
 
-    # Outputs --------------------------------------------------------------------------------------------------------
-
-    def concatenate(self, parts: Sequence[Any]) -> Array:
-        """Concatenate the logits of batches, padded to the most choices."""
-        arrays = [np.asarray(part) for part in parts]
-        most = max(array.shape[1] for array in arrays)
-        return np.concatenate(
-            [np.pad(array, ((0, 0), (0, most - array.shape[1])), constant_values=PADDED) for array in arrays]
-        )
-
     def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Array:
-        """Return the logits of the choices of each row."""
         if "input_ids" not in encoded:
             return row_array(list(raw))
         return row_array([logits[: len(row)] for logits, row in zip(raw, encoded["input_ids"][:], strict=True)])
 
     def finite(self, outputs: Array) -> Array:
-        """Tell of each row whether its logits are finite."""
         return np.array([np.isfinite(row).all() for row in outputs])
 
     def decode(self, outputs: Array) -> list[int]:
-        """Return the numbers of the choices with the largest logits."""
         return [int(np.argmax(row)) for row in outputs]
 
     def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
         """Return ``label`` and its ``probability``; on request ``probabilities``, a list of those of all choices."""
         rows = []
         for logits in outputs:
-            exp = np.exp(np.asarray(logits, dtype=np.float64) - np.max(logits))
-            shares = np.round(exp / exp.sum(), 6).tolist()
+            shares = np.round(softmax(np.asarray(logits, dtype=np.float64)), 6).tolist()
             best = int(np.argmax(logits))
             answer = {"label": self._name(best), "probability": shares[best]}
             rows.append(answer | ({"probabilities": shares} if probabilities else {}))
         return rows
 
-    # Scores ---------------------------------------------------------------------------------------------------------
-
     @property
     def metrics(self) -> Mapping[str, Metric]:
-        """Accuracy."""
         return {"accuracy": Metric.counting(lambda labels, outputs: np.equal(self.decode(outputs), labels))}
 
     def constant_answer(self, train: Array, references: Array) -> tuple[str, Array]:
-        """Return the most common place of the correct choice in training."""
         most = int(np.bincount(train).argmax())
         return self._name(most), row_array([np.eye(most + 1)[most]] * len(references))
 
-    # Reports on data ------------------------------------------------------------------------------------------------
-
     def texts(self, rows: Dataset) -> list[tuple[str, ...]]:
-        """Return the question and the choices of each row."""
         return [(question, *choices) for question, choices in zip(rows["question"][:], rows["choices"][:], strict=True)]
 
     def shown_label(self, label: Any) -> str:
-        """Return the letter or the number of the choice."""
         return self._name(label)
 
     def describe_labels(self, rows: Dataset) -> dict[str, Any]:
-        """Count the choices, and the rows by their correct choice."""
         counts = [len(choices) for choices in rows["choices"][:]]
         places = Counter(rows["label"][:])
         return {
@@ -295,7 +253,6 @@ answer = choices[logits.argmax()]"""
         }
 
     def label_lines(self, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-        """Show the number of choices, and the rows by their correct choice."""
         names = max((part["correct"] for part in parts), key=len)
         ranges = ("{min} to {max}" if part["choices"]["min"] < part["choices"]["max"] else "{max}" for part in parts)
         return [

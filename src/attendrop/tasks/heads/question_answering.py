@@ -9,7 +9,7 @@ import numpy as np
 from datasets import Dataset
 
 from attendrop.attention.model_outputs import logits_of
-from attendrop.attribution.predictions import MOST_ANSWER_TOKENS, best_spans
+from attendrop.attribution.predictions import MOST_ANSWER_TOKENS, SPAN, best_spans
 from attendrop.batches import ANSWER_MASK
 from attendrop.errors import AttendropError
 from attendrop.tasks.answers import (
@@ -21,11 +21,8 @@ from attendrop.tasks.answers import (
     misplaced,
     read_answers,
 )
-from attendrop.tasks.heads.base import Head, saved_classes
-from attendrop.tasks.heads.output_scorer import Array, Metric
-from attendrop.tasks.heads.row_encoder import Columns
+from attendrop.tasks.heads.base import Array, Columns, Head, Metric, row_array, saved_classes
 from attendrop.tasks.table import Table
-from attendrop.tasks.word_lists import joined_logits, row_array
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -47,6 +44,7 @@ class QuestionAnswering(Head):
 
     kind = "question-answering"
     label_type = "answer"
+    output_kind = SPAN
     inputs = ("question", "context")
     least_inputs = 2
     auto_class = "AutoModelForQuestionAnswering"
@@ -56,18 +54,14 @@ class QuestionAnswering(Head):
     default_metrics = ("f1", "exact_match")
     metric_aliases: ClassVar = {"em": "exact_match"}
     fitted_at = ("f1", 0.9)
-    attributed = "the logits of the first and the last token of the predicted answer"
     answer_column = "answer"
     refused: ClassVar = {"attend": "it shows one sequence of tokens, and texts are read in windows"}
     tokenizer_options: ClassVar = {"padding_side": "right"}
     predicts = "an answer in a text"
     labels_are = "answers in texts"
 
-    # In words -------------------------------------------------------------------------------------------------------
-
     @property
     def answers(self) -> tuple[str, ...]:
-        """Whether there may be none."""
         return ("a part of the text", "none") if self._may_be_none else ("a part of the text",)
 
     @property
@@ -75,10 +69,7 @@ class QuestionAnswering(Head):
         return self.label_names == SOMETIMES
 
     def fits(self, other: Head) -> bool:
-        """Accept questions with and without an answer."""
         return self.kind == other.kind
-
-    # The model ------------------------------------------------------------------------------------------------------
 
     @classmethod
     def from_config(cls, config: PreTrainedConfig) -> Self:
@@ -99,11 +90,8 @@ spans = torch.ones(len(start), len(start)).triu().tril({MOST_ANSWER_TOKENS - 1})
 first, last = divmod(int((start[:, None] + end).where(spans, -torch.inf).argmax()), len(start))
 answer = context[offsets[first][0] : offsets[last][1]]"""
 
-    # Labels of custom files -----------------------------------------------------------------------------------------
-
     @classmethod
     def may_read(cls, texts: Sequence[Any]) -> bool:
-        """Accept two texts."""
         return len(texts) == 2 and all(isinstance(text, str) for text in texts)
 
     @classmethod
@@ -124,19 +112,11 @@ answer = context[offsets[first][0] : offsets[last][1]]"""
         found = [read_answers(value) for table in tables.values() for value in table.column(column)]
         return cls(ALWAYS if all(answers and answers["text"] for answers in found) else SOMETIMES)
 
-    def label_problem(self, value: Any) -> str | None:
-        """Accept all answers."""
-        return None
-
     def row_problem(self, inputs: Sequence[Any], label: Any) -> str | None:
-        """Refuse answers that are not in the text."""
         return misplaced(read_answers(label) or {"text": [], "answer_start": []}, inputs[1])
 
     def read_labels(self, values: Sequence[Any]) -> list[Any]:
-        """Convert answers to ``text`` and ``answer_start``."""
         return [read_answers(value) for value in values]
-
-    # Encoding -------------------------------------------------------------------------------------------------------
 
     def tokenize(self, columns: Columns, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> BatchEncoding:
         """Tokenize windows; each has its ``question_number``, ``context``, ``offsets`` and, if known, ``answers``.
@@ -178,13 +158,11 @@ answer = context[offsets[first][0] : offsets[last][1]]"""
         return 0
 
     def row_numbers(self, encoded: Mapping[str, Any]) -> Sequence[Any]:
-        """Return the number of the question of each window."""
         return encoded["question_number"][:]  # type: ignore[no-any-return]
 
     def targets(
         self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase
     ) -> list[list[int]]:
-        """Return the first and the last token of the answer in each window."""
         contexts, offsets = encoded["context"], encoded["offsets"]
         places = groups(encoded["question_number"])
         return [
@@ -206,8 +184,6 @@ answer = context[offsets[first][0] : offsets[last][1]]"""
 
         return collate
 
-    # Outputs --------------------------------------------------------------------------------------------------------
-
     def predict(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Array:
         """Compute the start and end logits, ``(windows, tokens, 2)``."""
         found: Array = logits_of(model(**batch)).float().cpu().numpy()
@@ -219,12 +195,7 @@ answer = context[offsets[first][0] : offsets[last][1]]"""
 
         return torch.stack(logits[:2], dim=-1)
 
-    def concatenate(self, parts: Sequence[Any]) -> Array:
-        """Concatenate the logits of batches, padded to the longest."""
-        return joined_logits(parts)
-
     def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Array:
-        """Return the best answer over all windows of each question."""
         numbers, contexts, offsets = (encoded[name][:] for name in ("question_number", "context", "offsets"))
         return row_array(
             [
@@ -234,7 +205,6 @@ answer = context[offsets[first][0] : offsets[last][1]]"""
         )
 
     def references(self, encoded: Mapping[str, Any]) -> Array:
-        """Return the accepted answers to each question."""
         answers = encoded["answers"][:]
         return self.label_array([answers[place.start] for place in groups(encoded["question_number"][:])])
 
@@ -243,7 +213,6 @@ answer = context[offsets[first][0] : offsets[last][1]]"""
         return row_array([tuple(label["text"]) for label in labels])
 
     def finite(self, outputs: Array) -> Array:
-        """Tell of each answer whether its scores are finite."""
         return np.array([np.isfinite((answer.score, answer.none_score)).all() for answer in outputs])
 
     def decode(self, outputs: Array) -> list[Any]:
@@ -266,11 +235,8 @@ answer = context[offsets[first][0] : offsets[last][1]]"""
             for answer in outputs
         ]
 
-    # Scores ---------------------------------------------------------------------------------------------------------
-
     @property
     def metrics(self) -> Mapping[str, Metric]:
-        """F1 of words, and exact match."""
 
         def of_rows(place: int, labels: Array, outputs: Array) -> Array:
             given = ("" if self._is_none(answer) else answer.text for answer in outputs)
@@ -281,19 +247,14 @@ answer = context[offsets[first][0] : offsets[last][1]]"""
             "f1": Metric(lambda labels, outputs: float(np.mean(of_rows(1, labels, outputs)))),
         }
 
-    # Reports on data ------------------------------------------------------------------------------------------------
-
     def shown_label(self, label: Any) -> str:
-        """Return the first answer."""
         return label["text"][0] if label["text"] else "no answer"
 
     def describe_labels(self, rows: Dataset) -> dict[str, Any]:
-        """Count the questions with and without an answer."""
         answered = sum(bool(label["text"]) for label in rows["label"][:])
         return {"answers": {"with": answered, "without": len(rows) - answered}}
 
     def label_lines(self, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-        """Show both numbers."""
         titles = {"with": "with an answer", "without": "without"}
         return [[f"  {title}", *(str(part["answers"][name]) for part in parts)] for name, title in titles.items()]
 

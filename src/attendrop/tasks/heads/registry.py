@@ -11,7 +11,6 @@ from attendrop.errors import AttendropError
 from attendrop.tasks.heads import builtin
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.builtin import LABEL_TYPES
-from attendrop.tasks.table import Table
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -57,19 +56,3 @@ def candidate_heads(label_type: str, texts: Sequence[Any], label: Any = None) ->
         raise AttendropError(f"there is no label type {label_type!r}{hint}")
     asked = tuple(head for head in HEADS if head.label_type == label_type)
     return asked or tuple(head for head in HEADS if head.may_read(texts) and (label is None or head.may_label(label)))
-
-
-def find_head(kinds: Sequence[type[Head]], tables: Mapping[str, Table], column: str, *, asked: bool) -> Head:
-    """Make the head for the labels in files.
-
-    Args:
-        kinds: From :func:`candidate_heads`. Of several, the first that the labels suit is taken.
-        tables: By split: "train", "dev" or both.
-        column: Column of the labels.
-        asked: Whether the user named the label type.
-
-    Raises:
-        AttendropError: As :meth:`Head.from_labels` and :meth:`Head.suits` say.
-    """
-    kind = next(kind for kind in kinds if asked or kind.suits(tables, column))
-    return kind.from_labels(tables, column, asked=asked)

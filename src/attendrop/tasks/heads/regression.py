@@ -12,11 +12,11 @@ from datasets import Dataset
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 
-from attendrop.tasks.heads.linear_fit import LinearFit, fit_ridge_regression
-from attendrop.tasks.heads.output_scorer import Array, Metric
-from attendrop.tasks.heads.sequence import SequenceHead
-from attendrop.tasks.label_column import are_numbers, number_problem, written
+from attendrop.attribution.predictions import NUMBER
+from attendrop.tasks.heads.base import Array, Metric
+from attendrop.tasks.heads.sequence import LinearFit, SequenceHead, fit_ridge_regression
 from attendrop.tasks.table import Table
+from attendrop.tasks.values import are_numbers, number_problem, written
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedConfig, PreTrainedTokenizerBase
@@ -58,10 +58,10 @@ class Regression(SequenceHead):
 
     kind = "regression"
     label_type = "number"
+    output_kind = NUMBER
     problem_type = "regression"
     default_metrics = ("pearson", "spearman", "mse")
     fitted_at = ("r2", 0.7)
-    attributed = "minus the squared distance of the predicted number from the number one above it"
     answer_column = "score"
     predicts = "a number"
     labels_are = "numbers to predict"
@@ -75,7 +75,6 @@ class Regression(SequenceHead):
 
     @classmethod
     def from_config(cls, config: PreTrainedConfig) -> Self:
-        """Make the head."""
         return cls()
 
     @classmethod
@@ -83,47 +82,33 @@ class Regression(SequenceHead):
         """Accept numbers of which one has a decimal fraction or an exponent."""
         return are_numbers(tables, column)
 
-    @classmethod
-    def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
-        """Make the head; any numbers will do."""
-        return cls()
-
     def label_problem(self, value: Any) -> str | None:
-        """Refuse values that are not finite numbers."""
         return number_problem(value)
 
     def read_labels(self, values: Sequence[Any]) -> list[float]:
-        """Read numbers."""
         return [float(written(value)) for value in values]
 
     def targets(self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase) -> list[float]:
-        """Return the numbers."""
         return [float(label) for label in labels]
 
     def fit_linear(self, features: Array, targets: Sequence[float], *, balanced: bool) -> LinearFit:
-        """Fit a ridge regression."""
         return fit_ridge_regression(features, targets)
 
     def decode(self, outputs: Array) -> list[float]:
-        """Return the numbers."""
         return [float(number) for number in outputs.reshape(-1)]
 
     def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
-        """Return the column ``score``."""
         return [{"score": number} for number in self.decode(outputs)]
 
     def constant_answer(self, train: Array, references: Array) -> tuple[float, Array]:
-        """Return the mean of the training rows."""
         mean = float(np.mean(train))
         return mean, np.full(len(references), mean)
 
     def describe_labels(self, rows: Dataset) -> dict[str, Any]:
-        """Compute the range and the mean."""
         labels = rows["label"][:]
         return {"numbers": {"min": min(labels), "mean": statistics.fmean(labels), "max": max(labels)}}
 
     def label_lines(self, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-        """Show the range and the mean."""
         return [
             ["numbers", *("{min:g} to {max:g}".format(**part["numbers"]) for part in parts)],
             ["  mean", *(f"{part['numbers']['mean']:.3g}" for part in parts)],

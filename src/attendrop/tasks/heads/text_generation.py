@@ -6,17 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import torch
 from datasets import Dataset
 from torch import Tensor
 
+from attendrop.attribution.label_positions import IGNORED
 from attendrop.errors import AttendropError
-from attendrop.tasks.heads.output_scorer import Array, Metric
-from attendrop.tasks.heads.row_encoder import Columns
-from attendrop.tasks.heads.written_text import LIKELIHOOD_METRICS, WritingHead, log_likelihoods
-from attendrop.tasks.label_column import text_problem
-from attendrop.tasks.word_lists import IGNORED, json_list
+from attendrop.tasks.heads.base import Array, Columns, Metric, word_counts
+from attendrop.tasks.heads.written_text import LIKELIHOOD_METRICS, WritingHead, log_likelihoods, raw_outputs
+from attendrop.tasks.values import json_list, text_problem
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
@@ -57,17 +55,13 @@ class TextGeneration(WritingHead):
     }
 
     def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
-        """Return Python code that completes a prompt."""
         return f"""{self.loading(stock=stock)}
 inputs = tokenizer(prompt, return_tensors="pt")
 written = model.generate(**inputs{self.generation_arguments()})[0, inputs["input_ids"].shape[1] :]
 completion = tokenizer.decode(written, skip_special_tokens=True)"""
 
-    # Prompts and completions of custom files ------------------------------------------------------------------------
-
     @classmethod
     def may_read(cls, texts: Sequence[Any]) -> bool:
-        """Accept messages of a chat, also as JSON in CSV files."""
         read = [_read(text) for text in texts]
         return any(isinstance(each, list) and each and isinstance(each[0], dict) for each in read)
 
@@ -102,10 +96,7 @@ completion = tokenizer.decode(written, skip_special_tokens=True)"""
         return None if _ends_with_reply(prompt) and len(prompt) > 1 else "no message of the assistant ends the messages"
 
     def without_answers(self, columns: Columns) -> dict[str, Any]:
-        """Return the prompts."""
         return {**super().without_answers(columns), "prompt": [prompt for prompt, _ in _pairs(columns)]}
-
-    # Encoding -------------------------------------------------------------------------------------------------------
 
     def tokenize(self, columns: Columns, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> BatchEncoding:
         """Tokenize prompts and completions one after the other; add ``labels`` and ``references`` if these are known.
@@ -133,37 +124,27 @@ completion = tokenizer.decode(written, skip_special_tokens=True)"""
     def targets(
         self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase
     ) -> list[list[int]]:
-        """Return the tokens of the completions at their positions, and -100 for the prompts."""
         found: list[list[int]] = encoded["labels"]
         return found
-
-    # Outputs --------------------------------------------------------------------------------------------------------
 
     def predict(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Array:
         """Compute the likelihoods of completions, if they are known; otherwise generate them."""
         if "labels" in batch:
             raw = self.trainer_outputs(model, batch, model(**batch).logits)
         else:
-            generated = _generate(model, batch["input_ids"], batch["attention_mask"])
-            raw = torch.cat([torch.zeros(len(generated), 2, device=generated.device), generated.float()], dim=1)
+            raw = raw_outputs(_generate(model, batch["input_ids"], batch["attention_mask"]))
         return raw.cpu().numpy()
 
     def trainer_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], logits: Any) -> Tensor:
-        """Compute the likelihoods of the completions."""
         logits = logits[0] if isinstance(logits, tuple) else logits
         return log_likelihoods(logits[:, :-1], batch["labels"][:, 1:])
 
-    # Reports on data ------------------------------------------------------------------------------------------------
-
     def texts(self, rows: Dataset) -> list[tuple[str, ...]]:
-        """Return the prompts; of a chat, the contents of the messages with their roles."""
         prompts = [prompt for prompt, _ in _pairs(rows.to_dict())]
         return [(prompt if isinstance(prompt, str) else _written(prompt),) for prompt in prompts]
 
     def describe_labels(self, rows: Dataset) -> dict[str, Any]:
-        """Count the words of the completions."""
-        words = [len((completion or "").split()) for _, completion in _pairs(rows.to_dict())]
-        return {"words": {"mean": float(np.mean(words)), "max": max(words)}}
+        return word_counts([completion or "" for _, completion in _pairs(rows.to_dict())])
 
 
 def _read(value: Any) -> Any:

@@ -10,36 +10,39 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from datasets import Dataset
+from scipy.special import softmax
 
 from attendrop.argument_checks import did_you_mean
+from attendrop.attribution.label_positions import IGNORED
+from attendrop.attribution.predictions import TOKENS
 from attendrop.errors import AttendropError
-from attendrop.tasks.bad_rows import COUNT_AS_WRONG
-from attendrop.tasks.entity_tags import OUTSIDE, are_entity_tags, entities, entity_type, to_iob2
-from attendrop.tasks.heads.base import Head, saved_classes
-from attendrop.tasks.heads.output_scorer import Array, Metric
-from attendrop.tasks.heads.row_encoder import Columns
-from attendrop.tasks.heads.tag_metrics import tag_metrics
-from attendrop.tasks.table import Table
-from attendrop.tasks.token_columns import TokenColumn, spread
-from attendrop.tasks.word_lists import (
-    IGNORED,
-    NO_TOKEN,
-    first_tokens,
-    flat,
-    joined_logits,
-    json_list,
-    labelled,
-    list_problem,
-    logits_at,
-    read_list,
+from attendrop.tasks.heads.base import (
+    MOST_LISTED,
+    Array,
+    Columns,
+    Head,
+    Metric,
+    count_lines,
+    count_names,
     row_array,
+    truncation,
 )
+from attendrop.tasks.heads.tag_metrics import (
+    NO_TOKEN,
+    OUTSIDE,
+    are_entity_tags,
+    entities,
+    entity_type,
+    flat,
+    tag_metrics,
+    to_iob2,
+)
+from attendrop.tasks.table import COUNT_AS_WRONG, Table
+from attendrop.tasks.token_columns import TokenColumn, spread
+from attendrop.tasks.values import json_list, list_problem, read_list
 
 if TYPE_CHECKING:
-    from transformers import BatchEncoding, PreTrainedConfig, PreTrainedTokenizerBase
-
-# Up to this many tags are listed; for more, only the smallest and the largest number of words are shown.
-_LISTED_TAGS = 12
+    from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 
 class TokenClassification(Head):
@@ -56,6 +59,7 @@ class TokenClassification(Head):
     kind = "token-classification"
     in_sequence = True
     label_type = "tags"
+    output_kind = TOKENS
     inputs = ("tokens",)
     most_inputs = 1
     auto_class = "AutoModelForTokenClassification"
@@ -74,17 +78,14 @@ class TokenClassification(Head):
     tokenizer_options: ClassVar = {"add_prefix_space": True}  # without it, byte-level tokenizers refuse words
     attributed = "the log-likelihood of the predicted tags"
 
-    # In words -------------------------------------------------------------------------------------------------------
-
     @property
     def predicts(self) -> str:
-        """Number of tags, in words."""
         return f"{len(self.label_names)} tags of words"
 
     @property
     def answers(self) -> tuple[str, ...]:
         """The types of entities, or the tags, if there are not many."""
-        return self._entity_types or (self.label_names if len(self.label_names) <= _LISTED_TAGS else (self.predicts,))
+        return self._entity_types or (self.label_names if len(self.label_names) <= MOST_LISTED else (self.predicts,))
 
     @cached_property
     def _entity_types(self) -> tuple[str, ...]:
@@ -93,22 +94,12 @@ class TokenClassification(Head):
             return ()
         return tuple(dict.fromkeys(entity_type(name) for name in self.label_names if name != OUTSIDE))
 
-    # The model ------------------------------------------------------------------------------------------------------
-
-    @classmethod
-    def from_config(cls, config: PreTrainedConfig) -> Self:
-        """Make the head with the model's tags."""
-        return cls(saved_classes(config))
-
     def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
-        """Return Python code that tags a list of words."""
         return f"""{self.loading(stock=stock)}
 inputs = tokenizer(words, is_split_into_words=True, truncation=True, max_length={max_length}, return_tensors="pt")
 best = model(**inputs).logits[0].argmax(-1)
 first = {{word: token for token, word in reversed(list(enumerate(inputs.word_ids()))) if word is not None}}
 tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]"""
-
-    # Labels and texts of custom files -------------------------------------------------------------------------------
 
     @classmethod
     def may_read(cls, texts: Sequence[Any]) -> bool:
@@ -122,7 +113,6 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
 
     @classmethod
     def read_texts(cls, texts: Sequence[Any]) -> list[Any]:
-        """Return the words."""
         return [read_list(text) or [] for text in texts]
 
     @staticmethod
@@ -143,7 +133,6 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         return cls(tuple(sorted(names, key=key)))
 
     def label_problem(self, value: Any) -> str | None:
-        """Refuse tags that are not among those of training."""
         unknown = self.unknown_labels(value)
         if not unknown:
             return None
@@ -151,16 +140,13 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         return f"the tag {unknown[0]!r} is not among those of training {COUNT_AS_WRONG}{hint.removesuffix('.')}"
 
     def unknown_labels(self, value: Any) -> list[str]:
-        """Return the tags that are none of the head's."""
         return [tag for tag in self._tags(value) if tag not in self._ids]
 
     def row_problem(self, inputs: Sequence[Any], label: Any) -> str | None:
-        """Refuse another number of tags than words."""
         words, tags = len(inputs[0]), len(self._tags(label))
         return None if words == tags else f"{words} words, but {tags} tags; give one for each word"
 
     def read_labels(self, values: Sequence[Any]) -> list[list[int]]:
-        """Convert tags to their ids."""
         return [[self._ids[tag] for tag in self._tags(value)] for value in values]
 
     def _tags(self, value: Any) -> list[str]:
@@ -171,8 +157,6 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
     def _ids(self) -> dict[str, int]:
         return {name: number for number, name in enumerate(self.all_names)}
 
-    # Encoding -------------------------------------------------------------------------------------------------------
-
     def tokenize(self, columns: Columns, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> BatchEncoding:
         """Tokenize words; add ``word_starts``, the first token of each (-1: truncated), and ``word_labels``."""
         if not tokenizer.is_fast:
@@ -180,13 +164,9 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
                 f"{type(tokenizer).__name__} does not tell which tokens are of which word, so words cannot be tagged; "
                 "use a model with a fast tokenizer."
             )
-        limits: dict[str, Any] = (
-            {"verbose": False} if max_length is None else {"truncation": True, "max_length": max_length}
-        )
-        encoded: BatchEncoding = tokenizer(list(columns["tokens"]), is_split_into_words=True, **limits)
-        encoded["word_starts"] = [
-            first_tokens(encoded.word_ids(row), len(words)) for row, words in enumerate(columns["tokens"])
-        ]
+        words = list(columns["tokens"])
+        encoded: BatchEncoding = tokenizer(words, is_split_into_words=True, **truncation(max_length))
+        encoded["word_starts"] = [_first_tokens(encoded.word_ids(row), len(each)) for row, each in enumerate(words)]
         if "label" in columns:
             encoded["word_labels"] = columns["label"]
         return encoded
@@ -220,32 +200,21 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         return found
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Callable[[list[Any]], Any]:
-        """Pad labels with -100."""
         from transformers import DataCollatorForTokenClassification
 
         return DataCollatorForTokenClassification(tokenizer)
 
-    # Outputs --------------------------------------------------------------------------------------------------------
-
-    def concatenate(self, parts: Sequence[Any]) -> Array:
-        """Concatenate the logits of batches, padded to the longest."""
-        return joined_logits(parts)
-
     def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Array:
-        """Return the logits of the words of each row."""
-        starts = encoded["word_starts"][:] if "word_starts" in encoded else map(labelled, encoded["labels"])
-        return row_array(
-            [logits_at(logits, np.asarray(row, dtype=int)) for logits, row in zip(raw, starts, strict=True)]
-        )
+        starts = encoded["word_starts"][:] if "word_starts" in encoded else map(_labelled, encoded["labels"])
+        rows = [(logits, np.asarray(row, dtype=int)) for logits, row in zip(raw, starts, strict=True)]
+        return row_array([np.where((row == NO_TOKEN)[:, None], -np.inf, logits[row]) for logits, row in rows])
 
     def references(self, encoded: Mapping[str, Any]) -> Array:
-        """Return the tag ids of the words of each row."""
         if "word_labels" in encoded:
             return self.label_array(encoded["word_labels"][:])
-        return self.label_array([row[labelled(row)] for row in encoded["labels"]])
+        return self.label_array([row[_labelled(row)] for row in encoded["labels"]])
 
     def label_array(self, labels: Sequence[Any]) -> Array:
-        """Make an array of each row's tag ids."""
         return row_array([np.asarray(row, dtype=int) for row in labels])
 
     def finite(self, outputs: Array) -> Array:
@@ -267,12 +236,9 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
     def _probabilities(self, logits: Array) -> dict[str, list[float | None]]:
         """Return the probability of each tag, by word; None for truncated words."""
         known = np.isfinite(logits).any(axis=1)
-        exp = np.exp(logits[known] - logits[known].max(axis=1, keepdims=True), dtype=np.float64)
-        softmax = np.full(logits.shape, None, dtype=object)
-        softmax[known] = np.round(exp / exp.sum(axis=1, keepdims=True), 6)
-        return {f"probability_{name}": softmax[:, number].tolist() for number, name in enumerate(self.label_names)}
-
-    # Scores ---------------------------------------------------------------------------------------------------------
+        found = np.full(logits.shape, None, dtype=object)
+        found[known] = np.round(softmax(logits[known].astype(np.float64), axis=1), 6)
+        return {f"probability_{name}": found[:, number].tolist() for number, name in enumerate(self.label_names)}
 
     @property
     def default_metrics(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -282,37 +248,27 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
 
     @property
     def fitted_at(self) -> tuple[str, float]:  # type: ignore[override]
-        """Entity F1 or accuracy of the training rows."""
         return ("entity_f1" if self._entity_types else "accuracy", 0.9)
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
-        """Scores of all words, and of entities where tags mark them."""
         return tag_metrics(self.label_names, self.unknown_names, self.decode)
 
     def constant_answer(self, train: Array, references: Array) -> tuple[str, Array]:
-        """Return the most common tag of the words in training."""
         most = int(np.bincount(flat(train)).argmax())
         logits = np.eye(len(self.label_names))[most]
         return self.label_names[most], row_array([np.tile(logits, (len(row), 1)) for row in references])
 
     def predicted_counts(self, outputs: Array) -> dict[str, int]:
-        """Count the words with each tag."""
-        counts = Counter(chain(*self.decode(outputs)))
-        return {name: counts[number] for number, name in enumerate(self.label_names) if counts[number]}
-
-    # Reports on data ------------------------------------------------------------------------------------------------
+        return count_names(flat(self.decode(outputs)), self.label_names)
 
     def texts(self, rows: Dataset) -> list[tuple[str, ...]]:
-        """Return the words of each row, with spaces between them."""
         return [(" ".join(words),) for words in rows["tokens"][:]]
 
     def shown_label(self, label: Any) -> str:
-        """Return the tags of a row."""
         return " ".join(self.all_names[tag] for tag in label)
 
     def describe_labels(self, rows: Dataset) -> dict[str, Any]:
-        """Count the words with each tag, and the entities of each type."""
         labels = rows["label"][:]
         counts = Counter(chain(*labels))
         found: dict[str, Any] = {"words": sum(counts.values())}
@@ -326,14 +282,9 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
         """Show the number of words; and of entities of each type, or of words with each tag if there are not many."""
         lines = [["words", *(str(part["words"]) for part in parts)]]
         shown = "entities" if self._entity_types else "tags"
-        names = self._entity_types or self.label_names
-        if len(names) <= _LISTED_TAGS:
-            return lines + [[f"  {name}", *(str(part[shown][name]) for part in parts)] for name in names]
-        counts = [part[shown].values() for part in parts]
-        return [*lines, [f"  {shown}", *(f"{min(of)} to {max(of)} of each" for of in counts)]]
+        return lines + count_lines([part[shown] for part in parts], f"  {shown}", "{} to {} of each")
 
     def label_warnings(self, train: Mapping[str, Any]) -> list[str]:
-        """Warn of tags without words."""
         missing = [repr(name) for name, count in train["tags"].items() if count == 0]
         if not missing:
             return []
@@ -342,3 +293,18 @@ tags = [model.config.id2label[int(best[first[word]])] for word in sorted(first)]
 
 def _entity_order(name: str) -> tuple[bool, str, str]:
     return name != OUTSIDE, entity_type(name), name
+
+
+def _first_tokens(word_of_token: Sequence[int | None], count: int) -> list[int]:
+    """Return the position of the first token of each word; -1 for one without tokens."""
+    starts = [NO_TOKEN] * count
+    for token, word in reversed(list(enumerate(word_of_token))):
+        if word is not None:
+            starts[word] = token
+    return starts
+
+
+def _labelled(labels: Array) -> Array:
+    """Return the positions of labels that are scored."""
+    found: Array = np.flatnonzero(np.asarray(labels) != IGNORED)
+    return found

@@ -6,17 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import Range, option
-from attendrop.tasks.heads.output_scorer import Array, Metric
-from attendrop.tasks.heads.row_encoder import Columns
+from attendrop.tasks.heads.base import Array, Columns, Metric, truncation
 from attendrop.tasks.heads.written_text import (
     LIKELIHOOD_METRICS,
     WritingHead,
     log_likelihoods,
+    raw_outputs,
 )
 
 if TYPE_CHECKING:
@@ -91,19 +90,14 @@ class Translation(WritingHead):
             _begin_with(model, tokenizer, self.target_lang)
 
     def usage(self, num_texts: int, max_length: int, *, stock: bool = True) -> str:
-        """Return Python code that translates a text."""
         text = "text" if self.source_prefix is None else f"{self.source_prefix!r} + text"
         return f"""{self.loading(stock=stock)}
 inputs = tokenizer({text}, truncation=True, max_length={max_length}, return_tensors="pt")
 translation = tokenizer.decode(model.generate(**inputs{self.generation_arguments()})[0], skip_special_tokens=True)"""
 
-    # Encoding -------------------------------------------------------------------------------------------------------
-
     def tokenize(self, columns: Columns, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> BatchEncoding:
         """Tokenize texts; with labels, add ``references``, and ``target_ids``, their tokens."""
-        limits: dict[str, Any] = (
-            {"verbose": False} if max_length is None else {"truncation": True, "max_length": max_length}
-        )
+        limits = truncation(max_length)
         prefix = self.source_prefix or ""
         encoded: BatchEncoding = tokenizer([prefix + text for text in columns["text"]], **limits)
         if "label" in columns:
@@ -112,38 +106,28 @@ translation = tokenizer.decode(model.generate(**inputs{self.generation_arguments
         return encoded
 
     def lengths(self, encoded: Mapping[str, Any]) -> list[int]:
-        """Return the length of the longer of a text and its translation."""
         texts = encoded["input_ids"]
         return [max(map(len, pair)) for pair in zip(texts, encoded.get("target_ids", texts), strict=True)]
 
     def targets(
         self, labels: Sequence[Any], encoded: BatchEncoding, tokenizer: PreTrainedTokenizerBase
     ) -> list[list[int]]:
-        """Return the tokens of the translations."""
         found: list[list[int]] = (
             encoded["target_ids"] if "target_ids" in encoded else tokenizer(text_target=list(labels))["input_ids"]
         )
         return found
 
-    # Outputs --------------------------------------------------------------------------------------------------------
-
     def predict(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> Array:
-        """Generate; with labels, also compute their likelihoods."""
         logits = model(**batch).logits if "labels" in batch else None
         return self._raw(model, batch, logits).cpu().numpy()
 
     def trainer_outputs(self, model: PreTrainedModel, batch: Mapping[str, Any], logits: Any) -> Tensor:
-        """Compute the likelihoods of the labels, and generate."""
         return self._raw(model, batch, logits[0] if isinstance(logits, tuple) else logits)
 
     def _raw(self, model: Any, batch: Mapping[str, Any], logits: Tensor | None) -> Tensor:
         texts = {name: values for name, values in batch.items() if name != "labels"}
         generated = model.generate(**texts)
-        if logits is None:
-            numbers = torch.zeros(len(generated), 2, device=generated.device)
-        else:
-            numbers = log_likelihoods(logits, batch["labels"])
-        return torch.cat([numbers, generated.float()], dim=1)
+        return raw_outputs(generated, None if logits is None else log_likelihoods(logits, batch["labels"]))
 
 
 def _set_language(tokenizer: PreTrainedTokenizerBase, name: str, code: str) -> None:

@@ -14,13 +14,12 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
+from attendrop.attribution.label_positions import IGNORED
+from attendrop.attribution.predictions import TOKENS
 from attendrop.errors import AttendropError
 from attendrop.methods.core.options import count, option, optional
-from attendrop.tasks.heads.base import Head
-from attendrop.tasks.heads.output_scorer import Array, Metric
-from attendrop.tasks.label_column import text_problem
-from attendrop.tasks.table import Table
-from attendrop.tasks.word_lists import IGNORED, row_array
+from attendrop.tasks.heads.base import Array, Head, Metric, row_array, word_counts, word_line
+from attendrop.tasks.values import text_problem
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -60,22 +59,16 @@ class WritingHead(Head):
     max_new_tokens: int | None = option(None, optional(count()))
 
     pretrained = True
+    padding = IGNORED
+    output_kind = TOKENS
     rewarded_by_loss = True
     reads_labels = True
     most_fit_rows = 100
-    attributed = "the log-likelihood of the predicted tokens"
     output_names = ()
-
-    # The model ------------------------------------------------------------------------------------------------------
 
     @classmethod
     def from_config(cls, config: PreTrainedConfig) -> Self:
-        """Make the head, with its default options."""
         return cls()
-
-    def configure(self, config: PreTrainedConfig) -> None:
-        """Set the class of the model; its output layer stays as it is."""
-        config.architectures = [name] if (name := self._class_name(config)) else None
 
     def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         """Set the options of generation, with which the model is also saved."""
@@ -92,27 +85,12 @@ class WritingHead(Head):
         given = {"num_beams": self.num_beams, "max_new_tokens": self.max_new_tokens or DEFAULT_NEW_TOKENS}
         return "".join(f", {name}={value}" for name, value in given.items() if value is not None)
 
-    # Labels of custom files -----------------------------------------------------------------------------------------
-
     @staticmethod
     def value_problem(value: Any) -> str | None:
-        """Accept texts."""
         return text_problem(value)
 
-    @classmethod
-    def from_labels(cls, tables: Mapping[str, Table], column: str, *, asked: bool = True) -> Self:
-        """Make the head; any texts will do."""
-        return cls()
-
-    def label_problem(self, value: Any) -> str | None:
-        """Accept all texts."""
-        return None
-
     def read_labels(self, values: Sequence[Any]) -> list[str]:
-        """Return the texts."""
         return [str(value) for value in values]
-
-    # Encoding -------------------------------------------------------------------------------------------------------
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Callable[[list[Any]], Any]:
         """Pad on the right, whatever the tokenizer does, labels with -100."""
@@ -130,15 +108,6 @@ class WritingHead(Head):
 
         return collate
 
-    # Outputs --------------------------------------------------------------------------------------------------------
-
-    def concatenate(self, parts: Sequence[Any]) -> Array:
-        """Concatenate raw outputs, padded to the longest."""
-        arrays = [np.asarray(part) for part in parts]
-        longest = max(array.shape[1] for array in arrays)
-        padded = [np.pad(a, ((0, 0), (0, longest - a.shape[1])), constant_values=IGNORED) for a in arrays]
-        return np.concatenate(padded)
-
     def row_outputs(self, raw: Array, encoded: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Array:
         """Decode the generated tokens, as they are: a completion may begin with a space."""
         found = []
@@ -152,31 +121,29 @@ class WritingHead(Head):
         return self.label_array(encoded["references"][:])
 
     def label_array(self, labels: Sequence[Any]) -> Array:
-        """Make an array of texts."""
         return row_array(labels)
 
     def finite(self, outputs: Array) -> Array:
-        """Tell of each row whether its likelihood is finite."""
         return np.array([math.isfinite(each.log_likelihood) for each in outputs])
 
     def decode(self, outputs: Array) -> list[str]:
-        """Return the texts."""
         return [each.text for each in outputs]
 
     def prediction_rows(self, outputs: Array, *, probabilities: bool) -> list[dict[str, Any]]:
-        """Return the column with the texts."""
         return [{self.answer_column: text} for text in self.decode(outputs)]
 
-    # Reports on data ------------------------------------------------------------------------------------------------
-
     def describe_labels(self, rows: Dataset) -> dict[str, Any]:
-        """Count the words of the texts."""
-        words = [len(text.split()) for text in rows["label"][:]]
-        return {"words": {"mean": float(np.mean(words)), "max": max(words)}}
+        return word_counts(rows["label"][:])
 
     def label_lines(self, parts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-        """Show the mean and the largest number of words."""
-        return [[f"{self.answer_column}, words", *("{mean:.1f}, up to {max}".format(**p["words"]) for p in parts)]]
+        return word_line(f"{self.answer_column}, words", parts)
+
+
+def raw_outputs(generated: Tensor, likelihoods: Tensor | None = None) -> Tensor:
+    """Join generated tokens ``(rows, tokens)`` with the :func:`log_likelihoods` of references, if these are known."""
+    if likelihoods is None:
+        likelihoods = torch.zeros(len(generated), 2, device=generated.device)
+    return torch.cat([likelihoods, generated.float()], dim=1)
 
 
 def log_likelihoods(logits: Tensor, labels: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import json
 import subprocess
@@ -14,15 +13,14 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from helpers import tiny, zoo
+from helpers import zoo
 from safetensors.torch import save_file
 from torch.nn.functional import cross_entropy, mse_loss
 
 import attendrop
-from attendrop.cli.model_report import examine
 from attendrop.errors import AttendropError
 from attendrop.tasks.heads.classification import Classification
-from attendrop.tasks.heads.mean_pooling import configure_pooling, is_encoder, pooling_of
+from attendrop.tasks.heads.model_classes import configure_pooling, is_encoder, pooling_of
 from attendrop.tasks.heads.regression import Regression
 
 SUFFIX = "MeanPoolingForSequenceClassification"
@@ -63,12 +61,6 @@ def test_padding_changes_nothing(padding: dict[str, Any]) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_without_a_mask_all_tokens_are_valid() -> None:
-    model, batch = mean_model("Bert"), zoo.batch_of("bert", (6, 6), labels=False)
-    with torch.no_grad():
-        assert torch.allclose(model(batch["input_ids"]).logits, model(**batch).logits, atol=1e-6)
-
-
 def test_a_mask_for_each_pair_of_tokens_is_refused() -> None:
     with pytest.raises(AttendropError, match=r"\(batch, length\), not \(1, 1, 4, 4\)"):
         mean_model("Bert")(torch.ones(1, 4).long(), torch.ones(1, 1, 4, 4))
@@ -94,11 +86,6 @@ def test_the_trainer_sees_the_inputs_of_the_encoder() -> None:
     names = {family: inspect.signature(mean_model(family).forward).parameters for family in ("Bert", "DistilBert")}
     assert list(names["Bert"])[:2] == ["input_ids", "attention_mask"] and "labels" in names["DistilBert"]
     assert "token_type_ids" in names["Bert"] and "token_type_ids" not in names["DistilBert"]
-
-
-def test_copies_compute_the_same() -> None:
-    model, batch = mean_model("Bert"), zoo.batch_of("bert")
-    assert torch.equal(copy.deepcopy(model)(**batch).logits, model(**batch).logits)
 
 
 # The choice -----------------------------------------------------------------------------------------------------------
@@ -184,10 +171,3 @@ def test_a_folder_that_names_an_unknown_class_is_refused(tmp_path: Path) -> None
         (tmp_path / "config.json").write_text(json.dumps(named), encoding="utf-8")
         with pytest.raises(AttendropError, match="unknown class, 'NothingMean"):
             attendrop.load(tmp_path)
-
-
-def test_the_doctor_looks_at_the_saved_class(tmp_path: Path) -> None:
-    tiny.save_tiny_bert(tmp_path)
-    mean_model("Bert").save_pretrained(tmp_path)
-    found = examine(str(tmp_path))
-    assert found["supported"] and [site["index"] for site in found["sites"]] == [0, 1]

@@ -10,9 +10,7 @@ import pytest
 from helpers import tiny
 from transformers import AutoTokenizer, BertTokenizer
 
-from attendrop.tasks.mask_filling import fill, shown_token
-from attendrop.tasks.token_masks import TokenMasks, unmasked
-from attendrop.tasks.token_rows import token_rows
+from attendrop.tasks.heads.masked_tokens import TokenMasks, fill, shown_token, token_rows, unmasked
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LONG = list(range(5, 21)) * 500  # token ids of the words, 0 to 4 are special

@@ -1,10 +1,14 @@
-"""Checks of label columns: missing values, numbers and text."""
+"""Values in files: texts, numbers, classes, lists and choices, as they are written, and what is wrong with them."""
 
+from __future__ import annotations
+
+import json
 import math
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
+from string import ascii_uppercase
 from typing import Any
 
 from attendrop.errors import AttendropError
@@ -88,8 +92,9 @@ def are_numbers(tables: Mapping[str, Table], column: str) -> bool:
         AttendropError: Numbers are mixed with text, or in a notation that is not read.
     """
     labels: dict[str, dict[str, str]] = {form: {} for form in ("whole", "decimal", "notation", "text")}
-    for label, place in _labels(tables, column):
-        labels[number_form(label)].setdefault(label, f"{label!r} ({place})")
+    for table in tables.values():
+        for place, label in zip(table.places, map(written, table.column(column)), strict=True):
+            labels[number_form(label)].setdefault(label, f"{label!r} ({table.path}, {place})")
     numeric, unread, text = labels["whole"] | labels["decimal"], labels["notation"], labels["text"]
     missing = {label: shown for label, shown in text.items() if label.casefold() in _MISSING}
     if unread and len(missing) == len(text):
@@ -118,13 +123,68 @@ def are_numbers(tables: Mapping[str, Table], column: str) -> bool:
     return bool(labels["decimal"])
 
 
-def _labels(tables: Mapping[str, Table], column: str) -> Iterator[tuple[str, str]]:
-    """Yield the labels with their places."""
-    for table in tables.values():
-        for place, value in zip(table.places, table.column(column), strict=True):
-            yield written(value), f"{table.path}, {place}"
-
-
 def _examples(labels: Mapping[str, str], count: int = _SHOWN) -> str:
     """Show the first labels, each with its place."""
     return ", ".join(islice(labels.values(), count))
+
+
+def json_list(text: str) -> list[Any] | None:
+    """Read a JSON list; None if a text is none."""
+    try:
+        found = json.loads(text) if text.lstrip().startswith("[") else None
+    except ValueError:
+        return None
+    return found if isinstance(found, list) else None
+
+
+def read_list(value: Any) -> list[str] | None:
+    """Read words or tags, a missing one as an empty text; return None if a value is neither a list nor a text."""
+    found = value if isinstance(value, list) else json_list(value) if isinstance(value, str) else None
+    if found is None:
+        return value.split() if isinstance(value, str) else None
+    return ["" if item is None else str(item) for item in found]
+
+
+def list_problem(items: list[str] | None, what: str) -> str | None:
+    """Describe what is wrong with a list of words or tags, as of :func:`read_list`, or return None."""
+    if not items:
+        return f"there is no {what}; give a list of {what}s, or {what}s with spaces between them"
+    empty = [number for number, item in enumerate(items, start=1) if not item.strip()]
+    return f"{what} {empty[0]} of {len(items)} is empty" if empty else None
+
+
+# The letters of choices, of which a question has no more than these.
+LETTERS = ascii_uppercase
+
+
+def listed(value: Any) -> list[Any] | None:
+    """Return a list of choices, also as JSON; None for anything else."""
+    return value if isinstance(value, list) else json_list(value) if isinstance(value, str) else None
+
+
+def read_choices(values: Sequence[Any]) -> list[str]:
+    """Return the choices in one column, as a list, or in several, of which the last ones may be empty."""
+    found = listed(values[0]) if len(values) == 1 else None
+    choices = ["" if is_missing(value) else str(value).strip() for value in (values if found is None else found)]
+    while found is None and choices and not choices[-1]:
+        choices.pop()
+    return choices
+
+
+def is_letter(label: Any) -> bool:
+    """Tell whether a label is the letter of a choice."""
+    return len(written(label)) == 1 and written(label).upper() in LETTERS
+
+
+def choice_number(label: Any) -> int | None:
+    """Return the number of a choice from 0, given its letter or that number; None for anything else."""
+    text = written(label)
+    if is_letter(label):
+        return LETTERS.index(text.upper())
+    number = int(float(text)) if number_form(text) == "whole" else -1
+    return number if number >= 0 else None
+
+
+def is_missing(value: Any) -> bool:
+    """Tell whether a value is None or NaN."""
+    return value is None or (isinstance(value, float) and math.isnan(value))

@@ -1,7 +1,8 @@
-"""Classifiers of the mean of an encoder's last hidden states.
+"""Model classes of this library: for the mean of an encoder's tokens, and for different numbers of choices.
 
 Encoders such as MiniLM were trained so that the mean over the tokens holds the meaning of a text; their classes in
-transformers read the first token. Where an architecture has the option itself, its own class is used.
+transformers read the first token. Where an architecture has the option itself, its own class is used. Classes for
+multiple choice in transformers need as many choices in each row; here, padded choices are hidden.
 """
 
 from __future__ import annotations
@@ -12,9 +13,14 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import CONFIG_MAPPING, MODEL_MAPPING, PreTrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import SequenceClassifierOutput
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
+from transformers.modeling_outputs import MultipleChoiceModelOutput, SequenceClassifierOutput
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES,
+)
 from transformers.utils.generic import can_return_tuple
 
 from attendrop.errors import AttendropError
@@ -181,3 +187,61 @@ def _dropout(config: PreTrainedConfig) -> float:
     own = ("classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout")
     found = (getattr(config, name, None) for name in (*own, "hidden_dropout_prob", "hidden_dropout", "dropout"))
     return float(next((value for value in found if value is not None), 0.1))
+
+
+# Logit of a padded choice: its probability is 0 in any dtype, and differences of its log-probabilities stay finite.
+PADDED = -1e4
+
+
+class HidesPaddedChoices:
+    """Part of a model class: a choice without a token that is not padding never wins, and does not enter the loss."""
+
+    def choose(self, attention_mask: Tensor | None, labels: Tensor | None, **inputs: Any) -> MultipleChoiceModelOutput:
+        """Compute the logits of the choices, and with ``labels`` the cross-entropy.
+
+        Args:
+            attention_mask: ``(rows, choices, tokens)``; None: nothing is padding.
+            labels: Numbers of the correct choices, ``(rows,)``.
+            **inputs: Other inputs of the model.
+        """
+        padded = None if attention_mask is None else ~attention_mask.bool().any(-1)
+        if attention_mask is not None and padded is not None:
+            attention_mask = attention_mask.clone()
+            attention_mask[..., 0] += padded.to(attention_mask.dtype)  # softmax over no key at all is undefined
+        outputs = super().forward(attention_mask=attention_mask, return_dict=True, **inputs)  # type: ignore[misc]
+        logits = outputs.logits if padded is None else outputs.logits.masked_fill(padded, PADDED)
+        return MultipleChoiceModelOutput(
+            loss=None if labels is None else functional.cross_entropy(logits, labels),
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+def find_choice_class(name: str) -> Any:
+    """Return the class that hides padded choices, by the name of the class of transformers; None for other models."""
+    import transformers
+
+    known = name in MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES.values()
+    return choice_class(getattr(transformers, name)) if known else None
+
+
+@cache
+def choice_class(stock: Any) -> Any:
+    """Make a class that hides padded choices, from a class of transformers for multiple choice."""
+    parts = {"__module__": __name__, "__doc__": stock.__doc__, "forward": _choice_forward(stock)}
+    return type(stock.__name__, (HidesPaddedChoices, stock), parts)
+
+
+def _choice_forward(stock: Any) -> Any:
+    """Make a forward method with the signature of the class of transformers, where the trainer looks."""
+    signature = inspect.signature(stock.forward)
+
+    def forward(self: Any, *args: Any, **inputs: Any) -> Any:
+        _, *names = signature.parameters
+        named = dict(zip(names, args, strict=False)) | inputs
+        return self.choose(named.pop("attention_mask", None), named.pop("labels", None), **named)
+
+    either: Any = can_return_tuple(forward)  # type: ignore[no-untyped-call]
+    either.__signature__ = signature
+    return either

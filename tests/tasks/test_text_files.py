@@ -1,4 +1,4 @@
-"""Column files: CoNLL and CoNLL-U, their columns and places, broken sentences, and what is no word."""
+"""Column files, parallel files and plain text: their columns and places, and what is broken in them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from attendrop import AttendropError
-from attendrop.tasks.bad_rows import BadRows
-from attendrop.tasks.table import Table
+from attendrop.runs.config import RunConfig
+from attendrop.runs.run_file import read_run_file, run_file
+from attendrop.tasks.custom_files import load_files
+from attendrop.tasks.table import BadRows, Table
 from attendrop.tasks.table_files import read_chunks, read_table
 
 CONLLU = """# newdoc
@@ -38,11 +40,6 @@ def test_the_first_column_has_the_words_and_the_last_the_tags(tmp_path: Path) ->
     ]
     assert table.places == ["line 3", "line 8"]
     assert table.index == [0, 1]
-
-
-def test_words_alone_have_no_tags(tmp_path: Path) -> None:
-    table = written(tmp_path, "a.conll", "John\nlives\n\nHere\n")
-    assert (table.columns, table.rows) == (["tokens"], [[["John", "lives"]], [["Here"]]])
 
 
 def test_words_may_have_spaces_where_columns_have_tabs(tmp_path: Path) -> None:
@@ -80,8 +77,51 @@ def test_a_broken_sentence_is_refused_or_left_out(tmp_path: Path, name: str, tex
     assert table.column("tokens")[-1] == ["a"] and len(bad.skipped) == 1
 
 
-def test_chunks_have_at_most_their_size(tmp_path: Path) -> None:
-    written(tmp_path, "a.conll", "a X\n\nb X\n\nc X\n")
-    chunks = list(read_chunks(tmp_path / "a.conll", 2))
-    assert [chunk.index for chunk in chunks] == [[0, 1], [2]]
-    assert chunks[1].columns == ["tokens", "tags"]
+# Parallel files -------------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def test_parallel_files_are_one_table(tmp_path: Path) -> None:
+    first, second = write(tmp_path / "a.tr", "bir, iki", "üç\r", "dört"), write(tmp_path / "a.en", "x", " y", "z")
+    chunks = list(read_chunks(f"{first},{second}", 2))
+    assert [chunk.columns for chunk in chunks] == [["source", "target"]] * 2
+    assert [row for chunk in chunks for row in chunk.rows] == [["bir, iki", "x"], ["üç", " y"], ["dört", "z"]]
+    assert chunks[1].places == ["line 3"] and chunks[1].index == [2]
+
+
+def test_a_file_whose_name_has_a_comma_is_one_file(tmp_path: Path) -> None:
+    assert read_table(write(tmp_path / "a,b.txt", "one")).rows == [["one"]]
+
+
+def test_parallel_files_name_their_columns_and_labels(tmp_path: Path) -> None:
+    files = f"{write(tmp_path / 'a.tr', 'bir')},{write(tmp_path / 'a.en', 'one')}"
+    config = RunConfig(model="minilm", output_dir="out", train_file=files)
+    assert (config.text_columns, config.label_column, config.label_type) == (("source",), "target", "text")
+    write(tmp_path / "run.yaml", run_file(config))
+    assert read_run_file(str(tmp_path / "run.yaml"))["train_file"] == files
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (("one", "two"), r"a\.en ends before line 3, and the other file goes on"),
+        (("one", "two", "three", "four"), r"a\.tr ends before line 4"),
+        (("one", "  ", "three"), r"line 2, column 'target': the text is empty"),
+    ],
+)
+def test_lines_without_a_partner(tmp_path: Path, lines: tuple[str, ...], message: str) -> None:
+    files = f"{write(tmp_path / 'a.tr', 'bir', 'iki', 'üç')},{write(tmp_path / 'a.en', *lines)}"
+    with pytest.raises(AttendropError, match=message):
+        load_files(train_file=files, text_columns=["source"], label_column="target", label_type="text")
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(AttendropError, match=r"there is no file .*b\.en"):
+        read_table(f"{write(tmp_path / 'a.tr', 'bir')},{tmp_path / 'b.en'}")
+    with pytest.raises(AttendropError, match="are 3 parallel files; give two"):
+        read_table("a,b,c")

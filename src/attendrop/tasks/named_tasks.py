@@ -1,0 +1,388 @@
+"""Named tasks outside GLUE, of each kind of head: how rows are read from their files and from the hub."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any
+
+from datasets import Dataset
+
+from attendrop.errors import AttendropError
+from attendrop.tasks.base import Task
+from attendrop.tasks.file_formats import SOURCE, TARGET
+from attendrop.tasks.heads.question_answering import ALWAYS, SOMETIMES
+from attendrop.tasks.heads.translation import Translation
+from attendrop.tasks.sources import Row, Source
+from attendrop.tasks.table_files import read_table
+from attendrop.tasks.text_files import HEADS, WORDS, decode, read_sentences, tabbed_lines, text_lines
+from attendrop.tasks.values import read_choices
+from attendrop.wording import counted
+
+# Where the hub keeps the data of a script, which the package datasets runs no longer, as Parquet files.
+_CONVERTED = "refs/convert/parquet"
+_SPLITS = ("train", "dev", "test")
+
+
+def _files(read: Callable[[Path], Iterable[Row]]) -> Callable[[Sequence[Path], str], Iterator[Row]]:
+    """Make a function that reads the rows of several files."""
+    return lambda paths, split: (row for path in paths for row in read(path))
+
+
+# Classification: film reviews of IMDB; HANS and PAWS-X, which test models of other tasks ------------------------------
+
+
+def _imdb_rows(path: Path) -> Iterator[Row]:
+    """Read a file of JSON lines, or the official folders, which have a file for each review."""
+    if path.is_dir():
+        for label in ("neg", "pos"):
+            for file in sorted((path / label).glob("*.txt")):
+                yield Row(path, file.name, (decode(file),), label)
+        return
+    table = read_table(path)
+    for place, text, label in zip(table.places, table.column("text"), table.column("label"), strict=True):
+        yield Row(path, place, (text,), str(label))
+
+
+def _hans_rows(path: Path) -> Iterator[Row]:
+    """Read an official file: tabs, a header, no quoting."""
+    wanted = ("sentence1", "sentence2", "gold_label", "heuristic")
+    (_, header), *lines = tabbed_lines(path)
+    missing = [name for name in wanted if name not in header]
+    if missing:
+        raise AttendropError(f"{path} has no column {missing[0]!r}; its header is {', '.join(header)}.")
+    for place, fields in lines:
+        _check_fields(path, place, fields, len(header))
+        first, second, label, heuristic = (fields[header.index(name)] for name in wanted)
+        yield Row(path, place, (first, second), label, {"heuristic": heuristic})
+
+
+def _pawsx_rows(path: Path) -> Iterator[Row]:
+    """Read an official file (a header, and an id before the sentences), or one without both."""
+    for place, fields in tabbed_lines(path):
+        if fields[:1] != ["id"]:
+            _check_fields(path, place, fields, 4 if len(fields) == 4 else 3)
+            yield Row(path, place, (fields[-3], fields[-2]), fields[-1])
+
+
+def _check_fields(path: Path, place: str, fields: list[str], count: int) -> None:
+    if len(fields) != count:
+        raise AttendropError(
+            f"{path}, {place}: {counted(len(fields), 'field')} instead of {count}; download the file again."
+        )
+
+
+def _hub_texts(columns: Sequence[str], groups: Sequence[str], name: str, raw: Dataset) -> Iterator[Row]:
+    texts = zip(*(raw[column][:] for column in columns), strict=True)
+    for number, (row, label) in enumerate(zip(texts, raw["label"][:], strict=True)):
+        yield Row(name, f"row {number}", row, label, {group: raw[group][number] for group in groups})
+
+
+_PAIR = ("sentence1", "sentence2")
+_ENTAILMENT = ("entailment", "non-entailment")
+_PARAPHRASE = ("not_paraphrase", "paraphrase")
+_TEST = (("test.jsonl", "test"),)
+_TEXT_TASKS = (
+    Source(
+        Task("imdb", "classification", ("text",), ("negative", "positive"), "accuracy", "sentiment of long reviews"),
+        ("imdb", "aclimdb"), {"train": (("train.jsonl", "train"),), "dev": _TEST, "test": _TEST}, _files(_imdb_rows),
+        (("stanfordnlp/imdb",),), partial(_hub_texts, ("text",), ()), ("neg", "pos"), {"dev": "test"},
+    ),
+    Source(
+        Task(
+            "hans", "classification", _PAIR, _ENTAILMENT, "accuracy", "does entailment hold where heuristics say so?",
+            group_columns=("heuristic",),
+            readings=(
+                {"entailment": "entailment", "neutral": "non-entailment", "contradiction": "non-entailment"},
+                {"entailment": "entailment", "not_entailment": "non-entailment"},
+            ),
+        ),
+        ("hans",), {"train": (("heuristics_train_set.txt",),), "dev": (("heuristics_evaluation_set.txt",),)},
+        _files(_hans_rows), (("jhu-cogsci/hans",),), partial(_hub_texts, ("premise", "hypothesis"), ("heuristic",)),
+        _ENTAILMENT,
+    ),
+    Source(
+        Task(
+            "pawsx", "classification", _PAIR, _PARAPHRASE, "accuracy", "do two scrambled sentences say the same?",
+            other_metrics=("f1",),
+            readings=(
+                dict(zip(("not_equivalent", "equivalent"), _PARAPHRASE, strict=True)),
+                dict(zip(("not_duplicate", "duplicate"), _PARAPHRASE, strict=True)),
+            ),
+        ),
+        ("pawsx",),
+        {
+            "train": (("train-en.tsv", "en/translated_train.tsv", "en/train.tsv"),),
+            "dev": (("dev-en.tsv", "en/dev_2k.tsv"),),
+            "test": (("test-en.tsv", "en/test_2k.tsv"),),
+        },
+        _files(_pawsx_rows), (("google-research-datasets/paws-x", "en"),), partial(_hub_texts, _PAIR, ()),
+        ("0", "1"),
+    ),
+)  # fmt: skip
+
+# Multiple choice: SWAG, and the science questions of ARC --------------------------------------------------------------
+
+_LETTERS = tuple(ascii_uppercase[:5])
+
+
+def _swag_rows(paths: Sequence[Path], split: str) -> Iterator[Row]:
+    table = read_table(paths[0])
+    wanted = ("sent1", "sent2", *(f"ending{number}" for number in range(4)), *(("label",) if split != "test" else ()))
+    for place, *values in zip(table.places, *(table.column(name) for name in wanted), strict=True):
+        yield _question(paths[0], place, dict(zip(wanted, values, strict=True)))
+
+
+def _arc_rows(path: Path) -> Iterator[Row]:
+    """Read an official file of JSON lines, or a copy as a CSV file without a header."""
+    if path.suffix == ".csv":
+        yield from _arc_copy(path)
+        return
+    table = read_table(path)
+    for place, asked, key in zip(table.places, table.column("question"), table.column("answerKey"), strict=True):
+        choices = {name: [choice[name] for choice in asked["choices"]] for name in ("text", "label")}
+        yield _question(path, place, {"question": asked["stem"], "choices": choices, "answerKey": key})
+
+
+def _arc_copy(path: Path) -> Iterator[Row]:
+    """Read a CSV file, but for questions whose correct choice it lost."""
+    lost = count = 0
+    with text_lines(path, "") as lines:
+        for count, (question, *columns, key) in enumerate(csv.reader(lines, strict=True), start=1):
+            choices, letter = read_choices(columns), _letter(key, _LETTERS)
+            if letter in _LETTERS[: len(choices)]:
+                yield Row(path, f"row {count}", (question, choices), letter)
+            else:
+                lost += 1
+    if lost:
+        warnings.warn(f"{path}: skipped {lost} of {count} questions, whose choices are not in the file.", stacklevel=2)
+
+
+def _hub_questions(name: str, raw: Dataset) -> Iterator[Row]:
+    return (_question(name, f"row {number}", record) for number, record in enumerate(raw, start=1))
+
+
+def _question(file: str | Path, place: str, record: Mapping[str, Any]) -> Row:
+    """Read a record of either task: of SWAG, the beginning of the second sentence belongs to each ending."""
+    if "sent1" in record:
+        endings = [f"{record['sent2']} {record[f'ending{number}']}" for number in range(4)]
+        return Row(file, place, (record["sent1"], endings), record.get("label"))
+    choices = record["choices"]
+    label = _letter(record["answerKey"], choices["label"])
+    return Row(file, place, (record["question"], choices["text"]), label)
+
+
+def _letter(key: str, keys: Sequence[str]) -> str:
+    """Return the letter of a choice of ARC; some questions number their choices from 1."""
+    keys = keys if key in keys else tuple("12345")
+    return _LETTERS[keys.index(key)] if key in keys else key
+
+
+def _arc_files(name: str, split: str) -> tuple[str, ...]:
+    """Name the file of a split: the official one, or that of a copy whose development set is called test."""
+    copy = {"train": (f"arc_{name.lower()}_dev.csv",), "dev": (f"arc_{name.lower()}_test.csv",)}.get(split, ())
+    return (f"**/ARC-{name}-{split.capitalize()}.jsonl", *copy)
+
+
+def _arc(name: str, about: str, *sets: str) -> Source:
+    return Source(
+        Task(name, "multiple-choice", ("question", "choices"), _LETTERS, "accuracy", about),
+        ("arc", "arcv1feb20182"),
+        {split: tuple(_arc_files(each, split) for each in sets) for split in _SPLITS},
+        _files(_arc_rows),
+        tuple(("allenai/ai2_arc", f"ARC-{each}") for each in sets),
+        _hub_questions,
+    )
+
+
+_CHOICE_TASKS = (
+    Source(
+        Task("swag", "multiple-choice", ("question", "choices"), tuple("0123"), "accuracy", "what happens next?"),
+        ("swag", "swagaf"),
+        {"train": (("train.csv",),), "dev": (("val.csv",),), "test": (("test.csv",),)},
+        _swag_rows,
+        (("allenai/swag", "regular"),),
+        _hub_questions,
+    ),
+    _arc("arc", "science questions of schools, easy and challenging", "Easy", "Challenge"),
+    _arc("arc-easy", "science questions of schools", "Easy"),
+    _arc("arc-challenge", "science questions that need more than looking up", "Challenge"),
+)
+
+# Question answering: SQuAD 1.1 and 2.0 --------------------------------------------------------------------------------
+
+
+def _squad_rows(path: Path) -> Iterator[Row]:
+    try:
+        articles = json.loads(decode(path))["data"]
+        for paragraph in (paragraph for article in articles for paragraph in article["paragraphs"]):
+            for asked in paragraph["qas"]:
+                answers = {name: [each[name] for each in asked["answers"]] for name in ("text", "answer_start")}
+                yield _asked(path, asked["question"], paragraph["context"], answers)
+    except (ValueError, KeyError, TypeError) as error:
+        raise AttendropError(f"{path} is not a file of SQuAD ({error!r}); download it again.") from None
+
+
+def _hub_squad(name: str, raw: Dataset) -> Iterator[Row]:
+    return (_asked(name, row["question"], row["context"], row["answers"]) for row in raw)
+
+
+def _asked(file: str | Path, question: str, context: str, answers: Mapping[str, list[Any]]) -> Row:
+    """Move each answer to its occurrence that is nearest to the place given, which may be off by a character or two."""
+    starts = []
+    for text, start in zip(answers["text"], answers["answer_start"], strict=True):
+        found = [match.start() for match in re.finditer(f"(?={re.escape(text)})", context)]
+        starts.append(min(found, key=lambda place: abs(place - start), default=start))
+    return Row(file, f"question {question!r}", (question, context), {"text": answers["text"], "answer_start": starts})
+
+
+def _squad(name: str, version: str, outputs: tuple[str, ...], about: str) -> Source:
+    task = Task(name, "question-answering", ("question", "context"), outputs, "f1", about, ("exact_match",))
+    files = {split: ((f"{split}-v{version}.json",),) for split in ("train", "dev")}
+    return Source(
+        task, (name.replace("_", ""), "squad"), files, _files(_squad_rows), ((f"rajpurkar/{name}",),), _hub_squad
+    )
+
+
+_ANSWER_TASKS = (
+    _squad("squad", "1.1", ALWAYS, "where does the text answer the question?"),
+    _squad("squad_v2", "2.0", SOMETIMES, "where, if at all, does it answer the question?"),
+)
+
+# Tags of words: entities of CoNLL-2003, parts of speech of the Penn Treebank and of Universal Dependencies ------------
+
+# Numbers of the first and the last file of the Wall Street Journal; the sample has wsj_0001 to wsj_0199.
+_PTB_SPLITS = {"train": (1, 159), "dev": (160, 179), "test": (180, 199)}
+
+
+def _conll_rows(path: Path) -> Iterator[Row]:
+    with text_lines(path, "\n") as lines:
+        for sentence in read_sentences(lines):
+            words, *_, tags = map(list, zip(*((word[0], word[-1]) for word in sentence.words), strict=True))
+            yield Row(path, f"line {sentence.line}", (words,), tags, {"place": f"line {sentence.line}"})
+
+
+def _ptb_rows(paths: Sequence[Path], split: str) -> Iterator[Row]:
+    """Read the sentences of a split: those of its files of the Wall Street Journal, which comments name."""
+    first, last = _PTB_SPLITS[split]
+    with text_lines(paths[0], "\n") as lines:
+        for sentence in read_sentences(lines):
+            name = next((text.partition("=")[2].strip() for text in sentence.comments if text.startswith("file")), "")
+            number = name.removeprefix("wsj_")
+            if number.isdecimal() and first <= int(number) <= last:
+                words, tags = map(list, zip(*sentence.words, strict=True))
+                yield Row(paths[0], f"line {sentence.line}", (words,), tags, {"place": f"line {sentence.line}"})
+
+
+def _ud_rows(path: Path) -> Iterator[Row]:
+    table = read_table(path)
+    columns = (table.column(name) for name in (WORDS, "upos", HEADS))
+    for place, words, tags, heads in zip(table.places, *columns, strict=True):
+        yield Row(path, place, (words,), tags, {"place": place, HEADS: heads})
+
+
+def _hub_tags(tag_column: str, head_column: str | None, name: str, raw: Dataset) -> Iterator[Row]:
+    """Read sentences, in which tags are numbers, and tokens of several words have the tag "_".
+
+    Heads are texts with numbers from 1, and 0 for a root, which becomes its own head.
+    """
+    names = raw.features[tag_column].feature.names
+    columns = [raw[column][:] for column in (WORDS, tag_column, head_column) if column is not None]
+    for number, (words, tags, *heads) in enumerate(zip(*columns, strict=True), start=1):
+        kept = [at for at, tag in enumerate(tags) if names[tag] != "_"]
+        others: dict[str, Any] = {"place": f"row {number}"}
+        if heads:
+            found = [int(heads[0][at]) for at in kept]
+            others[HEADS] = [head - 1 if head else own for own, head in enumerate(found)]
+        if kept:
+            yield Row(name, f"row {number}", ([words[at] for at in kept],), [names[tags[at]] for at in kept], others)
+
+
+_ENTITIES = ("O", *(f"{prefix}-{of}" for of in ("PER", "ORG", "LOC", "MISC") for prefix in "BI"))
+_PTB_TAGS = (
+    *("CC", "CD", "DT", "EX", "FW", "IN", "JJ", "JJR", "JJS", "LS", "MD", "NN", "NNP", "NNPS", "NNS", "PDT", "POS"),
+    *("PRP", "PRP$", "RB", "RBR", "RBS", "RP", "SYM", "TO", "UH", "VB", "VBD", "VBG", "VBN", "VBP", "VBZ", "WDT", "WP"),
+    *("WP$", "WRB", "#", "$", "''", ",", "-LRB-", "-RRB-", ".", ":", "``"),
+)
+_UPOS = (
+    *("ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM", "PART", "PRON", "PROPN", "PUNCT", "SCONJ"),
+    *("SYM", "VERB", "X"),
+)
+_TAG_TASKS = (
+    Source(
+        Task(
+            "conll2003", "token-classification", (WORDS,), _ENTITIES, "entity_f1", "named entities in news",
+            ("entity_precision", "entity_recall", "accuracy"),
+        ),
+        ("conll2003",),
+        {
+            "train": (("eng.train", "train.txt"),),
+            "dev": (("eng.testa", "valid.txt", "dev.txt"),),
+            "test": (("eng.testb", "test.txt"),),
+        },
+        _files(_conll_rows), (("eriktks/conll2003",),), partial(_hub_tags, "ner_tags", None), revision=_CONVERTED,
+    ),
+    Source(
+        Task(
+            "ptb-pos", "token-classification", (WORDS,), _PTB_TAGS, "accuracy",
+            "parts of speech, sample of the Penn Treebank", ("f1_macro",),
+        ),
+        ("ptb",), dict.fromkeys(_SPLITS, (("ptb_nltk_pos.tsv",),)), _ptb_rows,
+    ),
+    Source(
+        Task(
+            "ud", "token-classification", (WORDS,), _UPOS, "accuracy",
+            "parts of speech, Universal Dependencies (English EWT, or --data-dir)", ("f1_macro",), (HEADS,),
+        ),
+        ("ud", "ud_englishewt"), {split: ((f"*-ud-{split}.conllu",),) for split in _SPLITS}, _files(_ud_rows),
+        (("universal-dependencies/universal_dependencies", "en_ewt"),), partial(_hub_tags, "upos", "head"),
+        revision=_CONVERTED,
+    ),
+)  # fmt: skip
+
+# Translation: WMT16, Romanian and Turkish, to and from English --------------------------------------------------------
+
+_LANGUAGES = {"en": "English", "ro": "Romanian", "tr": "Turkish"}
+
+
+def _wmt_rows(paths: Sequence[Path], split: str) -> Iterator[Row]:
+    """Read two parallel files, but for pairs with an empty text; the index counts all pairs."""
+    table = read_table(",".join(map(str, paths)))
+    return _pairs(table.path, zip(table.column(SOURCE), table.column(TARGET), strict=True))
+
+
+def _hub_wmt(source: str, target: str, name: str, raw: Dataset) -> Iterator[Row]:
+    return _pairs(name, ((each[source], each[target]) for each in raw["translation"][:]))
+
+
+def _pairs(file: str | Path, pairs: Iterable[tuple[str, str]]) -> Iterator[Row]:
+    for index, (text, translation) in enumerate(pairs):
+        if text.strip() and translation.strip():
+            yield Row(file, f"line {index + 1}", (text,), translation, {"index": index})
+
+
+def _wmt(source: str, target: str) -> Source:
+    metric, *others = Translation.default_metrics
+    about = f"translation, {_LANGUAGES[source]} to {_LANGUAGES[target]}, WMT16"
+    names = {"train": ("train",), "dev": ("newsdev2016", "dev"), "test": ("newstest2016", "test")}
+    both = (source, target)
+    return Source(
+        Task(f"wmt16-{source}-{target}", Translation.kind, (source,), (), metric, about, tuple(others)),
+        (f"{target}{source}", f"{source}{target}"),
+        {split: tuple(tuple(f"{name}.{code}" for name in found) for code in both) for split, found in names.items()},
+        _wmt_rows,
+        (("wmt/wmt16", "-".join(sorted(both, key=lambda code: code == "en"))),),
+        partial(_hub_wmt, source, target),
+        within="wmt16",
+    )
+
+
+_TRANSLATION_TASKS = tuple(_wmt(*pair) for other in ("ro", "tr") for pair in (("en", other), (other, "en")))
+
+NAMED_TASKS: tuple[Source, ...] = (*_TAG_TASKS, *_CHOICE_TASKS, *_ANSWER_TASKS, *_TRANSLATION_TASKS, *_TEXT_TASKS)

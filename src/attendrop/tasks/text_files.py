@@ -1,0 +1,238 @@
+"""Readers of text files in UTF-8: lines of one file or of two parallel ones, and column files with a word on each line.
+
+Errors name the file and the line. In column files, columns are separated by tabs where a line has one, otherwise by
+spaces; a blank line ends a sentence, which is a row. Comments before a sentence, such as ``# name = value``, and the
+``-DOCSTART-`` lines of CoNLL-2003 are no words.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any
+
+from attendrop.errors import AttendropError
+from attendrop.tasks.file_formats import SOURCE, TARGET
+from attendrop.tasks.table import BadRows, Table, in_chunks
+from attendrop.wording import counted
+
+STDIN = "-"
+# NUL characters, and what `errors="surrogateescape"` makes of bytes that are not UTF-8.
+_NOT_TEXT = re.compile("[\0\udc80-\udcff]")
+_AS_CSV = "save the sheet as CSV, in UTF-8 and with commas"
+# What a file is that begins with these bytes.
+_OTHER_FORMATS = {
+    b"\x1f\x8b": "a gzip file, not text; unpack it",
+    b"PK\x03\x04": f"a ZIP archive, such as an Excel workbook, not text; unpack it, or {_AS_CSV}",
+    b"\xd0\xcf\x11\xe0": f"an Excel workbook, not text; {_AS_CSV}",
+    b"PAR1": "a Parquet file, not text; rename it to .parquet",
+    b"\xff\xfe": "text in UTF-16; save the file as UTF-8",
+    b"\xfe\xff": "text in UTF-16; save the file as UTF-8",
+}
+
+
+def decode(path: Path) -> str:
+    """Read a UTF-8 file without its byte-order mark; raise AttendropError if it is empty or not UTF-8."""
+    with text_lines(path, "\n") as lines:
+        return "".join(lines)
+
+
+@contextmanager
+def text_lines(path: Path, newline: str) -> Iterator[Iterator[str]]:
+    """Iterate over the lines of a UTF-8 file, with their line ends; ``newline`` is that of ``open``.
+
+    Raises:
+        AttendropError: The file is empty or not UTF-8.
+    """
+    binary = sys.stdin.buffer if str(path) == STDIN else path.open("rb")
+    text = io.TextIOWrapper(binary, encoding="utf-8-sig", errors="surrogateescape", newline=newline)
+    try:
+        valid = _valid_lines(path, text)
+        blank: list[str] = []
+        for line in valid:
+            blank.append(line)
+            if line.strip():
+                break
+        else:
+            raise AttendropError(f"{path} is empty.")
+        yield chain(blank, valid)
+    finally:
+        if binary is sys.stdin.buffer:
+            text.detach()
+        else:
+            text.close()
+
+
+def tabbed_lines(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield the place and the fields of each line of a file with tabs and without quoting, as benchmarks have them."""
+    with text_lines(path, "\n") as lines:
+        for number, line in enumerate(lines, start=1):
+            yield f"line {number}", line.removesuffix("\n").removesuffix("\r").split("\t")
+
+
+def _valid_lines(path: Path, lines: Iterable[str]) -> Iterator[str]:
+    start = b""
+    for number, line in enumerate(lines, start=1):
+        wrong = _NOT_TEXT.search(line)
+        start = start or line[:8].encode(errors="surrogateescape")
+        if wrong:
+            raise AttendropError(f"{path}{_problem(start, number, ord(wrong[0]))}.")
+        yield line
+
+
+def _problem(start: bytes, line: int, character: int) -> str:
+    """Describe a file that is not text, given its first bytes, and the first character that is none."""
+    for magic, what in _OTHER_FORMATS.items():
+        if start.startswith(magic):
+            return f" is {what}"
+    if character == 0:
+        return f", line {line}: a NUL character, which no text has; delete it, or save the file as UTF-8"
+    return f", line {line}: byte 0x{character - 0xDC00:02x} is not UTF-8; save the file as UTF-8"
+
+
+def read_lines(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
+    """Read a text file in chunks: the column ``text`` has its lines."""
+    return _tables(path, (path,), ("text",), size)
+
+
+def read_parallel(files: Sequence[Path], size: int | None) -> Iterator[Table]:
+    """Read two text files in chunks: the columns ``source`` and ``target`` have the lines of the first and the second.
+
+    Raises:
+        AttendropError: There are not two files, one is missing, or they have different numbers of lines.
+    """
+    named = ", ".join(map(str, files))
+    if len(files) != 2:
+        raise AttendropError(f"{named} are {len(files)} parallel files; give two, of the texts and of their targets.")
+    missing = [file for file in files if not file.is_file()]
+    if missing:
+        raise AttendropError(f"there is no file {missing[0]}.")
+    return _tables(Path(named), files, (SOURCE, TARGET), size)
+
+
+def _tables(path: Path, files: Sequence[Path], columns: Sequence[str], size: int | None) -> Iterator[Table]:
+    def rows() -> Iterator[tuple[int, str, list[str]]]:
+        for index, texts in enumerate(zip_longest(*lines)):
+            if None in texts:
+                raise AttendropError(
+                    f"{files[texts.index(None)]} ends before line {index + 1}, and the other file goes on; parallel "
+                    "files have the same number of lines."
+                )
+            yield index, f"line {index + 1}", [text.rstrip("\r\n") for text in texts]
+
+    with ExitStack() as stack:
+        lines = [stack.enter_context(text_lines(file, "\n")) for file in files]
+        yield from in_chunks(path, list(columns), rows(), size)
+
+
+WORDS, TAGS = "tokens", "tags"
+HEADS = "dependency_heads"
+# Names of the columns of CoNLL-U that are read.
+_CONLLU = {WORDS: 1, "lemma": 2, "upos": 3, "xpos": 4, "feats": 5, HEADS: 6, "deprel": 7}
+_CONLLU_WIDTH = 10
+# What a comment begins with; in CoNLL-U no word begins so.
+_COMMENT, _CONLLU_COMMENT = re.compile(r"# \S+ ="), re.compile("#")
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence of a column file.
+
+    Attributes:
+        line: Number of its first line with a word, from 1.
+        words: The fields of each word.
+        comments: The comments before it.
+    """
+
+    line: int
+    words: list[list[str]]
+    comments: list[str]
+
+
+def read_sentences(lines: Iterable[str], comment: re.Pattern[str] = _COMMENT) -> Iterator[Sentence]:
+    """Yield the sentences of a column file, given its lines."""
+    first, words, comments = 0, list[list[str]](), list[str]()
+    for number, line in enumerate(lines, start=1):
+        line = line.rstrip("\r\n")
+        if not line.strip() or line.startswith("-DOCSTART-"):
+            if words:
+                yield Sentence(first, words, comments)
+            if words or not line.strip():
+                words, comments = [], []
+        elif not words and comment.match(line):
+            comments.append(line.removeprefix("#").strip())
+        else:
+            first = first if words else number
+            words.append(line.split("\t") if "\t" in line else line.split())
+    if words:
+        yield Sentence(first, words, comments)
+
+
+def read_conll(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
+    """Read a column file in chunks.
+
+    The first column is ``tokens`` and, if there are several, the last ``tags``; those between are ``column_2``,
+    ``column_3`` and so on. Values are lists of strings, one for each word.
+    """
+    columns: list[str] = []
+
+    def rows() -> Iterator[tuple[int, str, list[Any]]]:
+        for index, sentence in enumerate(read_sentences(lines)):
+            if not columns:
+                others = range(2, len(sentence.words[0]) + 1)
+                columns.extend([WORDS, *(f"column_{number}" for number in others[:-1]), *([TAGS] if others else [])])
+            wrong = [number for number, word in enumerate(sentence.words) if len(word) != len(columns)]
+            if wrong:
+                word = sentence.words[wrong[0]]
+                problem = f"{counted(len(word), 'column')} where the first line of the file has {len(columns)}"
+                bad.add(path, f"line {sentence.line + wrong[0]}", problem, word)
+            else:
+                yield index, f"line {sentence.line}", [list(values) for values in zip(*sentence.words, strict=True)]
+
+    with text_lines(path, "\n") as lines:
+        yield from in_chunks(path, columns, rows(), size)
+
+
+def read_conllu(path: Path, size: int | None, bad: BadRows) -> Iterator[Table]:
+    """Read a CoNLL-U file (Universal Dependencies) in chunks.
+
+    The columns are ``tokens``, ``lemma``, ``upos``, ``xpos``, ``feats``, ``dependency_heads`` and ``deprel``. Lines of
+    tokens of several words and of empty words, with numbers such as ``3-4`` and ``8.1``, are left out. Heads are the
+    positions of words from 0; the head of a root is itself, and that of a word without a head -1.
+    """
+
+    def rows() -> Iterator[tuple[int, str, list[Any]]]:
+        for index, sentence in enumerate(read_sentences(lines, _CONLLU_COMMENT)):
+            words = [word for word in sentence.words if word[0].isdecimal() or len(word) != _CONLLU_WIDTH]
+            problem = _conllu_problem(words)
+            if problem is not None:
+                bad.add(path, f"line {sentence.line}", problem, [" ".join(word) for word in sentence.words])
+                continue
+            values: dict[str, Any] = {name: [word[at] for word in words] for name, at in _CONLLU.items()}
+            heads = enumerate(values[HEADS])
+            values[HEADS] = [-1 if head == "_" else own if head == "0" else int(head) - 1 for own, head in heads]
+            yield index, f"line {sentence.line}", list(values.values())
+
+    with text_lines(path, "\n") as lines:
+        yield from in_chunks(path, list(_CONLLU), rows(), size)
+
+
+def _conllu_problem(words: list[list[str]]) -> str | None:
+    """Describe what is wrong with the words of a sentence, or return None."""
+    if not words:
+        return "the sentence has no words"
+    for number, word in enumerate(words, start=1):
+        if len(word) != _CONLLU_WIDTH:
+            return f"word {number} has {counted(len(word), 'column')} instead of {_CONLLU_WIDTH}, separated by tabs"
+        if word[0] != str(number):
+            return f"word {number} has the number {word[0]}"
+        head = word[_CONLLU[HEADS]]
+        if head != "_" and not (head.isdecimal() and int(head) <= len(words)):
+            return f"word {number} has the head {head!r}, which is no word of the sentence"
+    return None
