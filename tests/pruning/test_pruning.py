@@ -28,7 +28,7 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.plan import ConstantAttention
 from attendrop.pruning.comparison import Difference
 from attendrop.pruning.constant_attention import mask_layers, prunable_layers
-from attendrop.pruning.onnx_file import onnx_model
+from attendrop.pruning.export import onnx_model
 from attendrop.pruning.pruned_model import unpadded
 from attendrop.pruning.selection import (
     LayerSelection,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from attendrop.errors import AttendropError
-from attendrop.reports.finished_runs import Results, runs_folder
-from attendrop.reports.html_page import Section, render
+from attendrop.reports.page import Section, render
+from attendrop.reports.results import Results, runs_folder
 from attendrop.runs.run_file import RUN_FILE
 from attendrop.runs.run_folder import keeps_model
 from attendrop.studies.comparison import BEST

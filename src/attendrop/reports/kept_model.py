@@ -15,17 +15,18 @@ from transformers import PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import build_method
-from attendrop.reports.attention_stages import Stages, load_stages
 from attendrop.reports.attention_viewer import (
     ShownText,
+    Stages,
     explanation,
+    load_stages,
     method_in_words,
     page_length,
     show_texts,
     viewer_section,
 )
-from attendrop.reports.finished_runs import FinishedRun
-from attendrop.reports.html_page import Section, render, render_page
+from attendrop.reports.page import Section, render, render_page
+from attendrop.reports.results import FinishedRun
 from attendrop.runs.config import DEFAULT_METHOD, RunConfig
 from attendrop.runs.data import divide, load_data
 from attendrop.runs.run_file import RUN_FILE, read_run_file

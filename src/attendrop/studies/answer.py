@@ -16,6 +16,7 @@ from attendrop.studies.method_rows import MethodRow, has_score, method_label, me
 from attendrop.studies.scored_rows import HOLDS_FOR_SHIFTED, holds_for, scored_on, scored_unlike
 from attendrop.studies.statistics import Estimate
 from attendrop.studies.verdict import MIN_SEEDS, Verdict, cost, ends, interval, judge, number, p_text, seeds, title
+from attendrop.text_tables import aligned, markdown_table
 
 # Differences below this are practically nothing: of scores up to 1, and of errors as a share of the reference's.
 MARGIN = 0.005
@@ -69,9 +70,7 @@ class Answer:
                 *(there[row.label][2:4] if row.label in there else ("-", "-") for row in self.rows),
             )
             lines = [line + more for line, more in zip(lines, beside, strict=True)]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        padded = ([text.ljust(width) for text, width in zip(line, widths, strict=True)] for line in lines)
-        table = ["  ".join(line).rstrip() for line in padded]
+        table = aligned(lines)
         about = f"{self.metric} of {self.model} on {self.scored_on}:"
         words = [*self.verdict.sentences, *self.notes]
         if self.shifted is None:
@@ -299,12 +298,6 @@ def cells(row: MethodRow) -> tuple[str, ...]:
         ahead = "equal" if found.is_equal else f"{found.ahead:.2f}"
     p = "-" if row.p_holm is None else p_text(row.p_holm)
     return row.label, str(row.n), score, new, these, p, ahead, cost(row)
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table as Markdown."""
-    lines = [header, ["---"] * len(header), *([text.replace("|", r"\|") for text in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _record(row: MethodRow) -> dict[str, Any]:

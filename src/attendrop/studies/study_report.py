@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from attendrop.studies.answer import Answer, answer, markdown_table
+from attendrop.studies.answer import Answer, answer
 from attendrop.studies.method_rows import LABEL, MethodRow, method_label, p_value
 from attendrop.studies.statistics import (
     Array,
@@ -28,6 +28,7 @@ from attendrop.studies.statistics import (
 from attendrop.studies.study_file import Study
 from attendrop.studies.units import Result, Unit
 from attendrop.studies.verdict import ends, interval
+from attendrop.text_tables import markdown_table
 
 
 @dataclass(frozen=True)

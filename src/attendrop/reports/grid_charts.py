@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from attendrop.methods.core.registry import flat_options
-from attendrop.reports.charts.chart import (
+from attendrop.reports.figures import (
     MARKERS,
     MUTED,
     SERIES,
@@ -19,8 +19,8 @@ from attendrop.reports.charts.chart import (
     new_figure,
     styled,
 )
-from attendrop.reports.finished_runs import Setting
-from attendrop.reports.result_table import score_scale
+from attendrop.reports.results import Setting
+from attendrop.reports.tables import score_scale
 from attendrop.studies.method_rows import MethodRow
 from attendrop.studies.verdict import number
 

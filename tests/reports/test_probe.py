@@ -17,7 +17,7 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.plan import ConstantAttention
 from attendrop.attribution.gradient import gradient_attribution
 from attendrop.errors import AttendropError
-from attendrop.reports.attribution_probe import DIRECTIONS, Probe, probe
+from attendrop.reports.probe import DIRECTIONS, Probe, probe
 
 
 def batches(name: str) -> list[Any]:
