@@ -17,7 +17,6 @@ from matplotlib import colormaps
 
 from attendrop.methods.core.registry import build_method
 from attendrop.reports import figures as drawing
-from attendrop.reports import page
 from attendrop.reports.charts import make_charts, score_over_data_size
 from attendrop.reports.figures import Chart, Mark, Picture, every_method, new_figure, styled
 from attendrop.reports.results import read_results
@@ -339,14 +338,6 @@ def hostile_chart() -> Chart:
     return Chart("kind", "", name, name, figure, (name,), [[name]], [Mark(axes, 0, 0, name), Mark(axes, 1, 1, name)])
 
 
-def test_a_chart_is_a_png_and_an_svg_file() -> None:
-    chart = hostile_chart()
-    assert chart.png().startswith(PNG)
-    root = ElementTree.fromstring(chart.svg())
-    assert root.tag.endswith("svg")
-    assert chart.svg() == hostile_chart().svg()
-
-
 def words(svg: bytes) -> list[str]:
     """The lines of text in an SVG."""
     return [
@@ -392,10 +383,3 @@ def test_marks_are_where_the_points_are_in_the_picture_of_a_page() -> None:
     )
     ends = [float(number) for number in re.findall(r"-?[\d.]+", line.attrib["d"])]
     assert [place for x, y, _ in picture.marks for place in (x, y)] == pytest.approx(ends[:4], abs=0.1)
-
-
-def test_the_colours_are_those_of_the_style_sheet() -> None:
-    light = page._source("page.css").split("@media")[0]
-    series = {f"--series-{number}": color for number, color in enumerate(drawing.SERIES, 1)}
-    for variable, color in {"--text": drawing.TEXT, "--muted": drawing.MUTED, "--line": drawing.LINE, **series}.items():
-        assert f"{variable}: {color};" in light

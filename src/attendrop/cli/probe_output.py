@@ -88,7 +88,7 @@ def _text(found: RunProbe, rates: Sequence[float]) -> list[str]:
     scores = dict(zip(found.probe.by_place, found.scores, strict=True))
     losses, after = [["layer", "with signal", *DIRECTIONS]], [["layer", *DIRECTIONS]]
     for layer in dict.fromkeys(each.layer for each in found.probe.results):
-        results = [found.probe.find(layer, shown, direction) for direction in DIRECTIONS]
+        results = [found.probe.by_place[layer, shown, direction] for direction in DIRECTIONS]
         changes = [f"{one.change:+.3f} [{one.low:+.3f}, {one.high:+.3f}]" for one in results]
         losses.append([layer, f"{found.probe.rows_with_signal.get(layer, 0):.0%}", *changes])
         after.append([layer, *(f"{scores[layer, shown, direction]:.3f}" for direction in DIRECTIONS)])

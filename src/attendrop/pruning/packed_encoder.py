@@ -124,10 +124,8 @@ class PackedEncoder(nn.Module):
         Raises:
             AttendropError: The mask has another shape, or hides a first token that the model reads.
         """
-        _check_mask(hidden_states, attention_mask)
+        layout = _layout(hidden_states, attention_mask, self.exported, keep_first=self.keep_first)
         attention = self._attention(hidden_states, attention_mask)
-        make_layout = self.exported or PackedLayout
-        layout = make_layout(hidden_states, attention_mask, keep_first=self.keep_first)
         x = layout.pack(hidden_states)
         for parts in self._parts[:-1]:
             x = parts.run(x, layout, attention)
@@ -193,11 +191,9 @@ class PackedLayer(nn.Module):
         if isinstance(hidden_states, _Tokens):
             x, layout = hidden_states
         else:
-            _check_mask(hidden_states, attention_mask)
+            layout = _layout(hidden_states, attention_mask, self.exported, keep_first=self.first_only)
             if self.first_only and attention_mask is not None and self.exported is None:
                 _check_first_token(attention_mask)
-            make_layout = self.exported or PackedLayout
-            layout = make_layout(hidden_states, attention_mask, keep_first=self.first_only)
             x = layout.pack(hidden_states)
         attention = ProductAttention(self._heads, position_embeddings)
         if self._last and self.first_only:
@@ -206,13 +202,17 @@ class PackedLayer(nn.Module):
         return layout.unpack(x) if self._last else _Tokens(x, layout)
 
 
-def _check_mask(hidden_states: Tensor, mask: Tensor | None) -> None:
+def _layout(
+    hidden_states: Tensor, mask: Tensor | None, exported: type[PaddedLayout] | None, *, keep_first: bool
+) -> PaddedLayout:
+    """Choose the layout of a batch; raise AttendropError if its mask has another shape."""
     batch = hidden_states.shape[:2]
     if mask is not None and mask.shape != batch:
         raise AttendropError(
             f"A pruned model takes an attention_mask of shape {tuple(batch)}, (batch, length), not "
             f"{tuple(mask.shape)}; its to_stock() takes others."
         )
+    return (exported or PackedLayout)(hidden_states, mask, keep_first=keep_first)
 
 
 def _check_first_token(mask: Tensor) -> None:

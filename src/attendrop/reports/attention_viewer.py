@@ -335,14 +335,7 @@ def _columns(stages: Stages, texts: Sequence[str], pairs: Sequence[str]) -> dict
 
 
 def viewer_section(identifier: str, heading: str, stages: Stages, texts: Sequence[ShownText]) -> Section:
-    """Make a section of a page with a viewer.
-
-    Args:
-        identifier: See :class:`attendrop.reports.page.Section`.
-        heading: As there.
-        stages: The models.
-        texts: The texts.
-    """
+    """Make a section of a page with a viewer."""
     source = f"{identifier}-data"
     content = render(
         "attention_viewer.html",
@@ -363,12 +356,7 @@ def viewer_section(identifier: str, heading: str, stages: Stages, texts: Sequenc
 
 
 def explanation(stages: Stages, attribution: str = "gradient") -> Markup:
-    """Explain what a viewer shows.
-
-    Args:
-        stages: The models.
-        attribution: How attribution was computed.
-    """
+    """Explain what a viewer shows."""
     return render(
         "attention_about.html",
         method=None if stages.method is None else method_in_words(stages.method),
@@ -380,12 +368,6 @@ def explanation(stages: Stages, attribution: str = "gradient") -> Markup:
 
 def attention_page(name: str, stages: Stages, texts: Sequence[ShownText], attribution: str = "gradient") -> str:
     """Make a self-contained page with a viewer.
-
-    Args:
-        name: Name of the model, for the title.
-        stages: The models.
-        texts: The texts.
-        attribution: How attribution was computed, for the explanation.
 
     Raises:
         AttendropError: The page would be larger than 6 MB; or jinja2 is not installed.

@@ -224,11 +224,6 @@ def plot_drops(patterns: DropPatterns, title: str, path: Path) -> None:
 
     Error bars are 95 % intervals.
 
-    Args:
-        patterns: What to draw.
-        title: Title.
-        path: The file.
-
     Raises:
         AttendropError: matplotlib is not installed.
     """

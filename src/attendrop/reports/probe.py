@@ -96,10 +96,6 @@ class Probe:
         """Results by layer, rate and direction."""
         return {(each.layer, each.rate, each.direction): each for each in self.results}
 
-    def find(self, layer: str, rate: float, direction: str) -> ProbeResult:
-        """Return one result."""
-        return self.by_place[layer, rate, direction]
-
     def csv(self, scores: Sequence[float], name: str) -> str:
         """Write the results as CSV.
 
@@ -371,7 +367,7 @@ def plot_probe(found: RunProbe, path: Path) -> None:
     grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat
     for axes, layer in zip(grid, layers, strict=False):
         for direction, color in zip(DIRECTIONS, ("tab:red", "tab:blue", "tab:gray"), strict=True):
-            each = [found.probe.find(layer, rate, direction) for rate in rates]
+            each = [found.probe.by_place[layer, rate, direction] for rate in rates]
             axes.plot(rates, [one.change for one in each], "o-", color=color, markersize=3, label=direction)
             bounds = np.array([(one.low, one.high) for one in each]).T
             axes.fill_between(rates, *bounds, color=color, alpha=0.15, linewidth=0)

@@ -188,13 +188,7 @@ def _sort_values(row: MethodRow) -> list[float | str | None]:
 
 
 def runs_table(results: Results, details: Sequence[RunDetails], linked: Collection[str]) -> SortableTable:
-    """Make the table of all runs.
-
-    Args:
-        results: The results.
-        details: The runs.
-        linked: Identifiers of the runs whose details are in the page.
-    """
+    """Make the table of all runs."""
     several = len(results.settings) > 1
     setting = [(_SETTING, False)] if several else []
     numbers = ("seed", "score", "held-out score", "steps", "seconds")
