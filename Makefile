@@ -59,9 +59,9 @@ coverage: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python docs/make_methods.py --check
-	$(BIN)/python docs/make_families.py --check
-	$(BIN)/python docs/make_paper_tables.py --check
+	$(BIN)/python tools/make_methods.py --check
+	$(BIN)/python tools/make_families.py --check
+	$(BIN)/python tools/make_paper_tables.py --check
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
@@ -76,9 +76,9 @@ bench: $(STAMP)
 # docs/methods.md, from the registry and the benchmark's results; docs/models.md, from the results of `make families`;
 # docs/paper_tables.md, from the papers' figures, the recipes and results/.
 docs: $(STAMP)
-	$(BIN)/python docs/make_methods.py
-	$(BIN)/python docs/make_families.py
-	$(BIN)/python docs/make_paper_tables.py
+	$(BIN)/python tools/make_methods.py
+	$(BIN)/python tools/make_families.py
+	$(BIN)/python tools/make_paper_tables.py
 
 # The documentation site, in docs/_build; a warning is an error.
 site: $(STAMP)
@@ -86,7 +86,7 @@ site: $(STAMP)
 
 # Runs a tiny model of every family of transformers, for docs/models.md; minutes.
 families: $(STAMP)
-	$(BIN)/python docs/make_families.py --run
+	$(BIN)/python tools/make_families.py --run
 
 # The study of docs/does-it-help.md: hours on a core; resumes when started again. Needs ATTENDROP_DATA.
 study: $(STAMP)

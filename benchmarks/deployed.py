@@ -15,7 +15,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from workloads import Batch, Setting
 
 from attendrop import cli
-from attendrop.pruning.onnx_file import onnx_model
+from attendrop.pruning.export import onnx_model
 from attendrop.runs.export import export_run
 from attendrop.runs.run_folder import read_metrics
 from attendrop.tasks.registry import get_task, load_task

@@ -103,7 +103,7 @@ def test_every_data_set_of_a_recipe_starts(name: str, folder: Path, tmp_path: Pa
 @pytest.fixture
 def pages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     """The script of the page, which takes results from a folder of the test."""
-    spec = importlib.util.spec_from_file_location("make_paper_tables", ROOT / "docs" / "make_paper_tables.py")
+    spec = importlib.util.spec_from_file_location("make_paper_tables", ROOT / "tools" / "make_paper_tables.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

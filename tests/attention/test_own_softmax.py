@@ -17,7 +17,7 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.plan import Plan
-from attendrop.reports.drop_decisions import DropMoment, record_drops
+from attendrop.reports.drops import DropMoment, record_drops
 
 METHOD = ADDrop(p=0.4, q=1.0, layers="all")
 NAMES = ("deberta-v3", "mpnet")

@@ -14,7 +14,7 @@ from torch import Tensor
 from attendrop import AttendOut, AttendropError, Compose, EDropout, SuperT
 from attendrop.keyed_random import SampleKey
 from attendrop.methods.edropout import _Population
-from attendrop.reports.drop_decisions import DropMoment, Learnt, record_drops
+from attendrop.reports.drops import DropMoment, Learnt, record_drops
 from attendrop.training.regularization import Regularization
 
 KEY = SampleKey(0, 0, 0, 3)

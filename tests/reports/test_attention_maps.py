@@ -15,7 +15,7 @@ from helpers import tiny
 from attendrop import ADDrop, Vanilla
 from attendrop.errors import AttendropError
 from attendrop.reports.attention_maps import DropSettings, LayerMaps, MapSettings, TextMaps, compact, text_maps
-from attendrop.reports.drop_decisions import DropMoment
+from attendrop.reports.drops import DropMoment
 from attendrop.tasks.heads.classification import Classification
 from attendrop.tasks.heads.regression import Regression
 

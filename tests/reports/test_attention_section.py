@@ -18,13 +18,14 @@ from helpers.finished_runs import write_comparison, write_runs
 from attendrop import cli
 from attendrop.errors import AttendropError
 from attendrop.output_files import write_json
-from attendrop.reports import html_page, report_page
+from attendrop.reports import page as html_page
+from attendrop.reports import report_page
 from attendrop.reports.attention_section import DEFAULT_VIEWER, AttentionPart, ViewerOptions, attention_part
-from attendrop.reports.finished_runs import read_results
-from attendrop.reports.html_page import Section
 from attendrop.reports.kept_model import typical_rows
+from attendrop.reports.page import Section
 from attendrop.reports.report import write_report
-from attendrop.reports.result_table import make_result_table
+from attendrop.reports.results import read_results
+from attendrop.reports.tables import make_result_table
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.heads.classification import Classification
 

@@ -10,7 +10,7 @@ import pytest
 from helpers.browser import chromium, open_page
 from markupsafe import Markup
 
-from attendrop.reports.html_page import Section, render_page
+from attendrop.reports.page import Section, render_page
 
 pytestmark = pytest.mark.slow
 

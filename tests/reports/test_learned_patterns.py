@@ -88,16 +88,6 @@ def test_a_curve_of_such_pieces_is_found_again(pieces: int) -> None:
     assert method.probabilities_at(0.37) == pytest.approx([np.interp(0.37, knots, v) for v in values.T], abs=1e-5)
 
 
-def test_one_piece_is_the_straight_line_of_least_squares() -> None:
-    noise = np.random.default_rng(0).normal(0, 0.05, 40)
-    progress = np.linspace(0.1, 0.8, 40)
-    values = 0.6 - 0.3 * progress + noise
-    fitted = patterns.fit(learnt(progress, values), 1)
-    line = np.polynomial.Polynomial.fit(progress, values, 1)
-    assert fitted.values[:, 0] == pytest.approx([line(0), line(1)], abs=1e-6)
-    assert fitted.rms[0] == pytest.approx(np.sqrt(np.mean((line(progress) - values) ** 2)), abs=1e-6)
-
-
 def test_no_other_values_at_the_knots_fit_better() -> None:
     random = np.random.default_rng(1)
     progress = np.linspace(0.05, 1, 40)
@@ -155,7 +145,7 @@ def test_what_cannot_be_fitted_is_refused(progress: list[float], pieces: int, me
 # --- Drawing
 
 
-@pytest.mark.parametrize(("layers", "count", "pieces"), [(12, 60, 4), (2, 5, None), (24, 3, 1), (1, 1, None)])
+@pytest.mark.parametrize(("layers", "count", "pieces"), [(12, 60, 4), (1, 1, None)])
 def test_a_picture_is_written(tmp_path: Path, layers: int, count: int, pieces: int | None) -> None:
     found = patterns.read(write_run(tmp_path / "run", layers, count))
     patterns.plot(found, tmp_path / "p.png", None if pieces is None else patterns.fit(found, pieces))
@@ -334,12 +324,9 @@ def test_the_fit_keeps_to_the_layers_of_the_run(tmp_path: Path) -> None:
     [
         ({"method": "ad-drop"}, ["--fit", "1"], "trained with ad-drop, which learns no dropout patterns"),
         ({"dropout_steps": []}, [], "took no dropout step; train for longer"),
-        ({}, ["--fit", "0"], "fit=0 must be at least 1"),
-        ({}, ["--fit", "20"], "20 pieces with 21 knots"),
         ({}, ["--fit", "x"], "Invalid value for '--fit'"),
         ({}, ["--options", "f.json"], "give the number of pieces with --fit"),
         ({}, ["--output", "/nowhere/p.png"], "'/nowhere/p.png' cannot be written"),
-        ({}, ["--output", "/tmp"], "'/tmp' cannot be written"),
         ({}, ["--fit", "1", "--options", "/nowhere/f.json"], "'/nowhere/f.json' cannot be written"),
     ],
 )
@@ -434,12 +421,6 @@ def test_options_come_from_a_file_and_set_goes_over_it(
         ('{"method": "ad-drop", "options": 3}', "must hold an object such as"),
         ('{"pp": 1}', "Method 'ad-drop' has no option 'pp'"),
         ('{"p": [0.3]}', "p=[0.3] is not a number"),
-        ('{"p": null}', "p=None is not a number"),
-        ('{"p": 3}', "p=3 must be above 0 and below 1"),
-        ('{"steps": 2.5}', "steps=2.5 is not a whole number"),
-        ('{"cross_tuning": 3}', "cross_tuning=3 must be true or false"),
-        ('{"layers": "last"}', "layers='last' is not a selection"),
-        ('{"attribution": ["gradient"]}', "attribution=['gradient'] is not known"),
     ],
 )
 def test_a_bad_options_file_is_one_sentence(folder: Path, capsys: Captured, content: str | None, message: str) -> None:

@@ -206,7 +206,7 @@ def test_markup_in_data_is_shown_and_not_obeyed(hostile: Path) -> None:
     write_report(hostile, reference=f"finetune {HOSTILE}={HOSTILE}")
     page = (hostile / "report" / "report.html").read_text()
     assert "&lt;script&gt;alert(1)" in page
-    assert not re.findall(r"<script>alert|<img|onerror=alert\(2\)>", page)
+    assert not re.findall(r'<script>alert|<img(?! src="data:image/svg)|onerror=alert\(2\)>', page)
     assert page.count("<script>") == 3  # those of the page
     assert "<script>" not in (hostile / "report" / "losses.svg").read_text()
     assert r"\textless{}script\textgreater{}" in (hostile / "report" / "table.tex").read_text()

@@ -12,8 +12,8 @@ from helpers import tiny
 
 import attendrop
 from attendrop import AttendropError
-from attendrop.reports.finished_runs import read_results
-from attendrop.reports.page_tables import methods_table
+from attendrop.reports.report_page import methods_table
+from attendrop.reports.results import read_results
 from attendrop.runs.resolved_run import resolve_run
 from attendrop.studies.answer import SHIFTED_COLUMNS, answer
 from attendrop.studies.study import read_answers

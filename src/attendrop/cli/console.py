@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -61,15 +61,6 @@ def aligned(lines: Mapping[str, str]) -> str:
     """Format captions and values in two aligned columns."""
     width = max(map(len, lines))
     return "\n".join(f"{name:<{width}}  {line}" for name, line in lines.items())
-
-
-def aligned_rows(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Format the rows of a table with right-aligned columns; the first column, of names, is left-aligned."""
-    first, *others = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for name, *cells in rows:
-        lines.append("  ".join([name.ljust(first), *map(str.rjust, cells, others)]))
-    return lines
 
 
 def size(count: int) -> str:

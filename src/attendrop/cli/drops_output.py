@@ -7,14 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from attendrop.cli.console import aligned_rows
 from attendrop.cli.patterns_output import writable
 from attendrop.methods.core.registry import build_method
 from attendrop.output_files import write_text
-from attendrop.reports.drop_figure import plot_drops
-from attendrop.reports.drop_patterns import ALL, DropPatterns, Share
-from attendrop.reports.run_drops import RecordedDrops, RowSource, record_run_drops
+from attendrop.reports.drop_patterns import (
+    ALL,
+    DropPatterns,
+    RecordedDrops,
+    RowSource,
+    Share,
+    plot_drops,
+    record_run_drops,
+)
 from attendrop.runs.run_folder import add_files, hold_run_folders, read_metrics
+from attendrop.text_tables import NAMES_LEFT, aligned
 from attendrop.wording import counted_rows
 
 _HEADINGS = {
@@ -133,7 +139,7 @@ def _table(shares: list[tuple[str, Share | None]]) -> list[str]:
     for name, share in shares:
         if share is not None:
             rows.append([name, str(share.positions), f"{share.share:.1%}", _interval(share)])
-    return aligned_rows(rows)
+    return aligned(rows, NAMES_LEFT)
 
 
 def _percent(share: Share | None) -> str:

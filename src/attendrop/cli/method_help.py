@@ -6,6 +6,7 @@ import inspect
 
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.options import described
+from attendrop.text_tables import aligned
 
 
 def explanation(method: type[Method]) -> str:
@@ -14,9 +15,7 @@ def explanation(method: type[Method]) -> str:
     for name, found in described(method).items():
         kind = "list" if "Sequence" in found["type"] else found["type"]
         rows.append([name, kind, _text(found["default"]), found["range"]])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    options = "\n".join(lines) if len(rows) > 1 else "No options."
+    options = "\n".join(aligned(rows)) if len(rows) > 1 else "No options."
     measured = f"Measured: {method.evidence}\n\n" if method.evidence else ""
     return f"{method.name}: {method.summary}\n\n{measured}{options}\n\n{inspect.cleandoc(method.__doc__ or '')}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from attendrop.reports import learned_patterns as patterns
 from attendrop.reports.learned_patterns import Fit, Patterns
 from attendrop.runs.config import RunConfig
 from attendrop.runs.run_folder import add_files, hold_run_folders, own_files, read_metrics, was_added
+from attendrop.text_tables import RIGHT, aligned
 from attendrop.wording import counted
 
 _ROWS = 12
@@ -110,7 +111,7 @@ def _table(found: Patterns) -> str:
     survived = sum(found.attacker_survived)
     lines = [
         f"Mean probability of dropping, by layer of {' and '.join(sorted(kinds))} attention:",
-        *_aligned(rows),
+        *aligned(rows, RIGHT, " "),
         f"{len(shown)} of {count} dropout steps. Kept: the attacker (A) or the defender (D); A {survived} times.",
     ]
     if (found.period_shares < 1).any():
@@ -127,14 +128,14 @@ def _changes(found: Patterns) -> list[str]:
         told = "yes" if seen["told_from_noise"] else "no"
         numbers = (f"{seen['start']:.3f}", f"{seen['probability']:.3f}", f"{seen['change']:+.3f}")
         rows.append([layer, *numbers, f"{low:+.3f} to {high:+.3f}", told, effect])
-    return ["Probabilities after the last period:", *_aligned(rows), f"Learnt: {learnt(found.effects)}."]
+    return ["Probabilities after the last period:", *aligned(rows, RIGHT, " "), f"Learnt: {learnt(found.effects)}."]
 
 
 def _reading(found: Patterns, fitted: Fit, pieces: int) -> list[str]:
     rows = [["progress", *(f"{knot:.2f}" for knot in fitted.knots), "RMS error", "largest"]]
     for layer, values, *errors in zip(found.layers, fitted.values.T, fitted.rms, fitted.largest, strict=True):
         rows.append([layer, *(f"{value:.3f}" for value in values), *(f"{error:.4f}" for error in errors)])
-    lines = [f"Least squares fit, linear pieces between {len(fitted.knots)} knots:", *_aligned(rows)]
+    lines = [f"Least squares fit, linear pieces between {len(fitted.knots)} knots:", *aligned(rows, RIGHT, " ")]
     taken = len(fitted.knots) - 1
     if taken > pieces:
         lines.append(f"A fit of {counted(pieces, 'piece')} is far off the curves; {taken} were taken.")
@@ -143,11 +144,6 @@ def _reading(found: Patterns, fitted: Fit, pieces: int) -> list[str]:
     if found.effects:
         lines.append("The scheduler drops single scores with these probabilities; this run dropped whole layers.")
     return lines
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [" ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
 
 
 # Options of a run whose names on the command line differ.

@@ -7,14 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from attendrop.cli.console import aligned_rows
 from attendrop.cli.patterns_output import writable
 from attendrop.errors import AttendropError
 from attendrop.output_files import write_text
-from attendrop.reports.attribution_probe import DIRECTIONS, ProbeResult
-from attendrop.reports.run_drops import RowSource
-from attendrop.reports.run_probe import RunProbe, plot_probe, probe_run
+from attendrop.reports.drop_patterns import RowSource
+from attendrop.reports.probe import DIRECTIONS, ProbeResult, RunProbe, plot_probe, probe_run
 from attendrop.runs.run_folder import add_files, hold_run_folders
+from attendrop.text_tables import NAMES_LEFT, aligned
 
 # The rate that the tables show, or the one next to it; the paper's prior experiment uses it.
 _SHOWN = 0.3
@@ -89,7 +88,7 @@ def _text(found: RunProbe, rates: Sequence[float]) -> list[str]:
     scores = dict(zip(found.probe.by_place, found.scores, strict=True))
     losses, after = [["layer", "with signal", *DIRECTIONS]], [["layer", *DIRECTIONS]]
     for layer in dict.fromkeys(each.layer for each in found.probe.results):
-        results = [found.probe.find(layer, shown, direction) for direction in DIRECTIONS]
+        results = [found.probe.by_place[layer, shown, direction] for direction in DIRECTIONS]
         changes = [f"{one.change:+.3f} [{one.low:+.3f}, {one.high:+.3f}]" for one in results]
         losses.append([layer, f"{found.probe.rows_with_signal.get(layer, 0):.0%}", *changes])
         after.append([layer, *(f"{scores[layer, shown, direction]:.3f}" for direction in DIRECTIONS)])
@@ -98,10 +97,10 @@ def _text(found: RunProbe, rates: Sequence[float]) -> list[str]:
         f"Nothing dropped: loss {found.probe.loss:.4f}, {found.metric} {found.score:.3f}.",
         "",
         f"Change of the mean loss, with its 95 % interval, where one layer drops {shown:.0%} of each row of attention:",
-        *aligned_rows(losses),
+        *aligned(losses, NAMES_LEFT),
         "Rows of attention without signal, whose attributions are all equal, drop none of high or low attribution.",
         "",
         f"{found.metric.capitalize().replace('_', ' ')}:",
-        *aligned_rows(after),
+        *aligned(after, NAMES_LEFT),
         "",
     ]

@@ -5,29 +5,150 @@ from __future__ import annotations
 import copy
 import importlib.util
 import io
+import json
 import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES
 
 from attendrop.argument_checks import check_choice
 from attendrop.attention.model_outputs import logits_of
 from attendrop.errors import AttendropError
 from attendrop.output_files import disk_errors, write_bytes
-from attendrop.pruning.export_inputs import example_batch, free_sizes, input_names
+from attendrop.positions import position_limit
+from attendrop.pruning.constant_attention import held_attention
 from attendrop.pruning.families import has_fast_form
-from attendrop.pruning.held_attention import held_attention
-from attendrop.pruning.onnx_file import describe, onnx_model, quantize_int8
 from attendrop.pruning.packed_encoder import PackedEncoder, PackedLayer
 from attendrop.pruning.pruned_model import PrunedModel, unpadded
 from attendrop.pruning.token_layouts import GatheredLayout, PaddedLayout
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def onnx_model(path: Path) -> Callable[[Mapping[str, Any]], Array]:
+    """Open a file in ONNX Runtime, on the CPU, with as many threads as PyTorch has.
+
+    Returns:
+        A function from named inputs, tensors or arrays, to logits. Inputs that the file does not have are ignored.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    types = {each.name: np.float32 if "float" in each.type else np.int64 for each in session.get_inputs()}
+
+    def run(inputs: Mapping[str, Any]) -> Array:
+        feed = {name: np.asarray(inputs[name], dtype=dtype) for name, dtype in types.items()}
+        return np.asarray(session.run(["logits"], feed)[0])
+
+    return run
+
+
+def describe(path: Path, config: Any, metadata: Mapping[str, str]) -> None:
+    """Write the names of the labels and other metadata into the file."""
+    import onnx
+
+    model = onnx.load(path)
+    own = {"id2label": json.dumps(config.id2label), "problem_type": config.problem_type or ""}
+    onnx.helper.set_model_props(model, {**own, **metadata})
+    onnx.save(model, path)
+
+
+def quantize_int8(path: Path) -> None:
+    """Replace the weights of matrix products and embeddings by eight-bit integers, one scale for each output.
+
+    The other factor is quantized at run time, by the range of the whole batch.
+    """
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    model = onnx.load(path)
+    del model.graph.value_info[:]  # the exporter records shapes before it transposes the weights
+    quantize_dynamic(model, path, weight_type=QuantType.QInt8, per_channel=True)
+
+
+TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+PIXELS = "pixel_values"
+
+
+def input_names(model: Any, token_types: bool | None) -> tuple[str, ...]:
+    """Return the inputs of a model.
+
+    Args:
+        model: The model.
+        token_types: Whether ``token_type_ids`` is among those of a text model; None: if it has more than one type.
+    """
+    if reads_images(model):
+        return (PIXELS,)
+    if token_types is None:
+        token_types = getattr(model.config, "type_vocab_size", 0) > 1
+    return TEXT_INPUTS if token_types else TEXT_INPUTS[:2]
+
+
+def reads_images(model: Any) -> bool:
+    """Tell whether a model reads pixels."""
+    return bool(_inner(model).main_input_name == PIXELS)
+
+
+def free_sizes(model: Any) -> dict[int, Any]:
+    """Return the dimensions of the inputs whose size is free, by number; those of an image are the model's."""
+    if reads_images(model):
+        return {0: torch.export.Dim("batch")}
+    sizes = ("batch", "choices", "length") if _is_choice(model) else ("batch", "length")
+    return {
+        number: torch.export.Dim(name, max=_longest(model) if name == "length" else None)
+        for number, name in enumerate(sizes)
+    }
+
+
+def example_batch(model: Any, *, batch: int, choices: int, length: int) -> dict[str, Tensor]:
+    """Make a batch of texts of different lengths, the first without padding, or of images of random pixels.
+
+    Args:
+        model: The model.
+        batch: Number of rows.
+        choices: Number of choices, of a model for multiple choice.
+        length: Length of texts; lowered to the longest that the model reads.
+    """
+    generator = torch.Generator().manual_seed(0)
+    if reads_images(model):
+        size = model.config.image_size
+        height, width = (size, size) if isinstance(size, int) else size
+        return {PIXELS: torch.randn(batch, model.config.num_channels, height, width, generator=generator)}
+    length = min(length, _longest(model) or length)
+    shape = (batch, choices, length) if _is_choice(model) else (batch, length)
+    tokens = torch.randint(model.config.vocab_size, shape, generator=generator)
+    mask = (torch.arange(length) < length - torch.arange(batch)[:, None] % length).long()
+    mask = mask.view(batch, *(1 for _ in shape[2:]), length).expand(shape).contiguous()
+    return {"input_ids": tokens, "attention_mask": mask, "token_type_ids": torch.zeros_like(tokens)}
+
+
+def _is_choice(model: Any) -> bool:
+    return type(_inner(model)).__name__ in MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES.values()
+
+
+def _inner(model: Any) -> Any:
+    return model.model if isinstance(model, PrunedModel) else model
+
+
+def _longest(model: Any) -> int | None:
+    """Return the longest text that a model reads; None if there is no limit.
+
+    Where positions have no end, it is the length that the configuration says.
+    """
+    limit = position_limit(model)
+    return getattr(model.config, "max_position_embeddings", None) if limit is None else limit
+
 
 QUANTIZATIONS = ("int8",)
 # Largest difference of an ONNX file's logits from the model's, relative to the largest logit (at least 1), in single

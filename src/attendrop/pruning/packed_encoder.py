@@ -8,16 +8,87 @@ token instead, over its window.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from attendrop.errors import AttendropError
-from attendrop.pruning.families import Family
-from attendrop.pruning.layer_parts import Attention
-from attendrop.pruning.packed_attention import OwnAttention, ProductAttention
+from attendrop.pruning.families import Attention, Family, LayerParts
 from attendrop.pruning.token_layouts import PackedLayout, PaddedLayout
+
+
+class ProductAttention(Attention):
+    """Softmax of the products of queries and keys.
+
+    Args:
+        heads: Number of heads.
+        rotary: Cosines and sines of rotary position embeddings, each ``(batch or 1, length, size of a head)``.
+    """
+
+    def __init__(self, heads: int, rotary: tuple[Tensor, Tensor] | None = None) -> None:
+        self.heads = heads
+        self.rotary = rotary
+
+    def of_all(self, parts: LayerParts, x: Tensor, layout: PaddedLayout) -> Tensor:
+        queries, keys, values = parts.project(x, lambda x: x)
+        return layout.pack(self._attend(layout.unpack(queries), keys, values, layout, parts.window))
+
+    def of_first(self, parts: LayerParts, x: Tensor, layout: PaddedLayout) -> Tensor:
+        queries, keys, values = parts.project(x, layout.first)
+        return self._attend(queries[:, None], keys, values, layout, parts.window)[:, 0]
+
+    def _attend(
+        self, queries: Tensor, keys: Tensor, values: Tensor, layout: PaddedLayout, window: int | None
+    ) -> Tensor:
+        """Attend with padded queries ``(batch, length, hidden)`` of the first tokens, and keys and values in layout."""
+        padded = queries, layout.unpack(keys), layout.unpack(values)
+        q, k, v = (x.view(*x.shape[:2], self.heads, -1).transpose(1, 2) for x in padded)
+        if self.rotary is not None:
+            q, k = _rotate(q, *self.rotary), _rotate(k, *self.rotary)
+        mask = None if layout.mask is None else layout.mask[:, None, None]
+        if window is not None and not layout.covered_by(window):
+            mask = _local_mask(mask, q.shape[2], k.shape[2], window, q.device)
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
+
+
+class OwnAttention(Attention):
+    """Attention as a layer's own module computes it.
+
+    Args:
+        inputs: Keyword arguments of the modules, beside the hidden states.
+    """
+
+    def __init__(self, inputs: Mapping[str, Any]) -> None:
+        self.inputs = inputs
+
+    def of_all(self, parts: LayerParts, x: Tensor, layout: PaddedLayout) -> Tensor:
+        return layout.pack(self._padded(parts, x, layout))
+
+    def of_first(self, parts: LayerParts, x: Tensor, layout: PaddedLayout) -> Tensor:
+        return self._padded(parts, x, layout)[:, 0]
+
+    def _padded(self, parts: LayerParts, x: Tensor, layout: PaddedLayout) -> Tensor:
+        attended: Tensor = parts.attention(layout.unpack(x), **self.inputs)[0]
+        return attended
+
+
+def _rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Turn the vectors of the first tokens, ``(batch, heads, length, size of a head)``, by their positions."""
+    first, second = x.float().chunk(2, dim=-1)
+    across = torch.cat((-second, first), dim=-1)
+    cosines, sines = (part[:, None, : x.shape[2]] for part in (cosines, sines))
+    return (x.float() * cosines + across * sines).to(x.dtype)
+
+
+def _local_mask(mask: Tensor | None, queries: int, keys: int, window: int, device: torch.device) -> Tensor:
+    """Return the keys in the window of each query that a mask leaves, and the query's own, so that there is one."""
+    distance = torch.arange(queries, device=device)[:, None] - torch.arange(keys, device=device)
+    near = distance.abs() <= window
+    return near if mask is None else near & (mask | (distance == 0))
 
 
 class PackedEncoder(nn.Module):
@@ -53,10 +124,8 @@ class PackedEncoder(nn.Module):
         Raises:
             AttendropError: The mask has another shape, or hides a first token that the model reads.
         """
-        _check_mask(hidden_states, attention_mask)
+        layout = _layout(hidden_states, attention_mask, self.exported, keep_first=self.keep_first)
         attention = self._attention(hidden_states, attention_mask)
-        make_layout = self.exported or PackedLayout
-        layout = make_layout(hidden_states, attention_mask, keep_first=self.keep_first)
         x = layout.pack(hidden_states)
         for parts in self._parts[:-1]:
             x = parts.run(x, layout, attention)
@@ -122,11 +191,9 @@ class PackedLayer(nn.Module):
         if isinstance(hidden_states, _Tokens):
             x, layout = hidden_states
         else:
-            _check_mask(hidden_states, attention_mask)
+            layout = _layout(hidden_states, attention_mask, self.exported, keep_first=self.first_only)
             if self.first_only and attention_mask is not None and self.exported is None:
                 _check_first_token(attention_mask)
-            make_layout = self.exported or PackedLayout
-            layout = make_layout(hidden_states, attention_mask, keep_first=self.first_only)
             x = layout.pack(hidden_states)
         attention = ProductAttention(self._heads, position_embeddings)
         if self._last and self.first_only:
@@ -135,13 +202,17 @@ class PackedLayer(nn.Module):
         return layout.unpack(x) if self._last else _Tokens(x, layout)
 
 
-def _check_mask(hidden_states: Tensor, mask: Tensor | None) -> None:
+def _layout(
+    hidden_states: Tensor, mask: Tensor | None, exported: type[PaddedLayout] | None, *, keep_first: bool
+) -> PaddedLayout:
+    """Choose the layout of a batch; raise AttendropError if its mask has another shape."""
     batch = hidden_states.shape[:2]
     if mask is not None and mask.shape != batch:
         raise AttendropError(
             f"A pruned model takes an attention_mask of shape {tuple(batch)}, (batch, length), not "
             f"{tuple(mask.shape)}; its to_stock() takes others."
         )
+    return (exported or PackedLayout)(hidden_states, mask, keep_first=keep_first)
 
 
 def _check_first_token(mask: Tensor) -> None:

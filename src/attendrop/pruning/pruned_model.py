@@ -15,7 +15,13 @@ from torch import nn
 
 from attendrop.attention.interface import leave_masks_unchanged
 from attendrop.errors import AttendropError
-from attendrop.pruning.constant_attention import mask_layers, masked_layers, prunable_layers
+from attendrop.pruning.constant_attention import (
+    HeldAttention,
+    held_attention,
+    mask_layers,
+    masked_layers,
+    prunable_layers,
+)
 from attendrop.pruning.families import (
     encoder_layers,
     encoder_layers_path,
@@ -23,13 +29,13 @@ from attendrop.pruning.families import (
     has_fast_form,
     reads_first_token,
 )
-from attendrop.pruning.held_attention import HeldAttention, held_attention
 from attendrop.pruning.packed_encoder import PackedEncoder, PackedLayer
-from attendrop.pruning.saved_adapter import is_adapter, load_adapter
 from attendrop.pruning.serialization import (
     CONFIG,
     WEIGHTS,
+    is_adapter,
     is_pruned,
+    load_adapter,
     load_weights,
     model_class,
     read_json,

@@ -1,4 +1,4 @@
-"""Files of pruned models: configuration and weights."""
+"""Files of pruned models and of adapters of PEFT, which are loaded merged into their model."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import load_file
+from transformers import PreTrainedConfig
 
 from attendrop.attention.interface import forget_implementation
 from attendrop.errors import AttendropError
+from attendrop.model_files import ADAPTER_CONFIG, resolve_model
+from attendrop.output_files import write_text
+from attendrop.peft_models import transformers_model
 
 # Not config.json, so that transformers raises an error instead of loading an incomplete model.
 CONFIG = "pruned_config.json"
@@ -84,3 +88,96 @@ def without_shared(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             seen.add(value.data_ptr())
             found[name] = value
     return found
+
+
+# The configuration of the model with its head, which an adapter lacks. Not config.json: transformers would take the
+# folder for that of a whole model.
+MODEL_CONFIG = "model_config.json"
+_WEIGHTS = "adapter_model.safetensors"
+
+
+def is_adapter(folder: str | Path) -> bool:
+    """Tell whether a folder holds an adapter of PEFT without its model."""
+    folder = Path(folder)
+    return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
+
+
+def save_adapter(model: Any, folder: Path, base: str) -> None:
+    """Save the adapter of a model as PEFT does, and the model's configuration beside it.
+
+    Args:
+        model: A ``PeftModel``.
+        folder: The folder.
+        base: Name of the model that the adapter is on, for :func:`load_adapter` and others.
+    """
+    for config in model.peft_config.values():
+        config.base_model_name_or_path = base
+    model.save_pretrained(folder, save_embedding_layers=False)
+    own = transformers_model(model)
+    config = copy.deepcopy(own.config)
+    config.architectures = [type(own).__name__]
+    write_text(folder / MODEL_CONFIG, config.to_json_string())
+
+
+def saved_config(folder: Path) -> PreTrainedConfig:
+    """Load the configuration of the model that :func:`load_adapter` returns."""
+    _, config = _class_and_config(folder)
+    return config
+
+
+def load_adapter(folder: Path) -> Any:
+    """Load an adapter of a run, merged into its model, in evaluation mode, on the CPU.
+
+    Raises:
+        AttendropError: PEFT is not installed; the model of the adapter cannot be found; weights are missing.
+    """
+    peft = import_peft()
+    cls, config = _class_and_config(folder)
+    settings = read_json(folder / ADAPTER_CONFIG)
+    if not (folder / _WEIGHTS).is_file():
+        raise AttendropError(f"The folder '{folder}' holds no weights of an adapter: it has no {_WEIGHTS}.")
+    base, found = cls.from_pretrained(
+        _place_of_base(folder, settings),
+        config=config,
+        use_safetensors=True,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+        dtype="float32",
+    )
+    missing = sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])})
+    saved = tuple(f"{name}." for name in settings.get("modules_to_save") or ())
+    if lost := [key for key in missing if not any(name in key for name in saved)]:
+        raise AttendropError(f"Neither the adapter in '{folder}' nor its model has the weights {lost[0]}.")
+    return peft.PeftModel.from_pretrained(base, str(folder)).merge_and_unload().eval()
+
+
+def import_peft() -> Any:
+    """Import PEFT; raises AttendropError if it is not installed."""
+    try:
+        import peft
+    except ModuleNotFoundError:
+        raise AttendropError("Adapters need peft, which is not installed; run `pip install attendrop[peft]`.") from None
+    return peft
+
+
+def _class_and_config(folder: Path) -> tuple[Any, PreTrainedConfig]:
+    """Return the class of the model and its configuration, with the head."""
+    if not (folder / MODEL_CONFIG).is_file():
+        raise AttendropError(
+            f"The adapter in '{folder}' was not saved by attendrop: it has no {MODEL_CONFIG}, which tells its classes. "
+            "Load it with peft, and save what merge_and_unload() returns."
+        )
+    saved = read_json(folder / MODEL_CONFIG)
+    cls = model_class(folder, (saved.get("architectures") or [None])[0], saved)
+    return cls, cls.config_class.from_dict(saved)
+
+
+def _place_of_base(folder: Path, settings: dict[str, Any]) -> str:
+    name = settings.get("base_model_name_or_path") or ""
+    try:
+        return resolve_model(name)
+    except AttendropError as error:
+        raise AttendropError(
+            f"The adapter in '{folder}' is on the model {name!r}, which cannot be found ({error}) Put it back, or "
+            f"change base_model_name_or_path in {ADAPTER_CONFIG}."
+        ) from None

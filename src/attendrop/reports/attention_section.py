@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from attendrop.errors import AttendropError
-from attendrop.reports.finished_runs import Results, runs_folder
-from attendrop.reports.html_page import Section, render
+from attendrop.reports.page import Section, render
+from attendrop.reports.results import Results, runs_folder
 from attendrop.runs.run_file import RUN_FILE
 from attendrop.runs.run_folder import keeps_model
 from attendrop.studies.comparison import BEST
@@ -61,10 +61,6 @@ PartOfSize = Callable[[int], AttentionPart]
 def attention_part(results: Results, options: ViewerOptions) -> PartOfSize:
     """Look at the model that a comparison kept, which is loaded for this; studies keep none.
 
-    Args:
-        results: Results of a comparison or a study.
-        options: What to show.
-
     Returns:
         A function that makes a part which adds at most so many bytes to a page, or else the shortest there is.
 
@@ -90,7 +86,7 @@ def attention_part(results: Results, options: ViewerOptions) -> PartOfSize:
 
     def part(most_bytes: int) -> AttentionPart:
         found = kept.section(_IDENTIFIER, _HEADING, most_bytes)
-        return no_room if found is None else AttentionPart(found.section, found.left_out if options.texts else "")
+        return no_room if found is None else found if options.texts else found._replace(missing="")
 
     return part
 

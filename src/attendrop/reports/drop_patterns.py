@@ -1,22 +1,51 @@
-"""Patterns of what a method drops: by layer, head, distance between positions, and type of the tokens."""
+"""Patterns of what a run's method drops: by layer, head, distance between positions, and type of the tokens."""
 
 from __future__ import annotations
 
-import csv
-import io
+import inspect
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from attendrop.batches import Batch
-from attendrop.reports.drop_decisions import LayerDrops, PassDrops
-from attendrop.reports.token_types import TOKEN_TYPES, TokenTypes
+from attendrop.batches import ANSWER_MASK, Batch, to_device
+from attendrop.devices import compute_device
+from attendrop.errors import AttendropError
+from attendrop.methods.core.base import Method
+from attendrop.reports.attention_maps import TOKEN_TYPES, TokenTypes, assumed_targets
+from attendrop.reports.drops import (
+    DropMoment,
+    LayerDrops,
+    Learnt,
+    PassDrops,
+    acting_in_attention,
+    active_epochs,
+    record_drops,
+)
+from attendrop.reports.figures import require_matplotlib, save_figure
+from attendrop.runs.config import RunConfig
+from attendrop.runs.data import Parts, encode_parts
+from attendrop.runs.finished_run import FinishedRun, load_finished_run
+from attendrop.runs.model_loading import load_model_and_tokenizer
+from attendrop.runs.prediction_passes import predict_outputs
+from attendrop.runs.run_folder import keeps_model, read_metrics, read_run
+from attendrop.tasks.custom_files import files_task, stream_file
+from attendrop.tasks.file_formats import default_columns
+from attendrop.tasks.heads.registry import head_of_model
+from attendrop.tasks.splits import subset
+from attendrop.tasks.table import BadRows
+from attendrop.tasks.tokenization import encode_columns
+from attendrop.text_tables import csv_table
+from attendrop.training.labelled_data import ColumnCollator
 
 # Lower ends of the groups of distances, in tokens.
 _DISTANCES = (0, 1, 2, 3, 5, 9, 17, 33)
@@ -122,17 +151,15 @@ class DropPatterns:
 
     def csv(self) -> str:
         """Write all shares as CSV: ``grouping, layer, group, positions, dropped_share, low, high``."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(("grouping", "layer", "group", "positions", "dropped_share", "low", "high"))
+        rows: list[tuple[object, ...]] = []
         for grouping in ("layer", "head", "distance", "from", "to"):
             for layer in (None, *self.layers):
                 for group in self.groups(grouping):
                     share = self.share(grouping, group, layer)
                     if share is not None:
                         numbers = ("" if math.isnan(x) else f"{x:.6f}" for x in (share.share, share.low, share.high))
-                        writer.writerow((grouping, layer or ALL, group, share.positions, *numbers))
-        return text.getvalue()
+                        rows.append((grouping, layer or ALL, group, share.positions, *numbers))
+        return csv_table(("grouping", "layer", "group", "positions", "dropped_share", "low", "high"), rows)
 
 
 def _share(positions: Numbers, dropped: Numbers) -> Share:
@@ -185,3 +212,247 @@ def _grouped(drops: LayerDrops, kinds: Tensor | None) -> dict[tuple[str, str], t
         if drops.layer.kind != "cross":
             group("from", TOKEN_TYPES, kinds[:, :, None])
     return found
+
+
+_HEADINGS = {"distance": "distance between positions", "to": "token attended to", "from": "token that attends"}
+# More layers or groups than this are not labelled one by one.
+_MOST_LABELS = 16
+
+
+def plot_drops(patterns: DropPatterns, title: str, path: Path) -> None:
+    """Draw the dropped share by layer, by layer and distance, and by type of the tokens, as a PNG file.
+
+    Error bars are 95 % intervals.
+
+    Raises:
+        AttendropError: matplotlib is not installed.
+    """
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 7.5), layout="constrained")
+    figure.suptitle(title, fontsize="medium")
+    grid = figure.subplots(2, 2)
+    _by_layer(grid[0, 0], patterns)
+    _by_layer_and_distance(figure, grid[0, 1], patterns)
+    top = 0.0
+    for axes, grouping in ((grid[1, 0], "to"), (grid[1, 1], "from")):
+        top = max(top, _bars(axes, patterns, grouping))
+    for axes in grid[1]:
+        axes.set_ylim(0, min(1.0, 1.15 * top) or 1.0)
+    save_figure(figure, path, format="png", dpi=150)
+
+
+def _by_layer(axes: Any, patterns: DropPatterns) -> None:
+    shares = [patterns.share("layer", "all", layer) for layer in patterns.layers]
+    known = [(i, share) for i, share in enumerate(shares) if share is not None]
+    axes.errorbar(
+        [i for i, _ in known],
+        [share.share for _, share in known],
+        yerr=_errors([share for _, share in known]),
+        fmt="o",
+        capsize=3,
+        color="tab:blue",
+    )
+    _label_layers(axes.xaxis, patterns)
+    axes.set_ylim(0, 1.15 * np.nanmax([[share.share, share.high] for _, share in known]) or 1.0)
+    axes.set_xlabel("attention layer")
+    axes.set_ylabel("dropped share")
+    axes.grid(alpha=0.3)
+
+
+def _by_layer_and_distance(figure: Any, axes: Any, patterns: DropPatterns) -> None:
+    groups = patterns.groups("distance")
+    if not groups:
+        axes.set_axis_off()
+        return
+    rows = [[patterns.share("distance", group, layer) for group in groups] for layer in patterns.layers]
+    values = np.array([[np.nan if share is None else share.share for share in row] for row in rows])
+    image = axes.imshow(values, aspect="auto", cmap="viridis", vmin=0)
+    axes.set_xticks(range(len(groups)), groups)
+    _label_layers(axes.yaxis, patterns)
+    axes.set_xlabel(f"{_HEADINGS['distance']}, in tokens")
+    axes.set_ylabel("attention layer")
+    figure.colorbar(image, ax=axes, label="dropped share")
+
+
+def _bars(axes: Any, patterns: DropPatterns, grouping: str) -> float:
+    """Draw the shares of the groups; return the highest end of an interval."""
+    groups = patterns.groups(grouping)
+    if not groups:
+        axes.set_axis_off()
+        return 0.0
+    shares = [share for group in groups if (share := patterns.share(grouping, group)) is not None]
+    heights = [share.share for share in shares]
+    axes.bar(groups, heights, yerr=_errors(shares), capsize=4, color="tab:blue", alpha=0.75)
+    axes.set_xlabel(_HEADINGS[grouping])
+    axes.set_ylabel("dropped share")
+    axes.grid(alpha=0.3, axis="y")
+    return float(np.nanmax([*heights, *(share.high for share in shares)]))
+
+
+def _errors(shares: list[Any]) -> Any:
+    ends = np.array([[share.share - share.low, share.high - share.share] for share in shares]).T
+    return np.nan_to_num(ends) if len(shares) else None
+
+
+def _label_layers(axis: Any, patterns: DropPatterns) -> None:
+    kinds = {layer.split(".")[0] for layer in patterns.layers}
+    names = [layer.split(".")[1] if len(kinds) == 1 else layer for layer in patterns.layers]
+    step = -(-len(names) // _MOST_LABELS)
+    axis.set_ticks(range(0, len(names), step), names[::step])
+
+
+# Rows of a step that is repeated: small, so that there are many steps.
+BATCH_SIZE = 8
+
+
+@dataclass(frozen=True)
+class RowSource:
+    """Rows to look at.
+
+    Attributes:
+        rows: How many.
+        file: A file of texts; None: the run's training rows, sampled by its seed.
+        text_columns: Its text columns; none: those of the run.
+        data_dir: Folder of the run's task, if it was moved.
+        device: ``"auto"`` or ``"cpu"``.
+
+    Raises:
+        AttendropError: ``rows`` is less than 1.
+    """
+
+    rows: int = 128
+    file: str | None = None
+    text_columns: tuple[str, ...] = ()
+    data_dir: str | None = None
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.rows < 1:
+            raise AttendropError(f"rows must be at least 1, not {self.rows}.")
+
+
+@dataclass(frozen=True)
+class RecordedDrops:
+    """What a run's method drops.
+
+    Attributes:
+        run: What was trained on what, for a title.
+        method: The method of the run, or of a composition its methods that can drop positions of attention; None if
+            there are none.
+        rows: Number of rows.
+        windows: Number of encoded rows; where texts are read in windows, there are more than rows.
+        source: Where they came from.
+        patterns: The counts.
+        acted: Whether the method was active in an epoch of the run.
+    """
+
+    run: str
+    method: Method | None
+    rows: int
+    windows: int
+    source: str
+    patterns: DropPatterns
+    acted: bool = True
+
+
+def record_run_drops(
+    run_dir: str, source: RowSource, on_batch: Callable[[int, int], None] | None = None
+) -> RecordedDrops:
+    """Repeat training steps of a finished run's method on some rows, without training.
+
+    The model is the trained one, and the method has what it learnt. The steps are spread evenly over the run's planned
+    steps, so that a schedule is seen over its whole course; each has eight rows and its own random numbers. Of a method
+    that is active in some epochs only, these are seen.
+
+    Args:
+        run_dir: Folder of the run.
+        source: The rows.
+        on_batch: Called before each step with the number of steps done, and of all.
+
+    Raises:
+        AttendropError: There is no finished run, or it kept no model; its data changed or cannot be read.
+    """
+    folder = Path(run_dir)
+    run, metrics = read_run(folder), read_metrics(folder)
+    if run is None or metrics is None:
+        raise AttendropError(f"'{run_dir}' holds no finished run; name the folder of one.")
+    config = RunConfig(**run["config"], output_dir=run_dir).filled(**(run.get("decided") or {}))
+    title = f"{Path(metrics['model']).name} on {metrics['task']}, seed {metrics['seed']}"
+    method, patterns = acting_in_attention(config.regularizer), DropPatterns()
+    if method is None:
+        return RecordedDrops(title, None, 0, 0, "", patterns)
+    if not keeps_model(run_dir):
+        raise AttendropError(
+            f"The run in '{run_dir}' kept no model, with which what it drops could be recorded; train one with "
+            f"`attendrop train --config {run_dir}/run.yaml`."
+        )
+    model, tokenizer, columns = _columns(run_dir, config, source)
+    head = head_of_model(model.config)
+    count, rows = len(set(head.row_numbers(columns))), _rows(model, tokenizer, method, columns)
+    head.refuse("patterns")
+    model.to(compute_device(source.device))  # type: ignore[arg-type]
+    learnt, types = Learnt.of_run(folder), TokenTypes(tokenizer)
+    collate = ColumnCollator(head.collator(tokenizer), (*method.columns, ANSWER_MASK))
+    num_epochs = len(metrics.get("history", ()))
+    epochs = active_epochs(method, max(2, num_epochs))
+    steps, batches = max(1, int(metrics.get("planned_steps") or 1)), range(0, len(rows), BATCH_SIZE)
+    for number, start in enumerate(batches if epochs else ()):
+        if on_batch is not None:
+            on_batch(number, len(batches))
+        batch = to_device(collate(rows[start : start + BATCH_SIZE]), model.device)
+        done = (number + 0.5) / len(batches)
+        moment = DropMoment(config.seed + number, int(done * steps), steps, epochs[int(done * len(epochs))])
+        patterns.add(record_drops(model, method, batch, moment, learnt=learnt, tokenizer=tokenizer), types)
+    acted = bool(active_epochs(method, num_epochs))
+    return RecordedDrops(title, method, count, len(rows), source.file or "training rows", patterns, acted)
+
+
+def _columns(
+    run_dir: str, config: RunConfig, source: RowSource
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Mapping[str, Any]]:
+    """Load the model, its tokenizer and the encoded rows, by column."""
+    if source.file is None:
+        run = load_finished_run(run_dir, data_dir=source.data_dir, device=source.device)
+        return run.model, run.tokenizer, _training_columns(run, source.rows)
+    model, tokenizer = load_model_and_tokenizer(str(Path(run_dir).absolute()), None)
+    return model, tokenizer, _file_columns(model, tokenizer, config, source)
+
+
+def _rows(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, method: Method, columns: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """List the encoded rows, with what the model and the method read."""
+    accepted = {*inspect.signature(model.forward).parameters} & {*tokenizer.model_input_names}
+    accepted |= {"labels", ANSWER_MASK, *method.columns}
+    count = len(columns["labels"])
+    return [{name: columns[name][i] for name in columns if name in accepted} for i in range(count)]
+
+
+def _training_columns(run: FinishedRun, count: int) -> Mapping[str, Any]:
+    """Encode some of the rows that a run was trained on, with the columns that its method reads."""
+    trained = run.on_all_rows() if run.config.refit else run
+    rows = subset(trained.parts.train, count, run.config.seed)
+    encoded: Dataset = encode_parts(run.config, run.task, Parts(rows, None, {}), run.tokenizer).train
+    return {name: encoded[name][:] for name in encoded.column_names}
+
+
+def _file_columns(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: RunConfig, source: RowSource
+) -> Mapping[str, Any]:
+    """Encode the first rows of a file; what the model predicts is taken as their labels."""
+    head = head_of_model(model.config)
+    texts = source.text_columns or config.text_columns or default_columns(source.file)[0]
+    if not texts:
+        raise AttendropError("No text-columns are given for the file; give its column names, comma-separated.")
+    assert source.file is not None
+    chunks = stream_file(source.file, text_columns=texts, head=head, size=source.rows, bad=BadRows())
+    chunk = next(chunks, None)
+    if chunk is None:
+        raise AttendropError(f"{source.file} has no valid row.")
+    limit = head.length_limit(tokenizer, config.max_length, chunk.columns)
+    task = files_task(texts, head).with_long_texts(config.long_texts)
+    encoded = encode_columns(dict(chunk.columns), task, tokenizer, limit)
+    outputs = predict_outputs(model, tokenizer, head, encoded, config.eval_batch_size, source.device)
+    return {**encoded, "labels": assumed_targets(head, outputs, encoded, tokenizer)}

@@ -8,24 +8,26 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import build_method
-from attendrop.reports.attention_stages import Stages, load_stages
+from attendrop.reports.attention_section import AttentionPart
 from attendrop.reports.attention_viewer import (
     ShownText,
+    Stages,
     explanation,
+    load_stages,
     method_in_words,
     page_length,
     show_texts,
     viewer_section,
 )
-from attendrop.reports.finished_runs import FinishedRun
-from attendrop.reports.html_page import Section, render, render_page
+from attendrop.reports.page import Section, render, render_page
+from attendrop.reports.results import FinishedRun
 from attendrop.runs.config import DEFAULT_METHOD, RunConfig
 from attendrop.runs.data import divide, load_data
 from attendrop.runs.run_file import RUN_FILE, read_run_file
@@ -38,18 +40,6 @@ from attendrop.tasks.tokenization import columns_of, encode
 # Rows that are shown, and how many tokens they should have; of very many rows, the first are looked at.
 COUNT, TOKENS, MOST_ROWS = 3, 16, 2000
 logger = logging.getLogger(__name__)
-
-
-class KeptSection(NamedTuple):
-    """A section with a viewer.
-
-    Attributes:
-        section: The section.
-        left_out: What it has not, to keep the page small, in words; empty if it has everything.
-    """
-
-    section: Section
-    left_out: str
 
 
 @dataclass(frozen=True)
@@ -77,7 +67,7 @@ class KeptModel:
         length = page_length(self.folder.name, self.stages, [longest])
         return f'attendrop attend {self.folder} "TEXT"{"" if length is None else f" --max-length {length}"}'
 
-    def section(self, identifier: str, heading: str, most_bytes: int) -> KeptSection | None:
+    def section(self, identifier: str, heading: str, most_bytes: int) -> AttentionPart | None:
         """Make a section with a viewer that adds at most so many bytes to a page.
 
         Layers are left out first, every other one, then texts.
@@ -90,7 +80,7 @@ class KeptModel:
             left_out = _left_out(self.texts, texts)
             section = self._section(identifier, heading, texts, left_out)
             if len(render_page("", [section]).encode()) <= most_bytes:
-                return KeptSection(section, left_out)
+                return AttentionPart(section, left_out)
             texts = _fewer(texts)
         return None
 
@@ -137,13 +127,6 @@ def look_at_kept_model(
     folder: Path, runs: Sequence[FinishedRun], texts: Sequence[str], pairs: Sequence[str], device: str
 ) -> KeptModel:
     """Compute the maps of a kept model.
-
-    Args:
-        folder: Folder of its run.
-        runs: Runs of the comparison, which tell its evaluation rows.
-        texts: The texts; none: rows of the evaluation data, see :func:`typical_rows`.
-        pairs: The second text of each, for a model of pairs.
-        device: ``"auto"`` or ``"cpu"``.
 
     Raises:
         AttendropError: The model or the data cannot be read, or the texts cannot be shown.

@@ -14,7 +14,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.attend_out.method import AttendOut
 from attendrop.methods.scheduler import HIGHEST, Scheduler
 from attendrop.output_files import write_json
-from attendrop.reports.figure_file import save_figure
+from attendrop.reports.figures import require_matplotlib, save_figure
 from attendrop.runs.run_folder import read_metrics
 from attendrop.wording import counted
 
@@ -203,11 +203,10 @@ def plot(patterns: Patterns, path: Path, fitted: Fit | None = None) -> None:
     Raises:
         AttendropError: matplotlib is not installed.
     """
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise AttendropError("A picture needs matplotlib; run `pip install attendrop[plots]`.") from None
+    require_matplotlib()
+    import matplotlib
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
     colors = matplotlib.colormaps["viridis"](np.linspace(0, _LIGHTEST, len(patterns.layers)))

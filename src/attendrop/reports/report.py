@@ -13,11 +13,11 @@ from typing import Any
 from attendrop.errors import AttendropError
 from attendrop.output_files import sha256, write_bytes, write_json
 from attendrop.reports.attention_section import DEFAULT_VIEWER, ViewerOptions, attention_part
-from attendrop.reports.charts.chart import Chart
-from attendrop.reports.charts.every_chart import LeftOut, make_charts
-from attendrop.reports.finished_runs import Results, read_results
+from attendrop.reports.charts import LeftOut, make_charts
+from attendrop.reports.figures import Chart
 from attendrop.reports.report_page import report_page
-from attendrop.reports.result_table import make_result_table
+from attendrop.reports.results import Results, read_results
+from attendrop.reports.tables import make_result_table
 
 FOLDER = "report"
 PAGE = "report.html"
@@ -69,7 +69,7 @@ def write_report(
     Args:
         folder: Folder of the study or the comparison.
         output: Folder of the report. None: ``report`` in the former.
-        reference: See :func:`attendrop.reports.finished_runs.read_results`.
+        reference: See :func:`attendrop.reports.results.read_results`.
         overwrite: Replace also files with these names that no report wrote, or that were changed since.
         viewer: What the attention viewer shows of the model that a comparison kept; None: there is no viewer.
 

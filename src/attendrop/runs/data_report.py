@@ -18,6 +18,7 @@ from attendrop.tasks.likeness import class_likeness
 from attendrop.tasks.long_texts import HEAD, HEAD_TAIL, WINDOWS
 from attendrop.tasks.table import skipped_places
 from attendrop.tasks.tokenization import columns_of
+from attendrop.text_tables import NAMES_LEFT, aligned
 from attendrop.wording import counted, counts_of
 
 _Text = tuple[str, ...]
@@ -94,15 +95,7 @@ def report_table(report: dict[str, Any], head: Head) -> str:
     if "truncated" in parts["train"]:
         cut = (f"{100 * part['truncated'] / max(part['rows'], 1):.1f} %" for part in parts.values())
         lines.append([f"over {report['max_length']} tokens, {_TREATED[report.get('long_texts', HEAD)]}", *cut])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        [f"Data: {head.kind}, {head.labels_are}"]
-        + [
-            line[0].ljust(widths[0])
-            + "".join(f"  {cell:>{width}}" for cell, width in zip(line[1:], widths[1:], strict=True))
-            for line in lines
-        ]
-    )
+    return "\n".join([f"Data: {head.kind}, {head.labels_are}", *aligned(lines, NAMES_LEFT)])
 
 
 def report_warnings(report: dict[str, Any], head: Head) -> Iterator[str]:

@@ -16,8 +16,7 @@ from attendrop.argument_checks import check_choice
 from attendrop.errors import AttendropError
 from attendrop.output_files import check_output, disk_errors, share_permissions
 from attendrop.pruning.comparison import Array, paired_difference
-from attendrop.pruning.export import QUANTIZATIONS, export_onnx, export_torch
-from attendrop.pruning.onnx_file import onnx_model
+from attendrop.pruning.export import QUANTIZATIONS, export_onnx, export_torch, onnx_model
 from attendrop.pruning.serialization import is_pruned, stock_config
 from attendrop.runs.finished_run import FinishedRun, check_finished, load_finished_run
 from attendrop.runs.model_loading import load_model_and_tokenizer

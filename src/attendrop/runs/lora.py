@@ -95,7 +95,7 @@ def add_adapter(model: PreTrainedModel, new: Collection[str], head: Head, option
     Raises:
         AttendropError: PEFT is not installed, or the model has no such targets.
     """
-    from attendrop.pruning.saved_adapter import import_peft
+    from attendrop.pruning.serialization import import_peft
 
     peft = import_peft()
     targets = options.targets

@@ -21,8 +21,7 @@ from attendrop.attribution.predictions import declare_output
 from attendrop.errors import AttendropError
 from attendrop.model_files import MINILM_HUB_ID, first_line, resolve_model
 from attendrop.pruning.pruned_model import load
-from attendrop.pruning.saved_adapter import is_adapter, saved_config
-from attendrop.pruning.serialization import is_pruned
+from attendrop.pruning.serialization import is_adapter, is_pruned, saved_config
 from attendrop.runs.run_folder import check_whole
 from attendrop.runs.saved_pooling import saved_pooling
 from attendrop.tasks.base import Task

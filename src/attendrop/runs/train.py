@@ -19,7 +19,7 @@ from attendrop.errors import AttendropError
 from attendrop.model_files import lasting_name
 from attendrop.output_files import write_json, write_text
 from attendrop.peft_models import has_adapter, transformers_model
-from attendrop.pruning.saved_adapter import save_adapter
+from attendrop.pruning.serialization import save_adapter
 from attendrop.runs.announcements import (
     SKIPPED,
     announce_data,

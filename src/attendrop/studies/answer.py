@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,6 +20,7 @@ from attendrop.studies.method_rows import (
     scored_unlike,
 )
 from attendrop.studies.verdict import MIN_SEEDS, Verdict, cost, ends, interval, judge, number, p_text, seeds, title
+from attendrop.text_tables import aligned, csv_of_records, markdown_table
 
 # Differences below this are practically nothing: of scores up to 1, and of errors as a share of the reference's.
 MARGIN = 0.005
@@ -75,9 +74,7 @@ class Answer:
                 *(there[row.label][2:4] if row.label in there else ("-", "-") for row in self.rows),
             )
             lines = [line + more for line, more in zip(lines, beside, strict=True)]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        padded = ([text.ljust(width) for text, width in zip(line, widths, strict=True)] for line in lines)
-        table = ["  ".join(line).rstrip() for line in padded]
+        table = aligned(lines)
         about = f"{self.metric} of {self.model} on {self.scored_on}:"
         words = [*self.verdict.sentences, *self.notes]
         if self.shifted is None:
@@ -112,7 +109,7 @@ class Answer:
 
     def csv(self) -> str:
         """Return the table as CSV, in full precision, with a column for the score of each seed."""
-        return csv_table(self.records())
+        return csv_of_records(self.records())
 
     def records(self) -> list[dict[str, Any]]:
         """Return the rows of the table for :meth:`csv`."""
@@ -321,19 +318,3 @@ def cells(row: MethodRow) -> tuple[str, ...]:
         ahead = "equal" if found.is_equal else f"{found.ahead:.2f}"
     p = "-" if row.p_holm is None else p_text(row.p_holm)
     return row.label, str(row.n), score, new, these, p, ahead, cost(row)
-
-
-def csv_table(records: Sequence[Mapping[str, Any]]) -> str:
-    """Return records as CSV, with all columns that one of them has."""
-    text = io.StringIO()
-    columns = dict.fromkeys(column for record in records for column in record)
-    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return text.getvalue()
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table as Markdown."""
-    lines = [header, ["---"] * len(header), *([text.replace("|", r"\|") for text in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

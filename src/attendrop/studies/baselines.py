@@ -203,7 +203,8 @@ class _Fits:
 
         def features(rows: Dataset) -> Array:
             texts = columns(rows)
-            return sparse.hstack([each.transform(texts[place]) for place, each in counters]).tocsr()
+            found: Array = sparse.hstack([each.transform(texts[place]) for place, each in counters]).tocsr()
+            return found
 
         return self._linear(train, features, features)
 

@@ -15,7 +15,7 @@ from attendrop.errors import AttendropError
 from attendrop.output_files import write_text
 from attendrop.runs.folder_lock import LOCK
 from attendrop.runs.run_folder import read_json
-from attendrop.studies.answer import Answer, answer, csv_table, markdown_table
+from attendrop.studies.answer import Answer, answer
 from attendrop.studies.executor import LOCAL, OnEvent, run_units
 from attendrop.studies.method_rows import LABEL, MethodRow, p_value
 from attendrop.studies.statistics import (
@@ -31,6 +31,7 @@ from attendrop.studies.statistics import (
 from attendrop.studies.study_file import Study
 from attendrop.studies.units import ANSWER, REPORTS, RUNS, Result
 from attendrop.studies.verdict import ends, interval
+from attendrop.text_tables import csv_of_records, markdown_table
 
 
 def run_study(
@@ -160,7 +161,7 @@ class StudyReport:
     def csv(self) -> str:
         """Return the tables of all settings as one CSV."""
         tables = {name: found.records() for name, found in self.answers.items()}
-        return csv_table([{"setting": name, **record} for name, table in tables.items() for record in table])
+        return csv_of_records([{"setting": name, **record} for name, table in tables.items() for record in table])
 
 
 def read_answers(path: Path) -> dict[str, Answer] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,13 +16,10 @@ from helpers.finished_runs import history, write_run, write_runs
 from matplotlib import colormaps
 
 from attendrop.methods.core.registry import build_method
-from attendrop.reports import html_page
-from attendrop.reports.charts import chart as drawing
-from attendrop.reports.charts.chart import Chart, Mark, new_figure, styled
-from attendrop.reports.charts.data_size import score_over_data_size
-from attendrop.reports.charts.every_chart import make_charts
-from attendrop.reports.charts.methods_shown import every_method
-from attendrop.reports.finished_runs import read_results
+from attendrop.reports import figures as drawing
+from attendrop.reports.charts import make_charts, score_over_data_size
+from attendrop.reports.figures import Chart, Mark, Picture, every_method, new_figure, styled
+from attendrop.reports.results import read_results
 
 PLAIN, AHEAD = (0.50, 0.52, 0.51, 0.53), (0.60, 0.63, 0.61, 0.62)
 PNG = b"\x89PNG\r\n"
@@ -340,19 +338,15 @@ def hostile_chart() -> Chart:
     return Chart("kind", "", name, name, figure, (name,), [[name]], [Mark(axes, 0, 0, name), Mark(axes, 1, 1, name)])
 
 
-def test_a_chart_is_a_png_and_an_svg_file() -> None:
-    chart = hostile_chart()
-    assert chart.png().startswith(PNG)
-    root = ElementTree.fromstring(chart.svg())
-    assert root.tag.endswith("svg")
-    assert chart.svg() == hostile_chart().svg()
-
-
-def words(svg: str | bytes) -> list[str]:
+def words(svg: bytes) -> list[str]:
     """The lines of text in an SVG."""
     return [
         "".join(each.itertext()).strip() for each in ElementTree.fromstring(svg).iter() if each.tag.endswith("text")
     ]
+
+
+def svg_of(picture: Picture) -> bytes:
+    return base64.b64decode(picture.source.removeprefix("data:image/svg+xml;base64,"))
 
 
 def test_files_have_the_title_and_the_data_above_the_figure_and_the_page_does_not(tmp_path: Path) -> None:
@@ -360,13 +354,11 @@ def test_files_have_the_title_and_the_data_above_the_figure_and_the_page_does_no
     write_run(tmp_path, "attendout", 0.5, dropout_steps=steps)
     chart = made(tmp_path)["drop_probability"]
     title = ["Drop probability of each layer, attendout", "cola"]
-    before = chart.inline_svg("a")
+    before = chart.picture()
     for _ in range(2):
         assert [word for word in words(chart.svg()) if word in title] == title
-    after = chart.inline_svg("a")
-    assert not set(words(after)) & set(title)
-    assert words(after) == words(before)
-    assert after[:60] == before[:60]  # its size
+    assert not set(words(svg_of(chart.picture()))) & set(title)
+    assert chart.picture()[1:] == before[1:]  # the size, and the places of the marks
 
 
 @pytest.mark.parametrize("word", ["option=0.123 ", "CAPITALS_", "字"])
@@ -382,33 +374,12 @@ def test_titles_are_broken_into_lines_that_fit(word: str) -> None:
     assert title.get_text().count("\n") < 8
 
 
-def test_an_svg_in_a_page_has_its_ids_the_colours_of_the_page_and_no_markup_of_names() -> None:
-    text = hostile_chart().inline_svg("figure-7")
-    assert "<script>" not in text
-    root = ElementTree.fromstring(text)
-    ids = [each.attrib["id"] for each in root.iter() if "id" in each.attrib]
-    assert ids
-    assert all(each.startswith("figure-7-") for each in ids)
-    assert len(set(ids)) == len(ids)
-    targets = set(re.findall(r"#(figure-7-[\w-]+)", text))
-    assert targets == set(ids)
-    assert "var(--series-1)" in text
-    assert "var(--text)" in text
-    assert drawing.SERIES[0] not in text
-    assert root.attrib["role"] == "img"
-
-
-def test_marks_are_where_the_points_are() -> None:
-    root = ElementTree.fromstring(hostile_chart().inline_svg("a"))
-    first, second = (each for each in root.iter("circle") if each.attrib["class"] == "mark")
-    line = next(each for each in root.iter("path") if "var(--series-1)" in each.attrib.get("style", ""))
+def test_marks_are_where_the_points_are_in_the_picture_of_a_page() -> None:
+    picture = hostile_chart().picture()
+    root = ElementTree.fromstring(svg_of(picture))
+    assert [float(side) for side in root.attrib["viewBox"].split()[2:]] == pytest.approx(picture[1:3])
+    line = next(
+        each for each in root.iter() if drawing.SERIES[0] in each.attrib.get("style", "") and "d" in each.attrib
+    )
     ends = [float(number) for number in re.findall(r"-?[\d.]+", line.attrib["d"])]
-    for mark, (x, y) in ((first, ends[:2]), (second, ends[2:4])):
-        assert (float(mark.attrib["cx"]), float(mark.attrib["cy"])) == pytest.approx((x, y), abs=0.1)
-    assert first.find("title") is not None
-
-
-def test_the_colours_are_those_of_the_style_sheet() -> None:
-    light = html_page._source("page.css").split("@media")[0]
-    for color, variable in drawing._VARIABLES.items():
-        assert f"{variable}: {color};" in light
+    assert [place for x, y, _ in picture.marks for place in (x, y)] == pytest.approx(ends[:4], abs=0.1)

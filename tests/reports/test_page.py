@@ -14,7 +14,7 @@ import pytest
 from markupsafe import Markup
 
 from attendrop.errors import AttendropError
-from attendrop.reports.html_page import Section, render, render_page, script_json
+from attendrop.reports.page import Section, render, render_page, script_json
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u2028\u2029"
 
@@ -71,7 +71,7 @@ def test_nothing_is_loaded_from_elsewhere() -> None:
 
 
 def test_only_the_scripts_of_the_page_may_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    import attendrop.reports.html_page as html_page
+    import attendrop.reports.page as html_page
 
     source = html_page._source
     script = Markup("let one = 1 < 2 && '\"';\n")

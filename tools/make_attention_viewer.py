@@ -13,7 +13,7 @@ from chromium import chromium
 
 from attendrop.cli import main
 
-PICTURE = Path(__file__).with_name("attention_viewer.png")
+PICTURE = Path(__file__).parents[1] / "docs" / "attention_viewer.png"
 TRAIN = ["--task", "cola", "--max-train-samples", "1000", "--max-steps", "240", "--method", "ad-drop"]
 TRAIN += ["--set", "cross_tuning=false", "--seed", "0", "--device", "cpu"]
 TEXT = "The books that the boy reads is on the table."

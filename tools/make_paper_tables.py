@@ -13,10 +13,10 @@ from typing import Any
 
 import yaml
 
-from attendrop.reports.result_table import score_scale
+from attendrop.reports.tables import score_scale
 from attendrop.studies.study_file import Study, read_study
 
-DOCS = Path(__file__).parent
+DOCS = Path(__file__).parents[1] / "docs"
 ROOT = DOCS.parent
 RECIPES, RESULTS = ROOT / "recipes", ROOT / "results"
 PAGE, DATA = DOCS / "paper_tables.md", DOCS / "paper_tables.yaml"

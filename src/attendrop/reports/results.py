@@ -20,7 +20,7 @@ from attendrop.studies.units import RUNS
 ANSWER = "answer.json"
 REFERENCE = "finetune"
 # In what the runs of one setting may differ.
-_OF_RUN = ("method", "options", "seed", "output_dir")
+OF_RUN = ("method", "options", "seed", "output_dir")
 _UNSCORED = (
     "no run has a score on evaluation rows, so that methods cannot be compared; give these with --eval-file or "
     "--test-fraction. Scores on held-out rows are those by which an epoch or a number of steps was chosen."
@@ -232,7 +232,7 @@ def _key(metrics: Mapping[str, Any]) -> str:
 
 
 def _options(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in metrics["config"].items() if name not in _OF_RUN}
+    return {name: value for name, value in metrics["config"].items() if name not in OF_RUN}
 
 
 def _setting_name(metrics: Mapping[str, Any], own: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> str:

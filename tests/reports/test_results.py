@@ -11,7 +11,7 @@ from helpers.finished_runs import write_run, write_runs
 
 from attendrop.errors import AttendropError
 from attendrop.output_files import write_json, write_text
-from attendrop.reports.finished_runs import read_results
+from attendrop.reports.results import read_results
 from attendrop.studies.answer import answer
 
 PLAIN, AHEAD = (0.50, 0.52, 0.51, 0.53), (0.60, 0.63, 0.61, 0.62)

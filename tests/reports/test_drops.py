@@ -32,7 +32,7 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attribution.gradient import gradient_attribution
 from attendrop.candidates import candidate_region
 from attendrop.errors import AttendropError
-from attendrop.reports.drop_decisions import (
+from attendrop.reports.drops import (
     DropMoment,
     LayerDrops,
     Learnt,

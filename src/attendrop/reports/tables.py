@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
-from attendrop.reports.finished_runs import Results
+from attendrop.reports.results import Results
 from attendrop.studies.answer import Answer
 from attendrop.studies.method_rows import MethodRow
 from attendrop.studies.statistics import ALPHA
 from attendrop.studies.verdict import MIN_SEEDS, number
+from attendrop.text_tables import NAMES_LEFT, csv_table, in_latex, latex_table, markdown_table
 
 AHEAD, BEHIND, FLATTERED = "†", "‡", "*"
 _LATEX_MARKS = {AHEAD: r"\dagger", BEHIND: r"\ddagger", FLATTERED: r"\ast"}
-_LATEX = {
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-}
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|])")
+# Bars within the table are escaped by `markdown_table`, and need no escape in the caption.
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#])")
 # Errors are shown as they are, all other scores times 100.
 _ERROR = "neg_"
 _AVERAGE = "average"
@@ -53,10 +45,13 @@ class Cell:
     is_best: bool = False
     marks: str = ""
 
-    def value(self, scale: float) -> str:
-        """Format the mean, the standard deviation and the seeds if they are fewer, without marks."""
-        spread = "" if self.std is None else f" ± {_scaled(self.std, scale)}"
-        return _scaled(self.mean, scale) + spread + (f" ({self.seeds})" if self.is_partial else "")
+
+class CellText(NamedTuple):
+    """A formatted cell: the score, its marks, and whether it is the best of its column."""
+
+    value: str
+    marks: str = ""
+    is_best: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,61 +80,35 @@ class ResultTable:
         pairs = zip(self.columns, self.metrics, strict=True)
         return tuple(name if metric == _AVERAGE else f"{name}, {metric}" for name, metric in pairs)
 
-    def texts(self) -> Iterator[tuple[str, list[tuple[str, str, bool]]]]:
-        """Yield each row: its label, and the value, the marks and whether it is the best, of each cell."""
-        for label, cells in self.rows.items():
-            yield (
-                label,
-                [
-                    ("-", "", False) if cell is None else (cell.value(scale), cell.marks, cell.is_best)
-                    for cell, scale in zip(cells, self.scales, strict=True)
-                ],
-            )
+    def texts(self) -> Iterator[tuple[str, list[CellText]]]:
+        """Yield the label of each row and its formatted cells."""
+        for label, row in self.rows.items():
+            yield label, [_text(cell, scale) for cell, scale in zip(row, self.scales, strict=True)]
 
     def markdown(self) -> str:
         """Return the table as Markdown."""
-        lines = [["method", *self.headers], ["---"] + ["---:"] * len(self.columns)]
-        lines[0] = [_in_markdown(text) for text in lines[0]]
-        for label, cells in self.texts():
-            shown = [(f"**{value}**" if best else value) + _in_markdown(marks) for value, marks, best in cells]
-            lines.append([_in_markdown(label), *shown])
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{_in_markdown(self.caption)}\n"
+        rows = ([_in_markdown(label), *map(_markdown_cell, row)] for label, row in self.texts())
+        table = markdown_table([*map(_in_markdown, ("method", *self.headers))], rows, NAMES_LEFT)
+        return f"{table}\n\n{_in_markdown(self.caption)}\n"
 
     def latex(self) -> str:
         """Return the table as LaTeX, for the package booktabs."""
-        body = [
-            " & ".join([_in_latex(label), *(_latex_cell(*cell) for cell in cells)]) + r" \\"
-            for label, cells in self.texts()
-        ]
-        return "\n".join(
-            [
-                r"\begin{table}",
-                r"\centering",
-                rf"\caption{{{_in_latex(self.caption)}}}",
-                rf"\begin{{tabular}}{{l{'r' * len(self.columns)}}}",
-                r"\toprule",
-                " & ".join(map(_in_latex, ("method", *self.headers))) + r" \\",
-                r"\midrule",
-                *body,
-                r"\bottomrule",
-                r"\end{tabular}",
-                r"\end{table}",
-                "",
-            ]
-        )
+        header = [*map(_in_latex, ("method", *self.headers))]
+        rows = ([_in_latex(label), *map(_latex_cell, row)] for label, row in self.texts())
+        return latex_table(header, rows, _in_latex(self.caption))
 
     def csv(self) -> str:
         """Return the table as CSV: a line for each method and column, the scores in full precision and not scaled."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["method", "setting", "metric", "seeds", "mean", "std", "best", "marks"])
-        for label, cells in self.rows.items():
-            for column, metric, cell in zip(self.columns, self.metrics, cells, strict=True):
-                if cell is not None:
-                    std = "" if cell.std is None else cell.std
-                    best = int(cell.is_best)
-                    writer.writerow([label, column, metric, cell.seeds, cell.mean, std, best, cell.marks])
-        return text.getvalue()
+        header = ("method", "setting", "metric", "seeds", "mean", "std", "best", "marks")
+        return csv_table(
+            header,
+            (
+                (label, column, metric, cell.seeds, cell.mean, cell.std, int(cell.is_best), cell.marks)
+                for label, row in self.rows.items()
+                for column, metric, cell in zip(self.columns, self.metrics, row, strict=True)
+                if cell is not None
+            ),
+        )
 
 
 def make_result_table(results: Results) -> ResultTable:
@@ -168,11 +137,16 @@ def make_result_table(results: Results) -> ResultTable:
     return ResultTable(tuple(names), scales, tuple(metrics), marked, _caption(results, marked))
 
 
+def score_scale(metric: str) -> float:
+    """Return the factor with which scores are shown: 100, or 1 for errors."""
+    return 1.0 if metric.startswith(_ERROR) else 100.0
+
+
 def _are_averaged(answers: Sequence[Answer]) -> bool:
     """Whether settings have an average: they differ in the task alone, and no score is an error."""
     same_model = len({found.model for found in answers}) == 1
     tasks = len({found.task for found in answers})
-    return 1 < tasks == len(answers) and same_model and not any(_is_error(found.metric) for found in answers)
+    return 1 < tasks == len(answers) and same_model and all(score_scale(found.metric) != 1 for found in answers)
 
 
 def _average(cells: Sequence[Cell | None]) -> Cell | None:
@@ -183,11 +157,6 @@ def _average(cells: Sequence[Cell | None]) -> Cell | None:
     marks = FLATTERED if any(FLATTERED in cell.marks for cell in known) else ""
     partial = any(cell.is_partial for cell in known)
     return Cell(fmean(cell.mean for cell in known), None, min(cell.seeds for cell in known), partial, marks=marks)
-
-
-def score_scale(metric: str) -> float:
-    """Return the factor with which scores are shown: 100, or 1 for errors."""
-    return 1.0 if _is_error(metric) else 100.0
 
 
 def _cell(row: MethodRow | None, p: float | None, most: int) -> Cell | None:
@@ -220,44 +189,53 @@ def _caption(results: Results, cells: Mapping[str, Sequence[Cell | None]]) -> st
     counts = sorted({max((row.n for row in found.rows), default=0) for found in answers})
     spread = "of one seed" if counts == [1] else f"mean ± standard deviation of {' or '.join(map(str, counts))} seeds"
     reference = next((row.label for found in answers for row in found.rows if row.is_reference), "the reference")
-    few = any(cell is not None and cell.is_partial for row in cells.values() for cell in row)
+    known = [cell for row in cells.values() for cell in row if cell is not None]
     metrics = ", ".join(dict.fromkeys(found.metric for found in answers))
     models = ", ".join(dict.fromkeys(Path(found.model).name for found in answers))
     rows = f" on {answers[0].scored_on}" if len(answers) == 1 else ""
-    scaled = "" if all(_is_error(found.metric) for found in answers) else " times 100"
-    marks = "".join(cell.marks for row in cells.values() for cell in row if cell is not None)
-    tested = AHEAD in marks or BEHIND in marks
+    scaled = "" if all(score_scale(found.metric) == 1 for found in answers) else " times 100"
+    marks = "".join(cell.marks for cell in known)
     over = ", Holm's correction over all methods and tasks" if results.overall else " after Holm's correction"
-    parts = [
-        f"{metrics}{scaled} of {models}{rows}, {spread}; the best in bold",
-        *(["In parentheses: the number of seeds, if fewer"] if few else []),
-        *([f"{AHEAD} ahead of and {BEHIND} behind {reference}, p ≤ {ALPHA}{over}; of methods only"] if tested else []),
-        *([f"{FLATTERED} chosen on the rows of the score, which flatters it"] if FLATTERED in marks else []),
-    ]
+    parts = [f"{metrics}{scaled} of {models}{rows}, {spread}; the best in bold"]
+    if any(cell.is_partial for cell in known):
+        parts.append("In parentheses: the number of seeds, if fewer")
+    if AHEAD in marks or BEHIND in marks:
+        parts.append(f"{AHEAD} ahead of and {BEHIND} behind {reference}, p ≤ {ALPHA}{over}; of methods only")
+    if FLATTERED in marks:
+        parts.append(f"{FLATTERED} chosen on the rows of the score, which flatters it")
     return f"{'. '.join(parts)}."
+
+
+def _text(cell: Cell | None, scale: float) -> CellText:
+    if cell is None:
+        return CellText("-")
+    spread = "" if cell.std is None else f" ± {_scaled(cell.std, scale)}"
+    value = _scaled(cell.mean, scale) + spread + (f" ({cell.seeds})" if cell.is_partial else "")
+    return CellText(value, cell.marks, cell.is_best)
 
 
 def _scaled(value: float, scale: float) -> str:
     return number(value) if scale == 1 else f"{scale * value:.1f}"
 
 
-def _is_error(metric: str) -> bool:
-    return metric.startswith(_ERROR)
-
-
 def _in_markdown(text: str) -> str:
     return _MARKDOWN.sub(r"\\\1", " ".join(text.split()))
 
 
+def _markdown_cell(cell: CellText) -> str:
+    return (f"**{cell.value}**" if cell.is_best else cell.value) + _in_markdown(cell.marks)
+
+
 def _in_latex(text: str) -> str:
-    escaped = "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
-    for sign, command in _LATEX_MARKS.items():
-        escaped = escaped.replace(sign, f"${command}$") if sign != FLATTERED else escaped
-    return escaped.replace("±", r"$\pm$").replace("≤", r"$\leq$")
+    escaped = in_latex(text)
+    for sign in (AHEAD, BEHIND):
+        escaped = escaped.replace(sign, f"${_LATEX_MARKS[sign]}$")
+    return escaped
 
 
-def _latex_cell(value: str, marks: str, best: bool) -> str:
+def _latex_cell(cell: CellText) -> str:
+    value, marks, is_best = cell
     text = value.replace("-", "$-$") if value.startswith("-") and value != "-" else value
     text = text.replace("±", r"$\pm$")
     signs = "".join(_LATEX_MARKS[mark] for mark in marks)
-    return (rf"\textbf{{{text}}}" if best else text) + (f"$^{{{signs}}}$" if signs else "")
+    return (rf"\textbf{{{text}}}" if is_best else text) + (f"$^{{{signs}}}$" if signs else "")

@@ -1,21 +1,16 @@
-"""Probe of a trained model: its loss and score while positions of high, low or random attribution are dropped.
-
-Appendix B of Yang et al. (2022), as the authors' published code describes it: a model that was fine-tuned without
-dropping is evaluated on development rows, while in one layer at a time a fraction of each row of attention is dropped:
-the positions of highest, or of lowest, gradient attribution to the logit of the gold label.
-"""
+"""The attribution probe: loss and score of a trained model while attention of high or low attribution is dropped."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
@@ -30,11 +25,21 @@ from attendrop.attention.model_outputs import logits_of
 from attendrop.attention.plan import Plan
 from attendrop.attribution.gradient import gradient_attribution
 from attendrop.attribution.targets import fix_target
-from attendrop.batches import Batch, number_of_rows
+from attendrop.batches import Batch, number_of_rows, to_device
 from attendrop.candidates import candidate_region
+from attendrop.devices import compute_device
 from attendrop.errors import AttendropError
 from attendrop.keyed_random import SampleKey, sample_mask
+from attendrop.reports.drop_patterns import RowSource
+from attendrop.reports.figures import require_matplotlib, save_figure
+from attendrop.runs.finished_run import FinishedRun, load_finished_run
+from attendrop.runs.run_folder import keeps_model
 from attendrop.tasks.long_texts import DOCUMENT, document_means
+from attendrop.tasks.metrics import compute_scores
+from attendrop.tasks.splits import subset
+from attendrop.tasks.tokenization import columns_of
+from attendrop.text_tables import csv_table
+from attendrop.wording import counted_rows
 
 DIRECTIONS = ("high", "low", "random")
 RATES = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -91,10 +96,6 @@ class Probe:
         """Results by layer, rate and direction."""
         return {(each.layer, each.rate, each.direction): each for each in self.results}
 
-    def find(self, layer: str, rate: float, direction: str) -> ProbeResult:
-        """Return one result."""
-        return self.by_place[layer, rate, direction]
-
     def csv(self, scores: Sequence[float], name: str) -> str:
         """Write the results as CSV.
 
@@ -102,14 +103,12 @@ class Probe:
             scores: The score of each result.
             name: Name of the score.
         """
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(("layer", "rate", "direction", name, "loss", "loss_change", "low", "high"))
+        rows = []
         for result, score in zip(self.results, scores, strict=True):
             numbers = (score, result.loss, result.change, result.low, result.high)
             values = ("" if math.isnan(value) else f"{value:.6f}" for value in numbers)
-            writer.writerow((result.layer, result.rate, result.direction, *values))
-        return text.getvalue()
+            rows.append((result.layer, result.rate, result.direction, *values))
+        return csv_table(("layer", "rate", "direction", name, "loss", "loss_change", "low", "high"), rows)
 
 
 def probe(
@@ -273,3 +272,111 @@ def _result(entry: tuple[str, float, str], values: Numbers, plain: Numbers, logi
     if count > 1:
         width = float(t.ppf(0.975, count - 1) * differences.std(ddof=1) / math.sqrt(count))
     return ProbeResult(*entry, float(values.mean()), change, change - width, change + width, logits)
+
+
+_BATCH_SIZE = 16
+_COLUMNS = 3
+
+
+@dataclass(frozen=True)
+class RunProbe:
+    """Probe of a run.
+
+    Attributes:
+        run: What was trained on what, for a title.
+        rows: Name of the set of rows.
+        metric: Name of the score.
+        score: The score without dropping.
+        scores: The score of each result.
+        probe: The results.
+    """
+
+    run: str
+    rows: str
+    metric: str
+    score: float
+    scores: tuple[float, ...]
+    probe: Probe
+
+    @property
+    def sample(self) -> str:
+        """The rows in words, such as "16 rows of dev, 40 windows"."""
+        return counted_rows(self.probe.rows, f"rows of {self.rows}", self.probe.windows)
+
+
+def probe_run(
+    run_dir: str, source: RowSource, rates: Sequence[float], on_pass: Callable[[int, int], None] | None = None
+) -> RunProbe:
+    """Probe the model of a run on its development rows; without any on its selection split.
+
+    Texts that the run reads in windows are read in all their windows, and scored as in the run.
+
+    Args:
+        run_dir: Folder of the run.
+        source: How many rows, sampled by the run's seed, and where; no file.
+        rates: Fractions of each row of attention to drop, in (0, 1).
+        on_pass: See :func:`probe`.
+
+    Raises:
+        AttendropError: There is no finished run, it kept no model, its data changed, or it has no rows that it was not
+            trained on.
+    """
+    if not keeps_model(run_dir) and Path(run_dir).is_dir():
+        raise AttendropError(f"The run in '{run_dir}' kept no model to probe; name the folder of one that did.")
+    run = load_finished_run(run_dir, data_dir=source.data_dir, device=source.device)
+    run.task.head.refuse("patterns --probe")
+    name = "dev" if "dev" in run.parts.report else run.chosen_on
+    if name is None:
+        raise AttendropError(
+            f"The run in '{run_dir}' has no labelled rows that it was not trained on; train it with an eval-file, or "
+            "with --no-refit."
+        )
+    rows = run.parts.selection if name == "selection" else run.parts.report[name]
+    assert rows is not None
+    part = run.encoded(subset(rows, source.rows, run.config.seed))
+    run.model.to(compute_device(source.device))  # type: ignore[arg-type]
+    batches = [to_device(batch, run.model.device) for batch in run.batches(part, _BATCH_SIZE)]
+    numbers = run.task.head.row_numbers(columns_of(part))
+    found = probe(run.model, batches, rates=rates, seed=run.config.seed, row_numbers=numbers, on_pass=on_pass)
+    title = f"{Path(run.metrics['model']).name} on {run.metrics['task']}, seed {run.metrics['seed']}"
+    scores = [_score(run, each.logits, part) for each in found.results]
+    return RunProbe(title, name, run.task.metric, _score(run, found.logits, part), tuple(scores), found)
+
+
+def _score(run: FinishedRun, logits: list[Any], rows: Dataset) -> float:
+    head = run.task.head
+    outputs = head.row_outputs(head.concatenate(logits), columns_of(rows), run.tokenizer)
+    return compute_scores(run.task, outputs, head.references(columns_of(rows)))[run.task.metric]
+
+
+def plot_probe(found: RunProbe, path: Path) -> None:
+    """Draw the change of the loss over the rate, for each layer and direction with its 95 % interval, as a PNG file.
+
+    Raises:
+        AttendropError: matplotlib is not installed.
+    """
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
+    layers = list(dict.fromkeys(each.layer for each in found.probe.results))
+    rates = sorted({each.rate for each in found.probe.results})
+    columns = min(_COLUMNS, len(layers))
+    lines = -(-len(layers) // columns)
+    figure = Figure(figsize=(3.6 * columns, 2.7 * lines + 0.6), layout="constrained")
+    figure.suptitle(f"Probe of {found.run}: {found.sample}", fontsize="medium")
+    grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat
+    for axes, layer in zip(grid, layers, strict=False):
+        for direction, color in zip(DIRECTIONS, ("tab:red", "tab:blue", "tab:gray"), strict=True):
+            each = [found.probe.by_place[layer, rate, direction] for rate in rates]
+            axes.plot(rates, [one.change for one in each], "o-", color=color, markersize=3, label=direction)
+            bounds = np.array([(one.low, one.high) for one in each]).T
+            axes.fill_between(rates, *bounds, color=color, alpha=0.15, linewidth=0)
+        axes.axhline(0, color="black", linewidth=0.8)
+        axes.set_title(layer, fontsize="small")
+        axes.grid(alpha=0.3)
+    for axes in list(grid)[len(layers) :]:
+        axes.set_axis_off()
+    figure.supxlabel("fraction of each row of attention dropped", fontsize="small")
+    figure.supylabel("change of the mean loss", fontsize="small")
+    figure.axes[0].legend(title="attribution dropped", fontsize="x-small", title_fontsize="x-small")
+    save_figure(figure, path, format="png", dpi=150)

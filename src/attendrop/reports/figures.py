@@ -1,23 +1,22 @@
-"""One figure, as PNG and SVG files, and as SVG within a page: there with the page's colours, and values to hover over.
-
-The figures within a page replace the colours here by the CSS variables of ``templates/page.css``, so that they follow
-the browser's colour scheme.
-"""
+"""Figures of matplotlib in one style: described once, rendered as files for papers and as pictures for a page."""
 
 from __future__ import annotations
 
+import base64
 import io
+import math
 import re
 import textwrap
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from attendrop.errors import AttendropError
-from attendrop.reports.figure_file import save_figure
+from attendrop.reports.results import Results, Setting
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,20 +27,11 @@ TEXT, MUTED, LINE = "#1b1f24", "#59636e", "#d1d6dc"
 SERIES = ("#0b62b5", "#c4480c", "#1f7d4d", "#8a3ab9", "#a16a00", "#007a87", "#b3186b", "#5b6470")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", ":")
-_VARIABLES = {TEXT: "--text", MUTED: "--muted", LINE: "--line"} | {
-    color: f"--series-{number}" for number, color in enumerate(SERIES, 1)
-}
-_SVG = "{http://www.w3.org/2000/svg}"
-_LINK = "{http://www.w3.org/1999/xlink}href"
-_NUMBER = re.compile(r"-?\d+\.\d{3,}")
-_FONT = re.compile(r"font-family:[^;]*;\s*")
+WIDTH = 4.4  # inches: its text can be read on a phone
 # Characters that XML cannot hold.
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff￾￿]")
-_REFERENCE = re.compile(r"#([\w-]+)")
-_COLOR = re.compile(r"#[0-9a-f]{6}\b")
 _LONGEST, _SHORT = 50, 20
 _TITLE_WIDTH, _MOST_LINES, _LINE_HEIGHT = 46, 4, 0.15  # characters; lines; inches
-WIDTH = 4.4  # inches: its text can be read on a phone
 _STYLE: Any = {
     "axes.edgecolor": MUTED,
     "axes.grid": True,
@@ -65,20 +55,22 @@ _STYLE: Any = {
 }
 
 
-@dataclass(frozen=True)
-class Mark:
-    """Point of a figure that tells its value.
-
-    Attributes:
-        axes: Where it is.
-        x, y: Its place, in the coordinates of the axes.
-        text: What it tells.
-    """
+class Mark(NamedTuple):
+    """Point of a figure with a tooltip: its coordinates in the axes, and the text."""
 
     axes: Axes
     x: float
     y: float
     text: str
+
+
+class Picture(NamedTuple):
+    """Figure in a page: an SVG image as a ``data:`` address, its size, and its marks as ``(x, y, text)`` within it."""
+
+    source: str
+    width: float
+    height: float
+    marks: list[tuple[float, float, str]]
 
 
 @dataclass(frozen=True)
@@ -116,34 +108,16 @@ class Chart:
         with self._titled():
             return self._saved("svg", facecolor="white", metadata={"Date": None})
 
-    def inline_svg(self, identifier: str) -> str:
-        """Return the figure as an SVG element for a page, with a ``<circle class="mark">`` for each mark.
-
-        Args:
-            identifier: Unique in the page; letters, digits and ``-``.
-        """
-        root = ElementTree.fromstring(self._saved("svg", transparent=True, metadata={"Date": None}))
-        _adapt(root, identifier)
-        root.append(self._marks(root))
-        root.attrib = {
-            "viewBox": root.attrib["viewBox"],
-            "role": "img",
-            "aria-label": clean(f"{self.title}. {self.caption}"),
-            "tabindex": "0",
-        }
-        return ElementTree.tostring(root, encoding="unicode", short_empty_elements=False)
-
-    def _marks(self, root: ElementTree.Element) -> ElementTree.Element:
-        """Make circles with titles at the places of the marks."""
-        width, height = (float(value) for value in root.attrib["viewBox"].split()[2:])
+    def picture(self) -> Picture:
+        """Return the figure without its title for a page, which shows the text of a mark next to the pointer."""
+        svg = self._saved("svg", transparent=True, metadata={"Date": None})  # also lays the figure out
+        width, height = (72 * float(inches) for inches in self.figure.get_size_inches())
         to_figure = self.figure.transFigure.inverted()
-        group = ElementTree.Element("g")
+        marks = []
         for mark in self.marks:
             across, up = to_figure.transform(mark.axes.transData.transform((mark.x, mark.y)))
-            place = {"cx": f"{across * width:.1f}", "cy": f"{(1 - up) * height:.1f}", "r": "5"}
-            circle = ElementTree.SubElement(group, "circle", {"class": "mark"} | place)
-            ElementTree.SubElement(circle, "title").text = clean(mark.text)
-        return group
+            marks.append((round(float(across) * width, 1), round(float(1 - up) * height, 1), clean(mark.text)))
+        return Picture(f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}", width, height, marks)
 
     @contextmanager
     def _titled(self) -> Iterator[None]:
@@ -165,51 +139,36 @@ class Chart:
         return file.getvalue()
 
 
-def _adapt(root: ElementTree.Element, identifier: str) -> None:
-    """Turn an SVG file into an element of a page: unique ids, the page's colours and font, no more than needed."""
-    used = {name for each in root.iter() for value in each.attrib.values() for name in _REFERENCE.findall(value)}
-    for each in root.iter():
-        each.tag = each.tag.removeprefix(_SVG)
-        each.text, each.tail = ((text if text and text.strip() else None) for text in (each.text, each.tail))
-        for child in list(each):
-            if child.tag in (f"{_SVG}metadata", f"{_SVG}style"):
-                each.remove(child)
-        each.attrib = {
-            "href" if name == _LINK else name: _adapted(name, value, identifier)
-            for name, value in each.attrib.items()
-            if name != "id" or value in used
-        }
+def require_matplotlib() -> None:
+    """Check that matplotlib is installed.
+
+    Raises:
+        AttendropError: It is not.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise AttendropError("A picture needs matplotlib; run `pip install attendrop[plots]`.") from None
 
 
-def _adapted(name: str, value: str, identifier: str) -> str:
-    match name:
-        case "id":
-            return f"{identifier}-{value}"
-        case "style":
-            return _COLOR.sub(_variable, _FONT.sub("", value))
-        case "d" | "x" | "y" | "transform":
-            return _NUMBER.sub(lambda found: f"{float(found[0]):.2f}", value)
-        case _:
-            return value.replace("#", f"#{identifier}-")
-
-
-def _variable(found: re.Match[str]) -> str:
-    return f"var({_VARIABLES[found[0]]})" if found[0] in _VARIABLES else found[0]
+def save_figure(figure: Figure, file: Path | IO[bytes], **options: Any) -> None:
+    """Save a figure by ``Figure.savefig``, without a warning for each character that its font lacks."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(file, **options)
 
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Use the style of all figures.
+    """Use the style of all charts.
 
     Raises:
         AttendropError: matplotlib is not installed.
     """
-    try:
-        import matplotlib
-    except ImportError:
-        raise AttendropError("Figures need matplotlib; run `pip install attendrop[plots]`.") from None
-    with matplotlib.rc_context():
-        matplotlib.rcParams.update(_STYLE)
+    require_matplotlib()
+    import matplotlib
+
+    with matplotlib.rc_context(_STYLE):
         yield
 
 
@@ -237,8 +196,7 @@ def add_legend(figure: Figure, entries: Mapping[str, Any]) -> None:
 
 def label_axes(axes: Axes, x: str, y: str) -> None:
     """Name the axes; an empty name is left out."""
-    axes.set_xlabel(shown(x))
-    axes.set_ylabel(shown(y))
+    axes.set(xlabel=shown(x), ylabel=shown(y))
 
 
 def _columns(labels: Sequence[str]) -> int:
@@ -262,3 +220,55 @@ def _wrapped(text: str) -> list[str]:
 def clean(text: str) -> str:
     """Replace characters that XML cannot hold."""
     return _CONTROL.sub("�", text)
+
+
+# Which methods a chart shows, and how -------------------------------------------------------------------------------
+
+
+class ShownMethod(NamedTuple):
+    """A method in a figure: its label and how it is drawn."""
+
+    label: str
+    color: str
+    marker: str
+    dashes: str
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """Arguments of ``Axes.plot``."""
+        return {"color": self.color, "marker": self.marker, "linestyle": self.dashes}
+
+
+def every_method(results: Results) -> dict[str, ShownMethod]:
+    """Choose how each method is drawn in all figures of a report, by its label.
+
+    More methods than there are colours share them, with other markers and dashes. Methods without a score come last.
+    """
+    labels = dict.fromkeys([*results.labels, *(label for each in results.settings for label in each.by_label)])
+    found = {}
+    for number, label in enumerate(labels):
+        turn, index = divmod(number, len(SERIES))
+        marker, dashes = MARKERS[(index + turn) % len(MARKERS)], DASHES[turn % len(DASHES)]
+        found[label] = ShownMethod(label, SERIES[index], marker, dashes)
+    return found
+
+
+def methods_shown(
+    setting: Setting, labels: Collection[str], every: Mapping[str, ShownMethod]
+) -> tuple[list[ShownMethod], str]:
+    """Choose the methods of a figure: the reference, and those with the highest scores, as many as there are colours.
+
+    Args:
+        setting: The setting.
+        labels: Labels of the methods that have what the figure shows.
+        every: From :func:`every_method`.
+
+    Returns:
+        The methods, in the order of ``every``, and a sentence that says how many are left out, or nothing.
+    """
+    ranks = {row.label: (not row.is_reference, -row.mean if row.n else 0) for row in setting.answer.rows}
+    found = [label for label in every if label in labels]
+    kept = set(sorted(found, key=lambda label: ranks.get(label, (True, math.inf)))[: len(SERIES)])
+    few = len(kept) < len(found)
+    sentence = f" Of {len(found)} methods, the {len(kept)} with the best scores are shown." if few else ""
+    return [every[label] for label in found if label in kept], sentence

@@ -17,7 +17,7 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.plan import ConstantAttention
 from attendrop.attribution.gradient import gradient_attribution
 from attendrop.errors import AttendropError
-from attendrop.reports.attribution_probe import DIRECTIONS, Probe, probe
+from attendrop.reports.probe import DIRECTIONS, Probe, probe
 
 
 def batches(name: str) -> list[Any]:
@@ -59,7 +59,9 @@ def masked_loss(name: str, direction: str, rate: float) -> float:
 @pytest.mark.parametrize("direction", ["high", "low"])
 def test_high_and_low_attributions_are_dropped_in_one_layer(direction: str) -> None:
     found = probe(zoo.build("bert"), batches("bert"), rates=[0.4])
-    assert found.find("encoder.0", 0.4, direction).loss == pytest.approx(masked_loss("bert", direction, 0.4), abs=1e-5)
+    assert found.by_place["encoder.0", 0.4, direction].loss == pytest.approx(
+        masked_loss("bert", direction, 0.4), abs=1e-5
+    )
 
 
 def found_on(name: str, **options: Any) -> Probe:
@@ -86,9 +88,9 @@ def test_nothing_else_is_changed_and_random_positions_have_a_seed() -> None:
     model = zoo.build("bert", dropout=0.3)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     first, again, other = (probe(model, batches("bert"), rates=[0.5], seed=seed) for seed in (0, 0, 1))
-    assert first.find("encoder.0", 0.5, "random").loss == again.find("encoder.0", 0.5, "random").loss
-    assert first.find("encoder.0", 0.5, "random").loss != other.find("encoder.0", 0.5, "random").loss
-    assert first.find("encoder.0", 0.5, "high").loss == other.find("encoder.0", 0.5, "high").loss
+    assert first.by_place["encoder.0", 0.5, "random"].loss == again.by_place["encoder.0", 0.5, "random"].loss
+    assert first.by_place["encoder.0", 0.5, "random"].loss != other.by_place["encoder.0", 0.5, "random"].loss
+    assert first.by_place["encoder.0", 0.5, "high"].loss == other.by_place["encoder.0", 0.5, "high"].loss
     zoo.assert_same(before, model.state_dict())
     assert model.training
 
@@ -104,7 +106,7 @@ def test_losses_and_intervals_are_over_rows_with_all_their_windows() -> None:
         windows = functional.cross_entropy(torch.tensor(np.concatenate(logits)), gold, reduction="none").numpy()
         return np.array([windows[:2].mean(), windows[2], windows[3:].mean()])
 
-    result = found.find("encoder.0", 0.4, "high")
+    result = found.by_place["encoder.0", 0.4, "high"]
     changes = losses(result.logits) - losses(found.logits)
     assert found.loss == pytest.approx(losses(found.logits).mean(), abs=1e-6)
     assert result.change == pytest.approx(changes.mean(), abs=1e-6)
@@ -121,7 +123,7 @@ def test_rows_without_signal_are_told() -> None:
     adapter.trace(batches("bert")[0])
     constant = adapter.forward(batches("bert")[0], ConstantAttention(["encoder.1"])).loss.item()
     adapter.detach()
-    assert found.find("encoder.1", 0.3, "high").loss != pytest.approx(constant)
+    assert found.by_place["encoder.1", 0.3, "high"].loss != pytest.approx(constant)
 
 
 def test_csv_and_progress() -> None:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).parent
+DOCS = Path(__file__).parents[1] / "docs"
 PAGE, DATA = DOCS / "models.md", DOCS / "models.json"
 
 _HEAD = """\

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from helpers.finished_runs import write_runs
 
-from attendrop.reports.finished_runs import read_results
-from attendrop.reports.result_table import ResultTable, make_result_table
+from attendrop.reports.results import read_results
+from attendrop.reports.tables import ResultTable, make_result_table
 
 PLAIN, AHEAD, BEHIND = (0.50, 0.52, 0.51, 0.53), (0.60, 0.63, 0.61, 0.62), (0.40, 0.42, 0.41, 0.44)
 

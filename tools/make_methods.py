@@ -10,7 +10,7 @@ from attendrop.methods.core.compatibility import ANY, Rule, rules_among
 from attendrop.methods.core.options import described
 from attendrop.methods.core.registry import get_method, method_names
 
-PAGE = Path(__file__).with_name("methods.md")
+PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results.json"
 SHAPES = ("MiniLM", "BERT-base")
 

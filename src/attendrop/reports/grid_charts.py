@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from attendrop.methods.core.registry import flat_options
-from attendrop.reports.charts.chart import (
+from attendrop.reports.figures import (
     MARKERS,
     MUTED,
     SERIES,
@@ -19,8 +19,8 @@ from attendrop.reports.charts.chart import (
     new_figure,
     styled,
 )
-from attendrop.reports.finished_runs import Setting
-from attendrop.reports.result_table import score_scale
+from attendrop.reports.results import Setting
+from attendrop.reports.tables import score_scale
 from attendrop.studies.method_rows import MethodRow
 from attendrop.studies.verdict import number
 
@@ -49,31 +49,8 @@ class _Grid:
     cells: Mapping[tuple[float, float], MethodRow]
 
 
-@dataclass(frozen=True)
-class _Gains:
-    """Differences from the reference on a grid.
-
-    Attributes:
-        values: By the values of both options, where there is a seed in common; in points, or of errors as they are.
-        in_points: Whether they are in points, hundredths of a score.
-    """
-
-    values: Mapping[tuple[float, float], float]
-    in_points: bool
-
-    @property
-    def unit(self) -> str:
-        return " points" if self.in_points else ""
-
-    @property
-    def largest(self) -> float:
-        return max(map(abs, self.values.values()), default=0.0)
-
-    def text(self, value: float) -> str:
-        return f"{round(value, 1) + 0.0:+.1f}" if self.in_points else _signed(value)  # no -0.0
-
-    def size(self, value: float) -> str:
-        return f"{value:.1f} points" if self.in_points else number(value)
+# Differences from the reference by the values of both options, where there is a seed in common.
+_Gains = Mapping[tuple[float, float], float]
 
 
 def heat_maps(setting: Setting) -> list[Chart] | str:
@@ -100,12 +77,13 @@ def _by_method(setting: Setting) -> Iterator[list[_Grid]]:
     for method, group in groupby(rows, key=lambda row: row.method):
         options = {row.label: flat_options(row.options) for row in group}
         of_method = [row for row in setting.answer.rows if row.label in options]
-        values = {name: {_key(found[name]) for found in options.values() if name in found} for name in _names(options)}
-        numeric = [name for name in values if len(values[name]) > 1 and _is_numeric(name, options)]
+        names = list(dict.fromkeys(name for found in options.values() for name in found))
+        varied = [name for name in names if len({repr(found[name]) for found in options.values() if name in found}) > 1]
+        numeric = [name for name in varied if _is_numeric(name, options)]
         if len(numeric) < 2:
             continue
         first, second = numeric[:2]
-        others = [name for name in values if len(values[name]) > 1 and name not in (first, second)]
+        others = [name for name in varied if name not in (first, second)]
         grids: dict[str, dict[tuple[float, float], MethodRow]] = {}
         for row in of_method:
             found = options[row.label]
@@ -116,17 +94,9 @@ def _by_method(setting: Setting) -> Iterator[list[_Grid]]:
             yield complete
 
 
-def _names(options: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(name for found in options.values() for name in found))
-
-
 def _is_numeric(name: str, options: Mapping[str, Mapping[str, Any]]) -> bool:
     values = [found.get(name) for found in options.values()]
     return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-
-
-def _key(value: Any) -> str:
-    return repr(value)
 
 
 def _has_two_sides(cells: Mapping[tuple[float, float], MethodRow]) -> bool:
@@ -134,46 +104,52 @@ def _has_two_sides(cells: Mapping[tuple[float, float], MethodRow]) -> bool:
 
 
 def _gains(setting: Setting, grid: _Grid, reference: MethodRow) -> _Gains:
+    """Compute the differences: in points, hundredths of a score, or of errors as they are."""
     scale = score_scale(setting.answer.metric)
     paired = {point: row.versus(reference) for point, row in grid.cells.items()}
-    values = {point: scale * found.mean.value for point, found in paired.items() if found is not None}
-    return _Gains(values, in_points=scale != 1)
+    return {point: scale * found.mean.value for point, found in paired.items() if found is not None}
+
+
+def _largest(gains: _Gains) -> float:
+    return max(map(abs, gains.values()), default=0.0)
 
 
 def _heat_map(setting: Setting, grid: _Grid, reference: MethodRow, every: Sequence[_Gains], index: int) -> Chart:
     """Draw a heat map; ``every`` has the differences of all maps of the setting, which have one scale of colours."""
     metric, gains = setting.answer.metric, every[index]
-    limit = max(each.largest for each in every)
+    in_points = score_scale(metric) != 1
+    texts = {point: f"{round(value, 1) + 0.0:+.1f}" if in_points else _signed(value) for point, value in gains.items()}
+    largest, limit = _largest(gains), max(map(_largest, every))
     firsts, seconds = (sorted({point[side] for point in grid.cells}) for side in (0, 1))
-    longest = max((len(gains.text(value)) for value in gains.values.values()), default=0)
+    longest = max(map(len, texts.values()), default=0)
     marks, rows = [], []
     with styled():
         from matplotlib import colormaps
         from matplotlib.patches import Rectangle
 
         figure, (axes,) = new_figure(min(4.6, 0.9 + 0.42 * len(firsts)))
-        colors = colormaps["RdBu_r"]
-        for (first, second), value in gains.values.items():
+        colors, unit = colormaps["RdBu_r"], " points" if in_points else ""
+        for (first, second), value in gains.items():
             row, x, y = grid.cells[first, second], seconds.index(second), firsts.index(first)
-            gain, share = gains.text(value), value / (limit or 1.0)
+            gain, share = texts[first, second], value / (limit or 1.0)
             axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colors(0.5 + share / 2), linewidth=0))
             if len(seconds) * (longest + 1) <= _MOST_CHARACTERS:
                 color = "white" if abs(share) > _DARK else "black"
                 axes.text(x, y, gain, ha="center", va="center", color=color, fontsize="small")
             text = f"{grid.first}={first:g}, {grid.second}={second:g}"
-            marks.append(Mark(axes, x, y, f"{text}: {gain}{gains.unit}, {number(row.mean)} of {row.n} seeds"))
+            marks.append(Mark(axes, x, y, f"{text}: {gain}{unit}, {number(row.mean)} of {row.n} seeds"))
             rows.append([f"{first:g}", f"{second:g}", number(row.mean), gain, str(row.n)])
         axes.set(xlim=(-0.5, len(seconds) - 0.5), ylim=(len(firsts) - 0.5, -0.5))
         axes.set_xticks(range(len(seconds)), [f"{value:g}" for value in seconds])
         axes.set_yticks(range(len(firsts)), [f"{value:g}" for value in firsts])
         label_axes(axes, grid.second, grid.first)
         axes.grid(visible=False)
-    caption = f"Red: above {reference.label}; blue: below. The largest difference is {gains.size(gains.largest)}."
+    caption = f"Red: above {reference.label}; blue: below. The largest difference is {_size(largest, in_points)}."
     if len(every) > 1:
-        caption += f" All heat maps of the setting have the same colours, up to {gains.size(limit)}."
-    header = (grid.first, grid.second, metric, "difference in points" if gains.in_points else "difference", "seeds")
-    unit = f"points of {metric}" if gains.in_points else metric
-    title = f"Difference from {reference.label} in {unit} over {grid.first} and {grid.second}, {grid.method}"
+        caption += f" All heat maps of the setting have the same colours, up to {_size(limit, in_points)}."
+    header = (grid.first, grid.second, metric, "difference in points" if in_points else "difference", "seeds")
+    of = f"points of {metric}" if in_points else metric
+    title = f"Difference from {reference.label} in {of} over {grid.first} and {grid.second}, {grid.method}"
     return Chart("heat_map", setting.name, title, caption, figure, header, rows, marks, grid.method)
 
 
@@ -211,3 +187,7 @@ def _spread(setting: Setting, grids: Sequence[_Grid]) -> Chart:
 
 def _signed(value: float) -> str:
     return f"{'+' if value > 0 else ''}{number(value)}"
+
+
+def _size(value: float, in_points: bool) -> str:
+    return f"{value:.1f} points" if in_points else number(value)

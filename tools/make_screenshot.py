@@ -1,4 +1,4 @@
-"""Make a picture of a page in a headless Chromium: `python docs/make_screenshot.py PAGE PICTURE.png`.
+"""Make a picture of a page in a headless Chromium: `python tools/make_screenshot.py PAGE PICTURE.png`.
 
 Needs `pip install attendrop[browser]` and a Chromium. `--width`, `--height` and `--dark` choose the window.
 """

@@ -1,0 +1,407 @@
+"""The charts of a study or a comparison, each where the runs have its data."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from attendrop.reports.figures import (
+    DASHES,
+    MUTED,
+    SERIES,
+    Chart,
+    Mark,
+    ShownMethod,
+    add_legend,
+    every_method,
+    label_axes,
+    methods_shown,
+    new_figure,
+    styled,
+)
+from attendrop.reports.grid_charts import grid_spread, heat_maps
+from attendrop.reports.results import OF_RUN, FinishedRun, Results, Setting
+from attendrop.studies.method_rows import MethodRow
+from attendrop.studies.method_rows import scored_data
+from attendrop.studies.statistics import mean_interval
+from attendrop.studies.verdict import cost, interval, number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# A figure, several, or why there is none.
+Made = Chart | list[Chart] | str
+
+
+class LeftOut(NamedTuple):
+    """A figure that was not made, for a setting or for all, and why."""
+
+    title: str
+    setting: str
+    reason: str
+
+
+def make_charts(results: Results) -> tuple[list[Chart], list[LeftOut]]:
+    """Make all figures for which the runs have data; for the others say why not."""
+    every = every_method(results)
+    attempts: list[tuple[str, str, Made]] = [
+        ("Score over data size", "", score_over_data_size(results, every)),
+        *((title, each.name, made) for each in results.settings for title, made in _of_setting(each, every)),
+    ]
+    charts: list[Chart] = []
+    left_out: list[LeftOut] = []
+    for title, setting, found in attempts:
+        if isinstance(found, str):
+            left_out.append(LeftOut(title, setting, found))
+        else:
+            charts += found if isinstance(found, list) else [found]
+    return charts, left_out
+
+
+def _of_setting(setting: Setting, every: Mapping[str, ShownMethod]) -> Iterator[tuple[str, Made]]:
+    """Make the figures of a setting, each with the title that it has where it cannot be made."""
+    yield "Cost against gain", cost_against_gain(setting, every)
+    yield "Learning curves", learning_curves(setting, every)
+    yield "Convergence", convergence(setting, every)
+    yield "Training and validation loss", losses(setting, every)
+    yield "Drop probability of each layer", drop_probabilities(setting)
+    yield "Scores over a grid, with and without an option", grid_spread(setting)
+    yield "Heat map of a grid", heat_maps(setting)
+
+
+# Curves over epochs -------------------------------------------------------------------------------------------------
+
+# Values by epoch, of each seed.
+Curves = list[dict[int, float]]
+_LINES, _BANDS = "Lines: mean over seeds", "; bands: from the lowest to the highest seed"
+# Bands of more methods cover each other.
+_MOST_BANDS = 4
+# Curves of more epochs have no markers; curves of more epochs have fewer tooltips.
+_MOST_MARKERS, _MOST_MARKS = 12, 25
+_OWN_ROWS = "rows held out of the training data, which are never those of the final score"
+_REPORTED_ROWS = "the rows of the final score, which is optimistic, because the epoch is chosen on them"
+_HELD_OUT = "no run has scores on held-out rows; train with --selection-fraction 0.1"
+
+
+def learning_curves(setting: Setting, every: Mapping[str, ShownMethod]) -> Chart | str:
+    """Draw the training loss over epochs of each method."""
+    found = _collected(setting, lambda run: run.history, lambda entry: entry["train_loss"])
+    if not found:
+        return "no run has a training loss of each epoch"
+    caption = "Training loss over epochs, with what the method adds to it or drops. "
+    return _over_epochs("learning_curves", "Learning curves", setting, every, {"training loss": found}, caption)
+
+
+def convergence(setting: Setting, every: Mapping[str, ShownMethod]) -> Chart | str:
+    """Draw the score of each epoch of each method."""
+    metric = setting.answer.metric
+    found = _collected(setting, lambda run: run.selection_history, lambda entry: entry["selection"].get(metric))
+    if not found:
+        return _HELD_OUT
+    caption = f"Score after each epoch on {_scored_rows(setting, found)}. "
+    return _over_epochs("convergence", "Convergence", setting, every, {metric: found}, caption)
+
+
+def losses(setting: Setting, every: Mapping[str, ShownMethod]) -> Chart | str:
+    """Draw training and validation loss over epochs of each method."""
+    training = _collected(setting, lambda run: run.selection_history, lambda entry: entry["train_loss"])
+    validation = _collected(setting, lambda run: run.selection_history, lambda entry: entry.get("selection_loss"))
+    if not validation:
+        return f"{_HELD_OUT} (runs of older versions kept no validation loss)"
+    caption = f"Validation loss: on {_scored_rows(setting, validation)}. "
+    caption += "A training loss that falls while the validation loss rises is overfitting. "
+    training = {label: training[label] for label in validation if label in training}
+    panels = {"training loss": training, "validation loss": validation}
+    return _over_epochs("losses", "Training and validation loss", setting, every, panels, caption)
+
+
+def _scored_rows(setting: Setting, labels: Collection[str]) -> str:
+    """Say on which rows the epochs of these methods are scored."""
+    runs = {label: setting.by_label[label] for label in labels}
+    reported = [label for label in runs if any(run.selects_on_reported for run in runs[label])]
+    if not reported:
+        return _OWN_ROWS
+    if all(run.selects_on_reported for each in runs.values() for run in each):
+        return _REPORTED_ROWS
+    return f"{_OWN_ROWS}; of runs with protocol paper ({', '.join(reported)}), on {_REPORTED_ROWS}"
+
+
+def _collected(
+    setting: Setting,
+    history: Callable[[FinishedRun], Sequence[Mapping[str, Any]]],
+    value: Callable[[Mapping[str, Any]], float | None],
+) -> dict[str, Curves]:
+    """Collect the finite values of each epoch of all runs, by label."""
+    found: dict[str, Curves] = {}
+    for label, runs in setting.by_label.items():
+        for run in runs:
+            values = {int(entry["epoch"]): value(entry) for entry in history(run)}
+            curve = {epoch: float(each) for epoch, each in values.items() if each is not None and math.isfinite(each)}
+            if curve:
+                found.setdefault(label, []).append(curve)
+    return found
+
+
+def _over_epochs(
+    kind: str,
+    title: str,
+    setting: Setting,
+    every: Mapping[str, ShownMethod],
+    panels: Mapping[str, Mapping[str, Curves]],
+    caption: str,
+) -> Chart:
+    """Draw panels of curves by their name."""
+    methods, left_out = methods_shown(setting, {label for panel in panels.values() for label in panel}, every)
+    banded = len(methods) <= _MOST_BANDS
+    marks: list[Mark] = []
+    rows: list[list[str]] = []
+    with styled():
+        from matplotlib.ticker import MaxNLocator
+
+        figure, axes = new_figure(2.9 if len(panels) == 1 else 2.3, [method.label for method in methods], len(panels))
+        entries = {}
+        for panel, (name, curves) in zip(axes, panels.items(), strict=True):
+            label_axes(panel, "epoch" if panel is axes[-1] else "", name)
+            for method in methods:
+                if method.label not in curves:
+                    continue
+                found = curves[method.label]
+                epochs = sorted({epoch for curve in found for epoch in curve})
+                values = [[curve[epoch] for curve in found if epoch in curve] for epoch in epochs]
+                means, lows, highs = ([of(each) for each in values] for of in (statistics.fmean, min, max))
+                look = method.line | ({} if len(epochs) <= _MOST_MARKERS else {"marker": ""})
+                (entries[method.label],) = panel.plot(epochs, means, **look)
+                if banded:
+                    panel.fill_between(epochs, lows, highs, color=method.color, alpha=0.12, linewidth=0)
+                apart = -(-len(epochs) // _MOST_MARKS)
+                for epoch, mean, low, high, each in zip(epochs, means, lows, highs, values, strict=True):
+                    spread = f" ({number(low)} to {number(high)})" if len(each) > 1 else ""
+                    if (epoch - epochs[-1]) % apart == 0:
+                        text = f"{method.label}, epoch {epoch}: {name} {number(mean)}{spread}"
+                        marks.append(Mark(panel, epoch, mean, text))
+                    rows.append([method.label, str(epoch), name, *map(number, (mean, low, high)), str(len(each))])
+        axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+        add_legend(figure, entries)
+    header = ("method", "epoch", "value of", "mean", "lowest", "highest", "seeds")
+    caption = f"{caption}{_LINES}{_BANDS if banded else ''}.{left_out}"
+    return Chart(kind, setting.name, title, caption, figure, header, rows, marks)
+
+
+# Cost against gain --------------------------------------------------------------------------------------------------
+
+# Where a time is too short to be measured.
+_LEAST_COST = 1e-3
+# A baseline that is this many times as far from zero as the fine-tuned models would hide how these differ.
+_FAR = 4.0
+
+
+def cost_against_gain(setting: Setting, every: Mapping[str, ShownMethod]) -> Chart | str:
+    """Draw the difference of each method from the reference, with its interval, over its time of training."""
+    rows = {row.label: row for row in setting.answer.rows if row.cost is not None}
+    compared = [row for row in rows.values() if row.difference is not None and row.difference.n > 1]
+    if not compared:
+        return "no method has two seeds in common with the reference"
+    reference = next(row.label for row in setting.answer.rows if row.is_reference)
+    methods, left_out = methods_shown(setting, {reference, *(row.label for row in compared)}, every)
+    low, high = _gain_limits(compared)
+    marks, table = [], []
+    beyond = False
+    with styled():
+        figure, (axes,) = new_figure(2.9, [method.label for method in methods])
+        axes.axhline(0, color=MUTED, linewidth=1, linestyle=":")
+        entries = {}
+        for method in methods:
+            row = rows[method.label]
+            found, x = row.difference, max(row.cost or 0.0, _LEAST_COST)
+            text = "the reference" if found is None else interval(found)
+            y = 0.0 if found is None else found.mean.value
+            look: dict[str, Any] = {"mfc": "none"}  # an open marker at the edge
+            if low <= y <= high:
+                ends = [[0.0], [0.0]] if found is None else [[y - found.known.low], [found.known.high - y]]
+                look = {"yerr": ends, "capsize": 3}
+            else:
+                beyond, y = True, min(max(y, low), high)
+            entries[method.label] = axes.errorbar([x], [y], fmt=method.marker, color=method.color, **look)
+            marks.append(Mark(axes, x, y, f"{method.label}: {text}, {cost(row)} the time"))
+            table.append([method.label, cost(row), text, "-" if found is None else str(found.n)])
+        space = 0.06 * (high - low)
+        axes.set_ylim(low - space, high + space)
+        _scale_costs(axes)
+        label_axes(axes, "time of training, relative to the reference", f"difference in {setting.answer.metric}")
+        add_legend(figure, entries)
+    caption = f"Above the dotted line: better than {reference}. Bars: 95 % intervals over seeds."
+    caption += " An open marker at an edge is further away." if beyond else ""
+    header = ("method", "time", "difference [95 %]", "seeds in common")
+    return Chart("cost_gain", setting.name, "Cost against gain", caption + left_out, figure, header, table, marks)
+
+
+def _scale_costs(axes: Axes) -> None:
+    """Make the axis of times logarithmic, with labels also where it has one power of ten at most."""
+    from matplotlib.ticker import MaxNLocator, NullLocator
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
+    axes.xaxis.set_minor_formatter(lambda value, _: "")
+    least, most = axes.get_xlim()
+    if most < 10 * least:
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _gain_limits(rows: Sequence[MethodRow]) -> tuple[float, float]:
+    """Choose the range of differences: all intervals, except those of far baselines."""
+    differences = [(row.difference, row.is_baseline) for row in rows if row.difference is not None]
+    found = [each.known for each, is_baseline in differences if not is_baseline]
+    near = max((abs(end) for mean in found for end in (mean.low, mean.high)), default=0.0)
+    baselines = [each for each, is_baseline in differences if is_baseline]
+    found += [each.known for each in baselines if not near or abs(each.mean.value) <= _FAR * near]
+    low, high = min(0.0, *(mean.low for mean in found)), max(0.0, *(mean.high for mean in found))
+    space = 0.08 * (high - low) or 0.01
+    return low - space, high + space
+
+
+# Score over data size -----------------------------------------------------------------------------------------------
+
+# Options that only choose the number of rows.
+_SIZES = ("max_train_samples", "shots")
+
+
+def score_over_data_size(results: Results, every: Mapping[str, ShownMethod]) -> list[Chart] | str:
+    """Draw the score of each method over the number of training rows, for each task that was run with several."""
+    groups: dict[str, list[Setting]] = {}
+    for setting in results.settings:
+        if setting.runs and setting.answer.rows:
+            metrics = setting.runs[0].metrics
+            options = {name: value for name, value in metrics["config"].items() if name not in (*_SIZES, *OF_RUN)}
+            key = json.dumps([metrics["task"], metrics["model"], metrics["metric"], options], sort_keys=True)
+            groups.setdefault(key, []).append(setting)
+    found = [sorted(group, key=_rows) for group in groups.values() if len({_rows(each) for each in group}) > 1]
+    return [
+        _over_sizes(group, every) for group in found
+    ] or "no two settings differ only in the number of training rows"
+
+
+def _rows(setting: Setting) -> int:
+    """Median number of training rows of the runs."""
+    return int(statistics.median(run.metrics["data"]["rows"]["train"] for run in setting.runs))
+
+
+def _over_sizes(settings: Sequence[Setting], every: Mapping[str, ShownMethod]) -> Chart:
+    labels = set.intersection(*({row.label for row in setting.answer.rows if row.n} for setting in settings))
+    methods, left_out = methods_shown(settings[-1], labels, every)
+    metric = settings[0].answer.metric
+    marks: list[Mark] = []
+    table: list[list[str]] = []
+    with styled():
+        figure, (axes,) = new_figure(2.9, [method.label for method in methods])
+        entries: dict[str, Any] = {}
+        for method in methods:
+            rows = [next(row for row in each.answer.rows if row.label == method.label) for each in settings]
+            sizes, means = [_rows(each) for each in settings], [row.mean for row in rows]
+            (entries[method.label],) = axes.plot(sizes, means, **method.line)
+            for size, row in zip(sizes, rows, strict=True):
+                low, high = "-", "-"
+                if row.n > 1:
+                    found = mean_interval(list(row.scores.values()))
+                    axes.vlines(size, found.low, found.high, color=method.color, alpha=0.5)
+                    low, high = number(found.low), number(found.high)
+                ends = "" if row.n == 1 else f" [{low}, {high}]"
+                marks.append(Mark(axes, size, row.mean, f"{method.label}, {size} rows: {number(row.mean)}{ends}"))
+                table.append([method.label, str(size), number(row.mean), low, high, str(row.n)])
+        axes.set_ylim(*_score_limits([row for each in settings for row in each.answer.rows if row.label in entries]))
+        axes.set_xscale("log")
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.xaxis.set_minor_formatter(lambda value, _: "")
+        label_axes(axes, "training rows", metric)
+        add_legend(figure, entries)
+    caption = f"Mean over seeds; bars: 95 % intervals of the mean, which may leave the frame.{left_out}"
+    header = ("method", "training rows", metric, "low", "high", "seeds")
+    data = _common_name(settings)
+    title = f"Score over data size, {data}"
+    return Chart("data_size", "", title, caption, figure, header, table, marks, data)
+
+
+def _common_name(settings: Sequence[Setting]) -> str:
+    """Name what the settings have in common: the data, and options in which others differ."""
+    first, *others = (setting.name.split(", ") for setting in settings)
+    common = ", ".join(part for part in first if all(part in other for other in others))
+    return common or scored_data(settings[0].runs[0].metrics)
+
+
+def _score_limits(rows: Sequence[MethodRow]) -> tuple[float, float]:
+    """Choose the range of scores: those of all seeds. Intervals of two seeds would leave nothing else to see."""
+    scores = [score for row in rows for score in row.scores.values()]
+    space = 0.2 * (max(scores) - min(scores)) or 0.01
+    return min(scores) - space, max(scores) + space
+
+
+# Drop probability of each layer -------------------------------------------------------------------------------------
+
+# Of what a method reports by epoch, these are probabilities of layers: "SOURCE/probability/LAYER".
+_PROBABILITY = "/probability/"
+# Points (step, probability) by layer.
+Layers = Mapping[str, Sequence[tuple[float, float]]]
+
+
+def drop_probabilities(setting: Setting) -> list[Chart] | str:
+    """Draw the probability of dropping of each layer over the steps: for each method its run with the lowest seed."""
+    first = [runs[0] for runs in setting.by_label.values()]
+    charts = [_over_steps(setting, run, layers) for run in first if (layers := _by_period(run) or _by_epoch(run))]
+    return charts or "no method here learns a probability for each layer"
+
+
+def _by_period(run: FinishedRun) -> Layers:
+    """Read what a method reports at the end of each of its periods."""
+    layers: dict[str, list[tuple[float, float]]] = {}
+    for entry in run.metrics.get("dropout_steps") or ():
+        for layer, probability in entry["drop_probability"].items():
+            layers.setdefault(layer, []).append((entry["step"], probability))
+    return layers
+
+
+def _by_epoch(run: FinishedRun) -> Layers:
+    """Read what a method reports of each epoch."""
+    layers: dict[str, list[tuple[float, float]]] = {}
+    for entry in run.history:
+        for name, value in entry["figures"].items():
+            if _PROBABILITY in name:
+                layer = name.partition(_PROBABILITY)[2]
+                layers.setdefault(layer, []).append((entry.get("step", entry["epoch"]), value))
+    return layers
+
+
+def _over_steps(setting: Setting, run: FinishedRun, layers: Layers) -> Chart:
+    """Draw a line for each layer, and the band in which learners on noise stay, if the run has one."""
+    names = sorted(layers, key=_place)
+    band = run.metrics.get("noise_band") or ()
+    marks: list[Mark] = []
+    rows: list[list[str]] = []
+    with styled():
+        figure, (axes,) = new_figure(2.9, [*names, *([""] if band else [])])
+        entries: dict[str, Any] = {}
+        for index, name in enumerate(names):
+            steps, values = zip(*layers[name], strict=True)
+            color, dashes = SERIES[index % len(SERIES)], DASHES[index // len(SERIES) % len(DASHES)]
+            (entries[name],) = axes.plot(steps, values, color=color, linestyle=dashes, marker="o", markersize=2.5)
+            marks += [Mark(axes, step, value, f"{name}, step {step:g}: {value:.3f}") for step, value in layers[name]]
+            rows += [[name, f"{step:g}", f"{value:.4f}"] for step, value in layers[name]]
+        if band:
+            periods = [entry["step"] for entry in run.metrics["dropout_steps"]]
+            low, high = zip(*band, strict=True)
+            label = "95 % of learners on noise"
+            entries[label] = axes.fill_between(periods, low, high, color=MUTED, alpha=0.15, linewidth=0)
+        axes.set_ylim(bottom=0)
+        label_axes(axes, "training step", "probability of dropping")
+        add_legend(figure, entries)
+    caption = f"Run of seed {run.seed}: a line for each attention layer."
+    caption += " What stays in the grey band cannot be told from noise." if band else ""
+    title, header = f"Drop probability of each layer, {run.label}", ("layer", "step", "probability")
+    return Chart("drop_probability", setting.name, title, caption, figure, header, rows, marks, run.label)
+
+
+def _place(layer: str) -> tuple[str, int]:
+    kind, _, index = layer.rpartition(".")
+    return (kind, int(index)) if index.isdigit() else (layer, 0)

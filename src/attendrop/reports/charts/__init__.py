@@ -1,1 +1,0 @@
-"""Figures of finished runs, one file per kind."""

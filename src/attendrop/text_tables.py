@@ -1,0 +1,92 @@
+"""Tables of texts for a console, Markdown, LaTeX and CSV; those of pages are made by templates."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+LEFT, RIGHT, NAMES_LEFT = "l", "r", "lr"
+_LATEX = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "±": r"$\pm$",
+    "≤": r"$\leq$",
+}
+
+
+def aligned(rows: Sequence[Sequence[str]], align: str = LEFT, gap: str = "  ") -> list[str]:
+    """Return the lines of a table for a console.
+
+    Args:
+        rows: Rows of equal length, the header first if there is one.
+        align: ``l`` or ``r`` for each column; further columns are as the last one.
+        gap: What stands between columns.
+    """
+    sides = _sides(align, len(rows[0]))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    columns = [(str.ljust if side == LEFT else str.rjust, width) for side, width in zip(sides, widths, strict=True)]
+    return [
+        gap.join(pad(cell, width) for cell, (pad, width) in zip(row, columns, strict=True)).rstrip() for row in rows
+    ]
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = LEFT) -> str:
+    """Return a table as Markdown.
+
+    Args:
+        header: Titles, in Markdown.
+        rows: Cells, in Markdown, of which only ``|`` is escaped.
+        align: See :func:`aligned`.
+    """
+    rules = ["---:" if side == RIGHT else "---" for side in _sides(align, len(header))]
+    lines = [_without_bars(header), rules, *map(_without_bars, rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def latex_table(header: Sequence[str], rows: Iterable[Sequence[str]], caption: str, align: str = NAMES_LEFT) -> str:
+    """Return a floating table in LaTeX, for the package booktabs.
+
+    Args:
+        header: Titles, in LaTeX, as are the rows and the caption; see :func:`in_latex`.
+        rows: Cells.
+        caption: What stands above the table.
+        align: See :func:`aligned`.
+    """
+    lines = [" & ".join(line) + r" \\" for line in (header, *rows)]
+    sides = "".join(_sides(align, len(header)))
+    above = (r"\begin{table}", r"\centering", rf"\caption{{{caption}}}", rf"\begin{{tabular}}{{{sides}}}")
+    below = (r"\bottomrule", r"\end{tabular}", r"\end{table}", "")
+    return "\n".join([*above, r"\toprule", lines[0], r"\midrule", *lines[1:], *below])
+
+
+def in_latex(text: str) -> str:
+    """Escape a text for LaTeX; white space becomes single spaces."""
+    return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
+
+
+def csv_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return a table as CSV; None is empty."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    return text.getvalue()
+
+
+def _sides(align: str, columns: int) -> list[str]:
+    return list(align[:columns].ljust(columns, align[-1]))
+
+
+def _without_bars(cells: Sequence[str]) -> list[str]:
+    return [cell.replace("|", r"\|") for cell in cells]
+
+
+def csv_of_records(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return records as CSV, with all columns that one of them has."""
+    columns = dict.fromkeys(column for record in records for column in record)
+    return csv_table(list(columns), ([record.get(column) for column in columns] for record in records))
