@@ -17,8 +17,8 @@ def explanation(method: type[Method]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     options = "\n".join(lines) if len(rows) > 1 else "No options."
-    measured = f"Measured: {method.evidence}\n\n" if method.evidence else ""
-    return f"{method.name}: {method.summary}\n\n{measured}{options}\n\n{inspect.cleandoc(method.__doc__ or '')}"
+    measured = f"Measured: {method.info.evidence}\n\n" if method.info.evidence else ""
+    return f"{method.info.name}: {method.info.summary}\n\n{measured}{options}\n\n{inspect.cleandoc(method.__doc__ or '')}"
 
 
 def _text(default: object) -> str:

@@ -22,7 +22,7 @@ DEFAULT_TEST_FRACTION = 0.25
 
 def default_methods() -> list[str]:
     """List the methods that are compared where none are named."""
-    return [name for name in method_names() if get_method(name).compared]
+    return [name for name in method_names() if get_method(name).info.compared]
 
 
 @dataclass(frozen=True, kw_only=True)

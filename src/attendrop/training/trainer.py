@@ -93,7 +93,7 @@ class RegularizedTrainer(Trainer):
         self._resumed: tuple[dict[str, Any], Path] | None = None
         self._sampler: EpochSampler | None = None
         self._refuse_unsupported()
-        if self.regularizer.skips_parameters and self.accelerator.ddp_handler is not None:
+        if self.regularizer.info.skips_parameters and self.accelerator.ddp_handler is not None:
             self.accelerator.ddp_handler.find_unused_parameters = True
         self._divide_rows()
         self._refuse_streams()

@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from attendrop.attribution.finite_gradients import all_finite
-from attendrop.errors import AttendropError
+from attendrop.extend import AttendropError
 from attendrop.fused_optimizers import skips_step
 from attendrop.methods.attend_out.generator import plain_copy
 from attendrop.methods.core.context import Processes

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from attendrop.methods.attend_out import report
-from attendrop.methods.attend_out.generator import Generator
+from attendrop.extend import (
+    DECIDES_PASSES,
+    EXCHANGES_WEIGHTS,
+    SCORES_ROWS,
+    SECOND_MODEL,
+    LayerRanking,
+    MethodInfo,
+    MethodState,
+    Preset,
+    TrainingContext,
+)
+from attendrop.methods.attend_out.effects import learnt
 from attendrop.methods.attend_out.options import AttendOutOptions
 from attendrop.methods.attend_out.periods import AttendOutState
-from attendrop.methods.core.base import MethodState
-from attendrop.methods.core.compatibility import DECIDES_PASSES, EXCHANGES_WEIGHTS, SCORES_ROWS, SECOND_MODEL
-from attendrop.methods.core.context import TrainingContext
-from attendrop.methods.core.info import LayerRanking, MethodInfo, Preset
 
-__all__ = ["AttendOut", "Generator"]
+# Baseline and loss are logged by the policy gradient only.
+_LOGGED = ("reward", "baseline", "generator_loss", "period_share")
 
 
 @dataclass(frozen=True)
@@ -89,30 +97,29 @@ class AttendOut(AttendOutOptions):
     feed-forward other than the papers' (which name these as future work).
     """
 
-    name: ClassVar[str] = "attendout"
-    summary: ClassVar[str] = "learns from rewards which layers' attention to drop"
-    paper: ClassVar[str] = "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need"
-    evidence: ClassVar[str] = (
-        "by its defaults it does not pay on three small tasks, six seeds each: behind plain fine-tuning on STS-B "
-        "(-0.034) and Banking77 (-0.031), not shown to be ahead on CoLA, at twice the time (the "
-        "project's docs/attendout.md)."
-    )
-
-    info: ClassVar[MethodInfo] = MethodInfo(
+    info = MethodInfo(
+        "attendout",
+        "learns from rewards which layers' attention to drop",
+        "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need",
+        evidence=(
+            "by its defaults it does not pay on three small tasks, six seeds each: behind plain fine-tuning on STS-B "
+            "(-0.034) and Banking77 (-0.031), not shown to be ahead on CoLA, at twice the time (the "
+            "project's docs/attendout.md)."
+        ),
         acts_on=("scores",),
         forward="2 + scoring",
         backward="2",
         state="a second model and its optimizer, a period of batches",
         tasks="all; encoder-decoder: the encoder's self-attention",
+        traits={
+            DECIDES_PASSES: "",
+            EXCHANGES_WEIGHTS: "",
+            SECOND_MODEL: "",
+            SCORES_ROWS: "score_on=reward_data",
+        },
+        self_attention_only=True,
+        needs_loss_scale=True,
     )
-
-    traits: ClassVar[Mapping[str, str]] = {
-        DECIDES_PASSES: "",
-        EXCHANGES_WEIGHTS: "",
-        SECOND_MODEL: "",
-        SCORES_ROWS: "score_on=reward_data",
-    }
-    needs_loss_scale: ClassVar[bool] = True
 
     @classmethod
     def preset(cls, name: str, task: str | None) -> Preset:
@@ -122,10 +129,30 @@ class AttendOut(AttendOutOptions):
         )
 
     def dropout_steps(self, log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        return report.dropout_steps(log, f"{self.source}/")
+        """Collect the metrics logged at the end of each period."""
+        prefix = f"{self.source}/"
+        layers = f"{prefix}drop_probability/"
+        return [
+            {
+                "step": int(entry["step"]),
+                **{name: entry[prefix + name] for name in _LOGGED if prefix + name in entry},
+                "attacker_survived": bool(entry[f"{prefix}attacker_survived"]),
+                "drop_probability": {k.removeprefix(layers): v for k, v in entry.items() if k.startswith(layers)},
+            }
+            for entry in log
+            if "loss" not in entry and f"{prefix}attacker_survived" in entry
+        ]
 
     def summary_lines(self, metrics: Mapping[str, Any]) -> dict[str, str]:
-        return report.summary_lines(metrics["dropout_steps"], metrics.get("layer_effects", {}))
+        """Summarise how often the attacker survived and what was learnt."""
+        steps, effects = metrics["dropout_steps"], metrics.get("layer_effects", {})
+        if not steps:
+            return {}
+        survived = f"attacker survived {sum(step['attacker_survived'] for step in steps)} of {len(steps)} periods"
+        if effects:
+            return {"merging": survived, "learnt": learnt(effects)}
+        first, last = (statistics.fmean(steps[i]["drop_probability"].values()) for i in (0, -1))
+        return {"generator": f"{survived}; drop probability {first:.3f} at first, {last:.3f} last"}
 
     def layer_ranking(self, metrics: Mapping[str, Any]) -> LayerRanking | None:
         """Rank layers by the probabilities learnt; for the generator by ``pi``, for the pruning version only."""

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 
-from attendrop.attention.layers import AttentionLayer, select_self_attention
-from attendrop.errors import AttendropError
-from attendrop.methods.attend_out.generator import GRANULARITIES
-from attendrop.methods.core.base import Method
-from attendrop.methods.core.compatibility import SCORES_ROWS
-from attendrop.methods.core.options import (
+from attendrop.attention.layers import select_self_attention
+from attendrop.extend import (
     LAYERS,
     SWITCH,
+    AttendropError,
+    AttentionLayer,
+    Method,
     Range,
     choice,
     count,
@@ -25,11 +23,16 @@ from attendrop.methods.core.options import (
     positive,
     unit_interval,
 )
+from attendrop.methods.attend_out.generator import GRANULARITIES
 
 VARIANTS = ("dropout", "pruning")
+
 LEARNERS = ("policy_gradient", "effects")
+
 SCORE_ON = ("reward_data", "train", "noisy_train")
+
 MERGE = ("sample", "confidence", "best", "attacker")
+
 # Defaults that depend on the learner.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "effects": {
@@ -47,6 +50,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "granularity": "score",
     },
 }
+
 # Options of the generator network and its updates.
 _OF_THE_GENERATOR = (
     "baseline_decay",
@@ -66,8 +70,6 @@ class AttendOutOptions(Method):
     Those that are empty or None by default are set when the object is created; they depend on ``variant`` and
     ``learner``.
     """
-
-    self_attention_only: ClassVar[bool] = True
 
     variant: str = option("dropout", choice(*VARIANTS))
     learner: str = option("", choice("", *LEARNERS))
@@ -110,15 +112,12 @@ class AttendOutOptions(Method):
                 f"learner='effects' drops whole layers, not granularity={self.granularity!r}; leave the option "
                 "out, or use learner='policy_gradient'."
             )
-        for field in dataclasses.fields(self):
+        for field in fields(self):
             if field.name in _OF_THE_GENERATOR and getattr(self, field.name) != field.default:
                 raise AttendropError(
                     f"{field.name}={getattr(self, field.name)!r} is an option of the generator, and learner='effects' "
                     "has none; leave the option out, or use learner='policy_gradient'."
                 )
-
-    def has(self, trait: str) -> bool:
-        return self.rewarded_on() is not None if trait == SCORES_ROWS else super().has(trait)
 
     def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
         chosen = super().selected_layers(attention_layers)
@@ -128,16 +127,6 @@ class AttendOutOptions(Method):
                 "self-attention; choose layers of the encoder."
             )
         return chosen
-
-    def rewarded_on(self) -> str | None:
-        return self.reward_data if self.score_on == "reward_data" else None
-
-    @property
-    def rewarded_by(self) -> str:
-        return f"reward_data={self.reward_data!r}"
-
-    def rewarded_fraction(self) -> float:
-        return self.reward_fraction
 
 
 def _device(name: object) -> object:

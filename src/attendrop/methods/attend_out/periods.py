@@ -10,19 +10,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attendrop.attention.isolation import evaluating, forked_rng, in_full_precision
-from attendrop.batches import Batch, number_of_rows, refuse_graph, to_device
-from attendrop.errors import AttendropError
-from attendrop.keyed_random import SampleKey, sample_mask
-from attendrop.methods.attend_out.attacker import Micro, number_of
+from attendrop.batches import refuse_graph, to_device
+from attendrop.extend import (
+    AttendropError,
+    Batch,
+    ComputeLoss,
+    MethodState,
+    SampleKey,
+    StepContext,
+    TrainingContext,
+    evaluating,
+    forked_rng,
+    in_full_precision,
+    number_of_rows,
+    sample_mask,
+)
+from attendrop.methods.attend_out.attacker import FirstBatch, Micro, number_of
 from attendrop.methods.attend_out.defender import Defender
-from attendrop.methods.attend_out.effect_players import EffectPlayers
-from attendrop.methods.attend_out.first_batch import FirstBatch
-from attendrop.methods.attend_out.generator_players import GeneratorPlayers
+from attendrop.methods.attend_out.effects import EffectPlayers
 from attendrop.methods.attend_out.options import AttendOutOptions
 from attendrop.methods.attend_out.players import Players
-from attendrop.methods.core.base import MethodState
-from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
+from attendrop.methods.attend_out.policy_gradient import GeneratorPlayers
 
 _NOISE = 0.15
 

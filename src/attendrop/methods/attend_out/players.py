@@ -9,14 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attendrop.attention.layers import AttentionLayer
-from attendrop.attention.plan import Plan
-from attendrop.batches import Batch
-from attendrop.errors import AttendropError
+from attendrop.extend import AttendropError, AttentionLayer, Batch, Plan, StepContext, TrainingContext
 from attendrop.methods.attend_out.attacker import Count, Micro
 from attendrop.methods.attend_out.defender import Defender
 from attendrop.methods.attend_out.options import AttendOutOptions
-from attendrop.methods.core.context import StepContext, TrainingContext
 
 
 class Players(ABC):

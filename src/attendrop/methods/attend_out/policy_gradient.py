@@ -1,4 +1,4 @@
-"""Players of ``learner="policy_gradient"``: the papers' generator, beside the defender."""
+"""Learner ``"policy_gradient"``: the papers' generator, beside the defender."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.isolation import evaluating, forked_rng
-from attendrop.batches import Batch
-from attendrop.errors import AttendropError
-from attendrop.methods.attend_out.attacker import Attack, Count, Decide, Micro, replayed
-from attendrop.methods.attend_out.first_batch import FirstBatch
+from attendrop.extend import (
+    AttendropError,
+    Batch,
+    ModelAdapter,
+    StepContext,
+    TrainingContext,
+    evaluating,
+    forked_rng,
+)
+from attendrop.methods.attend_out.attacker import Attack, Count, Decide, FirstBatch, Micro, Policy, replayed
 from attendrop.methods.attend_out.options import AttendOutOptions
 from attendrop.methods.attend_out.players import Players
-from attendrop.methods.attend_out.policy import Policy
-from attendrop.methods.core.context import StepContext, TrainingContext
 
 
 class GeneratorPlayers(Policy, Players):
