@@ -379,7 +379,7 @@ class Regularization:
         """Wrap a training pass: its plan is bound to the model, and its loss is a mean, as methods expect it."""
 
         def wrapped(batch: Batch, plan: Plan | None = None, model: nn.Module | None = None) -> tuple[Tensor, Any]:
-            if plan is not None:
+            if plan is not None and model is None:  # that of another model is bound to it
                 assert self._adapter is not None
                 plan = self._adapter.bind(plan)
             loss, outputs = compute_loss(batch, plan) if model is None else compute_loss(batch, plan, model)

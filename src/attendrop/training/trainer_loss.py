@@ -68,7 +68,7 @@ class TrainerLoss:
                 loss, outputs = self._loss_and_outputs(model, batch, plan, passed)
             else:
                 with self.trainer.accelerator.autocast():  # which has prepared the trained model only
-                    loss, outputs = self._loss_and_outputs(other, batch, None, passed)
+                    loss, outputs = self._loss_and_outputs(other, batch, plan, passed)
             if is_mean:
                 loss = loss * self._weight(batch, num_items).to(loss.dtype)
             return loss, outputs

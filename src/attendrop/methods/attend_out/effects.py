@@ -1,321 +1,327 @@
-"""Learner ``"effects"``: layers dropped for whole periods, with probabilities learnt from rewards."""
+"""Learner ``"effects"``: which layers are better dropped, found beside plain fine-tuning, and told from noise."""
 
 from __future__ import annotations
 
 import logging
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attendrop.extend import Batch, ConstantAttention, StepContext, TrainingContext
-from attendrop.methods.attend_out.attacker import Count, FirstBatch, Micro
+from attendrop.batches import ROW_INDEX, refuse_graph, to_device
+from attendrop.extend import (
+    AttentionLayer,
+    Batch,
+    ComputeLoss,
+    ConstantAttention,
+    MethodState,
+    ModelAdapter,
+    StepContext,
+    TrainingContext,
+    forked_rng,
+)
 from attendrop.methods.attend_out.options import AttendOutOptions
-from attendrop.methods.attend_out.players import Players
+from attendrop.methods.attend_out.scoring import check, scores, shared
+from attendrop.methods.attend_out.second_model import SecondModel, second_model, seed_elsewhere
 
-# Prior scale of the effects, in units of the noise of a period's reward. The estimates are not sensitive to it.
-_PRIOR_SCALE = 2.0
+logger = logging.getLogger(__name__)
 
-# Half-life in periods of an observation's weight: effects change during training.
-_HALF_LIFE = 40.0
-
-# Number of standard errors at which an effect begins to move a probability noticeably.
-_THRESHOLD = 2.0
-
-# Bounds of the probabilities, so that both actions of every layer keep being explored.
-_RANGE = (0.05, 0.95)
-
-# Maximum number of standard errors taken into account.
-_LARGEST = 8.0
-
-
-class LayerEffects:
-    """Bayesian linear regression of a period's reward on the layers dropped in it.
-
-    ``reward = c + sum over layers of b_l * a_l + noise``, with ``a_l`` in {0, 1}. The intercept ``c`` is free, so that
-    an offset of all rewards has no effect; the effects ``b`` have a normal prior in units of the noise. The weights of
-    earlier periods decay, with a half-life of 40 periods. The noise is estimated from the periods in which a layer was
-    dropped: in the others, attacker and defender are the same, and their rewards are zero without noise.
-
-    Args:
-        num_layers: Number of layers.
-        batch: Leading dimensions of independent regressions.
-
-    Source: ours.
-    """
-
-    def __init__(self, num_layers: int, batch: Sequence[int] = ()) -> None:
-        # Weighted sums over periods of the outer products of (1, a_1, ..., a_L, r) with themselves.
-        self.moments = torch.zeros(*batch, num_layers + 2, num_layers + 2, dtype=torch.float64)
-        self.dropped_moments = self.moments.clone()  # periods in which a layer was dropped
-
-    @property
-    def freedom(self) -> Tensor:
-        """Degrees of freedom of the noise, ``(...)``, at least 1."""
-        return (self.dropped_moments[..., 0, 0] - 1).clamp(min=1)
-
-    def observe(self, actions: Tensor, reward: Tensor, weight: float = 1.0) -> None:
-        """Add a period.
-
-        Args:
-            actions: Whether each layer was dropped, ``(..., layers)``.
-            reward: Reward of the period, ``(...)``.
-            weight: Length of the period, as a fraction of a full one.
-        """
-        reward = reward.unsqueeze(-1)
-        row = torch.cat([torch.ones_like(reward), actions.to(reward), reward], -1)
-        products = weight * row.unsqueeze(-1) * row.unsqueeze(-2)
-        decay = 0.5 ** (weight / _HALF_LIFE)
-        self.moments = decay * self.moments + products
-        self.dropped_moments = decay * self.dropped_moments + products * actions.any(-1)[..., None, None]
-
-    def estimate(self) -> tuple[Tensor, Tensor]:
-        """Estimate the effects and their standard errors, ``(..., layers)`` each.
-
-        They are 0 and infinite before the third period with a dropped layer.
-        """
-        n = self.moments[..., 0, 0, None]
-        mean = self.moments[..., 0, 1:] / n.clamp(min=1)
-        centred = self.moments[..., 1:, 1:] - n.unsqueeze(-1) * mean.unsqueeze(-1) * mean.unsqueeze(-2)
-        inverse = torch.linalg.inv(centred[..., :-1, :-1] + torch.eye(mean.shape[-1] - 1) / _PRIOR_SCALE**2)
-        effects = (inverse @ centred[..., :-1, -1:]).squeeze(-1)
-        intercept = mean[..., -1:] - (effects * mean[..., :-1]).sum(-1, keepdim=True)
-        # The squared residuals are a quadratic form of the moments; the prior adds its penalty.
-        residual = torch.cat([-intercept, -effects, torch.ones_like(intercept)], -1)
-        squares = torch.einsum("...i,...ij,...j->...", residual, self.dropped_moments, residual).clamp(min=0)
-        noise = (squares + effects.square().sum(-1) / _PRIOR_SCALE**2) / self.freedom
-        errors = (noise.unsqueeze(-1) * inverse.diagonal(dim1=-2, dim2=-1)).sqrt()
-        known = self.dropped_moments[..., 0, 0, None] > 2
-        return torch.where(known, effects, 0), torch.where(known, errors, math.inf)
-
-    def evidence(self) -> Tensor:
-        """Compute the distance of each effect from zero in standard errors, as normal deviates of at most 8.
-
-        Student's t is converted to the equally rare normal deviate by Wallace's approximation (1959).
-        """
-        effects, errors = self.estimate()
-        freedom = self.freedom.unsqueeze(-1)
-        t = torch.where(effects == 0, 0, effects / errors)
-        z = (freedom * torch.log1p(t * t / freedom)).sqrt() * (8 * freedom + 1) / (8 * freedom + 3)
-        return z.clamp(max=_LARGEST).copysign(t)
-
-    def probabilities(self, start: float) -> Tensor:
-        """Compute the drop probability of each layer, ``(..., layers)``, from ``start`` and the evidence.
-
-        ``logit(p) = logit(start) + z^3 / (z^2 + 2^2)``, with ``z`` from :meth:`evidence`: less than two standard errors
-        have little effect.
-
-        Args:
-            start: Probability without evidence, in (0, 1).
-        """
-        z = self.evidence()
-        logits = math.log(start / (1 - start)) + z**3 / (z**2 + _THRESHOLD**2)
-        low, high = _RANGE
-        return logits.sigmoid().clamp(min(low, start), max(high, start))
-
-
-# Number of control learners.
-RUNS = 200
-
-# Coverage of the intervals.
-LEVEL = 0.95
+# Probability with which a layer that was found to help is dropped in a period, as in exploration.
+FOUND = 0.5
+# Chance of telling any layer from noise where no layer has an effect.
+LEVEL = 0.05
+# Number of designs drawn for the test: the standard error of its level is 0.003.
+REDRAWS = 4999
 
 
 @dataclass(frozen=True)
 class Period:
-    """What a period contributes to the learner.
+    """A finished period of exploration.
 
     Attributes:
-        actions: Whether each layer was dropped, 0 or 1.
+        dropped: Whether each layer was dropped.
         reward: Mean reward.
-        weight: Length, as a fraction of a full period.
     """
 
-    actions: tuple[float, ...]
+    dropped: tuple[bool, ...]
     reward: float
-    weight: float
 
 
 @dataclass(frozen=True)
-class NoiseBand:
-    """What control learners reach.
+class LayerEffect:
+    """What is known of one layer.
 
     Attributes:
-        probabilities: Bounds of a layer's probability in each period and after the last, ``(periods + 1, 2)``.
-        evidence: Bounds of the evidence that no layer of a run leaves, ``(2,)``.
+        effect: Estimated effect on the reward of dropping the layer for a period; 0 before there are two pairs.
+        standard_error: Its standard error; infinite before there are two pairs.
+        p: P value, corrected for the number of layers.
     """
 
-    probabilities: Tensor
-    evidence: Tensor
+    effect: float = 0.0
+    standard_error: float = math.inf
+    p: float = 1.0
+
+    @property
+    def told_from_noise(self) -> bool:
+        """Whether the effect is more than noise explains in 95 % of runs."""
+        return self.p <= LEVEL
 
 
-def noise_band(periods: list[Period], start: float, seed: int) -> NoiseBand:
-    """Run learners on a run's own rewards without effects, and return intervals of 95 % of what they reach.
+def drawn(seed: int, period: int, num_layers: int) -> tuple[bool, ...]:
+    """Draw the layers that are dropped in a period.
 
-    Each has the start and the number and weights of periods of the run, samples its own actions from its own
-    probabilities, and samples each reward from those of the run's periods: of those in which a layer was dropped if it
-    dropped one itself, else of the others, both less their mean. A change beyond the intervals is not to be expected
-    from noise.
+    Periods come in pairs: in the first each layer is dropped with probability 1/2, in the second all others are. So
+    each pair contrasts every layer with and without, the noisiest layer is dropped in one period of each pair, and what
+    rewards drift by in training cancels.
 
     Args:
-        periods: The run's periods.
-        start: Probability without evidence.
-        seed: Seed of the controls.
+        seed: Seed of the run.
+        period: Number of the period, from 0.
+        num_layers: Number of layers.
     """
+    chance = random.Random(f"{seed}/{period // 2}/layers")
+    first = [chance.random() < 0.5 for _ in range(num_layers)]
+    return tuple(dropped != bool(period % 2) for dropped in first)
+
+
+def layer_effects(periods: Sequence[Period], seed: int) -> list[LayerEffect]:
+    """Estimate the effect of each layer, and test it.
+
+    The estimate is the mean over pairs of the reward with the layer less that without it. It has no bias: which of the
+    two comes first is a fair coin, independent of rewards, other layers and other pairs. The p value asks how often
+    designs drawn anew, with the rewards in their places, give any layer a larger effect. (A ratio to the standard error
+    would give the same: all layers share the sum of squares of the contrasts.)
+
+    The test is exact if rewards do not depend on which layers are dropped, whatever else they depend on. It also is if
+    some layers, or their number, add noise, because a pair has the same noise whichever of its periods drops a layer.
+
+    Args:
+        periods: Finished periods, in order; one without a partner is left out.
+        seed: Seed of the designs.
+
+    Source: ours; randomisation tests: Fisher (1935), with the maximum over layers of Westfall and Young (1993).
+    """
+    pairs = len(periods) // 2
+    num_layers = len(periods[0].dropped) if periods else 0
+    if pairs < 2:
+        return [LayerEffect()] * num_layers
+    rewards = torch.tensor([period.reward for period in periods[: 2 * pairs]], dtype=torch.float64)
+    contrasts = rewards[0::2] - rewards[1::2]
+    signs = torch.tensor([period.dropped for period in periods[: 2 * pairs : 2]], dtype=torch.float64) * 2 - 1
     generator = torch.Generator().manual_seed(seed)
-    layers = len(periods[0].actions)
-    controls = LayerEffects(layers, (RUNS,))
-    pools = [_noise(periods, dropped=dropped) for dropped in (False, True)]
-    tails = torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=torch.float64)
-    probabilities = controls.probabilities(start)
-    bounds = [probabilities.quantile(tails)]
-    for period in periods:
-        actions = torch.rand(RUNS, layers, generator=generator, dtype=torch.float64) < probabilities
-        without, having = (pool[torch.randint(len(pool), (RUNS,), generator=generator)] for pool in pools)
-        controls.observe(actions, torch.where(actions.any(-1), having, without), period.weight)
-        probabilities = controls.probabilities(start)
-        bounds.append(probabilities.quantile(tails))
-    evidence = controls.evidence()
-    family = torch.stack([evidence.amin(-1).quantile(tails[0]), evidence.amax(-1).quantile(tails[1])])
-    return NoiseBand(torch.stack(bounds), family)
+    redrawn = torch.randint(2, (REDRAWS, *signs.shape), generator=generator, dtype=torch.float64) * 2 - 1
+    sums = contrasts @ signs
+    largest = (contrasts @ redrawn).abs().amax(-1)
+    p = (1 + (largest.unsqueeze(-1) >= sums.abs() * (1 - 1e-9)).sum(0)) / (1 + REDRAWS)
+    errors = (signs * contrasts.unsqueeze(-1)).std(0) / pairs**0.5
+    columns = (sums / pairs, errors, p)
+    return [LayerEffect(*found) for found in zip(*(column.tolist() for column in columns), strict=True)]
 
 
-def _noise(periods: list[Period], *, dropped: bool) -> Tensor:
-    """Collect the rewards, less their mean, of the periods with or without a dropped layer; of all if there is none."""
-    chosen = [period for period in periods if any(period.actions) == dropped] or periods
-    rewards = torch.tensor([period.reward for period in chosen], dtype=torch.float64)
-    return rewards - rewards.mean()
+class EffectsState(MethodState):
+    """Exploration, and then training with what it found.
 
-
-logger = logging.getLogger(__name__)
-
-
-class EffectPlayers(Players):
-    """The defender, and a drop probability for each layer, updated by :class:`LayerEffects`.
-
-    There is one action per layer and period: whether the layer's attention is constant in all passes of the period.
-    There is no generator network.
-
-    Args:
-        method: The options.
-        training: The attacker and its optimizer.
-        first: The first batch.
-
-    Attributes:
-        effects: Estimated effects of dropping each layer on the reward.
-        history: Completed periods.
-        probabilities: Probability of each layer to be dropped in the current period.
+    The trained model is the defender: as long as layers are explored, it is trained as by plain fine-tuning, to the
+    bit. The attacker is a copy of it, made anew for each period, that drops the layers of the period; only its score is
+    used. Then the layers that were told from noise to help are dropped in half of the periods; if there are none, the
+    rest is plain fine-tuning, too.
     """
 
-    def __init__(self, method: AttendOutOptions, training: TrainingContext, first: FirstBatch) -> None:
-        super().__init__(method, training)
-        self.method = method
-        self.attention_layers = method.selected_layers(first.attention_layers)
-        self.effects = LayerEffects(len(self.attention_layers))
-        self.history: list[Period] = []
-        self.probabilities = self._by_layer(self.effects.probabilities(method.init_drop_prob))
-        self._seed = first.seed
+    method: AttendOutOptions
 
-    def actions(self) -> dict[str, bool]:
-        """Return whether each layer is dropped in the current period, the same in all processes."""
-        chance = random.Random(f"{self._seed}/{len(self.history)}/layers")
-        return {key: chance.random() < p for key, p in self.probabilities.items()}
+    def __init__(self, method: AttendOutOptions, training: TrainingContext) -> None:
+        super().__init__(method)
+        check(method, training)
+        self.training = training
+        self.periods: list[Period] = []
+        self.found: dict[str, LayerEffect] | None = None
+        self.number = self.steps = 0  # of the current period: how many were before, and its steps so far
+        self.rows: set[int] = set()
+        self.attacker: SecondModel | None = None
+        self.adapter: ModelAdapter | None = None
+        self.attention_layers: list[AttentionLayer] = []
+        self._told_of_rows = False
 
-    def attack(self, context: StepContext, micro: Micro, count: Count) -> ConstantAttention:
-        actions = self.actions()
-        device = next(context.model.parameters()).device
-        for key, p in self.probabilities.items():
-            count(key, torch.full((), p, device=device), None)
-            context.report(key, torch.tensor(int(actions[key])), torch.tensor(1))
-        return ConstantAttention(key for key, dropped in actions.items() if dropped)
+    @property
+    def exploring(self) -> bool:
+        """Whether the current period explores. Without a known number of steps all do."""
+        total = self.training.total_steps
+        pairs = math.inf if total is None else int(self.method.explore * total / (2 * self.method.dropout_step))
+        return self.found is None and self.number < 2 * pairs
 
-    def learn(
-        self, period: Sequence[Sequence[Micro]], rewards: Tensor, total: Callable[[Tensor], Tensor]
-    ) -> dict[str, float]:
-        """Credit the mean reward to all actions; return estimates and standard errors to log."""
-        actions = tuple(float(dropped) for dropped in self.actions().values())
-        self._observe(Period(actions, rewards.mean().item(), len(period) / self.method.dropout_step))
-        effects, errors = (self._by_layer(values) for values in self.effects.estimate())
-        return {f"effect/{key}": effect for key, effect in effects.items()} | {
-            f"effect_error/{key}": error for key, error in errors.items() if error < math.inf
-        }
+    def dropped(self) -> list[str]:
+        """Return the layers that are dropped in the current period, the same in all processes, by key."""
+        keys = [layer.key for layer in self.attention_layers]
+        if self.exploring:
+            chosen = drawn(self.training.seed, self.number, len(keys))
+            return [key for key, out in zip(keys, chosen, strict=True) if out]
+        chance = random.Random(f"{self.training.seed}/{self.number}/found")
+        drawn_now = {key: chance.random() < FOUND for key in keys}
+        return [key for key in keys if drawn_now[key] and helps((self.found or {}).get(key))]
 
-    def final_report(self, model: torch.nn.Module, batches: Iterable[Batch]) -> dict[str, Any]:
-        """Report what was learnt of each layer, and whether noise would have taught the same, for ``metrics.json``.
+    def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
+        refuse_graph(context.batch)
+        self.attention_layers = self.method.selected_layers(context.adapter.attention_layers)
+        dropped = self.dropped()
+        for layer in self.attention_layers:
+            context.report(layer.key, torch.tensor(int(layer.key in dropped)), torch.tensor(1))
+        if not self.exploring:
+            return compute_loss(context.batch, ConstantAttention(dropped) if dropped else None)
+        attacker = self._attacker()
+        assert self.adapter is not None
+        attacker.follow_mode()
+        with forked_rng(self.training.model):
+            seed_elsewhere(attacker, context.key)
+            batch = to_device(context.batch, attacker.device)
+            self.adapter.trace(to_device(context.inputs, attacker.device))
+            plan = self.adapter.bind(ConstantAttention(dropped)) if dropped else None
+            attacker.backward(compute_loss(batch, plan, attacker.model)[0], context.loss_scale)
+        loss, outputs = compute_loss(context.batch, None)
+        attacker.follow(loss)
+        self.rows.update(context.batch[ROW_INDEX].tolist() if ROW_INDEX in context.batch else ())
+        return loss, outputs
 
-        ``noise_interval`` and ``noise_band`` are probabilities that a layer has with 95 % if rewards are noise, at the
-        end and in each period. A change ``told_from_noise`` is one that no layer shows in 95 % of such runs.
-        """
-        if not self.history:
+    def after_step(self, steps_taken: int) -> dict[str, float]:
+        if not self.attention_layers:
             return {}
-        from scipy.stats import t
+        self.steps += 1
+        if self.attacker is not None:
+            self.attacker.discard()
+        if self.steps < self.method.dropout_step:
+            return {}
+        metrics = self._learn() if self.exploring else {}
+        self.number, self.steps, self.rows = self.number + 1, 0, set()
+        if self.found is None and not self.exploring:
+            self._act()
+        return metrics
 
-        start = self.method.init_drop_prob
-        band = noise_band(self.history, start, self._seed)
-        low, high = band.evidence.tolist()
-        width = t.ppf((1 + LEVEL) / 2, self.effects.freedom.item())
-        probabilities, evidence = self.probabilities, self._by_layer(self.effects.evidence())
-        effects, errors = (self._by_layer(values) for values in self.effects.estimate())
+    def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
+        """Report the effect of each layer, and whether it is told from noise, for ``metrics.json``."""
+        if not self.periods:
+            return {}
+        effects = self._effects()
         layers = {
             key: {
-                "start": start,
-                "probability": p,
-                "change": p - start,
-                "noise_interval": band.probabilities[-1].tolist(),
-                "told_from_noise": not low <= evidence[key] <= high,
-                "deviate": evidence[key],
-                **_estimate(effects[key], errors[key], width),
+                "start": 0.0,
+                "probability": FOUND if helps(found) else 0.0,
+                "change": FOUND if helps(found) else 0.0,
+                "told_from_noise": found.told_from_noise,
+                **_reported(found, len(self.periods) // 2),
             }
-            for key, p in probabilities.items()
+            for key, found in effects.items()
         }
         logger.info("What AttendOut learnt: %s.", learnt(layers))
-        return {"layer_effects": layers, "noise_band": band.probabilities[:-1].tolist()}
+        return {"layer_effects": layers}
 
     def restore(self, metrics: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        learnt = metrics.get("layer_effects", {})
-        self.probabilities |= {key: float(found["probability"]) for key, found in learnt.items()}
+        layers = metrics.get("layer_effects", {})
+        self.found = {key: LayerEffect(known["effect"] or 0.0, p=known["p"]) for key, known in layers.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"defender": self.defender.state_dict(), "history": [astuple(period) for period in self.history]}
+        return {
+            "periods": [astuple(period) for period in self.periods],
+            "found": None if self.found is None else {key: astuple(known) for key, known in self.found.items()},
+            "number": self.number,
+            "steps": self.steps,
+            "attacker": None if self.attacker is None else self.attacker.state_dict(),
+        }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.defender.load_state_dict(state["defender"])
-        for period in state["history"]:
-            self._observe(Period(*period))
+    def rank_state_dict(self) -> dict[str, Any]:
+        return {"rows": sorted(self.rows)}
 
-    def _observe(self, period: Period) -> None:
-        actions = torch.tensor(period.actions, dtype=torch.float64)
-        self.effects.observe(actions, torch.tensor(period.reward, dtype=torch.float64), period.weight)
-        self.history.append(period)
-        self.probabilities = self._by_layer(self.effects.probabilities(self.method.init_drop_prob))
+    def load_state_dict(self, state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> None:
+        self.periods = [Period(tuple(dropped), reward) for dropped, reward in state["periods"]]
+        found = state["found"]
+        self.found = None if found is None else {key: LayerEffect(*known) for key, known in found.items()}
+        self.number, self.steps = state["number"], state["steps"]
+        self.rows = set(rank_state["rows"])
+        if state["attacker"] is not None:
+            self._attacker().load_state_dict(state["attacker"])
 
-    def _by_layer(self, values: Tensor) -> dict[str, float]:
-        return dict(zip([layer.key for layer in self.attention_layers], values.tolist(), strict=True))
+    def close(self) -> None:
+        if self.adapter is not None:
+            self.adapter.detach()
+        if self.attacker is not None:
+            self.attacker.close()
+        self.adapter = self.attacker = None
+
+    def _attacker(self) -> SecondModel:
+        if self.attacker is None:
+            self.attacker = second_model(self.method, self.training)
+            self.adapter = ModelAdapter(self.attacker.model)
+            self.adapter.attach()
+        return self.attacker
+
+    def _learn(self) -> dict[str, float]:
+        """End a period of exploration: score both models, and begin again with a copy of the defender."""
+        assert self.attacker is not None
+        networks = (self.training.model, self.attacker.model)
+        defender, attacker = scores(self.method, self.training, networks, shared(self._sampled(), self.training))
+        rewards = attacker - defender if self.method.reward == "difference" else (attacker - defender).sign()
+        keys = self.dropped()
+        dropped = tuple(layer.key in keys for layer in self.attention_layers)
+        self.periods.append(Period(dropped, rewards.mean().item()))
+        self.attacker.take_from_first()
+        probabilities = {f"drop_probability/{layer.key}": 0.5 for layer in self.attention_layers}
+        return {"reward": self.periods[-1].reward, "attacker_survived": 0.0, **probabilities}
+
+    def _sampled(self) -> Sequence[Batch]:
+        """Sample the rows to score on: of the reward rows, or training rows that the period did not train on."""
+        seed = random.Random(f"{self.training.seed}/{self.number}").getrandbits(62)
+        count, size = self.method.dropout_step, self.method.reward_batch_size
+        if self.training.reward_data is not None:
+            return self.training.reward_data.sample(seed, count, size)
+        assert self.training.train_data is not None
+        trained = set().union(*self.training.processes.gather(sorted(self.rows)))
+        others = len(self.training.train_data) - len(trained)
+        if others < size and not self._told_of_rows:
+            logger.warning(
+                "A period of %d steps trains on all but %d rows: rewards are on rows that were just trained on. A "
+                "smaller dropout_step, or reward_data='split', avoids that.",
+                count,
+                others,
+            )
+            self._told_of_rows = True
+        return self.training.train_data.sample(seed, count, size, () if others < size else trained)
+
+    def _effects(self) -> dict[str, LayerEffect]:
+        keys = [layer.key for layer in self.attention_layers]
+        return dict(zip(keys, layer_effects(self.periods, self.training.seed), strict=True))
+
+    def _act(self) -> None:
+        """End the exploration: keep what it found, and free the attacker."""
+        self.found = self._effects() if self.periods else {}
+        self.close()
 
 
-def _estimate(effect: float, error: float, width: float) -> dict[str, Any]:
-    """Format an effect with its interval, which is ``width`` standard errors wide on each side."""
-    if error == math.inf:
-        return {"effect": None, "standard_error": None, "effect_interval": None}
-    interval = [effect - width * error, effect + width * error]
-    return {"effect": effect, "standard_error": error, "effect_interval": interval}
+def helps(effect: LayerEffect | None) -> bool:
+    """Tell whether dropping a layer was found to help."""
+    return effect is not None and effect.told_from_noise and effect.effect > 0
+
+
+def _reported(found: LayerEffect, pairs: int) -> dict[str, Any]:
+    """Format an effect with its 95 % interval (Student)."""
+    from scipy.stats import t
+
+    if found.standard_error == math.inf:
+        return {"effect": None, "standard_error": None, "effect_interval": None, "p": found.p}
+    width = float(t.ppf(1 - LEVEL / 2, pairs - 1)) * found.standard_error
+    interval = [found.effect - width, found.effect + width]
+    return {"effect": found.effect, "standard_error": found.standard_error, "effect_interval": interval, "p": found.p}
 
 
 def learnt(effects: Mapping[str, Mapping[str, Any]]) -> str:
-    """Say which drop probabilities changed by more than noise would explain."""
+    """Say which layers are told from noise, and what followed."""
     told = {key: found for key, found in effects.items() if found["told_from_noise"]}
     if not told:
-        moved = max(abs(found["change"]) for found in effects.values())
-        start = next(iter(effects.values()))["start"]
-        return (
-            f"drop probabilities moved by at most {moved:.2f} from {start:.2f}; none of {len(effects)} layers can be "
-            f"told from noise (attention-layerdrop with p={start:g} drops as much, without learning, at less than half "
-            "the cost)"
-        )
-    changes = [f"{key}: {found['start']:.2f} -> {found['probability']:.2f}" for key, found in told.items()]
+        return f"none of {len(effects)} layers can be told from noise, so the model was trained by plain fine-tuning"
+    texts = [
+        f"dropping {key} {'helps' if known['effect'] > 0 else 'harms'} ({known['effect']:+.3g}, p = {known['p']:.2g})"
+        for key, known in told.items()
+    ]
     others = f"; the other {len(effects) - len(told)} cannot" if len(told) < len(effects) else ""
-    return f"{', '.join(changes)}, told from noise{others}"
+    return f"{', '.join(texts)}: told from noise{others}"

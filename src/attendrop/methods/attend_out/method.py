@@ -18,9 +18,9 @@ from attendrop.extend import (
     Preset,
     TrainingContext,
 )
-from attendrop.methods.attend_out.effects import learnt
+from attendrop.methods.attend_out.effects import EffectsState, learnt
 from attendrop.methods.attend_out.options import AttendOutOptions
-from attendrop.methods.attend_out.periods import AttendOutState
+from attendrop.methods.attend_out.periods import GeneratorState
 
 # Baseline and loss are logged by the policy gradient only.
 _LOGGED = ("reward", "baseline", "generator_loss", "period_share")
@@ -148,21 +148,22 @@ class AttendOut(AttendOutOptions):
         steps, effects = metrics["dropout_steps"], metrics.get("layer_effects", {})
         if not steps:
             return {}
-        survived = f"attacker survived {sum(step['attacker_survived'] for step in steps)} of {len(steps)} periods"
         if effects:
-            return {"merging": survived, "learnt": learnt(effects)}
+            return {"explored": f"{len(steps)} periods", "learnt": learnt(effects)}
+        survived = f"attacker survived {sum(step['attacker_survived'] for step in steps)} of {len(steps)} periods"
         first, last = (statistics.fmean(steps[i]["drop_probability"].values()) for i in (0, -1))
         return {"generator": f"{survived}; drop probability {first:.3f} at first, {last:.3f} last"}
 
     def layer_ranking(self, metrics: Mapping[str, Any]) -> LayerRanking | None:
         """Rank layers by the probabilities learnt; for the generator by ``pi``, for the pruning version only."""
         if (effects := metrics.get("layer_effects")) is not None:
-            probabilities = {key: found["probability"] for key, found in effects.items()}
-            return LayerRanking("learner", probabilities, any(found["told_from_noise"] for found in effects.values()))
+            rewards = {key: found["effect"] or 0.0 for key, found in effects.items()}
+            return LayerRanking("learner", rewards, any(found["told_from_noise"] for found in effects.values()))
         pi = metrics.get("pruning", {}).get("pi")
         if pi is None or self.variant != "pruning":
             return None
         return LayerRanking("generator", pi, told_from_noise=False)
 
     def start(self, training: TrainingContext) -> MethodState:
-        return AttendOutState(self, training)
+        state = EffectsState if self.learner == "effects" else GeneratorState
+        return state(self, training)

@@ -124,7 +124,8 @@ class Method:
         """Return the labelled rows on which models are scored during training: the option ``reward_data``.
 
         ``"selection"``: the rows on which the best epoch is selected; ``"split"``: rows held out from the training
-        data for this purpose only; ``"eval"``: the development set; None: no rows are needed, as the method does not
+        data for this purpose only; ``"eval"``: the development set; ``"rotating"``: training rows that are not trained
+        on at the time, which the method finds itself; None: no rows are needed, as the method does not
         have the trait ``SCORES_ROWS``.
         """
         return getattr(self, "reward_data", None) if self._has_own(SCORES_ROWS) else None
@@ -324,10 +325,10 @@ def run_pass(
         compute_loss: Runs the model.
         batch: The batch to run it on.
         plan: An additional plan.
-        model: A model to run in place of the trained one; it gets the penalties, but no plan.
+        model: A model to run in place of the trained one; it gets the penalties, and of the plans ``plan`` alone.
     """
     parts = [(state, dataclasses.replace(context, batch=batch)) for state, context in parts]
-    plans = [plan, *(state.plan(context) for state, context in parts)] if model is None else []
+    plans = [plan, *(state.plan(context) for state, context in parts if model is None)]
     found = [item for item in plans if item is not None]
     loss, outputs = compute_loss(batch, CombinedPlan(found) if len(found) > 1 else found[0] if found else None, model)
     for state, context in parts:
