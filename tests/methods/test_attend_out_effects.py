@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 from helpers import zoo
 from helpers.attend_out import optimizer_of, run
 from torch import Tensor
 
-from attendrop import AttendOut, AttendropError, FineTune, regularize
+from attendrop import AttendOut, AttendropError, AttentionLayerDrop, FineTune, regularize
 from attendrop.batches import ROW_INDEX
 from attendrop.methods.attend_out import effects
 from attendrop.methods.attend_out.effects import Period, drawn, layer_effects
@@ -134,6 +135,66 @@ def test_a_layer_that_helps_is_dropped_after_the_exploration_and_no_other(monkey
     assert low < 0.01 < high
 
 
+def rows_with_a_shortcut(count: int, seed: int, *, holds: bool) -> dict[str, Tensor]:
+    """Rows whose label is that of a word in nine of ten, and, where the shortcut ``holds``, of another word in all."""
+    chance, ids, labels = random.Random(seed), [], []
+    for _ in range(count):
+        label = chance.random() < 0.5
+        word, shortcut = label ^ (chance.random() < 0.1), label if holds else chance.random() < 0.5
+        tokens = [2 + word, 4 + shortcut, *(chance.randrange(6, 16) for _ in range(9))]
+        chance.shuffle(tokens)
+        ids.append([1, *tokens])
+        labels.append(int(label))
+    return {"input_ids": torch.tensor(ids), "labels": torch.tensor(labels)}
+
+
+def model_with_a_layer_for_each_word(seed: int) -> Any:
+    """A BERT of two layers with fixed attention: the first sees words 2 and 3, the second the shortcuts 4 and 5."""
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 1, "intermediate_size": 32}
+    off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model = hf.BertForSequenceClassification(hf.BertConfig(vocab_size=16, max_position_embeddings=12, **sizes, **off))
+    with torch.no_grad():
+        words = model.bert.embeddings.word_embeddings.weight.mul_(10)
+        words[:, :2] = 0
+        words[2:4, 0] = words[4:6, 1] = 3.0
+        for flag, layer in enumerate(model.bert.encoder.layer):
+            query, key = layer.attention.self.query, layer.attention.self.key
+            for tensor in (query.weight, query.bias, key.weight, key.bias):
+                tensor.zero_().requires_grad_(False)
+            query.bias[0], key.weight[0, flag] = 20.0, 1.0
+    words.requires_grad_(False)
+    return model.train()
+
+
+@pytest.mark.slow
+def test_a_layer_of_shortcuts_is_found_and_training_without_it_is_ahead() -> None:
+    """Rewards are on rows in which the shortcut does not hold, as in those to be predicted."""
+    found, scores = [], Counter[str]()
+    data, others = (rows_with_a_shortcut(256, seed, holds=seed == 0) for seed in (0, 1))
+    test = rows_with_a_shortcut(2000, 2, holds=False)
+    for seed in range(3):
+        for method in (FineTune(), AttendOut(explore=0.4), AttentionLayerDrop(p=0.9, layers=[1])):
+            model = model_with_a_layer_for_each_word(seed)
+            optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-3)
+            chance = torch.Generator().manual_seed(seed)
+            given = {"optimizer": optimizer, "total_steps": 320, "reward_data": [others]}
+            with regularize(model, method, **given) as reg:
+                for _ in range(320):
+                    chosen = torch.randint(256, (16,), generator=chance)
+                    reg.loss({name: column[chosen] for name, column in data.items()}).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    reg.step()
+                report = reg.method_state.final_report([]).get("layer_effects", {})
+            found += [key for key, layer in report.items() if layer["told_from_noise"] and layer["effect"] > 0]
+            predicted = model.eval()(input_ids=test["input_ids"]).logits.argmax(-1)
+            scores[method.name] += float((predicted == test["labels"]).double().mean()) / 3
+    assert found == ["encoder.1"] * 3
+    assert scores["finetune"] - 0.02 < scores["attendout"]
+    assert scores["attention-layerdrop"] > scores["finetune"] + 0.3
+
+
 @pytest.mark.parametrize("stopped", [4, 8])
 def test_it_resumes_within_a_period_and_after_the_exploration(stopped: int) -> None:
     batch = {**zoo.batch_of("bert"), ROW_INDEX: torch.arange(2)}
@@ -199,7 +260,8 @@ def test_summary_in_words() -> None:
     }
     metrics["layer_effects"]["encoder.1"] = layer | {"p": 0.012, "told_from_noise": True}
     assert AttendOut().summary_lines(metrics)["learnt"] == (
-        "dropping encoder.1 helps (+0.01, p = 0.012): told from noise; the other 1 cannot"
+        "dropping encoder.1 helps (+0.01, p = 0.012): told from noise; the other 1 cannot. A run that drops so from "
+        "its first step on gains more: --method attention-layerdrop --set p=0.5 --set layers=1,"
     )
 
 

@@ -324,4 +324,8 @@ def learnt(effects: Mapping[str, Mapping[str, Any]]) -> str:
         for key, known in told.items()
     ]
     others = f"; the other {len(effects) - len(told)} cannot" if len(told) < len(effects) else ""
-    return f"{', '.join(texts)}: told from noise{others}"
+    helpful = [key for key, known in told.items() if known["effect"] > 0]
+    indices = ",".join(key.rpartition(".")[2] for key in helpful)
+    again = f"--method attention-layerdrop --set p={FOUND} --set layers={indices},"
+    advice = f". A run that drops so from its first step on gains more: {again}" if helpful else ""
+    return f"{', '.join(texts)}: told from noise{others}{advice}"
