@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from attendrop.methods.core.base import Method
-from attendrop.methods.core.compatibility import ANY, Rule, rules_among
+from attendrop.methods.core.info import ANY, MethodInfo, Rule, rules_among
 from attendrop.methods.core.options import described
 from attendrop.methods.core.registry import get_method, method_names
 
@@ -73,7 +73,7 @@ def page() -> str:
     for figure in together:
         name = figure.removesuffix(" / stock step")
         text += f"| `{name}` | {' | '.join(_costs(name, costs))} |\n"
-    text += _REFUSED + "".join(_rule(rule) for rule in rules_among(get_method(name).rules for name in method_names()))
+    text += _REFUSED + "".join(_rule(rule) for rule in rules_among(get_method(name).info.rules for name in method_names()))
     return text + "\n" + "\n".join(_section(get_method(name)) for name in method_names())
 
 
@@ -86,24 +86,24 @@ def _with(trait: str) -> str:
     """List the methods that have a trait."""
     if trait == ANY:
         return trait
-    found = [get_method(name) for name in method_names() if trait in (name, *get_method(name).traits)]
-    options = {method.name: method.traits.get(trait) for method in found}
+    infos = [get_method(name).info for name in method_names()]
+    options = {info.name: info.traits.get(trait) for info in infos if trait in (info.name, *info.traits)}
     return ", ".join(f"`{name}`{f' ({only})' if only else ''}" for name, only in options.items())
 
 
 def _row(method: type[Method], costs: dict[tuple[str, str], float]) -> str:
     facts = method.info
     cells = [
-        f"`{method.name}`", f"`{method.__name__}`", _paper(method), ", ".join(facts.acts_on) or "nothing",
-        facts.forward, facts.backward, facts.state, facts.tasks, *_costs(method.name, costs),
+        f"`{facts.name}`", f"`{method.__name__}`", _paper(facts), ", ".join(facts.acts_on) or "nothing",
+        facts.forward, facts.backward, facts.state, facts.tasks, *_costs(facts.name, costs),
     ]  # fmt: skip
     return f"| {' | '.join(cells)} |"
 
 
-def _paper(method: type[Method]) -> str:
+def _paper(facts: MethodInfo) -> str:
     """Return the paper, with its address if the BibTeX entry has one."""
-    address = re.search(r"url\s*=\s*\{(.+?)\}", method.citation())
-    return f"[{method.paper}]({address[1]})" if address else method.paper or "–"
+    address = re.search(r"url\s*=\s*\{(.+?)\}", facts.citation())
+    return f"[{facts.paper}]({address[1]})" if address else facts.paper or "–"
 
 
 def _costs(name: str, costs: dict[tuple[str, str], float]) -> list[str]:
@@ -113,8 +113,9 @@ def _costs(name: str, costs: dict[tuple[str, str], float]) -> list[str]:
 
 
 def _section(method: type[Method]) -> str:
-    summary = method.summary[0].upper() + method.summary[1:]
-    about = f"## {method.name}\n\n{summary}.{f' Measured: {method.evidence}' if method.evidence else ''}"
+    facts = method.info
+    summary = facts.summary[0].upper() + facts.summary[1:]
+    about = f"## {facts.name}\n\n{summary}.{f' Measured: {facts.evidence}' if facts.evidence else ''}"
     options = described(method)
     if not options:
         return f"{about} No options.\n"

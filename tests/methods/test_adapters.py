@@ -273,7 +273,7 @@ def test_a_merge_copies_the_adapter_and_its_optimizer_state_only() -> None:
         optimizer.step()
         defender = reg.method_state.players.defender
         with copied:
-            defender.take_from_attacker()
+            defender.take_from_first()
         zoo.assert_same(dict(model.named_parameters()), dict(defender.model.named_parameters()))
     own = sum(parameter.numel() for parameter in trained(model))
     buffers = sum(buffer.numel() * 8 for name, buffer in model.named_buffers() if name in model.state_dict())

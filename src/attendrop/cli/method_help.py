@@ -16,8 +16,9 @@ def explanation(method: type[Method]) -> str:
         kind = "list" if "Sequence" in found["type"] else found["type"]
         rows.append([name, kind, _text(found["default"]), found["range"]])
     options = "\n".join(aligned(rows)) if len(rows) > 1 else "No options."
-    measured = f"Measured: {method.evidence}\n\n" if method.evidence else ""
-    return f"{method.name}: {method.summary}\n\n{measured}{options}\n\n{inspect.cleandoc(method.__doc__ or '')}"
+    info = method.info
+    measured = f"Measured: {info.evidence}\n\n" if info.evidence else ""
+    return f"{info.name}: {info.summary}\n\n{measured}{options}\n\n{inspect.cleandoc(method.__doc__ or '')}"
 
 
 def _text(default: object) -> str:

@@ -4,30 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 
-from attendrop.attention.call import AttentionCall
 from attendrop.attention.dropout_draws import DropoutDraws
-from attendrop.attention.edits import AttentionEdit, merge_edits
-from attendrop.attention.layers import AttentionLayer
-from attendrop.attention.plan import Plan
+from attendrop.attention.edits import merge_edits
 from attendrop.attention.valid_keys import any_last
-from attendrop.attribution.attention_weights import attention_attribution
-from attendrop.attribution.gradient import gradient_attribution
-from attendrop.attribution.integrated_gradients import QUADRATURE_RULES, SCOPES, integrated_gradient_attribution
+from attendrop.attribution.integrated_gradients import QUADRATURE_RULES, SCOPES
 from attendrop.attribution.predictions import is_regression
-from attendrop.batches import Batch
-from attendrop.candidates import Region, candidate_region, pack, unpack
-from attendrop.errors import AttendropError
-from attendrop.methods.common.random_mask import RandomMaskPlan
+from attendrop.candidates import Region, pack, unpack
+from attendrop.extend import (
+    LAYERS,
+    SWITCH,
+    AttendropError,
+    AttentionCall,
+    AttentionEdit,
+    AttentionLayer,
+    Batch,
+    Method,
+    MethodInfo,
+    MethodState,
+    Plan,
+    Preset,
+    RandomMaskPlan,
+    StepContext,
+    TrainingContext,
+    attention_attribution,
+    candidate_region,
+    choice,
+    count,
+    gradient_attribution,
+    integrated_gradient_attribution,
+    option,
+    optional,
+    unit_interval,
+)
 from attendrop.methods.common.recorded_candidates import Recorder, RowPass
-from attendrop.methods.core.base import Method, MethodState
-from attendrop.methods.core.context import StepContext, TrainingContext
-from attendrop.methods.core.info import MethodInfo, Preset
-from attendrop.methods.core.options import LAYERS, SWITCH, choice, count, option, optional, unit_interval
 
 ATTRIBUTIONS = ("gradient", "integrated_gradient", "attention", "random", "recorded")
 TARGETS = ("pseudo_label", "gold_label")
@@ -89,25 +102,26 @@ class ADDrop(Method):
     ``direction="magnitude"``.
     """
 
-    name: ClassVar[str] = "ad-drop"
-    summary: ClassVar[str] = "drops the attention positions that a prediction relies on most"
-    paper: ClassVar[str] = (
-        "Yang et al. (2022), AD-DROP: Attribution-Driven Dropout for Robust Language Model Fine-Tuning"
-    )
-    compared: ClassVar[bool] = True
-    evidence: ClassVar[str] = (
-        "ahead of plain fine-tuning on Banking77 with five rows per class, ten seeds: with p=0.3 by 0.004 [0.003, "
-        "0.006] on new rows, with the default by 0.002 [0.001, 0.003] on the same evaluation rows, and recorded, at "
-        "hardly any cost in time, by 0.002 [0.000, 0.003]; on generated messages with new phrases, recorded in all "
-        "layers, by 0.033 [0.019, 0.047] over five draws, where an own pass has 0.016 [0.007, 0.025]; on CoLA, MRPC, "
-        "STS-B and RTE with 256 and 1,000 rows, five seeds each, no difference shows (the project's "
-        "docs/does-it-help.md)."
-    )
-
-    info: ClassVar[MethodInfo] = MethodInfo(acts_on=("scores",), forward="2", backward="1 + activations")
-    inactive_epochs_hint: ClassVar[str] = (
-        "With cross-tuning it is active in every second epoch; set cross_tuning=False to activate it in all from "
-        "start_epoch on."
+    info = MethodInfo(
+        "ad-drop",
+        "drops the attention positions that a prediction relies on most",
+        "Yang et al. (2022), AD-DROP: Attribution-Driven Dropout for Robust Language Model Fine-Tuning",
+        evidence=(
+            "ahead of plain fine-tuning on Banking77 with five rows per class, ten seeds: with p=0.3 by 0.004 [0.003, "
+            "0.006] on new rows, with the default by 0.002 [0.001, 0.003] on the same evaluation rows, and recorded, "
+            "at hardly any cost in time, by 0.002 [0.000, 0.003]; on generated messages with new phrases, recorded in "
+            "all layers, by 0.033 [0.019, 0.047] over five draws, where an own pass has 0.016 [0.007, 0.025]; on "
+            "CoLA, MRPC, STS-B and RTE with 256 and 1,000 rows, five seeds each, no difference shows (the project's "
+            "docs/does-it-help.md)."
+        ),
+        compared=True,
+        acts_on=("scores",),
+        forward="2",
+        backward="1 + activations",
+        inactive_epochs_hint=(
+            "With cross-tuning it is active in every second epoch; set cross_tuning=False to activate it in all from "
+            "start_epoch on."
+        ),
     )
 
     p: float = option(0.1, unit_interval(), search=(0.2, 0.3, 0.5))
@@ -228,16 +242,19 @@ class _DropAny(RandomMaskPlan):
     method: ADDrop
 
     def make(self, call: AttentionCall) -> AttentionEdit:
+        return self.drop_from(call, None, self.method.p * self.method.q)
+
+    def drop_from(
+        self, call: AttentionCall, candidates: Tensor | None, q: float, rows: Tensor | None = None
+    ) -> AttentionEdit:
+        """Drop candidates (None: all positions or units) with probability ``q``, in ``rows``; see :meth:`report`."""
+
+        def among(drop: Tensor) -> Tensor:
+            return drop if candidates is None else candidates & drop
+
         if self.method.units == "hidden":
-            return self.without_units(call, partial(self.drop_units, call), _scaled_up)
-        return super().make(call)
-
-    def drop_mask(self, call: AttentionCall) -> Tensor:
-        return self.sample(self.method.p * self.method.q, call)
-
-    def drop_units(self, call: AttentionCall, units: int) -> Tensor:
-        """Sample the mask of dropped hidden units, ``(batch, 1, query, units)``."""
-        return self.sample_hidden(self.method.p * self.method.q, call, units)
+            return self.without_units(call, lambda units: among(self.sample_hidden(q, call, units)), _scaled_up, rows)
+        return self.drop_scores(call, among(self.sample(q, call)), rows)
 
 
 class _DropHigh(_DropAny):
@@ -253,22 +270,14 @@ class _DropHigh(_DropAny):
     def __init__(
         self, method: ADDrop, context: StepContext, candidates: dict[str, _Candidates], draws: DropoutDraws
     ) -> None:
-        super().__init__(method, context, set(candidates))
+        super().__init__(method, context, keys=set(candidates))
         self.candidates = candidates
         self.draws = draws
 
     def make(self, call: AttentionCall) -> AttentionEdit:
-        return replace(super().make(call), draws=self.draws)
-
-    def drop_mask(self, call: AttentionCall) -> Tensor:
-        return self.candidates[call.layer.key].mask & self.sample(self.method.q, call)
-
-    def drop_units(self, call: AttentionCall, units: int) -> Tensor:
-        return self.candidates[call.layer.key].mask & self.sample_hidden(self.method.q, call, units)
-
-    def candidate_rows(self, call: AttentionCall) -> Tensor:
-        rows, signal = super().candidate_rows(call), self.candidates[call.layer.key].signal
-        return signal if rows is None else signal & rows
+        found, rows = self.candidates[call.layer.key], call.valid_queries()
+        rows = found.signal if rows is None else found.signal & rows
+        return replace(self.drop_from(call, found.mask, self.method.q, rows), draws=self.draws)
 
 
 class _DropRecorded(_DropAny):
@@ -290,24 +299,12 @@ class _DropRecorded(_DropAny):
             self.gradients = row_pass.record(method.candidate_mask)
 
     def make(self, call: AttentionCall) -> AttentionEdit:
-        edits = [super().make(call)] if self.drops and self.row_pass.region(call) is not None else []
+        edits = []
+        if self.drops and (region := self.row_pass.region(call)) is not None:
+            edits.append(self.drop_from(call, region, self.method.q, any_last(region)))
         if self.gradients is not None:
             edits.append(self.gradients.edit(call))
         return merge_edits(edits) or AttentionEdit()
-
-    def drop_mask(self, call: AttentionCall) -> Tensor:
-        return self._region(call) & self.sample(self.method.q, call)
-
-    def drop_units(self, call: AttentionCall, units: int) -> Tensor:
-        return self._region(call) & self.sample_hidden(self.method.q, call, units)
-
-    def candidate_rows(self, call: AttentionCall) -> Tensor:
-        return any_last(self._region(call))
-
-    def _region(self, call: AttentionCall) -> Tensor:
-        found = self.row_pass.region(call)
-        assert found is not None  # make() asked
-        return found
 
 
 class _RecordedState(MethodState):

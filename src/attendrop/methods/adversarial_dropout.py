@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit
-from attendrop.attention.isolation import forked_rng
-from attendrop.attribution.finite_gradients import finite_gradients, gradients_of, wide
-from attendrop.candidates import floor_fraction
-from attendrop.methods.common.random_mask import RandomMaskPlan
-from attendrop.methods.core.base import Method, MethodState
-from attendrop.methods.core.compatibility import DECIDES_PASSES, REPLACES_DROPOUT
-from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import LAYERS, option, positive, unit_interval
+from attendrop.extend import (
+    DECIDES_PASSES,
+    LAYERS,
+    REPLACES_DROPOUT,
+    AttentionCall,
+    AttentionEdit,
+    ComputeLoss,
+    Method,
+    MethodInfo,
+    RandomMaskPlan,
+    StepContext,
+    floor_fraction,
+    forked_rng,
+    loss_gradients,
+    option,
+    positive,
+    unit_interval,
+    wide,
+)
 
 
 @dataclass(frozen=True)
@@ -55,85 +63,43 @@ class AdversarialDropout(Method):
     predictions and serves rows without labels, is not included.
     """
 
-    name: ClassVar[str] = "adversarial-dropout"
-    summary: ClassVar[str] = "drops attention weights also so as to raise the loss"
-    paper: ClassVar[str] = "Park et al. (2018), Adversarial Dropout for Supervised and Semi-Supervised Learning"
-    info: ClassVar[MethodInfo] = MethodInfo(
-        acts_on=("weights", "loss"), forward="2", backward="3, one without parameters"
+    info = MethodInfo(
+        "adversarial-dropout",
+        "drops attention weights also so as to raise the loss",
+        "Park et al. (2018), Adversarial Dropout for Supervised and Semi-Supervised Learning",
+        acts_on=("weights", "loss"),
+        forward="2",
+        backward="3, one without parameters",
+        traits={DECIDES_PASSES: "", REPLACES_DROPOUT: ""},
     )
-    traits: ClassVar[Mapping[str, str]] = {DECIDES_PASSES: "", REPLACES_DROPOUT: ""}
 
     p: float = option(0.1, unit_interval(), search=(0.05, 0.2))
     delta: float = option(0.05, unit_interval(), search=(0.02, 0.1))
     weight: float = option(1.0, positive(), search=(0.3,))
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
-    def start(self, training: TrainingContext) -> MethodState:
-        return _State(self)
-
-
-class _State(MethodState):
-    method: AdversarialDropout
-
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
-        method = self.method
-        sampled = _Sampled(method, context)
-        loss, outputs = compute_loss(context.batch, sampled)
-        changed = _Changed(method, context, sampled.changed(wide(loss), method.delta))
+        masks: dict[str, Tensor] = {}
+        valid: dict[str, Tensor] = {}
+
+        def sampled(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
+            key, drop, rows = call.layer.key, plan.sample(self.p, call), call.valid_queries()
+            plan.report(call, drop)
+            every = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.device) if call.valid is None else call.valid
+            masks[key], valid[key] = (~drop).float().requires_grad_(), every if rows is None else every & rows
+            return masked(masks[key], self.p)
+
+        loss, outputs = compute_loss(context.batch, RandomMaskPlan(self, context, sampled))
+        changed: dict[str, Tensor] = {}
+        for key, gradient in loss_gradients(wide(loss), masks, context.model).items():
+            # Rows without a gradient are those that no later layer or head reads, and padding of a decoder's targets.
+            read = valid[key] & (gradient != 0).any(-1, keepdim=True)
+            changed[key] = flipped(masks[key], gradient, read, self.delta)
+        plan = RandomMaskPlan(self, context, lambda _, call: masked(changed[call.layer.key], self.p), changed)
         with forked_rng(context.model):
-            adversarial, _ = compute_loss(context.batch, changed)
+            adversarial, _ = compute_loss(context.batch, plan)
         context.note("raised", adversarial.detach() - loss.detach())
-        return loss + method.weight * adversarial, outputs
-
-
-class _Sampled(RandomMaskPlan):
-    """Plan that drops weights at random, with masks whose gradients are computed.
-
-    Attributes:
-        masks: Masks of ones, and zeros at dropped weights, in float32, by the key of the layer.
-        valid: Valid positions, broadcastable to the masks.
-    """
-
-    method: AdversarialDropout
-
-    def __init__(self, method: AdversarialDropout, context: StepContext) -> None:
-        super().__init__(method, context)
-        self.masks: dict[str, Tensor] = {}
-        self.valid: dict[str, Tensor] = {}
-
-    def make(self, call: AttentionCall) -> AttentionEdit:
-        key, drop = call.layer.key, self.sample(self.method.p, call)
-        self.report(call, drop)
-        mask = (~drop).float().requires_grad_()
-        valid = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.device) if call.valid is None else call.valid
-        rows = call.valid_queries()
-        self.masks[key], self.valid[key] = mask, valid if rows is None else valid & rows
-        return masked(mask, self.method.p)
-
-    def changed(self, loss: Tensor, delta: float) -> dict[str, Tensor]:
-        """Change the masks to raise the loss."""
-        keys, masks = list(self.masks), list(self.masks.values())
-
-        def gradients(factor: float) -> dict[str, Tensor]:
-            return gradients_of(loss * factor, keys, masks, keep_graph=True)
-
-        found = finite_gradients(gradients, self.context.model)
-        # Rows without a gradient are those that no later layer or head reads, and padding of a decoder's targets.
-        read = {key: self.valid[key] & (found[key] != 0).any(-1, keepdim=True) for key in keys}
-        return {key: flipped(self.masks[key], found[key], read[key], delta) for key in keys}
-
-
-class _Changed(RandomMaskPlan):
-    """Plan that applies the changed masks, by the key of the layer."""
-
-    method: AdversarialDropout
-
-    def __init__(self, method: AdversarialDropout, context: StepContext, masks: Mapping[str, Tensor]) -> None:
-        super().__init__(method, context, masks.keys())
-        self.masks = masks
-
-    def make(self, call: AttentionCall) -> AttentionEdit:
-        return masked(self.masks[call.layer.key], self.method.p)
+        return loss + self.weight * adversarial, outputs
 
 
 def masked(mask: Tensor, p: float) -> AttentionEdit:

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
-from torch import Tensor
-
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit
-from attendrop.attention.plan import Plan
-from attendrop.methods.common.random_mask import RandomMaskPlan
-from attendrop.methods.core.base import Method
-from attendrop.methods.core.context import StepContext
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import LAYERS, option, unit_interval
+from attendrop.extend import (
+    LAYERS,
+    AttentionCall,
+    AttentionEdit,
+    Method,
+    MethodInfo,
+    Plan,
+    RandomMaskPlan,
+    StepContext,
+    option,
+    unit_interval,
+)
 
 # -lambda * alpha, of the constants of the SELU: the limit of its value for large negative inputs.
 SATURATED = -1.0507009873554805 * 1.6732632423543772
@@ -47,30 +48,28 @@ class AlphaDropout(Method):
     not exactly preserved. The model's own dropout stays enabled.
     """
 
-    name: ClassVar[str] = "alpha-dropout"
-    summary: ClassVar[str] = "sets hidden units of heads to the value at which SELUs saturate"
-    paper: ClassVar[str] = "Klambauer et al. (2017), Self-Normalizing Neural Networks"
-    info: ClassVar[MethodInfo] = MethodInfo(acts_on=("heads",), units="hidden units")
-    order: ClassVar[int] = -1  # before methods that drop heads: their outputs must be zero, not b
+    info = MethodInfo(
+        "alpha-dropout",
+        "sets hidden units of heads to the value at which SELUs saturate",
+        "Klambauer et al. (2017), Self-Normalizing Neural Networks",
+        acts_on=("heads",),
+        units="hidden units",
+        order=-1,  # before methods that drop heads: their outputs must be zero, not b
+    )
 
     p: float = option(0.1, unit_interval(), search=(0.05, 0.2, 0.3))
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def plan(self, context: StepContext) -> Plan:
-        return _Saturating(self, context)
+        return RandomMaskPlan(self, context, self._saturate)
 
-
-class _Saturating(RandomMaskPlan):
-    """Plan that drops hidden units in the selected layers."""
-
-    method: AlphaDropout
-
-    def make(self, call: AttentionCall) -> AttentionEdit:
-        return self.without_units(call, partial(self.sample_hidden, self.method.p, call), self._saturated)
-
-    def _saturated(self, hidden: Tensor, drop: Tensor) -> Tensor:
-        scale, shift = affine(self.method.p)
-        return hidden.masked_fill(drop, SATURATED) * scale + shift
+    def _saturate(self, plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
+        scale, shift = affine(self.p)
+        return plan.without_units(
+            call,
+            partial(plan.sample_hidden, self.p, call),
+            lambda hidden, drop: hidden.masked_fill(drop, SATURATED) * scale + shift,
+        )
 
 
 def affine(p: float) -> tuple[float, float]:

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from attendrop.attention.plan import ConstantAttention, Plan
-from attendrop.methods.core.base import Method
-from attendrop.methods.core.context import StepContext
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import LAYERS, option, unit_interval
+from attendrop.extend import LAYERS, ConstantAttention, Method, MethodInfo, Plan, StepContext, option, unit_interval
 
 
 @dataclass(frozen=True)
@@ -38,12 +33,14 @@ class AttentionLayerDrop(Method):
     acts on the equal weights.
     """
 
-    name: ClassVar[str] = "attention-layerdrop"
-    summary: ClassVar[str] = "makes the attention of layers chosen at random constant"
-    paper: ClassVar[str] = "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need, section 7.1"
-
-    info: ClassVar[MethodInfo] = MethodInfo(acts_on=("layers",), units="layers")
-    skips_parameters: ClassVar[bool] = True  # the query and key projections
+    info = MethodInfo(
+        "attention-layerdrop",
+        "makes the attention of layers chosen at random constant",
+        "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need, section 7.1",
+        acts_on=("layers",),
+        units="layers",
+        skips_parameters=True,  # the query and key projections
+    )
 
     p: float = option(0.2, unit_interval(one=True), search=(0.05, 0.1, 0.4))
     layers: str | int | Sequence[int] = option("all", LAYERS)

@@ -3,27 +3,47 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from attendrop.attention.isolation import evaluating, forked_rng, in_full_precision
-from attendrop.attention.plan import Plan
-from attendrop.batches import Batch, number_of_rows
-from attendrop.candidates import floor_fraction
-from attendrop.errors import AttendropError
-from attendrop.methods.common.initial_state import InitialState
-from attendrop.methods.common.structured_patterns import Patterned, part_of, propose
-from attendrop.methods.core.base import Method, MethodState
-from attendrop.methods.core.compatibility import EXCHANGES_WEIGHTS, SCORES_ROWS
-from attendrop.methods.core.context import StepContext, TrainingContext
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import LAYERS, choice, count, option, unit_interval
+from attendrop.extend import (
+    EXCHANGES_WEIGHTS,
+    LAYERS,
+    SCORES_ROWS,
+    AttendropError,
+    AttentionCall,
+    AttentionEdit,
+    AttentionLayer,
+    Batch,
+    InitialState,
+    Method,
+    MethodInfo,
+    MethodState,
+    Plan,
+    RandomMaskPlan,
+    StepContext,
+    TrainingContext,
+    choice,
+    count,
+    evaluating,
+    floor_fraction,
+    forked_rng,
+    in_full_precision,
+    number_of_rows,
+    option,
+    sample_mask,
+    uniform,
+    unit_interval,
+)
 from attendrop.methods.core.replay import Replay
 from attendrop.wording import counted
+
+PARTS = ("all", "lower", "upper")
 
 
 @dataclass(frozen=True)
@@ -35,7 +55,7 @@ class AutoDropout(Method):
     a sequence (``share_rows``); ``part`` is the lower half or upper half of the layers, or all of them.
 
     The first ``search`` fraction of the planned steps is divided into ``trials`` training runs of equal length. Each
-    uses a pattern proposed by optuna; everything else is equal: initial weights and optimizer state, the micro-batches
+    uses a pattern sampled at random; everything else is equal: initial weights and optimizer state, the micro-batches
     of the first trial, all random numbers, and learning rates that decay linearly from their initial values to zero,
     regardless of the schedule of the run. The score is the mean loss on held-out rows. Training then restarts from the
     initial state with the best pattern for the remaining steps, with the remainder of the run's schedule.
@@ -60,25 +80,26 @@ class AutoDropout(Method):
         layers: Candidate layers, see :func:`attendrop.attention.layers.select_layers`.
 
     Raises:
-        AttendropError: An option is out of its range; optuna is not installed; the optimizer, the number of steps or
-            the rows to score on are unknown; or there are fewer search steps than trials.
+        AttendropError: An option is out of its range; the optimizer, the number of steps or the rows to score on are
+            unknown; or there are fewer search steps than trials.
 
     Source: Pham, Le (2021), https://arxiv.org/abs/2101.01761, whose patterns for Transformers have a size, a stride,
     and sharing options. Deviations: one pattern is used for all layers of ``part``, and acts on attention scores only,
-    while theirs differ by layer and place; optuna's TPE proposes patterns (half of the trials at random), while they
-    train a controller by policy gradient on full training runs; trials and the final training share one run. All
-    defaults are ours. The micro-batches of a trial are kept in memory and in checkpoints. Under float16 the loss scale
+    while theirs differ by layer and place; patterns are sampled uniformly, while they train a controller by policy
+    gradient on full training runs; trials and the final training share one run. All defaults are ours. The micro-batches of a trial are kept in memory and in checkpoints. Under float16 the loss scale
     is carried over between trials. Evaluations during the search count neither for the best checkpoint nor for early
     stopping.
     """
 
-    name: ClassVar[str] = "autodropout"
-    summary: ClassVar[str] = "searches for the pattern in which attention is dropped"
-    paper: ClassVar[str] = "Pham, Le (2021), AutoDropout: Learning Dropout Patterns to Regularize Deep Networks"
-    info: ClassVar[MethodInfo] = MethodInfo(
-        acts_on=("scores",), forward="1 + scoring", state="the weights of the start, a trial's batches"
+    info = MethodInfo(
+        "autodropout",
+        "searches for the pattern in which attention is dropped",
+        "Pham, Le (2021), AutoDropout: Learning Dropout Patterns to Regularize Deep Networks",
+        acts_on=("scores",),
+        forward="1 + scoring",
+        state="the weights of the start, a trial's batches",
+        traits={EXCHANGES_WEIGHTS: "", SCORES_ROWS: ""},
     )
-    traits: ClassVar[Mapping[str, str]] = {EXCHANGES_WEIGHTS: "", SCORES_ROWS: ""}
 
     search: float = option(0.5, unit_interval())
     trials: int = option(8, count())
@@ -88,16 +109,6 @@ class AutoDropout(Method):
     reward_fraction: float = option(0.1, unit_interval())
     reward_batch_size: int = option(32, count())
     layers: str | int | Sequence[int] = option("all", LAYERS)
-
-    def rewarded_on(self) -> str | None:
-        return self.reward_data
-
-    @property
-    def rewarded_by(self) -> str:
-        return f"reward_data={self.reward_data!r}"
-
-    def rewarded_fraction(self) -> float:
-        return self.reward_fraction
 
     def start(self, training: TrainingContext) -> MethodState:
         return _Search(self, training)
@@ -135,8 +146,7 @@ class _Search(MethodState):
 
     def plan(self, context: StepContext) -> Plan:
         self._step = context.key.step
-        attention_layers = part_of(self.method.selected_layers(context.adapter.attention_layers), self.pattern["part"])
-        return Patterned(self.method, context, {layer.key for layer in attention_layers}, self.pattern)
+        return patterned(self.method, context, self.pattern)
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
         if not self.searching():
@@ -186,10 +196,9 @@ class _Search(MethodState):
         return min(self.trials, key=lambda trial: float(trial["value"]))
 
     def _next(self) -> dict[str, Any]:
-        """Return the pattern to train with next: a proposal or, after the last trial, the best one."""
+        """Return the pattern to train with next: a sample or, after the last trial, the best one."""
         if self.searching():
-            space = {"size": self.method.max_size, "stride": self.method.max_stride}
-            return propose(space, self.seed, self.method.trials // 2, self.trials)
+            return sample_pattern(self.seed, len(self.trials), self.method.max_size, self.method.max_stride)
         self.start.forget()
         self.recorded.steps = []
         found: dict[str, Any] = self._best()["pattern"]
@@ -220,3 +229,46 @@ class _Search(MethodState):
                 sums += torch.tensor([float(self.training.evaluate(model, batch)[0]) * rows, rows], dtype=torch.float64)
         total, number = processes.total(sums).tolist()
         return total / number if math.isfinite(total) else math.inf
+
+
+def sample_pattern(seed: int, trial: int, max_size: int, max_stride: int) -> dict[str, Any]:
+    """Sample the pattern of a trial, uniformly: a function of the seed and the number of the trial."""
+    chance = random.Random(f"{seed}/{trial}/pattern")
+    return {
+        "size": chance.randint(1, max_size),
+        "stride": chance.randint(1, max_stride),
+        "p": chance.uniform(0.1, 1.0),
+        "share_heads": chance.random() < 0.5,
+        "share_rows": chance.random() < 0.5,
+        "part": chance.choice(PARTS),
+    }
+
+
+def patterned(method: Method, context: StepContext, pattern: Mapping[str, Any]) -> Plan:
+    """Return the plan that drops scores in a pattern, see :func:`sample_pattern`."""
+
+    def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
+        key, layer = context.key, call.layer.key
+        batch, heads, queries, length = call.shape
+        shape = (batch, 1 if pattern["share_heads"] else heads, 1 if pattern["share_rows"] else queries, 1)
+        origins = plan.origins(call)
+        top = origins * torch.tensor([0 if pattern["share_rows"] else 1, 0], device=call.device)
+        chosen = sample_mask(pattern["p"], key, f"{layer}/chosen", shape, top, call.device)
+        period = pattern["size"] + pattern["stride"]
+        begin = (uniform(key, f"{layer}/begin", shape, top, call.device) * period).long()
+        column = torch.arange(length, device=call.device) - origins[:, 1].view(-1, 1, 1, 1)
+        return plan.drop_scores(call, chosen & ((column - begin) % period < pattern["size"]))
+
+    attention_layers = part_of(method.selected_layers(context.adapter.attention_layers), pattern["part"])
+    return RandomMaskPlan(method, context, make, {layer.key for layer in attention_layers})
+
+
+def part_of(attention_layers: Sequence[AttentionLayer], part: str) -> list[AttentionLayer]:
+    """Return the lower or upper half of the layers of each kind, or all; a middle layer is in both halves."""
+    found = []
+    for layer in attention_layers:
+        kind = [other for other in attention_layers if other.kind == layer.kind]
+        place, half = kind.index(layer), -(-len(kind) // 2)
+        if part == "all" or (place < half if part == "lower" else place >= len(kind) - half):
+            found.append(layer)
+    return found

@@ -6,20 +6,30 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from attendrop.attention.isolation import evaluating, forked_rng
-from attendrop.batches import Batch
-from attendrop.errors import AttendropError
-from attendrop.keyed_random import sample_parameter_mask, sample_row_mask
-from attendrop.methods.common.parameter_override import embedding_weights, layer_parameters
-from attendrop.methods.core.base import Method, MethodState
-from attendrop.methods.core.context import StepContext, TrainingContext
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import choice, count, option, positive, unit_interval
+from attendrop.extend import (
+    AttendropError,
+    Batch,
+    Method,
+    MethodInfo,
+    MethodState,
+    StepContext,
+    TrainingContext,
+    choice,
+    count,
+    evaluating,
+    forked_rng,
+    option,
+    positive,
+    sample_parameter_mask,
+    unit_interval,
+)
+from attendrop.keyed_random import sample_row_mask
+from attendrop.methods.common.parameters import embedding_weights, layer_parameters
 
 # Maximum number of elements of a parameter that is sampled jointly with others.
 _SMALL = 1 << 14
@@ -64,14 +74,15 @@ class ChildTuning(Method):
     the other one has no gradient at the start: D then leaves the latter as it is, and logs a warning.
     """
 
-    name: ClassVar[str] = "child-tuning"
-    summary: ClassVar[str] = "updates only a part of the parameters in each step"
-    paper: ClassVar[str] = (
-        "Xu et al. (2021), Raise a Child in Large Language Model: Towards Effective and Generalizable Fine-tuning"
+    info = MethodInfo(
+        "child-tuning",
+        "updates only a part of the parameters in each step",
+        "Xu et al. (2021), Raise a Child in Large Language Model: Towards Effective and Generalizable Fine-tuning",
+        acts_on=("gradients",),
+        state="D: a mask of the layers' parameters",
+        edits_gradients=True,
+        uses_attention=False,
     )
-    info: ClassVar[MethodInfo] = MethodInfo(acts_on=("gradients",), state="D: a mask of the layers' parameters")
-    edits_gradients: ClassVar[bool] = True
-    uses_attention: ClassVar[bool] = False
 
     variant: str = option("F", choice(*VARIANTS), search=VARIANTS)
     p: float = option(0.3, unit_interval(), search=(0.2, 0.5, 0.8))

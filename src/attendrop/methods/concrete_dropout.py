@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit
-from attendrop.attention.plan import Plan
-from attendrop.methods.common.learnt_probabilities import LearntProbabilities, probability_rules
-from attendrop.methods.common.random_mask import RandomMaskPlan
-from attendrop.methods.core.base import Method, MethodState
-from attendrop.methods.core.compatibility import Rule
-from attendrop.methods.core.context import StepContext, TrainingContext
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import LAYERS, count, option, positive, unit_interval
+from attendrop.extend import (
+    LAYERS,
+    AttentionCall,
+    AttentionEdit,
+    LearntProbabilities,
+    Method,
+    MethodInfo,
+    MethodState,
+    Plan,
+    RandomMaskPlan,
+    StepContext,
+    TrainingContext,
+    count,
+    option,
+    positive,
+    unit_interval,
+)
+from attendrop.methods.common.own_parameters import probability_rules
 
 
 @dataclass(frozen=True)
@@ -81,17 +88,17 @@ class ConcreteDropout(Method):
     Differences between layers result from the gradient of the loss, also with shuffled labels.
     """
 
-    name: ClassVar[str] = "concrete-dropout"
-    summary: ClassVar[str] = "learns with which probability each layer drops attention weights"
-    paper: ClassVar[str] = "Gal, Hron, Kendall (2017), Concrete Dropout"
-    info: ClassVar[MethodInfo] = MethodInfo(
-        acts_on=("weights", "loss"), state="a probability for each layer, and its optimizer"
+    info = MethodInfo(
+        "concrete-dropout",
+        "learns with which probability each layer drops attention weights",
+        "Gal, Hron, Kendall (2017), Concrete Dropout",
+        acts_on=("weights", "loss"),
+        state="a probability for each layer, and its optimizer",
+        rules=probability_rules("concrete-dropout"),
+        adds_penalty=True,
+        reads_weights=True,
+        needs_loss_scale=True,
     )
-    adds_penalty: ClassVar[bool] = True
-    reads_weights: ClassVar[bool] = True
-    needs_loss_scale: ClassVar[bool] = True
-
-    rules: ClassVar[tuple[Rule, ...]] = probability_rules("concrete-dropout")
 
     p: float = option(0.1, unit_interval(), search=(0.05, 0.2))
     learning_rate: float = option(0.01, positive())
@@ -112,30 +119,16 @@ class _Learning(LearntProbabilities):
 
     def plan(self, context: StepContext) -> Plan:
         self.begin(context)
-        return _Relaxed(self.method, context, self.by_layer())
+        logits = self.by_layer()
 
+        def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
+            uniform, logit = plan.uniform(call), logits[call.layer.key]
 
-class _Relaxed(RandomMaskPlan):
-    """Plan that multiplies the weights of each layer by relaxed Bernoulli samples.
+            def relaxed(weights: Tensor) -> Tensor:
+                exact = uniform.to(torch.promote_types(weights.dtype, torch.float32))
+                kept = torch.sigmoid(-(logit + torch.logit(exact)) / self.method.temperature)  # 1 - z
+                return weights * (kept / torch.sigmoid(-logit)).to(weights.dtype)
 
-    Args:
-        method: The method, with the temperature of the relaxation.
-        context: The micro-batch.
-        logits: Log-odds by layer key.
-    """
+            return AttentionEdit(weights=relaxed)
 
-    method: ConcreteDropout
-
-    def __init__(self, method: ConcreteDropout, context: StepContext, logits: dict[str, Tensor]) -> None:
-        super().__init__(method, context, logits.keys())
-        self.logits = logits
-
-    def make(self, call: AttentionCall) -> AttentionEdit:
-        uniform, logit = self.uniform(call), self.logits[call.layer.key]
-
-        def relaxed(weights: Tensor) -> Tensor:
-            exact = uniform.to(torch.promote_types(weights.dtype, torch.float32))
-            kept = torch.sigmoid(-(logit + torch.logit(exact)) / self.method.temperature)  # 1 - z
-            return weights * (kept / torch.sigmoid(-logit)).to(weights.dtype)
-
-        return AttentionEdit(weights=relaxed)
+        return RandomMaskPlan(self.method, context, make, logits.keys())

@@ -4,28 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit
-from attendrop.attention.isolation import evaluating, forked_rng
-from attendrop.attention.layers import AttentionLayer
-from attendrop.attention.plan import Plan
-from attendrop.attribution.finite_gradients import wide
-from attendrop.errors import AttendropError
-from attendrop.keyed_random import SampleKey
-from attendrop.methods.common.antithetic import AntitheticPlan, with_antithetic_pass
-from attendrop.methods.common.own_parameters import OwnParameters, own_parameter_rules
-from attendrop.methods.common.row_losses import row_shares
-from attendrop.methods.core.base import Method, MethodState
-from attendrop.methods.core.compatibility import DECIDES_PASSES, Rule
-from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import LAYERS, count, option, positive, unit_interval
+from attendrop.extend import (
+    DECIDES_PASSES,
+    LAYERS,
+    AntitheticPlan,
+    AttendropError,
+    AttentionCall,
+    AttentionEdit,
+    AttentionLayer,
+    ComputeLoss,
+    Method,
+    MethodInfo,
+    MethodState,
+    OwnParameters,
+    Plan,
+    SampleKey,
+    StepContext,
+    TrainingContext,
+    count,
+    evaluating,
+    forked_rng,
+    option,
+    positive,
+    unit_interval,
+    wide,
+    with_antithetic_pass,
+)
+from attendrop.methods.common.antithetic import row_shares
+from attendrop.methods.common.own_parameters import own_parameter_rules
 
 
 @dataclass(frozen=True)
@@ -67,15 +79,17 @@ class ContextualDropout(Method):
     label smoothing or class weights. The model's own dropout stays enabled, with the same sample in both passes.
     """
 
-    name: ClassVar[str] = "contextual-dropout"
-    summary: ClassVar[str] = "learns networks that derive the drop probabilities of heads from what they may attend to"
-    paper: ClassVar[str] = "Fan et al. (2021), Contextual Dropout: An Efficient Sample-Dependent Dropout Module"
-    info: ClassVar[MethodInfo] = MethodInfo(
-        acts_on=("weights", "loss"), forward="2", state="a small network for each layer, and their optimizer"
+    info = MethodInfo(
+        "contextual-dropout",
+        "learns networks that derive the drop probabilities of heads from what they may attend to",
+        "Fan et al. (2021), Contextual Dropout: An Efficient Sample-Dependent Dropout Module",
+        acts_on=("weights", "loss"),
+        forward="2",
+        state="a small network for each layer, and their optimizer",
+        traits={DECIDES_PASSES: ""},
+        rules=own_parameter_rules("contextual-dropout"),
+        needs_loss_scale=True,
     )
-    traits: ClassVar[Mapping[str, str]] = {DECIDES_PASSES: ""}
-    needs_loss_scale: ClassVar[bool] = True
-    rules: ClassVar[tuple[Rule, ...]] = own_parameter_rules("contextual-dropout")
 
     p: float = option(0.1, unit_interval(), search=(0.05, 0.2))
     hidden: int = option(16, count())
@@ -84,16 +98,13 @@ class ContextualDropout(Method):
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def start(self, training: TrainingContext) -> MethodState:
-        return _Learning(self, training)
+        return _Learning(self, training, self.learning_rate)
 
 
 class _Learning(OwnParameters):
     """State with the networks and the priors of the layers."""
 
     method: ContextualDropout
-
-    def __init__(self, method: ContextualDropout, training: TrainingContext) -> None:
-        super().__init__(method, training, method.learning_rate)
 
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
         method = self.method
@@ -164,15 +175,7 @@ class _Sizes(Plan):
 
 
 class _Dropped(AntitheticPlan):
-    """Plan that drops with the probabilities that the networks compute.
-
-    Args:
-        method: The method.
-        context: The micro-batch.
-        keys: Keys of the layers.
-        parameters: Parameters of the networks.
-        antithetic: Whether this is the antithetic pass.
-    """
+    """Plan that drops with the probabilities that the networks compute, given their parameters by name."""
 
     def __init__(
         self,

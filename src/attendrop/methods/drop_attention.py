@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit
-from attendrop.attention.plan import Plan
-from attendrop.attribution.finite_gradients import wide
-from attendrop.keyed_random import sample_mask
-from attendrop.methods.common.random_mask import RandomMaskPlan
-from attendrop.methods.core.base import Method
-from attendrop.methods.core.compatibility import REPLACES_DROPOUT
-from attendrop.methods.core.context import StepContext
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import LAYERS, choice, count, option, unit_interval
-from attendrop.methods.drop_block import begin_chances, spread
+from attendrop.extend import (
+    LAYERS,
+    REPLACES_DROPOUT,
+    AttentionCall,
+    AttentionEdit,
+    Method,
+    MethodInfo,
+    Plan,
+    RandomMaskPlan,
+    StepContext,
+    choice,
+    count,
+    option,
+    sample_mask,
+    unit_interval,
+    wide,
+)
+from attendrop.methods.common.random_mask import begin_chances, spread
 
 UNITS = ("column", "element")
 
@@ -54,13 +58,13 @@ class DropAttention(Method):
     dropped whole. A column is dropped in one head of one sequence, as each has its own matrix of weights.
     """
 
-    name: ClassVar[str] = "dropattention"
-    summary: ClassVar[str] = "drops elements or columns of the attention weights, and normalises the rest"
-    paper: ClassVar[str] = (
-        "Lin et al. (2019), DropAttention: A Regularization Method for Fully-Connected Self-Attention Networks"
+    info = MethodInfo(
+        "dropattention",
+        "drops elements or columns of the attention weights, and normalises the rest",
+        "Lin et al. (2019), DropAttention: A Regularization Method for Fully-Connected Self-Attention Networks",
+        acts_on=("weights",),
+        traits={REPLACES_DROPOUT: ""},
     )
-    info: ClassVar[MethodInfo] = MethodInfo(acts_on=("weights",))
-    traits: ClassVar[Mapping[str, str]] = {REPLACES_DROPOUT: ""}
 
     p: float = option(0.1, unit_interval(), search=(0.05, 0.2, 0.3))
     unit: str = option("column", choice(*UNITS), search=UNITS)
@@ -68,18 +72,22 @@ class DropAttention(Method):
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def plan(self, context: StepContext) -> Plan:
-        return _Renormalised(self, context)
+        return RandomMaskPlan(self, context, self._renormalise)
 
+    def drop_mask(self, plan: RandomMaskPlan, call: AttentionCall) -> Tensor:
+        """Sample the weights to drop in a layer, broadcastable to ``(batch, heads, query, key)``."""
+        shape, origins, batch = call.shape, plan.origins(call), call.shape[0]
+        if self.unit == "column":
+            valid = None if call.valid is None else call.valid.any(-2, keepdim=True)
+            call = replace(call, valid=valid)
+            shape, origins = (batch, shape[1], 1, shape[3]), origins * torch.tensor([0, 1], device=call.device)
+        chances = begin_chances(call, self.p, self.window)
+        return spread(sample_mask(chances, plan.context.key, call.layer.key, shape, origins, call.device), self.window)
 
-class _Renormalised(RandomMaskPlan):
-    """Plan that drops weights in the selected layers, and normalises the others."""
-
-    method: DropAttention
-
-    def make(self, call: AttentionCall) -> AttentionEdit:
+    def _renormalise(self, plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
         valid = torch.ones(1, dtype=torch.bool, device=call.device) if call.valid is None else call.valid
-        kept = valid & ~self.drop_mask(call)
-        self.report(call, ~kept)
+        kept = valid & ~self.drop_mask(plan, call)
+        plan.report(call, ~kept)
         number = valid.expand(call.shape).sum(-1, keepdim=True).clamp(min=1)
 
         def renormalised(weights: Tensor) -> Tensor:
@@ -93,14 +101,3 @@ class _Renormalised(RandomMaskPlan):
             return torch.where(lost, equal, rest / total.masked_fill(lost, 1)).to(weights.dtype)
 
         return AttentionEdit(weights=renormalised, dropout=0.0)
-
-    def drop_mask(self, call: AttentionCall) -> Tensor:
-        method = self.method
-        shape, origins, batch = call.shape, self.origins(call), call.shape[0]
-        if method.unit == "column":
-            valid = None if call.valid is None else call.valid.any(-2, keepdim=True)
-            call = dataclasses.replace(call, valid=valid)
-            shape, origins = (batch, shape[1], 1, shape[3]), origins * torch.tensor([0, 1], device=call.device)
-        chances = begin_chances(call, method.p, method.window)
-        starts = sample_mask(chances, self.context.key, call.layer.key, shape, origins, call.device)
-        return spread(starts, method.window)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.plan import Plan
-from attendrop.keyed_random import sample_mask, uniform
-from attendrop.methods.common.random_mask import RandomMaskPlan
-from attendrop.methods.core.base import Method
-from attendrop.methods.core.context import StepContext
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import LAYERS, count, option, unit_interval
+from attendrop.extend import (
+    LAYERS,
+    AttentionCall,
+    Method,
+    MethodInfo,
+    Plan,
+    RandomMaskPlan,
+    StepContext,
+    count,
+    option,
+    uniform,
+    unit_interval,
+)
+from attendrop.methods.common.random_mask import begin_chances, spread
 
 
 @dataclass(frozen=True)
@@ -48,10 +52,12 @@ class DropBlock(Method):
     increase it linearly from 0; the defaults are ours (their 0.1 is for 7 x 7 positions).
     """
 
-    name: ClassVar[str] = "dropblock"
-    summary: ClassVar[str] = "drops contiguous spans of attention scores"
-    paper: ClassVar[str] = "Ghiasi, Lin, Le (2018), DropBlock: A Regularization Method for Convolutional Networks"
-    info: ClassVar[MethodInfo] = MethodInfo(acts_on=("scores",))
+    info = MethodInfo(
+        "dropblock",
+        "drops contiguous spans of attention scores",
+        "Ghiasi, Lin, Le (2018), DropBlock: A Regularization Method for Convolutional Networks",
+        acts_on=("scores",),
+    )
 
     p: float = option(0.1, unit_interval(), search=(0.05, 0.2, 0.3))
     block_size: int = option(4, count())
@@ -59,50 +65,17 @@ class DropBlock(Method):
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def plan(self, context: StepContext) -> Plan:
-        return _DropBlocks(self, context)
+        return RandomMaskPlan(self, context, lambda plan, call: plan.drop_scores(call, self.drop_mask(plan, call)))
 
-
-class _DropBlocks(RandomMaskPlan):
-    """Plan that drops blocks in the selected layers."""
-
-    method: DropBlock
-
-    def drop_mask(self, call: AttentionCall) -> Tensor:
-        chances = begin_chances(call, self.method.p / self.method.block_rows, self.method.block_size)
-        return spread(self._seeds(call, chances), self.method.block_size)
-
-    def _seeds(self, call: AttentionCall, chances: Tensor) -> Tensor:
-        """Sample the starts of blocks, in each row that they cover."""
-        key, rows = self.context.key, self.method.block_rows
-        if rows == 1:
-            return sample_mask(chances, key, call.layer.key, call.shape, self.origins(call), call.device)
+    def drop_mask(self, plan: RandomMaskPlan, call: AttentionCall) -> Tensor:
+        """Sample the blocks of a layer, ``(batch, heads, query, key)``; invalid keys may be among them."""
+        chances = begin_chances(call, self.p / self.block_rows, self.block_size)
+        if self.block_rows == 1:
+            return spread(plan.sample(chances, call), self.block_size)
         batch, heads, queries, keys = call.shape
-        shape = (batch, heads, queries + rows - 1, keys)
-        sampled = uniform(key, call.layer.key, shape, self.origins(call), call.device)
-        seeds = sampled[:, :, :queries] < chances
-        for above in range(1, rows):
-            seeds |= sampled[:, :, above : above + queries] < chances
-        return seeds
-
-
-def begin_chances(call: AttentionCall, p: float, size: int) -> Tensor:
-    """Compute the probability that a block starts at a position, broadcastable to ``call.shape``; 0 if none fits."""
-    keys = call.shape[3]
-    valid = torch.ones(1, 1, 1, keys, dtype=torch.bool, device=call.device) if call.valid is None else call.valid
-    count = valid.sum(-1, keepdim=True)
-    length = count.clamp(min=1, max=size)
-    gamma = p / length * count / (count - length + 1).clamp(min=1)
-    # Counting valid keys only, a block fits if at least ``length`` keys remain.
-    fits = valid & (valid.cumsum(-1) <= count - length + 1)
-    return gamma * fits
-
-
-def spread(seeds: Tensor, size: int) -> Tensor:
-    """Extend each True to the ``size - 1`` positions to its right."""
-    width = 1
-    while width < min(size, seeds.shape[-1]):
-        step = min(width, size - width)
-        wider = seeds.clone()
-        wider[..., step:] |= seeds[..., :-step]
-        seeds, width = wider, width + step
-    return seeds
+        shape = (batch, heads, queries + self.block_rows - 1, keys)
+        sampled = uniform(plan.context.key, call.layer.key, shape, plan.origins(call), call.device)
+        starts = sampled[:, :, :queries] < chances
+        for above in range(1, self.block_rows):  # each row has the blocks that start in it, and in the rows above
+            starts |= sampled[:, :, above : above + queries] < chances
+        return spread(starts, self.block_size)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from attendrop.attention.projections import factors
-from attendrop.errors import AttendropError
-from attendrop.methods.common.weight_mixing import WeightMixing
-from attendrop.methods.core.base import Method, MethodState
-from attendrop.methods.core.compatibility import REPLACES_PARAMETERS
-from attendrop.methods.core.context import StepContext, TrainingContext
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import LAYERS, option, unit_interval
+from attendrop.extend import (
+    LAYERS,
+    REPLACES_PARAMETERS,
+    AttendropError,
+    Method,
+    MethodInfo,
+    MethodState,
+    StepContext,
+    TrainingContext,
+    WeightMixing,
+    option,
+    unit_interval,
+)
 
 
 @dataclass(frozen=True)
@@ -42,11 +47,13 @@ class DropConnect(Method):
     LoRA adapter, ``W + s B A``, each of the three matrices has its own mask.
     """
 
-    name: ClassVar[str] = "dropconnect"
-    summary: ClassVar[str] = "sets weights of the attention's projections to zero at random"
-    paper: ClassVar[str] = "Wan et al. (2013), Regularization of Neural Networks using DropConnect"
-    info: ClassVar[MethodInfo] = MethodInfo(acts_on=("parameters",))
-    traits: ClassVar[Mapping[str, str]] = {REPLACES_PARAMETERS: ""}
+    info = MethodInfo(
+        "dropconnect",
+        "sets weights of the attention's projections to zero at random",
+        "Wan et al. (2013), Regularization of Neural Networks using DropConnect",
+        acts_on=("parameters",),
+        traits={REPLACES_PARAMETERS: ""},
+    )
 
     p: float = option(0.1, unit_interval(), search=(0.05, 0.2, 0.3))
     layers: str | int | Sequence[int] = option("all", LAYERS)

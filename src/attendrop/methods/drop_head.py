@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit
-from attendrop.attention.plan import Plan
-from attendrop.methods.common.random_mask import RandomMaskPlan
-from attendrop.methods.core.base import Method
-from attendrop.methods.core.context import StepContext
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import LAYERS, choice, option, unit_interval
+from attendrop.extend import (
+    LAYERS,
+    AttentionCall,
+    AttentionEdit,
+    Method,
+    MethodInfo,
+    Plan,
+    RandomMaskPlan,
+    StepContext,
+    choice,
+    option,
+    unit_interval,
+)
 
 SCHEDULES = ("v", "constant")
 
@@ -47,10 +51,13 @@ class DropHead(Method):
     of 0.2 is ours, and so is that all heads of a layer may be dropped.
     """
 
-    name: ClassVar[str] = "drophead"
-    summary: ClassVar[str] = "drops whole attention heads at random, by a V-shaped schedule"
-    paper: ClassVar[str] = "Zhou et al. (2020), Scheduled DropHead: A Regularization Method for Transformer Models"
-    info: ClassVar[MethodInfo] = MethodInfo(acts_on=("heads",), units="heads")
+    info = MethodInfo(
+        "drophead",
+        "drops whole attention heads at random, by a V-shaped schedule",
+        "Zhou et al. (2020), Scheduled DropHead: A Regularization Method for Transformer Models",
+        acts_on=("heads",),
+        units="heads",
+    )
 
     p_start: float = option(0.2, unit_interval(), search=(0.1, 0.4))
     p_end: float = option(0.2, unit_interval())
@@ -66,17 +73,10 @@ class DropHead(Method):
 
     def plan(self, context: StepContext) -> Plan:
         p = self.p_start if self.schedule == "constant" else self.probability_at(context.planned_progress())
-        return _DropHeads(self, context, p)
 
+        def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
+            drop = plan.sample_heads(p, call)
+            kept = (~drop).sum(1, keepdim=True).double()
+            return plan.without_heads(call, drop, call.shape[1] / kept.clamp(min=1))
 
-class _DropHeads(RandomMaskPlan):
-    """Plan that drops each head with probability ``p``, and scales the others up."""
-
-    def __init__(self, method: Method, context: StepContext, p: float, keys: Collection[str] | None = None) -> None:
-        super().__init__(method, context, keys)
-        self.p = p
-
-    def make(self, call: AttentionCall) -> AttentionEdit:
-        drop = self.sample_heads(self.p, call)
-        kept = (~drop).sum(1, keepdim=True).double()
-        return self.without_heads(call, drop, call.shape[1] / kept.clamp(min=1))
+        return RandomMaskPlan(self, context, make)

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit
-from attendrop.attention.isolation import forked_rng
-from attendrop.batches import Batch
-from attendrop.keyed_random import SampleKey, uniform
-from attendrop.methods.common.random_mask import RandomMaskPlan
-from attendrop.methods.core.base import Method, MethodState
-from attendrop.methods.core.compatibility import DECIDES_PASSES, EXCHANGES_WEIGHTS, SECOND_MODEL, Rule
-from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import LAYERS, count, option, unit_interval
+from attendrop.extend import (
+    DECIDES_PASSES,
+    EXCHANGES_WEIGHTS,
+    LAYERS,
+    SECOND_MODEL,
+    AttentionCall,
+    AttentionEdit,
+    Batch,
+    ComputeLoss,
+    Method,
+    MethodInfo,
+    MethodState,
+    Plan,
+    RandomMaskPlan,
+    Rule,
+    SampleKey,
+    StepContext,
+    TrainingContext,
+    count,
+    forked_rng,
+    option,
+    uniform,
+    unit_interval,
+)
+from attendrop.methods.common.random_mask import scaled_heads
 
 
 @dataclass(frozen=True)
@@ -62,19 +76,22 @@ class EDropout(Method):
     the trained model keeps all its heads, and the kept ones are scaled up in training.
     """
 
-    name: ClassVar[str] = "edropout"
-    summary: ClassVar[str] = "drops the heads that the best of an evolving population of states drops"
-    paper: ClassVar[str] = (
-        "Salehinejad, Valaee (2022), EDropout: Energy-Based Dropout and Pruning of Deep Neural Networks"
-    )
-    info: ClassVar[MethodInfo] = MethodInfo(
-        acts_on=("heads",), forward="1 + 2 population", state="the states", units="heads"
-    )
-    traits: ClassVar[Mapping[str, str]] = {DECIDES_PASSES: ""}
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule("edropout", SECOND_MODEL, "The states belong to one model, but two are trained."),
-        Rule(
-            "edropout", EXCHANGES_WEIGHTS, "The model's weights are replaced during training, but the states are not."
+    info = MethodInfo(
+        "edropout",
+        "drops the heads that the best of an evolving population of states drops",
+        "Salehinejad, Valaee (2022), EDropout: Energy-Based Dropout and Pruning of Deep Neural Networks",
+        acts_on=("heads",),
+        forward="1 + 2 population",
+        state="the states",
+        units="heads",
+        traits={DECIDES_PASSES: ""},
+        rules=(
+            Rule("edropout", SECOND_MODEL, "The states belong to one model, but two are trained."),
+            Rule(
+                "edropout",
+                EXCHANGES_WEIGHTS,
+                "The model's weights are replaced during training, but the states are not.",
+            ),
         ),
     )
 
@@ -103,16 +120,15 @@ class _Population(MethodState):
         self.energies: Tensor | None = None
 
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
-        keys = {layer.key for layer in self.method.selected_layers(context.adapter.attention_layers)}
         found = []
         for number in range(2 * self.method.population):
             with forked_rng(context.model), torch.no_grad():
-                found.append(compute_loss(context.batch, _Heads(self, context, keys, number, reports=False))[0])
+                found.append(compute_loss(context.batch, self._plan(context, number, reports=False))[0])
         share = 1 / torch.as_tensor(context.micro_batches).to(found[0].device)
         energies = torch.stack(found).detach().double() * share
         self.energies = energies if self.energies is None else self.energies + energies
         context.note("energy", found[self.best])
-        return compute_loss(context.batch, _Heads(self, context, keys, self.best, reports=True))
+        return compute_loss(context.batch, self._plan(context, self.best, reports=True))
 
     def dropped(self, key: SampleKey, layer: str, heads: int, number: int) -> Tensor:
         """Return the heads of a layer that a state drops, ``(heads,)``; numbers from ``population`` on: challengers."""
@@ -149,6 +165,18 @@ class _Population(MethodState):
     def restore(self, metrics: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
         self.learnt = metrics.get("edropout", {})
 
+    def _plan(self, context: StepContext, number: int, *, reports: bool) -> Plan:
+        """Return the plan that drops the heads of one state, and counts them if it ``reports``."""
+
+        def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
+            batch, heads = call.shape[:2]
+            drop = self.dropped(context.key, call.layer.key, heads, number)
+            scale = heads / max(int((~drop).sum()), 1)
+            drop = drop.to(call.device).view(1, heads, 1, 1).expand(batch, heads, 1, 1)
+            return plan.without_heads(call, drop, scale) if reports else scaled_heads(drop, scale)
+
+        return RandomMaskPlan(self.method, context, make)
+
     def _first_states(self, key: SampleKey, layer: str, heads: int) -> Tensor:
         """Sample the states at the start, ``(population, heads)``; after :meth:`restore` all are what was learnt."""
         method = self.method
@@ -174,31 +202,3 @@ def _uniform(key: SampleKey, name: str, rows: int, columns: int) -> Tensor:
     whole = SampleKey(key.seed, key.step, 0, 1, key.salt)
     origins = torch.zeros(1, 2, dtype=torch.long)
     return uniform(whole, name, (1, 1, rows, columns), origins, torch.device("cpu")).view(rows, columns)
-
-
-class _Heads(RandomMaskPlan):
-    """Plan that drops the heads of one state.
-
-    Args:
-        population: The population.
-        context: The micro-batch.
-        keys: Keys of the layers.
-        number: Number of the state.
-        reports: Whether to count the dropped heads.
-    """
-
-    def __init__(
-        self, population: _Population, context: StepContext, keys: Collection[str], number: int, *, reports: bool
-    ) -> None:
-        super().__init__(population.method, context, keys)
-        self.population, self.number, self.reports = population, number, reports
-
-    def make(self, call: AttentionCall) -> AttentionEdit:
-        batch, heads = call.shape[:2]
-        drop = self.population.dropped(self.context.key, call.layer.key, heads, self.number)
-        scale = heads / max(int((~drop).sum()), 1)
-        drop = drop.to(call.device).view(1, heads, 1, 1).expand(batch, heads, 1, 1)
-        if self.reports:
-            return self.without_heads(call, drop, scale)
-        factor = (~drop * scale).transpose(1, 2)
-        return AttentionEdit(output=lambda output: output * factor.to(output.dtype))

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit
-from attendrop.attention.plan import Plan
-from attendrop.attribution.head_importance import head_importance
-from attendrop.candidates import floor_fraction
-from attendrop.methods.common.random_mask import RandomMaskPlan
-from attendrop.methods.core.base import Method
-from attendrop.methods.core.context import StepContext
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import LAYERS, choice, option, unit_interval
+from attendrop.extend import (
+    LAYERS,
+    AttentionCall,
+    AttentionEdit,
+    Method,
+    MethodInfo,
+    Plan,
+    RandomMaskPlan,
+    StepContext,
+    choice,
+    floor_fraction,
+    head_importance,
+    option,
+    unit_interval,
+)
 
 SELECT_BY = ("random", "importance")
 
@@ -50,12 +54,10 @@ class HeadMask(Method):
     is ours, so that results do not depend on the split into micro-batches.
     """
 
-    name: ClassVar[str] = "headmask"
-    summary: ClassVar[str] = "masks a fixed number of attention heads, random or important ones"
-    paper: ClassVar[str] = (
-        "Sun et al. (2020), Alleviating the Inequality of Attention Heads for Neural Machine Translation"
-    )
-    info: ClassVar[MethodInfo] = MethodInfo(
+    info = MethodInfo(
+        "headmask",
+        "masks a fixed number of attention heads, random or important ones",
+        "Sun et al. (2020), Alleviating the Inequality of Attention Heads for Neural Machine Translation",
         acts_on=("heads",),
         forward="1 (by importance: 2)",
         backward="1 (by importance: 1 + activations)",
@@ -75,20 +77,11 @@ class HeadMask(Method):
         importance: dict[str, Tensor] = {}
         if self.select_by == "importance":
             importance = head_importance(context.adapter, context.batch, attention_layers)
-        return _MaskHeads(self, context, {layer.key for layer in attention_layers}, importance)
 
+        def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
+            found = importance.get(call.layer.key)
+            values = plan.uniform_heads(call) if found is None else found[..., None, None]
+            ranks = values.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+            return plan.without_heads(call, ranks < self.count(call.shape[1]))
 
-class _MaskHeads(RandomMaskPlan):
-    """Plan that masks the heads of highest rank."""
-
-    method: HeadMask
-
-    def __init__(self, method: HeadMask, context: StepContext, keys: set[str], importance: dict[str, Tensor]) -> None:
-        super().__init__(method, context, keys)
-        self.importance = importance
-
-    def make(self, call: AttentionCall) -> AttentionEdit:
-        found = self.importance.get(call.layer.key)
-        values = self.uniform_heads(call) if found is None else found[..., None, None]
-        ranks = values.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-        return self.without_heads(call, ranks < self.method.count(call.shape[1]))
+        return RandomMaskPlan(self, context, make, {layer.key for layer in attention_layers})

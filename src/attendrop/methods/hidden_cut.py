@@ -5,26 +5,35 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from attendrop.attention.blocks import Block
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit, BlockEdit
-from attendrop.attention.layers import AttentionLayer
-from attendrop.attention.plan import Plan
-from attendrop.attribution.finite_gradients import wide
-from attendrop.candidates import floor_fraction
-from attendrop.errors import AttendropError
-from attendrop.keyed_random import uniform
-from attendrop.methods.common.consistent_views import with_views
-from attendrop.methods.core.base import Method, MethodState
-from attendrop.methods.core.compatibility import DECIDES_PASSES
-from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import LAYERS, choice, count, option, positive, unit_interval
+from attendrop.extend import (
+    DECIDES_PASSES,
+    LAYERS,
+    AttendropError,
+    AttentionCall,
+    AttentionEdit,
+    AttentionLayer,
+    Block,
+    BlockEdit,
+    ComputeLoss,
+    Method,
+    MethodInfo,
+    Plan,
+    StepContext,
+    choice,
+    count,
+    floor_fraction,
+    option,
+    positive,
+    uniform,
+    unit_interval,
+    wide,
+    with_views,
+)
 
 SELECT_BY = ("attention", "random")
 WHERE = ("block", "feed_forward")
@@ -73,17 +82,17 @@ class HiddenCut(Method):
     token level, the mean is over labelled tokens. In an encoder-decoder model only the encoder is cut.
     """
 
-    name: ClassVar[str] = "hiddencut"
-    summary: ClassVar[str] = "cuts spans out of hidden states, and makes the predictions agree"
-    paper: ClassVar[str] = "Chen et al. (2021), HiddenCut: Simple Data Augmentation for Natural Language Understanding"
-    info: ClassVar[MethodInfo] = MethodInfo(
+    info = MethodInfo(
+        "hiddencut",
+        "cuts spans out of hidden states, and makes the predictions agree",
+        "Chen et al. (2021), HiddenCut: Simple Data Augmentation for Natural Language Understanding",
         acts_on=("hidden states", "loss"),
         forward="1 + views",
         backward="1 + views",
         tasks="all; encoder-decoder: the encoder",
         units="tokens",
+        traits={DECIDES_PASSES: ""},
     )
-    traits: ClassVar[Mapping[str, str]] = {DECIDES_PASSES: ""}
 
     alpha: float = option(0.1, unit_interval(one=True), search=(0.05, 0.2, 0.4))
     select_by: str = option("attention", choice(*SELECT_BY))
@@ -109,21 +118,13 @@ class HiddenCut(Method):
             raise AttendropError(f"layers={self.layers!r} selects no block of the {kind}; choose layers of the {kind}.")
         return keys
 
-    def start(self, training: TrainingContext) -> MethodState:
-        return _State(self)
-
-
-class _State(MethodState):
-    method: HiddenCut
-
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
-        method = self.method
-        keys = method.keys(context)
-        record = _Received(keys) if method.select_by == "attention" else None
+        keys = self.keys(context)
+        record = _Received(keys) if self.select_by == "attention" else None
         clean = compute_loss(context.batch, record)
         received = None if record is None else record.received
-        cuts = [Cut(context, method, keys, received, view) for view in range(method.views)]
-        return with_views(context, compute_loss, clean, cuts, method.gamma, method.eta)
+        cuts = [Cut(context, self, keys, received, view) for view in range(self.views)]
+        return with_views(context, compute_loss, clean, cuts, self.gamma, self.eta)
 
 
 class _Received(Plan):

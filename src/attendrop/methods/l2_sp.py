@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from attendrop.attribution.finite_gradients import wide
-from attendrop.batches import Batch
-from attendrop.errors import AttendropError
-from attendrop.methods.common.parameter_override import pretrained_parameters
-from attendrop.methods.core.base import Method, MethodState
-from attendrop.methods.core.context import TrainingContext
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import option, positive
+from attendrop.extend import (
+    AttendropError,
+    Batch,
+    Method,
+    MethodInfo,
+    MethodState,
+    TrainingContext,
+    option,
+    positive,
+    wide,
+)
+from attendrop.methods.common.parameters import pretrained_parameters
 
 
 @dataclass(frozen=True)
@@ -49,14 +53,15 @@ class L2SP(Method):
     in a step stays as it is.
     """
 
-    name: ClassVar[str] = "l2-sp"
-    summary: ClassVar[str] = "pulls the weights back to their pre-trained values"
-    paper: ClassVar[str] = (
-        "Li, Grandvalet, Davoine (2018), Explicit Inductive Bias for Transfer Learning with Convolutional Networks"
+    info = MethodInfo(
+        "l2-sp",
+        "pulls the weights back to their pre-trained values",
+        "Li, Grandvalet, Davoine (2018), Explicit Inductive Bias for Transfer Learning with Convolutional Networks",
+        acts_on=("gradients",),
+        state="the pre-trained weights",
+        edits_gradients=True,
+        uses_attention=False,
     )
-    info: ClassVar[MethodInfo] = MethodInfo(acts_on=("gradients",), state="the pre-trained weights")
-    edits_gradients: ClassVar[bool] = True
-    uses_attention: ClassVar[bool] = False
 
     alpha: float = option(0.1, positive(), search=(0.001, 0.01, 1.0))
     beta: float = option(0.01, positive(zero=True))

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from attendrop.attention.blocks import Block
-from attendrop.attention.edits import BlockEdit
-from attendrop.attention.layers import select_layers
-from attendrop.attention.plan import Plan
-from attendrop.errors import AttendropError
-from attendrop.methods.core.base import Method
-from attendrop.methods.core.compatibility import SKIPS_BLOCKS
-from attendrop.methods.core.context import StepContext
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import LAYERS, option, unit_interval
+from attendrop.extend import (
+    LAYERS,
+    SKIPS_BLOCKS,
+    AttendropError,
+    Block,
+    BlockEdit,
+    Method,
+    MethodInfo,
+    Plan,
+    StepContext,
+    option,
+    select_layers,
+    unit_interval,
+)
 
 
 @dataclass(frozen=True)
@@ -43,18 +46,18 @@ class LayerDrop(Method):
     whose results later blocks need (T5's first: the position bias) are never skipped.
     """
 
-    name: ClassVar[str] = "layerdrop"
-    summary: ClassVar[str] = "leaves out whole blocks at random"
-    paper: ClassVar[str] = "Fan, Grave, Joulin (2020), Reducing Transformer Depth on Demand with Structured Dropout"
-    info: ClassVar[MethodInfo] = MethodInfo(
+    info = MethodInfo(
+        "layerdrop",
+        "leaves out whole blocks at random",
+        "Fan, Grave, Joulin (2020), Reducing Transformer Depth on Demand with Structured Dropout",
         acts_on=("layers",),
         forward="1 - p",
         backward="1 - p",
         tasks="all; T5: not its first block",
         units="blocks",
+        traits={SKIPS_BLOCKS: ""},
+        skips_parameters=True,
     )
-    traits: ClassVar[Mapping[str, str]] = {SKIPS_BLOCKS: ""}
-    skips_parameters: ClassVar[bool] = True
 
     p: float = option(0.2, unit_interval(one=True), search=(0.05, 0.1, 0.4))
     layers: str | int | Sequence[int] = option("all", LAYERS)

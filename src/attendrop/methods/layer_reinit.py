@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.example_inputs import example_inputs
-from attendrop.batches import Batch
-from attendrop.errors import AttendropError
-from attendrop.keyed_random import SampleKey
-from attendrop.methods.core.base import Method, MethodState
-from attendrop.methods.core.compatibility import EXCHANGES_WEIGHTS, Rule
-from attendrop.methods.core.context import StepContext, TrainingContext
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import SWITCH, count, option
+from attendrop.extend import (
+    EXCHANGES_WEIGHTS,
+    SWITCH,
+    AttendropError,
+    Batch,
+    Method,
+    MethodInfo,
+    MethodState,
+    ModelAdapter,
+    Rule,
+    SampleKey,
+    StepContext,
+    TrainingContext,
+    count,
+    option,
+)
 
 _PULLED_BACK = "It takes the layers back to the pre-trained weights that re-initialisation removes."
 
@@ -53,18 +59,16 @@ class LayerReinit(Method):
     (bias correction of Adam, more steps) is a matter of training options.
     """
 
-    name: ClassVar[str] = "layer-reinit"
-    summary: ClassVar[str] = "re-initialises the top layers before training"
-    paper: ClassVar[str] = "Zhang et al. (2021), Revisiting Few-sample BERT Fine-tuning"
-    info: ClassVar[MethodInfo] = MethodInfo(acts_on=("parameters",), tasks="all; not models that share layers (ALBERT)")
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule("layer-reinit", EXCHANGES_WEIGHTS, _PULLED_BACK),
-        Rule("layer-reinit", "mixout", _PULLED_BACK),
-        Rule("layer-reinit", "l2-sp", _PULLED_BACK),
+    info = MethodInfo(
+        "layer-reinit",
+        "re-initialises the top layers before training",
+        "Zhang et al. (2021), Revisiting Few-sample BERT Fine-tuning",
+        acts_on=("parameters",),
+        tasks="all; not models that share layers (ALBERT)",
+        order=-2,  # the weights are new before another method measures them
+        rules=tuple(Rule("layer-reinit", other, _PULLED_BACK) for other in (EXCHANGES_WEIGHTS, "mixout", "l2-sp")),
+        edits_pretrained_weights=True,
     )
-
-    edits_pretrained_weights: ClassVar[bool] = True
-    order: ClassVar[int] = -2  # the weights are new before another method measures them
 
     layers: int = option(1, count(), search=(2, 3))
     pooler: bool = option(True, SWITCH)

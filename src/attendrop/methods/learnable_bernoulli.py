@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
-from attendrop.methods.common.antithetic import AntitheticPlan, with_antithetic_pass
-from attendrop.methods.common.learnt_probabilities import LearntProbabilities, probability_rules
-from attendrop.methods.core.base import Method, MethodState
-from attendrop.methods.core.compatibility import DECIDES_PASSES, Rule
-from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import LAYERS, count, option, positive, unit_interval
+from attendrop.extend import (
+    DECIDES_PASSES,
+    LAYERS,
+    AntitheticPlan,
+    ComputeLoss,
+    LearntProbabilities,
+    Method,
+    MethodInfo,
+    MethodState,
+    StepContext,
+    TrainingContext,
+    count,
+    option,
+    positive,
+    unit_interval,
+    with_antithetic_pass,
+)
+from attendrop.methods.common.own_parameters import probability_rules
 
 
 @dataclass(frozen=True)
@@ -55,17 +66,19 @@ class LearnableBernoulli(Method):
     sample in both passes.
     """
 
-    name: ClassVar[str] = "learnable-bernoulli"
-    summary: ClassVar[str] = "learns, from pairs of opposite samples, with which probability each layer drops attention"
-    paper: ClassVar[str] = "Boluki et al. (2020), Learnable Bernoulli Dropout for Bayesian Deep Learning"
-    info: ClassVar[MethodInfo] = MethodInfo(
-        acts_on=("weights", "loss"), forward="2", state="a probability for each layer, and its optimizer"
+    info = MethodInfo(
+        "learnable-bernoulli",
+        "learns, from pairs of opposite samples, with which probability each layer drops attention",
+        "Boluki et al. (2020), Learnable Bernoulli Dropout for Bayesian Deep Learning",
+        acts_on=("weights", "loss"),
+        forward="2",
+        state="a probability for each layer, and its optimizer",
+        traits={DECIDES_PASSES: ""},
+        rules=probability_rules("learnable-bernoulli"),
+        adds_penalty=True,
+        reads_weights=True,
+        needs_loss_scale=True,
     )
-    traits: ClassVar[Mapping[str, str]] = {DECIDES_PASSES: ""}
-    adds_penalty: ClassVar[bool] = True
-    reads_weights: ClassVar[bool] = True
-    needs_loss_scale: ClassVar[bool] = True
-    rules: ClassVar[tuple[Rule, ...]] = probability_rules("learnable-bernoulli")
 
     p: float = option(0.1, unit_interval(), search=(0.05, 0.2))
     learning_rate: float = option(0.01, positive())

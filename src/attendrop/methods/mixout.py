@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
-from attendrop.errors import AttendropError
-from attendrop.methods.common.parameter_override import projection_weights
-from attendrop.methods.common.weight_mixing import WeightMixing
-from attendrop.methods.core.base import Method, MethodState
-from attendrop.methods.core.compatibility import REPLACES_PARAMETERS
-from attendrop.methods.core.context import StepContext, TrainingContext
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import choice, option, unit_interval
+from attendrop.extend import (
+    REPLACES_PARAMETERS,
+    AttendropError,
+    Method,
+    MethodInfo,
+    MethodState,
+    StepContext,
+    TrainingContext,
+    WeightMixing,
+    choice,
+    option,
+    unit_interval,
+)
+from attendrop.methods.common.parameters import projection_weights
 
 
 @dataclass(frozen=True)
@@ -47,20 +53,20 @@ class Mixout(Method):
     of the weights that are frozen.
     """
 
-    compared: ClassVar[bool] = True
-
-    name: ClassVar[str] = "mixout"
-    summary: ClassVar[str] = "replaces weights at random by their pre-trained values"
-    paper: ClassVar[str] = (
-        "Lee, Cho, Kang (2020), Mixout: Effective Regularization to Finetune Large-scale Pretrained Language Models"
+    info = MethodInfo(
+        "mixout",
+        "replaces weights at random by their pre-trained values",
+        "Lee, Cho, Kang (2020), Mixout: Effective Regularization to Finetune Large-scale Pretrained Language Models",
+        evidence=(
+            "no difference from plain fine-tuning shows with p=0.9 on Banking77 with five rows per class, nor on 256 "
+            "rows of CoLA, MRPC and STS-B, five seeds each (the project's docs/does-it-help.md)."
+        ),
+        compared=True,
+        acts_on=("parameters",),
+        state="the pre-trained weights",
+        traits={REPLACES_PARAMETERS: ""},
+        uses_attention=False,
     )
-    evidence: ClassVar[str] = (
-        "no difference from plain fine-tuning shows with p=0.9 on Banking77 with five rows per class, nor on 256 rows "
-        "of CoLA, MRPC and STS-B, five seeds each (the project's docs/does-it-help.md)."
-    )
-    info: ClassVar[MethodInfo] = MethodInfo(acts_on=("parameters",), state="the pre-trained weights")
-    traits: ClassVar[Mapping[str, str]] = {REPLACES_PARAMETERS: ""}
-    uses_attention: ClassVar[bool] = False
 
     p: float = option(0.7, unit_interval(), search=(0.3, 0.5, 0.9))
     unit: str = option("neuron", choice("neuron", "element"))

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
-from attendrop.attention.plan import Plan
-from attendrop.methods.common.word_embeddings import WordPlan, word_noise
-from attendrop.methods.core.base import Method
-from attendrop.methods.core.context import StepContext
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import option, positive
+from attendrop.extend import Method, MethodInfo, Plan, StepContext, WordPlan, option, positive, word_noise
 
 
 @dataclass(frozen=True)
@@ -40,26 +34,21 @@ class NEFTune(Method):
     changed.
     """
 
-    name: ClassVar[str] = "neftune"
-    summary: ClassVar[str] = "adds uniform noise to the word embeddings"
-    paper: ClassVar[str] = "Jain et al. (2024), NEFTune: Noisy Embeddings Improve Instruction Finetuning"
-    info: ClassVar[MethodInfo] = MethodInfo(acts_on=("embeddings",), tasks="text")
+    info = MethodInfo(
+        "neftune",
+        "adds uniform noise to the word embeddings",
+        "Jain et al. (2024), NEFTune: Noisy Embeddings Improve Instruction Finetuning",
+        acts_on=("embeddings",),
+        tasks="text",
+    )
 
     alpha: float = option(5.0, positive(), search=(1.0, 10.0, 15.0))
 
     def plan(self, context: StepContext) -> Plan:
-        return _NoisyWords(self.alpha, context)
+        def noisy(embedded: Tensor, valid: Tensor) -> Tensor:
+            width = embedded.shape[-1]
+            bound = self.alpha / (valid.sum(-1).clamp(min=1) * width).sqrt()
+            sampled = word_noise("uniform", context.key, "words", valid, width)
+            return embedded + (sampled * bound[:, None, None]).to(embedded.dtype)
 
-
-class _NoisyWords(WordPlan):
-    """Plan that adds the noise."""
-
-    def __init__(self, alpha: float, context: StepContext) -> None:
-        super().__init__(context)
-        self.alpha = alpha
-
-    def change(self, embedded: Tensor, valid: Tensor) -> Tensor:
-        width = embedded.shape[-1]
-        bound = self.alpha / (valid.sum(-1).clamp(min=1) * width).sqrt()
-        sampled = word_noise("uniform", self.context.key, "words", valid, width)
-        return embedded + (sampled * bound[:, None, None]).to(embedded.dtype)
+        return WordPlan(context, noisy)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
-from attendrop.attention.isolation import forked_rng
-from attendrop.methods.common.divergence import mean_divergence
-from attendrop.methods.common.word_embeddings import NOISES, WordPlan, word_noise
-from attendrop.methods.core.base import Method, MethodState
-from attendrop.methods.core.compatibility import DECIDES_PASSES
-from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import choice, option, positive
+from attendrop.extend import (
+    DECIDES_PASSES,
+    ComputeLoss,
+    Method,
+    MethodInfo,
+    StepContext,
+    WordPlan,
+    choice,
+    forked_rng,
+    mean_divergence,
+    option,
+    positive,
+    word_noise,
+)
+from attendrop.methods.common.perturbations import NOISES
 
 
 @dataclass(frozen=True)
@@ -50,41 +56,29 @@ class R3F(Method):
     included. Of encoder-decoder models, the encoder's embeddings are noisy.
     """
 
-    name: ClassVar[str] = "r3f"
-    summary: ClassVar[str] = "makes predictions agree with those from noisy word embeddings"
-    paper: ClassVar[str] = "Aghajanyan et al. (2021), Better Fine-Tuning by Reducing Representational Collapse"
-    info: ClassVar[MethodInfo] = MethodInfo(
-        acts_on=("embeddings", "loss"), forward="2", backward="2", tasks="text; regression: squared difference"
+    info = MethodInfo(
+        "r3f",
+        "makes predictions agree with those from noisy word embeddings",
+        "Aghajanyan et al. (2021), Better Fine-Tuning by Reducing Representational Collapse",
+        acts_on=("embeddings", "loss"),
+        forward="2",
+        backward="2",
+        tasks="text; regression: squared difference",
+        traits={DECIDES_PASSES: ""},
     )
-    traits: ClassVar[Mapping[str, str]] = {DECIDES_PASSES: ""}
 
     weight: float = option(1.0, positive(), search=(0.1, 0.3, 3.0))
     scale: float = option(1e-5, positive(), search=(0.01, 0.1))
     noise: str = option("uniform", choice(*NOISES))
 
-    def start(self, training: TrainingContext) -> MethodState:
-        return _State(self)
-
-
-class _State(MethodState):
-    method: R3F
-
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
+        def noisy_words(embedded: Tensor, valid: Tensor) -> Tensor:
+            sampled = word_noise(self.noise, context.key, "words", valid, embedded.shape[-1])
+            return embedded + (self.scale * sampled).to(embedded.dtype)
+
         loss, outputs = compute_loss(context.batch)
         with forked_rng(context.model):
-            _, noisy = compute_loss(context.batch, _NoisyWords(self.method, context))
+            _, noisy = compute_loss(context.batch, WordPlan(context, noisy_words))
         divergence = mean_divergence(context.model, outputs, noisy, context.batch)
         context.note("divergence", divergence)
-        return loss + self.method.weight * divergence, outputs
-
-
-class _NoisyWords(WordPlan):
-    """Plan that adds the noise."""
-
-    def __init__(self, method: R3F, context: StepContext) -> None:
-        super().__init__(context)
-        self.method = method
-
-    def change(self, embedded: Tensor, valid: Tensor) -> Tensor:
-        sampled = word_noise(self.method.noise, self.context.key, "words", valid, embedded.shape[-1])
-        return embedded + (self.method.scale * sampled).to(embedded.dtype)
+        return loss + self.weight * divergence, outputs

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from attendrop.batches import Batch, number_of_rows
+from attendrop.extend import (
+    Batch,
+    Method,
+    MethodInfo,
+    MethodState,
+    Preset,
+    StepContext,
+    TrainingContext,
+    choice,
+    number_of_rows,
+    option,
+    positive,
+)
 from attendrop.methods.common.divergence import divergences, mean
-from attendrop.methods.core.base import Method, MethodState
-from attendrop.methods.core.context import StepContext, TrainingContext
-from attendrop.methods.core.info import MethodInfo, Preset
-from attendrop.methods.core.options import choice, option, positive
 
 logger = logging.getLogger(__name__)
 REDUCTIONS = ("mean", "sum")
@@ -72,25 +80,24 @@ class RDrop(Method):
     ========================  ======================
     """
 
-    compared: ClassVar[bool] = True
-    evidence: ClassVar[str] = (
-        "ahead of plain fine-tuning by 0.006 [0.001, 0.012] on 1,000 set-aside rows of Banking77 with five rows per "
-        "class, six seeds (other rows were not looked at); no difference shows on its test rows, nor on 256 rows of "
-        "CoLA, MRPC and STS-B, five seeds each (the project's docs/does-it-help.md)."
-    )
-
-    name: ClassVar[str] = "r-drop"
-    summary: ClassVar[str] = "makes two passes with different dropout agree"
-    paper: ClassVar[str] = "Wu et al. (2021), R-Drop: Regularized Dropout for Neural Networks"
-    info: ClassVar[MethodInfo] = MethodInfo(
+    info = MethodInfo(
+        "r-drop",
+        "makes two passes with different dropout agree",
+        "Wu et al. (2021), R-Drop: Regularized Dropout for Neural Networks",
+        evidence=(
+            "ahead of plain fine-tuning by 0.006 [0.001, 0.012] on 1,000 set-aside rows of Banking77 with five rows "
+            "per class, six seeds (other rows were not looked at); no difference shows on its test rows, nor on 256 "
+            "rows of CoLA, MRPC and STS-B, five seeds each (the project's docs/does-it-help.md)."
+        ),
+        compared=True,
         acts_on=("inputs", "loss"),
         forward="2 (in one batch)",
         backward="2 (in one batch)",
         tasks="all; regression: squared difference",
+        order=-1,  # rows are repeated before tokens of each copy are dropped
+        adds_penalty=True,
+        uses_attention=False,
     )
-    adds_penalty: ClassVar[bool] = True
-    uses_attention: ClassVar[bool] = False
-    order: ClassVar[int] = -1  # rows are repeated before tokens of each copy are dropped
 
     alpha: float = option(1.0, positive(), search=(0.1, 0.3, 3.0))
     reduction: str = option("sum", choice(*REDUCTIONS))

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from attendrop.attention.isolation import forked_rng
-from attendrop.attribution.finite_gradients import finite_gradients, gradients_of, wide
-from attendrop.methods.common.parameter_override import ParameterOverride
-from attendrop.methods.core.base import Method, MethodState
-from attendrop.methods.core.compatibility import DECIDES_PASSES, REPLACES_PARAMETERS
-from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import option, positive
+from attendrop.extend import (
+    DECIDES_PASSES,
+    REPLACES_PARAMETERS,
+    ComputeLoss,
+    Method,
+    MethodInfo,
+    MethodState,
+    ParameterOverride,
+    StepContext,
+    TrainingContext,
+    forked_rng,
+    loss_gradients,
+    option,
+    positive,
+    wide,
+)
 
 
 @dataclass(frozen=True)
@@ -45,12 +52,16 @@ class SAM(Method):
     loss is that at the perturbed weights; ``sharpness`` in the log is its difference from the loss at ``w``.
     """
 
-    name: ClassVar[str] = "sam"
-    summary: ClassVar[str] = "minimises the loss at weights that are perturbed to raise it"
-    paper: ClassVar[str] = "Foret et al. (2021), Sharpness-Aware Minimization for Efficiently Improving Generalization"
-    info: ClassVar[MethodInfo] = MethodInfo(acts_on=("parameters",), forward="2", backward="2")
-    traits: ClassVar[Mapping[str, str]] = {DECIDES_PASSES: "", REPLACES_PARAMETERS: ""}
-    uses_attention: ClassVar[bool] = False
+    info = MethodInfo(
+        "sam",
+        "minimises the loss at weights that are perturbed to raise it",
+        "Foret et al. (2021), Sharpness-Aware Minimization for Efficiently Improving Generalization",
+        acts_on=("parameters",),
+        forward="2",
+        backward="2",
+        traits={DECIDES_PASSES: "", REPLACES_PARAMETERS: ""},
+        uses_attention=False,
+    )
 
     rho: float = option(0.05, positive(), search=(0.01, 0.02, 0.1))
 
@@ -89,17 +100,10 @@ class _State(MethodState):
 
     def _ascent(self, model: nn.Module, loss: Tensor) -> dict[nn.Parameter, Tensor]:
         """Compute the perturbation of each parameter."""
-        names, weights = list(self.weights), list(self.weights.values())
-
-        def ascent(factor: float) -> dict[str, Tensor]:
-            return gradients_of(loss * factor, names, weights, keep_graph=True)
-
-        gradients = finite_gradients(ascent, model)
+        gradients = loss_gradients(loss, self.weights, model)
         norms = torch.stack([gradient.norm() for gradient in gradients.values()])
         scale = self.method.rho / norms.norm().clamp(min=torch.finfo(norms.dtype).tiny)
-        return {
-            self.weights[name]: (scale * gradient).to(self.weights[name].dtype) for name, gradient in gradients.items()
-        }
+        return {self.weights[name]: (scale * g).to(self.weights[name].dtype) for name, g in gradients.items()}
 
     def _perturbed(self, name: str, parameter: nn.Parameter) -> Tensor:
         return parameter + self.perturbation[parameter] if parameter in self.perturbation else parameter

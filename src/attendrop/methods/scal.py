@@ -5,26 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit
-from attendrop.attention.isolation import forked_rng
-from attendrop.attention.layers import AttentionLayer
-from attendrop.attention.plan import Plan
-from attendrop.attribution.finite_gradients import finite_gradients, gradients_of, wide
 from attendrop.attribution.predictions import kind_of
-from attendrop.batches import Batch
-from attendrop.errors import AttendropError
-from attendrop.methods.core.base import Method, MethodState
-from attendrop.methods.core.compatibility import DECIDES_PASSES
-from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import LAYERS, choice, option, positive
+from attendrop.extend import (
+    DECIDES_PASSES,
+    LAYERS,
+    AttendropError,
+    AttentionCall,
+    AttentionEdit,
+    AttentionLayer,
+    Batch,
+    ComputeLoss,
+    Method,
+    MethodInfo,
+    Plan,
+    StepContext,
+    choice,
+    forked_rng,
+    loss_gradients,
+    option,
+    positive,
+    wide,
+)
 
 WHERE = ("embeddings", "attention")
 
@@ -70,16 +77,16 @@ class SCAL(Method):
     retained: this is faster than a separate pass. The second pass samples its own dropout.
     """
 
-    name: ClassVar[str] = "scal"
-    summary: ClassVar[str] = "trains on adversarial copies, and contrasts representations"
-    paper: ClassVar[str] = "Miao et al. (2021), Simple Contrastive Representation Adversarial Learning for NLP Tasks"
-    info: ClassVar[MethodInfo] = MethodInfo(
+    info = MethodInfo(
+        "scal",
+        "trains on adversarial copies, and contrasts representations",
+        "Miao et al. (2021), Simple Contrastive Representation Adversarial Learning for NLP Tasks",
         acts_on=("embeddings", "loss"),
         forward="2",
         backward="3, one without parameters",
         tasks="text; images with where=attention",
+        traits={DECIDES_PASSES: ""},
     )
-    traits: ClassVar[Mapping[str, str]] = {DECIDES_PASSES: ""}
 
     epsilon: float = option(1.0, positive(), search=(0.3, 3.0))
     where: str = option("embeddings", choice(*WHERE))
@@ -93,36 +100,28 @@ class SCAL(Method):
         if self.adversarial == self.contrast == 0:
             raise AttendropError("adversarial=0 and contrast=0 are plain fine-tuning; set one of them above 0.")
 
-    def start(self, training: TrainingContext) -> MethodState:
-        return _State(self)
-
-
-class _State(MethodState):
-    method: SCAL
-
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
-        method = self.method
         perturbed: Callable[[Mapping[str, Tensor]], _Perturbed] = _PerturbedWords
-        if method.where == "attention":
-            keys = {layer.key for layer in method.selected_layers(context.adapter.attention_layers)}
+        if self.where == "attention":
+            keys = {layer.key for layer in self.selected_layers(context.adapter.attention_layers)}
             perturbed = partial(_PerturbedAttention, keys)
         clean = perturbed({})
         loss, outputs = compute_loss(context.batch, clean)
         if clean.read is None:
             raise AttendropError(f"{type(context.model).__name__} has no final projection; choose another method.")
-        if method.where == "embeddings" and not clean.units:
+        if self.where == "embeddings" and not clean.units:
             raise AttendropError(f"{type(context.model).__name__} embeds no words; set where='attention'.")
-        copy = perturbed(clean.perturbations(wide(loss), method.epsilon, context.model))
+        copy = perturbed(clean.perturbations(wide(loss), self.epsilon, context.model))
         with forked_rng(context.model):
             adversarial, _ = compute_loss(context.batch, copy)
-        loss = loss + method.adversarial * adversarial
-        if method.contrast:
+        loss = loss + self.adversarial * adversarial
+        if self.contrast:
             assert copy.read is not None
             first, second = (represent(context.model, read, context.batch) for read in (clean.read, copy.read))
             labels = classes(context.model, outputs, context.batch)
-            contrast = contrastive_loss(first, second, labels, method.temperature)
+            contrast = contrastive_loss(first, second, labels, self.temperature)
             context.note("contrast", contrast)
-            loss = loss + method.contrast * contrast
+            loss = loss + self.contrast * contrast
         return loss, outputs
 
 
@@ -132,8 +131,6 @@ class _Perturbed(Plan):
     Args:
         given: Perturbations, by the name of the units.
     """
-
-    acts_on = frozenset({"features"})
 
     def __init__(self, given: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -148,20 +145,13 @@ class _Perturbed(Plan):
 
     def perturbations(self, loss: Tensor, epsilon: float, model: nn.Module) -> dict[str, Tensor]:
         """Compute ``epsilon g / ||g||`` of each sequence, at valid keys only; zero without gradient."""
-        if not self.units:  # all layers were skipped
-            return {}
-        keys, units = list(self.units), list(self.units.values())
-
-        def gradients(factor: float) -> dict[str, Tensor]:
-            return gradients_of(loss * factor, keys, units, keep_graph=True)
-
-        perturbations = {}
-        for key, wanted in finite_gradients(gradients, model).items():
-            unit = self.units[key]
+        perturbations: dict[str, Tensor] = {}
+        for key, wanted in loss_gradients(loss, self.units, model).items() if self.units else ():  # none: all skipped
             valid = self._valid.get(key)
             wanted = wanted if valid is None else wanted * valid
             norm = wanted.flatten(1).norm(dim=1).view(-1, *[1] * (wanted.ndim - 1))
-            perturbations[key] = (epsilon * wanted / norm.clamp(min=torch.finfo(norm.dtype).tiny)).to(unit.dtype)
+            tiny = torch.finfo(norm.dtype).tiny
+            perturbations[key] = (epsilon * wanted / norm.clamp(min=tiny)).to(self.units[key].dtype)
         return perturbations
 
     def _unit(self, key: str, unit: Tensor) -> Tensor:

@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from attendrop.attention.layers import AttentionLayer
-from attendrop.attention.plan import Plan
-from attendrop.errors import AttendropError
-from attendrop.methods.core.base import Method
-from attendrop.methods.core.context import StepContext
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import LAYERS, Range, choice, option
-from attendrop.methods.vanilla import Bernoulli
+from attendrop.extend import (
+    LAYERS,
+    AttendropError,
+    AttentionCall,
+    AttentionEdit,
+    AttentionLayer,
+    Method,
+    MethodInfo,
+    Plan,
+    RandomMaskPlan,
+    Range,
+    StepContext,
+    choice,
+    option,
+)
 from attendrop.wording import counted
 
 HIGHEST = 0.95
@@ -62,14 +69,14 @@ class Scheduler(Method):
     in all layers, and the bound of 0.95.
     """
 
-    name: ClassVar[str] = "scheduler"
-    summary: ClassVar[str] = "drops attention scores at random, by a schedule for each layer"
-    paper: ClassVar[str] = "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need, section 7.2"
-    info: ClassVar[MethodInfo] = MethodInfo(
-        acts_on=("scores",), tasks="all; encoder-decoder: the encoder's self-attention"
+    info = MethodInfo(
+        "scheduler",
+        "drops attention scores at random, by a schedule for each layer",
+        "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need, section 7.2",
+        acts_on=("scores",),
+        tasks="all; encoder-decoder: the encoder's self-attention",
+        self_attention_only=True,
     )
-
-    self_attention_only: ClassVar[bool] = True
 
     progress: str | Sequence[float] = option(
         (0.0, 1.0), Range("numbers that ascend from 0 to 1 (0,0.5,1)", lambda _, value: _knots(value))
@@ -124,7 +131,12 @@ class Scheduler(Method):
         else:
             found = self.probabilities_at(progress)
             found = found if len(found) > 1 else found * len(attention_layers)
-        return Bernoulli(self, context, {layer.key: p for layer, p in zip(attention_layers, found, strict=True)})
+        by_layer = {layer.key: p for layer, p in zip(attention_layers, found, strict=True)}
+
+        def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
+            return plan.drop_scores(call, plan.sample(by_layer[call.layer.key], call))
+
+        return RandomMaskPlan(self, context, make, by_layer.keys())
 
 
 def _curves(value: Any) -> tuple[tuple[float, ...], ...]:

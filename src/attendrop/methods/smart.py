@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from attendrop.attention.isolation import forked_rng
-from attendrop.attribution.finite_gradients import finite_gradients, gradients_of
-from attendrop.methods.common.divergence import mean_divergence
-from attendrop.methods.common.word_embeddings import Perturbation, word_noise
-from attendrop.methods.core.base import Method, MethodState
-from attendrop.methods.core.compatibility import DECIDES_PASSES
-from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import count, option, positive
+from attendrop.extend import (
+    DECIDES_PASSES,
+    ComputeLoss,
+    Method,
+    MethodInfo,
+    StepContext,
+    WordPlan,
+    count,
+    forked_rng,
+    loss_gradients,
+    mean_divergence,
+    option,
+    positive,
+    word_noise,
+)
 
 
 @dataclass(frozen=True)
@@ -57,19 +62,17 @@ class SMART(Method):
     divergence is that of the samples. Of encoder-decoder models, the encoder's embeddings are perturbed.
     """
 
-    name: ClassVar[str] = "smart"
-    summary: ClassVar[str] = "makes predictions agree with those from adversarially perturbed word embeddings"
-    paper: ClassVar[str] = (
+    info = MethodInfo(
+        "smart",
+        "makes predictions agree with those from adversarially perturbed word embeddings",
         "Jiang et al. (2020), SMART: Robust and Efficient Fine-Tuning for Pre-trained Natural Language Models through "
-        "Principled Regularized Optimization"
-    )
-    info: ClassVar[MethodInfo] = MethodInfo(
+        "Principled Regularized Optimization",
         acts_on=("embeddings", "loss"),
         forward="2 + steps",
         backward="2 + steps (without parameters)",
         tasks="text; regression: squared difference",
+        traits={DECIDES_PASSES: ""},
     )
-    traits: ClassVar[Mapping[str, str]] = {DECIDES_PASSES: ""}
 
     weight: float = option(1.0, positive(), search=(0.3, 3.0, 5.0))
     epsilon: float = option(1e-5, positive(), search=(1e-3, 1e-2))
@@ -77,37 +80,29 @@ class SMART(Method):
     noise: float = option(1e-5, positive())
     steps: int = option(1, count())
 
-    def start(self, training: TrainingContext) -> MethodState:
-        return _State(self)
-
-
-class _State(MethodState):
-    method: SMART
-
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
-        clean = Perturbation(context)
-        loss, outputs = compute_loss(context.batch, clean)
+        words: dict[str, Tensor] = {}
+
+        def read(embedded: Tensor, valid: Tensor) -> Tensor:
+            words["noise"] = self.noise * word_noise("normal", context.key, "words", valid, embedded.shape[-1])
+            return embedded
 
         def divergence_with(delta: Tensor) -> Tensor:
+            plan = WordPlan(context, lambda embedded, _: embedded + delta.to(embedded.dtype))
             with forked_rng(context.model):
-                _, perturbed = compute_loss(context.batch, Perturbation(context, delta))
+                _, perturbed = compute_loss(context.batch, plan)
             return mean_divergence(context.model, outputs, perturbed, context.batch)
 
-        assert clean.embedded is not None and clean.valid is not None
-        delta = self.method.noise * word_noise("normal", context.key, "words", clean.valid, clean.embedded.shape[-1])
-        for _ in range(self.method.steps):
-            delta = self._ascended(context, delta.requires_grad_(), divergence_with(delta))
+        loss, outputs = compute_loss(context.batch, WordPlan(context, read))
+        delta = words["noise"]
+        for _ in range(self.steps):
+            divergence = divergence_with(delta.requires_grad_())
+            delta = self._ascended(delta, loss_gradients(divergence, {"words": delta}, context.model)["words"])
         divergence = divergence_with(delta)
         context.note("divergence", divergence)
-        return loss + self.method.weight * divergence, outputs
+        return loss + self.weight * divergence, outputs
 
-    def _ascended(self, context: StepContext, delta: Tensor, divergence: Tensor) -> Tensor:
+    def _ascended(self, delta: Tensor, gradient: Tensor) -> Tensor:
         """Take one step along the gradient of the divergence, ``(batch, n, width)``, within the limits."""
-
-        def gradients(factor: float) -> dict[str, Tensor]:
-            return gradients_of(divergence * factor, ["words"], [delta], keep_graph=True)
-
-        gradient = finite_gradients(gradients, context.model)["words"]
         largest = gradient.abs().amax((1, 2), keepdim=True).clamp(min=torch.finfo(gradient.dtype).tiny)
-        moved = delta.detach() + self.method.step_size * gradient / largest
-        return moved.clamp(-self.method.epsilon, self.method.epsilon)
+        return (delta.detach() + self.step_size * gradient / largest).clamp(-self.epsilon, self.epsilon)

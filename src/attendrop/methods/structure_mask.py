@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.plan import Plan
-from attendrop.errors import AttendropError
-from attendrop.methods.common.random_mask import RandomMaskPlan
-from attendrop.methods.core.base import Method
-from attendrop.methods.core.context import StepContext
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import LAYERS, Range, choice, count, option, unit_interval
+from attendrop.extend import (
+    LAYERS,
+    AttendropError,
+    AttentionCall,
+    AttentionEdit,
+    Method,
+    MethodInfo,
+    Plan,
+    RandomMaskPlan,
+    Range,
+    StepContext,
+    choice,
+    count,
+    option,
+    unit_interval,
+)
 from attendrop.wording import counted
 
 STRUCTURES = ("window", "dependencies", "adjacency")
@@ -67,14 +74,14 @@ class StructureMask(Method):
     ``"window"`` is ours, for data without structure.
     """
 
-    name: ClassVar[str] = "structure-mask"
-    summary: ClassVar[str] = "drops attention scores outside of a window, a dependency tree or a graph"
-    paper: ClassVar[str] = "Zhang et al. (2020), SG-Net: Syntax-Guided Machine Reading Comprehension"
-    info: ClassVar[MethodInfo] = MethodInfo(
-        acts_on=("scores",), tasks="all; encoder-decoder: the encoder's self-attention"
+    info = MethodInfo(
+        "structure-mask",
+        "drops attention scores outside of a window, a dependency tree or a graph",
+        "Zhang et al. (2020), SG-Net: Syntax-Guided Machine Reading Comprehension",
+        acts_on=("scores",),
+        tasks="all; encoder-decoder: the encoder's self-attention",
+        self_attention_only=True,
     )
-
-    self_attention_only: ClassVar[bool] = True
 
     p: float = option(0.5, unit_interval(one=True), search=(0.2, 0.8))
     structure: str = option("window", choice(*STRUCTURES))
@@ -90,7 +97,20 @@ class StructureMask(Method):
 
     def plan(self, context: StepContext) -> Plan:
         outside = None if self.structure == "window" else self._outside(context)
-        return _DropOutside(self, context, outside)
+        placed: list[Tensor] = []  # shared by all layers
+
+        def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
+            batch, _, queries, keys = call.shape
+            if queries != keys:
+                raise AttendropError(
+                    f"Attention of {queries} queries to {keys} keys has no structure; choose other layers."
+                )
+            if not placed:
+                number = torch.arange(keys, device=call.device) - plan.origins(call)[:, 1:]  # from the first token
+                placed.append(self._far(number) if outside is None else self._moved(outside, number, batch))
+            return plan.drop_scores(call, placed[0] & plan.sample(self.p, call))
+
+        return RandomMaskPlan(self, context, make)
 
     def _outside(self, context: StepContext) -> Tensor:
         """Return the mask of positions outside the structure, ``(rows, n, n)``, counted from the first token."""
@@ -108,6 +128,22 @@ class StructureMask(Method):
         if self.structure == "adjacency":
             return (found == 0) & ~torch.eye(found.shape[1], dtype=torch.bool, device=found.device)
         return outside_of_tree(found, self.relation)
+
+    def _far(self, number: Tensor) -> Tensor:
+        """Return the mask of positions outside the window, ``(batch or 1, 1, n, n)``, given their numbers."""
+        far = (number[:, :, None] - number[:, None, :]).abs() > self.window
+        return (far & (number != 0)[:, None, :])[:, None]
+
+    def _moved(self, outside: Tensor, number: Tensor, batch: int) -> Tensor:
+        """Move ``outside``, ``(rows, n, n)``, which counts from the first token, to where the tokens are."""
+        rows, length, size = len(outside), outside.shape[1], number.shape[1]
+        if batch % rows:
+            raise AttendropError(f"Column '{self.column}' has {counted(rows, 'row')} for a batch of {batch}.")
+        outside = functional.pad(outside.to(number.device), (0, size - length) * 2, value=False)
+        outside = outside.repeat_interleave(batch // rows, 0)
+        number = number.clamp(min=0)  # padding; nothing attends to it
+        each = torch.arange(batch, device=number.device)[:, None, None]
+        return outside[each, number[:, :, None], number[:, None, :]][:, None]
 
 
 def outside_of_tree(heads: Tensor, relation: str) -> Tensor:
@@ -132,53 +168,6 @@ def outside_of_tree(heads: Tensor, relation: str) -> Tensor:
             related.scatter_(2, at[..., None], True)
             at = heads.gather(1, at)
     return ~(related | free[:, :, None] | free[:, None, :])
-
-
-class _DropOutside(RandomMaskPlan):
-    """Plan that drops positions outside a structure in the selected layers.
-
-    Args:
-        method: The method.
-        context: The micro-batch.
-        outside: Mask ``(rows, n, n)``, counted from a sequence's first token; None for the window.
-    """
-
-    method: StructureMask
-
-    def __init__(self, method: StructureMask, context: StepContext, outside: Tensor | None) -> None:
-        super().__init__(method, context)
-        self.outside = outside
-        self._placed: Tensor | None = None
-
-    def drop_mask(self, call: AttentionCall) -> Tensor:
-        return self.place(call) & self.sample(self.method.p, call)
-
-    def place(self, call: AttentionCall) -> Tensor:
-        """Return the mask of positions outside, ``(batch or 1, 1, n, n)``, shared by all layers."""
-        batch, _, queries, keys = call.shape
-        if queries != keys:
-            raise AttendropError(
-                f"Attention of {queries} queries to {keys} keys has no structure; choose other layers."
-            )
-        if self._placed is None:
-            # Counted from the first token.
-            number = torch.arange(keys, device=call.device) - self.origins(call)[:, 1:]
-            self._placed = self._window(number) if self.outside is None else self._moved(self.outside, number, batch)
-        return self._placed
-
-    def _window(self, number: Tensor) -> Tensor:
-        far = (number[:, :, None] - number[:, None, :]).abs() > self.method.window
-        return (far & (number != 0)[:, None, :])[:, None]
-
-    def _moved(self, outside: Tensor, number: Tensor, batch: int) -> Tensor:
-        rows, length, size = len(outside), outside.shape[1], number.shape[1]
-        if batch % rows:
-            raise AttendropError(f"Column '{self.method.column}' has {counted(rows, 'row')} for a batch of {batch}.")
-        outside = functional.pad(outside.to(number.device), (0, size - length) * 2, value=False)
-        outside = outside.repeat_interleave(batch // rows, 0)
-        number = number.clamp(min=0)  # padding; nothing attends to it
-        each = torch.arange(batch, device=number.device)[:, None, None]
-        return outside[each, number[:, :, None], number[:, None, :]][:, None]
 
 
 def _column(value: object) -> str:

@@ -5,24 +5,33 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.plan import Plan
 from attendrop.attribution.head_importance import GatePlan
-from attendrop.batches import Batch, to_device
-from attendrop.candidates import floor_fraction
-from attendrop.errors import AttendropError
-from attendrop.methods.common.initial_state import InitialState
+from attendrop.batches import to_device
+from attendrop.extend import (
+    EXCHANGES_WEIGHTS,
+    SWITCH,
+    AttendropError,
+    Batch,
+    InitialState,
+    Method,
+    MethodInfo,
+    MethodState,
+    ModelAdapter,
+    Plan,
+    Rule,
+    StepContext,
+    TrainingContext,
+    choice,
+    floor_fraction,
+    option,
+    unit_interval,
+)
 from attendrop.methods.common.structured_pruning import Place, check_prunable, lowest, places, wanted, zero
-from attendrop.methods.core.base import Method, MethodState
-from attendrop.methods.core.compatibility import EXCHANGES_WEIGHTS, Rule
-from attendrop.methods.core.context import StepContext, TrainingContext
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import SWITCH, choice, option, unit_interval
 from attendrop.wording import counted
 
 logger = logging.getLogger(__name__)
@@ -70,22 +79,20 @@ class SuperT(Method):
     neither for the best checkpoint nor for early stopping.
     """
 
-    name: ClassVar[str] = "supert"
-    summary: ClassVar[str] = "prunes heads and feed-forwards of least importance, and trains the rest from the start"
-    paper: ClassVar[str] = "Liang et al. (2021), Super Tickets in Pre-Trained Language Models"
-    info: ClassVar[MethodInfo] = MethodInfo(
+    info = MethodInfo(
+        "supert",
+        "prunes heads and feed-forwards of least importance, and trains the rest from the start",
+        "Liang et al. (2021), Super Tickets in Pre-Trained Language Models",
         acts_on=("heads", "layers", "gradients"),
         state="the weights of the start",
         tasks="all; not models that share layers (ALBERT)",
+        order=1,  # gates act on the final outputs of the heads
+        traits={EXCHANGES_WEIGHTS: ""},
+        rules=(Rule("supert", "mixout", "mixout restores pre-trained values, including those of pruned weights."),),
+        edits_gradients=True,
+        edits_pretrained_weights=True,
+        needs_loss_scale=True,
     )
-    order: ClassVar[int] = 1  # gates act on the final outputs of the heads
-    traits: ClassVar[Mapping[str, str]] = {EXCHANGES_WEIGHTS: ""}
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule("supert", "mixout", "mixout restores pre-trained values, including those of pruned weights."),
-    )
-    edits_gradients: ClassVar[bool] = True
-    edits_pretrained_weights: ClassVar[bool] = True
-    needs_loss_scale: ClassVar[bool] = True
 
     fraction: float = option(0.1, unit_interval(), search=(0.05, 0.2, 0.4))
     search: float = option(0.3, unit_interval())

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit
-from attendrop.attention.layers import AttentionLayer
-from attendrop.candidates import floor_fraction
-from attendrop.errors import AttendropError
-from attendrop.keyed_random import uniform
-from attendrop.methods.common.consistent_views import with_views
-from attendrop.methods.common.word_embeddings import WordPlan
-from attendrop.methods.core.base import Method, MethodState
-from attendrop.methods.core.compatibility import DECIDES_PASSES
-from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import choice, count, option, positive, unit_interval
+from attendrop.extend import (
+    DECIDES_PASSES,
+    AttendropError,
+    AttentionCall,
+    AttentionEdit,
+    AttentionLayer,
+    ComputeLoss,
+    Method,
+    MethodInfo,
+    Plan,
+    StepContext,
+    WordPlan,
+    choice,
+    count,
+    floor_fraction,
+    option,
+    positive,
+    uniform,
+    unit_interval,
+    with_views,
+)
 
 UNITS = ("tokens", "span", "features")
 
@@ -62,19 +70,17 @@ class TokenCutoff(Method):
     samples.
     """
 
-    name: ClassVar[str] = "token-cutoff"
-    summary: ClassVar[str] = "cuts tokens out of the input, and makes the predictions agree"
-    paper: ClassVar[str] = (
+    info = MethodInfo(
+        "token-cutoff",
+        "cuts tokens out of the input, and makes the predictions agree",
         "Shen et al. (2020), A Simple but Tough-to-Beat Data Augmentation Approach for Natural Language Understanding "
-        "and Generation"
-    )
-    info: ClassVar[MethodInfo] = MethodInfo(
+        "and Generation",
         acts_on=("embeddings", "scores", "loss"),
         forward="1 + views",
         backward="1 + views",
         tasks="text; encoder-decoder: the encoder",
+        traits={DECIDES_PASSES: ""},
     )
-    traits: ClassVar[Mapping[str, str]] = {DECIDES_PASSES: ""}
 
     fraction: float = option(0.1, unit_interval(), search=(0.05, 0.2, 0.3))
     unit: str = option("tokens", choice(*UNITS), search=("span",))
@@ -87,37 +93,47 @@ class TokenCutoff(Method):
         if self.alpha == self.beta == 0:
             raise AttendropError("alpha=0 and beta=0 are plain fine-tuning; set one of them above 0.")
 
-    def start(self, training: TrainingContext) -> MethodState:
-        return _State(self)
-
-
-class _State(MethodState):
-    method: TokenCutoff
-
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
-        method = self.method
-        cut: Callable[[TokenCutoff, StepContext, int], WordPlan] = _CutTokens
-        if method.unit == "features":
-            cut = _CutFeatures
         clean = compute_loss(context.batch)
-        plans = [cut(method, context, view) for view in range(method.views)]
-        return with_views(context, compute_loss, clean, plans, method.alpha, method.beta)
+        cut = self.cut_features if self.unit == "features" else self.cut_tokens
+        views = [cut(context, view) for view in range(self.views)]
+        return with_views(context, compute_loss, clean, views, self.alpha, self.beta)
+
+    def cut_tokens(self, context: StepContext, view: int) -> Plan:
+        """Return the plan that cuts tokens, or a span of them, in a view, given its number."""
+        return _CutTokens(context, lambda valid: self._sample(context, view, valid))
+
+    def cut_features(self, context: StepContext, view: int) -> Plan:
+        """Return the plan that cuts features in a view, given its number."""
+
+        def change(embedded: Tensor, valid: Tensor) -> Tensor:
+            every = torch.ones_like(embedded[:, 0], dtype=torch.bool)
+            total = torch.full((len(every), 1), embedded.shape[-1], device=embedded.device)
+            length = floor_fraction(total, self.fraction).clamp(min=1)
+            cut = lowest(_uniform(context, f"{view}/features", every), length)
+            return embedded.masked_fill(cut[:, None], 0)
+
+        return WordPlan(context, change)
+
+    def _sample(self, context: StepContext, view: int, valid: Tensor) -> Tensor:
+        """Sample the tokens to cut, ``(batch, n)``; padding is not counted in positions."""
+        total = valid.sum(-1, keepdim=True)
+        length = floor_fraction(total, self.fraction).clamp(min=1)
+        if self.unit == "span":
+            sampled = _uniform(context, f"{view}/span", torch.ones_like(valid[:, :1]))
+            start, number = (sampled * (total - length + 1)).long(), valid.cumsum(-1) - 1
+            return valid & (number >= start) & (number < start + length)
+        return lowest(_uniform(context, f"{view}/tokens", valid).masked_fill(~valid, 2), length) & valid
 
 
 class _CutTokens(WordPlan):
-    """Plan that cuts tokens, or a span of them.
-
-    Args:
-        method: The options.
-        context: The micro-batch.
-        view: Number of the view.
-    """
+    """Plan that cuts the tokens that ``sample`` chooses among the valid ones, ``(batch, n)``."""
 
     acts_on = frozenset({"embeddings", "attention"})
 
-    def __init__(self, method: TokenCutoff, context: StepContext, view: int) -> None:
-        super().__init__(context)
-        self.method, self.view = method, view
+    def __init__(self, context: StepContext, sample: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(context, self._cut)
+        self.sample = sample
         self.cut: Tensor | None = None
 
     def wants(self, layer: AttentionLayer) -> bool:
@@ -127,34 +143,9 @@ class _CutTokens(WordPlan):
     def edit(self, call: AttentionCall) -> AttentionEdit:
         return AttentionEdit(drop=None if self.cut is None else self.cut[:, None, None])
 
-    def change(self, embedded: Tensor, valid: Tensor) -> Tensor:
-        self.cut = self._sample(valid)
+    def _cut(self, embedded: Tensor, valid: Tensor) -> Tensor:
+        self.cut = self.sample(valid)
         return embedded.masked_fill(self.cut[..., None], 0)
-
-    def _sample(self, valid: Tensor) -> Tensor:
-        """Sample the tokens to cut, ``(batch, n)``; padding is not counted in positions."""
-        total = valid.sum(-1, keepdim=True)
-        length = floor_fraction(total, self.method.fraction).clamp(min=1)
-        if self.method.unit == "span":
-            sampled = _uniform(self.context, f"{self.view}/span", torch.ones_like(valid[:, :1]))
-            start, number = (sampled * (total - length + 1)).long(), valid.cumsum(-1) - 1
-            return valid & (number >= start) & (number < start + length)
-        return lowest(_uniform(self.context, f"{self.view}/tokens", valid).masked_fill(~valid, 2), length) & valid
-
-
-class _CutFeatures(WordPlan):
-    """Plan that cuts features; its arguments are those of :class:`_CutTokens`."""
-
-    def __init__(self, method: TokenCutoff, context: StepContext, view: int) -> None:
-        super().__init__(context)
-        self.method, self.view = method, view
-
-    def change(self, embedded: Tensor, valid: Tensor) -> Tensor:
-        every = torch.ones_like(embedded[:, 0], dtype=torch.bool)
-        total = torch.full((len(every), 1), embedded.shape[-1], device=embedded.device)
-        length = floor_fraction(total, self.method.fraction).clamp(min=1)
-        cut = lowest(_uniform(self.context, f"{self.view}/features", every), length)
-        return embedded.masked_fill(cut[:, None], 0)
 
 
 def lowest(values: Tensor, length: Tensor) -> Tensor:

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from attendrop.attention.blocks import Block
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit, BlockEdit
-from attendrop.attention.plan import Plan
-from attendrop.batches import Batch
-from attendrop.errors import AttendropError
-from attendrop.keyed_random import sample_mask
-from attendrop.methods.common.random_mask import RandomMaskPlan, dropout
-from attendrop.methods.core.base import Method, MethodState
-from attendrop.methods.core.compatibility import SKIPS_BLOCKS
-from attendrop.methods.core.context import StepContext, TrainingContext
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import Range, option, unit_interval
+from attendrop.extend import (
+    SKIPS_BLOCKS,
+    AttendropError,
+    AttentionCall,
+    AttentionEdit,
+    Batch,
+    Block,
+    BlockEdit,
+    Method,
+    MethodInfo,
+    MethodState,
+    Plan,
+    RandomMaskPlan,
+    Range,
+    StepContext,
+    TrainingContext,
+    option,
+    sample_mask,
+    unit_interval,
+)
 from attendrop.methods.layer_drop import sample_blocks
 
 PLACES = (1, 2, 3, 4)
@@ -69,19 +75,19 @@ class UniDrop(Method):
     need (T5's first) are never skipped.
     """
 
-    name: ClassVar[str] = "unidrop"
-    summary: ClassVar[str] = "drops features in four places, whole blocks, and tokens"
-    paper: ClassVar[str] = "Wu et al. (2021), UniDrop: A Simple yet Effective Technique to Improve Transformer"
-    info: ClassVar[MethodInfo] = MethodInfo(
+    info = MethodInfo(
+        "unidrop",
+        "drops features in four places, whole blocks, and tokens",
+        "Wu et al. (2021), UniDrop: A Simple yet Effective Technique to Improve Transformer",
         acts_on=("weights", "hidden states", "layers", "inputs"),
         forward="1 - structure",
         backward="1 - structure",
         tasks="text; images with token=0",
         units="blocks",
+        traits={SKIPS_BLOCKS: "structure above 0"},
+        skips_parameters=True,
+        reports_all_effects=False,  # blocks only
     )
-    traits: ClassVar[Mapping[str, str]] = {SKIPS_BLOCKS: "structure above 0"}
-    skips_parameters: ClassVar[bool] = True
-    reports_all_effects: ClassVar[bool] = False  # blocks only
 
     feature: float = option(0.1, unit_interval(zero=True), search=(0.0, 0.2))
     features: str | int | Sequence[int] = option(
@@ -106,9 +112,6 @@ class UniDrop(Method):
     def drops_tokens(self) -> bool:
         """Whether tokens are dropped."""
         return self.token > 0 and self.data < 1
-
-    def has(self, trait: str) -> bool:
-        return self.structure > 0 if trait == SKIPS_BLOCKS else super().has(trait)
 
     def plan(self, context: StepContext) -> Plan | None:
         if not (self.places or self.structure):
@@ -182,19 +185,13 @@ def drop_tokens(context: StepContext, whole: float, p: float, special: Sequence[
 
 
 class _Features(RandomMaskPlan):
-    """Plan that drops features and skips blocks.
-
-    Args:
-        method: The options.
-        context: The micro-batch.
-        skipped: Keys of the blocks to skip.
-    """
+    """Plan that drops features and skips blocks, given their keys."""
 
     acts_on = frozenset({"attention", "blocks", "features"})
 
     def __init__(self, method: UniDrop, context: StepContext, skipped: set[str]) -> None:
         # The first tokens of sequences are only known at attention, so all layers are edited.
-        super().__init__(method, context, None if method.places else ())
+        super().__init__(method, context, keys=None if method.places else ())
         self.p, self.places, self.skipped = method.feature, method.places, skipped
         self._last: Tensor | None = None
 
@@ -241,7 +238,10 @@ class _Features(RandomMaskPlan):
         return self._drop(name, origins, rows).view_as(states)
 
     def _drop(self, name: str, origins: Tensor, values: Tensor) -> Tensor:
-        return dropout(values, self.p, self.context.key, name, origins)
+        """Set elements of ``(batch, heads, rows, columns)`` to zero with probability ``p``, and scale up the others."""
+        batch, heads, rows, columns = values.shape
+        drop = sample_mask(self.p, self.context.key, name, (batch, heads, rows, columns), origins, values.device)
+        return values.masked_fill(drop, 0) / (1 - self.p)
 
 
 def _rows_from(first: Tensor) -> Tensor:

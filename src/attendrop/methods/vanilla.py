@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-from torch import Tensor
-
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit
-from attendrop.attention.plan import Plan
-from attendrop.methods.common.random_mask import RandomMaskPlan
-from attendrop.methods.core.base import Method
-from attendrop.methods.core.compatibility import REPLACES_DROPOUT
-from attendrop.methods.core.context import StepContext
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import LAYERS, choice, option, unit_interval
+from attendrop.extend import (
+    LAYERS,
+    REPLACES_DROPOUT,
+    AttentionCall,
+    AttentionEdit,
+    Method,
+    MethodInfo,
+    Plan,
+    RandomMaskPlan,
+    StepContext,
+    choice,
+    option,
+    unit_interval,
+)
 
 WHERE = ("scores", "weights")
 
@@ -45,53 +47,28 @@ class Vanilla(Method):
     (2017).
     """
 
-    name: ClassVar[str] = "vanilla"
-    summary: ClassVar[str] = "drops attention scores, or weights, with one fixed probability"
-    paper: ClassVar[str] = "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need, Table 3"
-    info: ClassVar[MethodInfo] = MethodInfo(acts_on=("scores", "weights"))
-    traits: ClassVar[Mapping[str, str]] = {REPLACES_DROPOUT: "where=weights"}
+    info = MethodInfo(
+        "vanilla",
+        "drops attention scores, or weights, with one fixed probability",
+        "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need, Table 3",
+        acts_on=("scores", "weights"),
+        traits={REPLACES_DROPOUT: "where=weights"},
+    )
 
     p: float = option(0.1, unit_interval(), search=(0.05, 0.2, 0.3))
     where: str = option("scores", choice(*WHERE))
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
-    def has(self, trait: str) -> bool:
-        return self.where == "weights" if trait == REPLACES_DROPOUT else super().has(trait)
-
     def plan(self, context: StepContext) -> Plan:
-        if self.where == "weights":
-            return _Weights(self, context)
-        return Bernoulli(
-            self, context, {layer.key: self.p for layer in self.selected_layers(context.adapter.attention_layers)}
-        )
+        return RandomMaskPlan(self, context, self._drop_weights if self.where == "weights" else self._drop_scores)
 
+    def _drop_scores(self, plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
+        return plan.drop_scores(call, plan.sample(self.p, call))
 
-class Bernoulli(RandomMaskPlan):
-    """Plan that drops each valid position of a layer's scores with the probability of that layer.
-
-    Args:
-        method: The method.
-        context: The micro-batch.
-        probabilities: Drop probabilities by layer key.
-    """
-
-    def __init__(self, method: Method, context: StepContext, probabilities: dict[str, float]) -> None:
-        super().__init__(method, context, probabilities.keys())
-        self.probabilities = probabilities
-
-    def drop_mask(self, call: AttentionCall) -> Tensor:
-        return self.sample(self.probabilities[call.layer.key], call)
-
-
-class _Weights(RandomMaskPlan):
-    """Plan for dropout of weights, in place of the model's own."""
-
-    method: Vanilla
-
-    def make(self, call: AttentionCall) -> AttentionEdit:
-        drop = self.sample(self.method.p, call)
-        self.report(call, drop)
-        scale = 1 / (1 - self.method.p)
+    def _drop_weights(self, plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
+        drop = plan.sample(self.p, call)
+        plan.report(call, drop)
+        scale = 1 / (1 - self.p)
         return AttentionEdit(
             dropout=0.0, weights=lambda weights: weights * drop.logical_not().to(weights.dtype).mul_(scale)
         )

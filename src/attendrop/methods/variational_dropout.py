@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionEdit
-from attendrop.attention.plan import Plan
-from attendrop.keyed_random import normal
-from attendrop.methods.common.own_parameters import ValuePerLayer, own_parameter_rules
-from attendrop.methods.common.random_mask import RandomMaskPlan
-from attendrop.methods.core.base import Method, MethodState
-from attendrop.methods.core.compatibility import Rule
-from attendrop.methods.core.context import StepContext, TrainingContext
-from attendrop.methods.core.info import MethodInfo
-from attendrop.methods.core.options import LAYERS, count, option, positive, unit_interval
+from attendrop.extend import (
+    LAYERS,
+    AttentionCall,
+    AttentionEdit,
+    Method,
+    MethodInfo,
+    MethodState,
+    Plan,
+    RandomMaskPlan,
+    StepContext,
+    TrainingContext,
+    ValuePerLayer,
+    count,
+    normal,
+    option,
+    positive,
+    unit_interval,
+)
+from attendrop.methods.common.own_parameters import own_parameter_rules
 
 # The cubic of Eq. 14, fitted by the authors for alpha up to 1.
 _COEFFICIENTS = (1.16145124, -1.50204118, 0.58629921)
@@ -61,17 +69,16 @@ class VariationalDropout(Method):
     dropout with 0.1. The model's own dropout stays enabled; set it to 0 to use this one only.
     """
 
-    name: ClassVar[str] = "variational-dropout"
-    summary: ClassVar[str] = "multiplies attention weights by Gaussian noise, and learns its variance in each layer"
-    paper: ClassVar[str] = (
-        "Kingma, Salimans, Welling (2015), Variational Dropout and the Local Reparameterization Trick"
+    info = MethodInfo(
+        "variational-dropout",
+        "multiplies attention weights by Gaussian noise, and learns its variance in each layer",
+        "Kingma, Salimans, Welling (2015), Variational Dropout and the Local Reparameterization Trick",
+        acts_on=("weights", "loss"),
+        state="a variance for each layer, and its optimizer",
+        rules=own_parameter_rules("variational-dropout"),
+        adds_penalty=True,
+        needs_loss_scale=True,
     )
-    info: ClassVar[MethodInfo] = MethodInfo(
-        acts_on=("weights", "loss"), state="a variance for each layer, and its optimizer"
-    )
-    adds_penalty: ClassVar[bool] = True
-    needs_loss_scale: ClassVar[bool] = True
-    rules: ClassVar[tuple[Rule, ...]] = own_parameter_rules("variational-dropout")
 
     alpha: float = option(0.11, unit_interval(one=True), search=(0.05, 0.25))
     learning_rate: float = option(0.01, positive())
@@ -100,7 +107,16 @@ class _Learning(ValuePerLayer):
 
     def plan(self, context: StepContext) -> Plan:
         self.begin(context)
-        return _Gaussian(self.method, context, self.by_layer())
+        logs = self.by_layer()
+
+        def make(plan: RandomMaskPlan, call: AttentionCall) -> AttentionEdit:
+            key = call.layer.key
+            sampled = normal(context.key, key, call.shape, plan.origins(call), call.device)
+            return AttentionEdit(
+                weights=lambda weights: weights * (1 + (logs[key] / 2).exp() * sampled).to(weights.dtype)
+            )
+
+        return RandomMaskPlan(self.method, context, make, logs.keys())
 
     def penalty(self, context: StepContext, outputs: Any) -> Tensor:
         return self.method.kl_weight * divergence(self.values).sum() / self.num_train_rows
@@ -110,29 +126,6 @@ class _Learning(ValuePerLayer):
         if self.keys:
             self.values.data.clamp_(max=0.0)
         return metrics
-
-
-class _Gaussian(RandomMaskPlan):
-    """Plan that multiplies the weights of each layer by Gaussian samples.
-
-    Args:
-        method: The method.
-        context: The micro-batch.
-        logs: Logarithms of the variances, by layer key.
-    """
-
-    def __init__(self, method: Method, context: StepContext, logs: Mapping[str, Tensor]) -> None:
-        super().__init__(method, context, logs.keys())
-        self.logs = logs
-
-    def make(self, call: AttentionCall) -> AttentionEdit:
-        sampled = normal(self.context.key, call.layer.key, call.shape, self.origins(call), call.device)
-
-        def noisy(weights: Tensor) -> Tensor:
-            deviation = (self.logs[call.layer.key] / 2).exp()
-            return weights * (1 + deviation * sampled).to(weights.dtype)
-
-        return AttentionEdit(weights=noisy)
 
 
 def divergence(log_alpha: Tensor) -> Tensor:

@@ -107,7 +107,7 @@ def acting_in_attention(method: Method) -> Method | None:
 
     A skipped layer and a dropped head count as all of their positions.
     """
-    parts = [part for part in method.parts if part.uses_attention and IN_ATTENTION & set(part.info.acts_on)]
+    parts = [part for part in method.parts if part.info.uses_attention and IN_ATTENTION & set(part.info.acts_on)]
     if len(parts) == len(method.parts):
         return method
     return Compose(*parts) if len(parts) > 1 else parts[0] if parts else None

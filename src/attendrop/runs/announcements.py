@@ -43,8 +43,8 @@ def announce_run(run: ResolvedRun, rows: int) -> None:
     logger.info("%s", _training(run))
     for part in run.method.parts:
         _announce_epochs(part, num_epochs(config, rows))
-        if part.evidence:
-            logger.info("Measured of %s: %s", part.name, part.evidence)
+        if part.info.evidence:
+            logger.info("Measured of %s: %s", part.name, part.info.evidence)
 
 
 def _training(run: ResolvedRun) -> str:

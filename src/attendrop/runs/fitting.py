@@ -59,7 +59,7 @@ def load_model(run: ResolvedRun) -> Loaded:
 
 
 def _check_method(model: PreTrainedModel, method: Method) -> None:
-    if method.uses_attention:
+    if method.info.uses_attention:
         method.selected_layers(find_attention_layers(model))
 
 

@@ -74,7 +74,7 @@ def _title(metrics: dict[str, Any], parts: Sequence[Method]) -> str:
     return (
         f"# {model} fine-tuned on {_data_name(metrics)} with {metrics['method']}\n\n"
         f"Trained with attendrop {metrics['versions']['attendrop']}. Method `{metrics['method']}`: "
-        f"{'; '.join(part.summary for part in parts)}."
+        f"{'; '.join(part.info.summary for part in parts)}."
     )
 
 
@@ -98,7 +98,7 @@ def _data(metrics: dict[str, Any]) -> str:
 
 def _sections(metrics: dict[str, Any], head: Head, parts: Sequence[Method], stock: bool) -> list[str]:
     config, rows = metrics["config"], metrics["data"]["rows"]
-    bibtex = "\n\n".join(dict.fromkeys(entry for part in parts if (entry := part.citation())))
+    bibtex = "\n\n".join(dict.fromkeys(entry for part in parts if (entry := part.info.citation())))
     shown = ("epochs", "max_steps", "batch_size", "gradient_accumulation", "learning_rate", "schedule", "warmup")
     others = ("weight_decay", "pooling", "head_start", "max_length", "long_texts", "seed")
     options = {f"`{name}`": value for name, value in flat_options(metrics["options"]).items()}

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 def default_methods() -> list[str]:
     """List the methods that are compared where none are named."""
-    return [name for name in method_names() if get_method(name).compared]
+    return [name for name in method_names() if get_method(name).info.compared]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ class EffectTracker:
         """Add the methods that had an effect while these statistics were collected."""
         for method in methods:
             acted = statistics.active.get(method.source, 0) > 0
-            if acted and (not method.reports_all_effects or statistics.took_effect(method.source)):
+            if acted and (not method.info.reports_all_effects or statistics.took_effect(method.source)):
                 self.effective.add(method.source)
 
     def warn_before(self, methods: Iterable[Method], num_epochs: int) -> None:
@@ -46,14 +46,14 @@ class EffectTracker:
                     "Method %s acts in some epochs, and the training data has no length: if it never ends, there is "
                     "one epoch. %s",
                     method.name,
-                    method.inactive_epochs_hint,
+                    method.info.inactive_epochs_hint,
                 )
             elif method.regularized_epochs(num_epochs) == []:
                 logger.warning(
                     "Method %s would regularise none of %s. %s",
                     method.name,
                     counted(num_epochs, "epoch"),
-                    method.inactive_epochs_hint,
+                    method.info.inactive_epochs_hint,
                 )
             else:
                 continue
@@ -64,5 +64,5 @@ class EffectTracker:
         for method in methods:
             if method.source not in self.effective:
                 known = method in self._warned or not method.needs_epoch()
-                hint = "" if known else f" {method.inactive_epochs_hint}".rstrip()
+                hint = "" if known else f" {method.info.inactive_epochs_hint}".rstrip()
                 logger.warning("Method %s never took effect: the model was fine-tuned plainly.%s", method.name, hint)

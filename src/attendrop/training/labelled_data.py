@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,11 +36,11 @@ class LabelledRows:
         """Return the number of rows."""
         return len(self.rows)
 
-    def sample(self, seed: int, count: int, size: int) -> list[Batch]:
-        """Sample ``count`` batches of ``size`` different rows each (all rows, if there are fewer)."""
+    def sample(self, seed: int, count: int, size: int, without: Collection[int] = ()) -> list[Batch]:
+        """Sample ``count`` batches of ``size`` different rows each (all, if there are fewer), but ``without`` some."""
         generator = random.Random(seed)
-        size = min(size, len(self.rows))
-        sampled = [generator.sample(range(len(self.rows)), size) for _ in range(count)]
+        left = [number for number in range(len(self.rows)) if number not in without]
+        sampled = [generator.sample(left, min(size, len(left))) for _ in range(count)]
         return [self._batch(numbers) for numbers in sampled]
 
     def iter_batches(self, size: int, processes: Processes) -> Iterator[Batch]:
@@ -70,8 +70,8 @@ class LabelledBatches:
         """Return the number of rows in all batches."""
         return sum(number_of_rows(batch) for batch in self.batches)
 
-    def sample(self, seed: int, count: int, size: int) -> list[Batch]:
-        """Sample ``count`` batches; ``size`` has no effect."""
+    def sample(self, seed: int, count: int, size: int, without: Collection[int] = ()) -> list[Batch]:
+        """Sample ``count`` batches; the other arguments have no effect."""
         generator = random.Random(seed)
         return [to_device(self.batches[generator.randrange(len(self.batches))], self.device) for _ in range(count)]
 

@@ -72,7 +72,7 @@ class Regularization:
         self._sequences = 0
         self._called = self._stepped = False
         self._effects = EffectTracker()
-        self._scale_is_known = training.scaler is not None or not method.needs_loss_scale
+        self._scale_is_known = training.scaler is not None or not method.info.needs_loss_scale
         self._statistics = RunningStatistics()
         self._metrics: dict[str, float] = {}
         self._adapter: ModelAdapter | None = None
@@ -233,7 +233,7 @@ class Regularization:
         self._statistics.begin([method.source for method in acting])
         if not taking_part:
             return compute_loss(batch, None)
-        if self.training.scaler is not None and self.method.needs_loss_scale:  # the host waits for it
+        if self.training.scaler is not None and self.method.info.needs_loss_scale:  # the host waits for it
             self.loss_scale = self.training.scaler.get_scale()
         total = self.training.total_steps
         context = StepContext(
@@ -318,7 +318,7 @@ class Regularization:
             refuse_with_adapter(self.method)
         if sharding_mesh(self.model) is not None:
             refuse_sharded(self.method)
-        if self.method.uses_attention:
+        if self.method.info.uses_attention:
             self._adapter = ModelAdapter(self.model)
         self.method_state = self.method.start(self.training)
         for part in self.method_state.parts:
@@ -329,7 +329,7 @@ class Regularization:
 
     def _hook_optimizer(self) -> None:
         """Let methods edit the gradients just before each step of the optimizer."""
-        editing = [part for part in self.method.parts if part.edits_gradients]
+        editing = [part for part in self.method.parts if part.info.edits_gradients]
         if not editing:
             return
         if self.training.optimizer is None:
@@ -362,7 +362,7 @@ class Regularization:
             alternating = next(part for part in self.method.parts if part.needs_epoch())
             raise AttendropError(
                 f"Method '{alternating.name}' acts in some epochs: call set_epoch(epoch), from 0, at the start of "
-                f"each. {alternating.inactive_epochs_hint}"
+                f"each. {alternating.info.inactive_epochs_hint}"
             )
         return [each for each in self.method_state.parts if each.method.takes_part(epoch or 0)]
 
@@ -379,7 +379,7 @@ class Regularization:
         """Wrap a training pass: its plan is bound to the model, and its loss is a mean, as methods expect it."""
 
         def wrapped(batch: Batch, plan: Plan | None = None, model: nn.Module | None = None) -> tuple[Tensor, Any]:
-            if plan is not None:
+            if plan is not None and model is None:  # that of another model is bound to it
                 assert self._adapter is not None
                 plan = self._adapter.bind(plan)
             loss, outputs = compute_loss(batch, plan) if model is None else compute_loss(batch, plan, model)

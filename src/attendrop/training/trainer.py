@@ -93,7 +93,7 @@ class RegularizedTrainer(Trainer):
         self._resumed: tuple[dict[str, Any], Path] | None = None
         self._sampler: EpochSampler | None = None
         self._refuse_unsupported()
-        if self.regularizer.skips_parameters and self.accelerator.ddp_handler is not None:
+        if self.regularizer.info.skips_parameters and self.accelerator.ddp_handler is not None:
             self.accelerator.ddp_handler.find_unused_parameters = True
         self._divide_rows()
         self._refuse_streams()
@@ -272,13 +272,13 @@ class RegularizedTrainer(Trainer):
             )
         if self.regularizer.needs_rows and is_stream(self.train_dataset):
             raise AttendropError(
-                f"Method '{self.regularizer.name}' remembers each training row from one epoch to the next, and these "
+                f"Method '{self.regularizer.name}' must know each training row again, and these "
                 "are a stream, whose rows are not known again; pass a data set with random access."
             )
         makes_batches: Any = super().get_train_dataloader
         if self.regularizer.needs_rows and makes_batches.__func__ is not Trainer.get_train_dataloader:
             raise AttendropError(
-                f"Method '{self.regularizer.name}' remembers each training row from one epoch to the next, and "
+                f"Method '{self.regularizer.name}' must know each training row again, and "
                 f"{type(self).__name__} makes its own batches, whose rows are not known; use another method or option."
             )
         if self.regularizer.rewarded_on() is not None and is_stream(self.reward_dataset):

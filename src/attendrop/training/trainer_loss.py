@@ -35,7 +35,7 @@ class TrainerLoss:
         self.method = method
         self.compute_loss: Callable[..., Any] = trainer.compute_loss
         # Where the loss depends on what the model returned, this must be what one call returned.
-        self._reads_outputs = any(part.decides_passes or part.adds_penalty for part in method.parts)
+        self._reads_outputs = any(part.decides_passes or part.info.adds_penalty for part in method.parts)
         self._ignores_num_items: bool | None = None
 
     def regularized(
@@ -68,7 +68,7 @@ class TrainerLoss:
                 loss, outputs = self._loss_and_outputs(model, batch, plan, passed)
             else:
                 with self.trainer.accelerator.autocast():  # which has prepared the trained model only
-                    loss, outputs = self._loss_and_outputs(other, batch, None, passed)
+                    loss, outputs = self._loss_and_outputs(other, batch, plan, passed)
             if is_mean:
                 loss = loss * self._weight(batch, num_items).to(loss.dtype)
             return loss, outputs
@@ -108,14 +108,14 @@ class TrainerLoss:
         with torch.no_grad(), forked_rng(model):
             arguments = model_arguments(lambda: self.compute_loss(model, self._without_extra_columns(inputs)), model)
         in_one = [name for name, value in arguments.items() if isinstance(value, Mapping)]
-        if in_one and (self._reads_outputs or any(part.uses_attention for part in self.method.parts)):
+        if in_one and (self._reads_outputs or any(part.info.uses_attention for part in self.method.parts)):
             raise AttendropError(
                 f"compute_loss gives {type(model).__name__} all of a text in one argument, {in_one[0]!r}, and may call "
                 f"it once for each text of a row: method '{self.method.name}' cannot follow that. Those that act on "
                 "weights or gradients only can."
             )
         made = sorted(name for name, value in arguments.items() if isinstance(value, Tensor) and name not in inputs)
-        if made and any(part.uses_attention for part in self.method.parts):
+        if made and any(part.info.uses_attention for part in self.method.parts):
             raise AttendropError(
                 f"compute_loss gives the model {made[0]!r}, which the batch does not hold, so the method cannot run "
                 "the model itself; have the data collator put it into the batch."

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attendrop.attention.blocks import block_of
-from attendrop.errors import AttendropError
+from attendrop.extend import AttendropError
 from attendrop.peft_models import transformers_model
 
 GRANULARITIES = ("score", "head", "layer")

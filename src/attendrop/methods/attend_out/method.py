@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from attendrop.methods.attend_out import report
-from attendrop.methods.attend_out.generator import Generator
+from attendrop.extend import (
+    DECIDES_PASSES,
+    EXCHANGES_WEIGHTS,
+    SCORES_ROWS,
+    SECOND_MODEL,
+    LayerRanking,
+    MethodInfo,
+    MethodState,
+    Preset,
+    TrainingContext,
+)
+from attendrop.methods.attend_out.effects import EffectsState, learnt
 from attendrop.methods.attend_out.options import AttendOutOptions
-from attendrop.methods.attend_out.periods import AttendOutState
-from attendrop.methods.core.base import MethodState
-from attendrop.methods.core.compatibility import DECIDES_PASSES, EXCHANGES_WEIGHTS, SCORES_ROWS, SECOND_MODEL
-from attendrop.methods.core.context import TrainingContext
-from attendrop.methods.core.info import LayerRanking, MethodInfo, Preset
+from attendrop.methods.attend_out.periods import GeneratorState
 
-__all__ = ["AttendOut", "Generator"]
+# Baseline and loss are logged by the policy gradient only.
+_LOGGED = ("reward", "baseline", "generator_loss", "period_share")
 
 
 @dataclass(frozen=True)
@@ -23,43 +31,48 @@ class AttendOut(AttendOutOptions):
     """Attention dropout learnt from rewards.
 
     Two copies of the model train on the same batches: the defender with the model's own dropout only, the attacker
-    with additional dropout of attention. Every ``dropout_step`` optimizer steps, a period, both are scored, the
-    learner of that dropout is rewarded with the attacker's advantage, and the two models are merged. The attacker is
-    the model that is evaluated and saved.
+    with additional dropout of attention. Every ``dropout_step`` optimizer steps, a period, both are scored, and the
+    attacker's advantage rewards the learner of that dropout.
 
-    Takes about twice the memory and time of fine-tuning. Needs the model's optimizer and data to score on; both are
-    provided by :class:`attendrop.RegularizedTrainer`.
+    By default (``learner="effects"``, ours) the model is the defender, and the attacker a copy that is made anew for
+    each period and drops whole layers in it: those of a fair coin, and in the next period all others. After ``explore``
+    of the training, a randomisation test says which layers are told from noise, see
+    :func:`attendrop.methods.attend_out.effects.layer_effects`. Those that help are dropped in half of the remaining
+    periods. If there are none, the model is that of plain fine-tuning, to the bit (on a CPU).
+
+    With the papers' generator (``learner="policy_gradient"``) the model is the attacker, and both are merged after each
+    period. Takes about twice the memory and time of fine-tuning. Needs the model's optimizer and data to score on; both
+    are provided by :class:`attendrop.RegularizedTrainer`.
 
     Example:
-        >>> with regularize(model, AttendOut(), optimizer=optimizer, reward_data=loader) as reg:
-        ...     reg.loss(batch).backward()  # also computes the defender's gradients
-        ...     optimizer.step()  # also steps the defender
+        >>> with regularize(model, AttendOut(), optimizer=optimizer, reward_data=loader, total_steps=500) as reg:
+        ...     reg.loss(batch).backward()  # also computes the second model's gradients
+        ...     optimizer.step()  # also steps the second model
         ...     optimizer.zero_grad()
-        ...     reg.step()  # every ``dropout_step`` steps: score, reward and merge
+        ...     reg.step()  # every ``dropout_step`` steps: score, reward, and begin anew
 
     Args:
         variant: ``"dropout"`` (Wu et al. 2021) or ``"pruning"`` (the self-pruning version): sets the defaults of
             ``learner``, ``score_on`` and ``merge``.
-        learner: Learner of the dropout. ``"effects"``, ours, the default of the dropout version: each layer is dropped
-            or kept for a whole period. Its probability starts at ``init_drop_prob`` and follows the evidence of all
-            periods, see :class:`attendrop.methods.attend_out.layer_effects.LayerEffects`; the run reports whether its
-            change can be told from noise. ``"policy_gradient"``, the default of the pruning version: the papers'
-            generator, a network trained by policy gradient. Its options (``baseline_decay``, ``credit``,
-            ``learn_bias``, ``generator_*``) are refused with ``"effects"``.
+        learner: ``"effects"``, the default of the dropout version, or ``"policy_gradient"``, the default of the pruning
+            version: a generator network trained by policy gradient, which alone has the options ``merge``,
+            ``temperature``, ``init_drop_prob``, ``baseline_decay``, ``credit``, ``learn_bias`` and ``generator_*``.
         score_on: Data on which both models are scored. ``"reward_data"``: items sampled from it, one per step; the
             dropout version. ``"train"``: the training batches of the period; the pruning version. ``"noisy_train"``:
             these with 15 % of their tokens masked.
-        reward_data: ``"split"``: ``reward_fraction`` of the training rows, held out. ``"eval"``: the development set,
-            as in the paper; results on it are then biased.
+        reward_data: ``"rotating"``, the default of ``"effects"``: training rows that the period does not train on, so
+            that none is lost. ``"split"``, that of ``"policy_gradient"``: ``reward_fraction`` of the training rows,
+            held out. ``"eval"``: the development set, as in the paper; results on it are then biased. In a loop of your
+            own, the rows that are passed.
         reward_fraction: See ``reward_data``.
-        reward_batch_size: Number of examples in an item; default 8, or 4 with ``"policy_gradient"``. The paper uses 1;
+        reward_batch_size: Number of examples in an item; default 16, or 4 with ``"policy_gradient"``. The paper uses 1;
             more give rewards of lower variance.
         score: Score of an item: ``"loss"``, the negative mean loss, or ``"metric"``, the metric of the task.
         reward: ``"difference"`` of the scores, or its ``"sign"``.
-        merge: Selection of the surviving model: ``"sample"``, by softmax of the mean scores over ``temperature``;
-            ``"confidence"``, the attacker with the probability that it is better, estimated from the difference of the
-            scores over its standard error; ``"best"``; ``"attacker"``, the default of the pruning version. The
-            default of the dropout version is ``"confidence"``, or ``"sample"`` with ``"policy_gradient"``.
+        merge: Selection of the surviving model: ``"sample"``, by softmax of the mean scores over ``temperature``, the
+            default of the dropout version; ``"confidence"``, the attacker with the probability that it is better,
+            estimated from the difference of the scores over its standard error; ``"best"``; ``"attacker"``, the default
+            of the pruning version.
         temperature: See ``merge``.
         baseline_decay: Decay of the moving average of rewards that serves as baseline.
         credit: ``"step"``: the ``t``-th action of a period is paired with the ``t``-th reward (Eq. 5). ``"return"``:
@@ -70,10 +83,11 @@ class AttendOut(AttendOutOptions):
             means the model's number of heads.
         generator_feed_forward: Whether the generator has a feed-forward.
         dropout_step: Number of optimizer steps in a period, ``T``; default 5, or 10 with ``"policy_gradient"``.
-        init_drop_prob: Initial drop probability; default 0.1, or 0.5 with ``"policy_gradient"``.
+        init_drop_prob: Initial drop probability; default 0.5.
         learn_bias: Whether the logit of that probability is trained.
         generator_learning_rate: Learning rate of the generator's AdamW.
         generator_schedule: ``"constant"``, or ``"linear"`` decay to zero over the generator's updates.
+        explore: Fraction of the training in which ``"effects"`` explores; without a known number of steps, all of it.
         layers: Layers to drop in, see :func:`attendrop.attention.layers.select_layers`; of these only the encoder's
             self-attention, or that of a decoder-only model.
         defender_device: Device of the defender, such as ``"cuda:1"``, for parallel training of both; ``"next"`` is the
@@ -84,35 +98,34 @@ class AttendOut(AttendOutOptions):
 
     Source: Wu, Zhao, Zhang (2021), two manuscripts. Choices where they are not specific: a fully dropped row attends
     equally to its valid keys; the baseline is read before the period's mean reward enters it; the actions'
-    probabilities are recomputed for the generator's update. Ours are ``learner="effects"`` with its defaults,
-    ``merge="confidence"``, ``reward_data="split"``, a ``reward_batch_size`` above 1, and granularities, heads and
-    feed-forward other than the papers' (which name these as future work).
+    probabilities are recomputed for the generator's update. Ours are ``learner="effects"``,
+    ``merge="confidence"``, ``reward_data="rotating"`` and ``"split"``, a ``reward_batch_size`` above 1, and
+    granularities, heads and feed-forward other than the papers' (which name these as future work).
     """
 
-    name: ClassVar[str] = "attendout"
-    summary: ClassVar[str] = "learns from rewards which layers' attention to drop"
-    paper: ClassVar[str] = "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need"
-    evidence: ClassVar[str] = (
-        "by its defaults it does not pay on three small tasks, six seeds each: behind plain fine-tuning on STS-B "
-        "(-0.034) and Banking77 (-0.031), not shown to be ahead on CoLA, at twice the time (the "
-        "project's docs/attendout.md)."
-    )
-
-    info: ClassVar[MethodInfo] = MethodInfo(
+    info = MethodInfo(
+        "attendout",
+        "learns from rewards which layers' attention to drop",
+        "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need",
+        evidence=(
+            "by its defaults it does not pay on three small tasks, six seeds each: behind plain fine-tuning on STS-B "
+            "(-0.034) and Banking77 (-0.031), not shown to be ahead on CoLA, at twice the time (the "
+            "project's docs/attendout.md)."
+        ),
         acts_on=("scores",),
         forward="2 + scoring",
         backward="2",
         state="a second model and its optimizer, a period of batches",
         tasks="all; encoder-decoder: the encoder's self-attention",
+        traits={
+            DECIDES_PASSES: "",
+            EXCHANGES_WEIGHTS: "",
+            SECOND_MODEL: "",
+            SCORES_ROWS: "score_on=reward_data",
+        },
+        self_attention_only=True,
+        needs_loss_scale=True,
     )
-
-    traits: ClassVar[Mapping[str, str]] = {
-        DECIDES_PASSES: "",
-        EXCHANGES_WEIGHTS: "",
-        SECOND_MODEL: "",
-        SCORES_ROWS: "score_on=reward_data",
-    }
-    needs_loss_scale: ClassVar[bool] = True
 
     @classmethod
     def preset(cls, name: str, task: str | None) -> Preset:
@@ -122,20 +135,41 @@ class AttendOut(AttendOutOptions):
         )
 
     def dropout_steps(self, log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        return report.dropout_steps(log, f"{self.source}/")
+        """Collect the metrics logged at the end of each period."""
+        prefix = f"{self.source}/"
+        layers = f"{prefix}drop_probability/"
+        return [
+            {
+                "step": int(entry["step"]),
+                **{name: entry[prefix + name] for name in _LOGGED if prefix + name in entry},
+                "attacker_survived": bool(entry[f"{prefix}attacker_survived"]),
+                "drop_probability": {k.removeprefix(layers): v for k, v in entry.items() if k.startswith(layers)},
+            }
+            for entry in log
+            if "loss" not in entry and f"{prefix}attacker_survived" in entry
+        ]
 
     def summary_lines(self, metrics: Mapping[str, Any]) -> dict[str, str]:
-        return report.summary_lines(metrics["dropout_steps"], metrics.get("layer_effects", {}))
+        """Summarise how often the attacker survived and what was learnt."""
+        steps, effects = metrics["dropout_steps"], metrics.get("layer_effects", {})
+        if not steps:
+            return {}
+        if effects:
+            return {"explored": f"{len(steps)} periods", "learnt": learnt(effects)}
+        survived = f"attacker survived {sum(step['attacker_survived'] for step in steps)} of {len(steps)} periods"
+        first, last = (statistics.fmean(steps[i]["drop_probability"].values()) for i in (0, -1))
+        return {"generator": f"{survived}; drop probability {first:.3f} at first, {last:.3f} last"}
 
     def layer_ranking(self, metrics: Mapping[str, Any]) -> LayerRanking | None:
         """Rank layers by the probabilities learnt; for the generator by ``pi``, for the pruning version only."""
         if (effects := metrics.get("layer_effects")) is not None:
-            probabilities = {key: found["probability"] for key, found in effects.items()}
-            return LayerRanking("learner", probabilities, any(found["told_from_noise"] for found in effects.values()))
+            rewards = {key: found["effect"] or 0.0 for key, found in effects.items()}
+            return LayerRanking("learner", rewards, any(found["told_from_noise"] for found in effects.values()))
         pi = metrics.get("pruning", {}).get("pi")
         if pi is None or self.variant != "pruning":
             return None
         return LayerRanking("generator", pi, told_from_noise=False)
 
     def start(self, training: TrainingContext) -> MethodState:
-        return AttendOutState(self, training)
+        state = EffectsState if self.learner == "effects" else GeneratorState
+        return state(self, training)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 
-from attendrop.attention.layers import AttentionLayer, select_self_attention
-from attendrop.errors import AttendropError
-from attendrop.methods.attend_out.generator import GRANULARITIES
-from attendrop.methods.core.base import Method
-from attendrop.methods.core.compatibility import SCORES_ROWS
-from attendrop.methods.core.options import (
+from attendrop.attention.layers import select_self_attention
+from attendrop.extend import (
     LAYERS,
     SWITCH,
+    AttendropError,
+    AttentionLayer,
+    Method,
     Range,
     choice,
     count,
@@ -25,30 +23,37 @@ from attendrop.methods.core.options import (
     positive,
     unit_interval,
 )
+from attendrop.methods.attend_out.generator import GRANULARITIES
 
 VARIANTS = ("dropout", "pruning")
+
 LEARNERS = ("policy_gradient", "effects")
+
 SCORE_ON = ("reward_data", "train", "noisy_train")
+
 MERGE = ("sample", "confidence", "best", "attacker")
+
 # Defaults that depend on the learner.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "effects": {
-        "init_drop_prob": 0.1,
+        "score_on": "reward_data",
         "dropout_step": 5,
-        "reward_batch_size": 8,
-        "merge": "confidence",
+        "reward_batch_size": 16,
+        "reward_data": "rotating",
         "granularity": "layer",
     },
     "policy_gradient": {
         "init_drop_prob": 0.5,
         "dropout_step": 10,
         "reward_batch_size": 4,
+        "reward_data": "split",
         "merge": "sample",
         "granularity": "score",
     },
 }
-# Options of the generator network and its updates.
-_OF_THE_GENERATOR = (
+
+# Options of the papers' learner alone.
+_OF_POLICY_GRADIENT = (
     "baseline_decay",
     "credit",
     "generator_heads",
@@ -56,6 +61,9 @@ _OF_THE_GENERATOR = (
     "learn_bias",
     "generator_learning_rate",
     "generator_schedule",
+    "merge",
+    "temperature",
+    "init_drop_prob",
 )
 
 
@@ -67,12 +75,10 @@ class AttendOutOptions(Method):
     ``learner``.
     """
 
-    self_attention_only: ClassVar[bool] = True
-
     variant: str = option("dropout", choice(*VARIANTS))
     learner: str = option("", choice("", *LEARNERS))
     score_on: str = option("", choice("", *SCORE_ON))
-    reward_data: str = option("split", choice("split", "eval"))
+    reward_data: str = option("", choice("", "split", "eval", "rotating"))
     reward_fraction: float = option(0.1, unit_interval())
     reward_batch_size: int = option(None, optional(count()))
     score: str = option("loss", choice("loss", "metric"))
@@ -89,6 +95,7 @@ class AttendOutOptions(Method):
     learn_bias: bool = option(False, SWITCH)
     generator_learning_rate: float = option(5e-5, positive())
     generator_schedule: str = option("constant", choice("constant", "linear"))
+    explore: float = option(0.75, unit_interval(one=True))
     layers: str | int | Sequence[int] = option("all", LAYERS)
     defender_device: str = option("", Range("a device (cuda:1), next, or ''", lambda _, value: _device(value)))
 
@@ -97,28 +104,30 @@ class AttendOutOptions(Method):
         pruning = self.variant == "pruning"
         learner = self.learner or ("policy_gradient" if pruning else "effects")
         of_variant = {"score_on": "train", "merge": "attacker"} if pruning else {"score_on": "reward_data"}
-        for name, default in ({"learner": learner} | _DEFAULTS[learner] | of_variant).items():
+        of_learner = _DEFAULTS[learner]
+        defaults = of_learner if learner == "effects" else of_learner | of_variant
+        for name, default in ({"learner": learner} | defaults).items():
             if getattr(self, name) in ("", None):
                 object.__setattr__(self, name, default)
-        if self.learner == "effects":
-            self._check_effects()
+        self._check_learner()
 
-    def _check_effects(self) -> None:
-        """Refuse options that only the generator has."""
-        if self.granularity != "layer":
-            raise AttendropError(
-                f"learner='effects' drops whole layers, not granularity={self.granularity!r}; leave the option "
-                "out, or use learner='policy_gradient'."
-            )
-        for field in dataclasses.fields(self):
-            if field.name in _OF_THE_GENERATOR and getattr(self, field.name) != field.default:
+    def _check_learner(self) -> None:
+        """Refuse options that only the other learner has."""
+        others = ("explore",) if self.learner == "policy_gradient" else _OF_POLICY_GRADIENT
+        for field in fields(self):
+            if field.name in others and getattr(self, field.name) != field.default:
                 raise AttendropError(
-                    f"{field.name}={getattr(self, field.name)!r} is an option of the generator, and learner='effects' "
-                    "has none; leave the option out, or use learner='policy_gradient'."
+                    f"{field.name}={getattr(self, field.name)!r} does not apply to learner={self.learner!r}; leave the "
+                    "option out, or use the other learner."
                 )
-
-    def has(self, trait: str) -> bool:
-        return self.rewarded_on() is not None if trait == SCORES_ROWS else super().has(trait)
+        if self.learner == "effects" and (self.granularity, self.score_on) != ("layer", "reward_data"):
+            raise AttendropError(
+                f"learner='effects' drops whole layers, and scores on rows that it does not train on, not "
+                f"granularity={self.granularity!r} and score_on={self.score_on!r}; leave the options out, or use "
+                "learner='policy_gradient'."
+            )
+        if self.learner == "policy_gradient" and self.reward_data == "rotating":
+            raise AttendropError("reward_data='rotating' is an option of learner='effects'; use 'split' or 'eval'.")
 
     def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
         chosen = super().selected_layers(attention_layers)
@@ -129,15 +138,9 @@ class AttendOutOptions(Method):
             )
         return chosen
 
-    def rewarded_on(self) -> str | None:
-        return self.reward_data if self.score_on == "reward_data" else None
-
     @property
-    def rewarded_by(self) -> str:
-        return f"reward_data={self.reward_data!r}"
-
-    def rewarded_fraction(self) -> float:
-        return self.reward_fraction
+    def needs_rows(self) -> bool:
+        return self.rewarded_on() == "rotating"
 
 
 def _device(name: object) -> object:

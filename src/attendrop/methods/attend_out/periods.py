@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attendrop.attention.isolation import evaluating, forked_rng, in_full_precision
-from attendrop.batches import Batch, number_of_rows, refuse_graph, to_device
-from attendrop.errors import AttendropError
-from attendrop.keyed_random import SampleKey, sample_mask
-from attendrop.methods.attend_out.attacker import Micro, number_of
-from attendrop.methods.attend_out.defender import Defender
-from attendrop.methods.attend_out.effect_players import EffectPlayers
-from attendrop.methods.attend_out.first_batch import FirstBatch
-from attendrop.methods.attend_out.generator_players import GeneratorPlayers
+from attendrop.batches import refuse_graph, to_device
+from attendrop.extend import (
+    AttendropError,
+    Batch,
+    ComputeLoss,
+    MethodState,
+    StepContext,
+    TrainingContext,
+    forked_rng,
+    sample_mask,
+)
+from attendrop.methods.attend_out.attacker import FirstBatch, Micro, number_of
 from attendrop.methods.attend_out.options import AttendOutOptions
-from attendrop.methods.attend_out.players import Players
-from attendrop.methods.core.base import MethodState
-from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
+from attendrop.methods.attend_out.policy_gradient import GeneratorPlayers
+from attendrop.methods.attend_out.scoring import check, scores, shared
+from attendrop.methods.attend_out.second_model import SecondModel, seed_elsewhere
 
 _NOISE = 0.15
 
 
-class AttendOutState(MethodState):
+class GeneratorState(MethodState):
     """Algorithm 1 of both papers, for one model.
 
     The networks are created at the first batch, which is needed to trace the embeddings, or from a checkpoint.
@@ -37,13 +39,13 @@ class AttendOutState(MethodState):
 
     def __init__(self, method: AttendOutOptions, training: TrainingContext) -> None:
         super().__init__(method)
-        _check(method, training)
+        check(method, training)
         self.training = training
         self.updates = 0
         self.period: list[list[Micro]] = [[]]
         self.probabilities: dict[str, Tensor] = {}
         self.first: FirstBatch | None = None
-        self.players: Players | None = None
+        self.players: GeneratorPlayers | None = None
         self._finished: tuple[Mapping[str, Any], Mapping[str, Mapping[str, Tensor]]] | None = None
 
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
@@ -53,8 +55,7 @@ class AttendOutState(MethodState):
         defender.follow_mode()
         # The defender has the dropout of plain fine-tuning; the attacker then has the same.
         with forked_rng(self.training.model):
-            if defender.device != next(self.training.model.parameters()).device:
-                _seed_device(defender.device, context.key)
+            seed_elsewhere(defender, context.key)
             batch = to_device(context.batch, defender.device)
             defender.backward(compute_loss(batch, None, defender.model)[0], context.loss_scale)
         micro = Micro(dict(context.batch), list(context.inputs), context.key)
@@ -117,7 +118,7 @@ class AttendOutState(MethodState):
         pair = torch.stack([total, number_of(units, probabilities)])
         self.probabilities[key] = self.probabilities.get(key, torch.zeros_like(pair)) + pair
 
-    def _players(self, context: StepContext) -> Players:
+    def _players(self, context: StepContext) -> GeneratorPlayers:
         if self.players is None:
             if self.method.score_on == "noisy_train" and "input_ids" not in context.batch:
                 raise AttendropError(
@@ -129,18 +130,20 @@ class AttendOutState(MethodState):
                 self.players.restore(*self._finished)
         return self.players
 
-    def _create(self, first: FirstBatch) -> Players:
+    def _create(self, first: FirstBatch) -> GeneratorPlayers:
         self.first = first
-        learner = EffectPlayers if self.method.learner == "effects" else GeneratorPlayers
-        players = learner(self.method, self.training, first)
-        players.defender.before_step = self.training.act_on_second_model(players.defender.model)
-        return players
+        return GeneratorPlayers(self.method, self.training, first)
 
-    def _dropout_step(self, players: Players) -> dict[str, float]:
+    def _dropout_step(self, players: GeneratorPlayers) -> dict[str, float]:
         """End a period: score both networks, reward and update the generator, and merge the networks."""
         seed = self.period[0][0].key.seed
         chance = random.Random(f"{seed}/{self.updates}")
-        attacker, defender = self._scores(players, chance.getrandbits(62))
+        attacker, defender = scores(
+            self.method,
+            self.training,
+            (self.training.model, players.defender.model),
+            self._items(chance.getrandbits(62)),
+        )
         rewards = attacker - defender if self.method.reward == "difference" else (attacker - defender).sign()
         metrics = {"reward": rewards.mean().item(), "period_share": len(self.period) / self.method.dropout_step}
         metrics |= players.learn(self.period, rewards, self.training.processes.total)
@@ -156,7 +159,7 @@ class AttendOutState(MethodState):
         self.period = [[]]
         return metrics
 
-    def _merge(self, defender: Defender, attacked: Tensor, defended: Tensor, chance: float) -> bool:
+    def _merge(self, defender: SecondModel, attacked: Tensor, defended: Tensor, chance: float) -> bool:
         """Replace both networks by the survivor; returns whether that is the attacker.
 
         Args:
@@ -177,30 +180,10 @@ class AttendOutState(MethodState):
                 # Softmax of two numbers, without overflow.
                 survives = chance < torch.sigmoid(gaps.mean() / self.method.temperature).item()
         if survives:
-            defender.take_from_attacker()
+            defender.take_from_first()
         else:
-            defender.give_to_attacker()
+            defender.give_to_first()
         return survives
-
-    def _scores(self, players: Players, seed: int) -> tuple[Tensor, Tensor]:
-        """Score attacker and defender on each item of the period, ``(items,)`` each, in float64.
-
-        Without autocast: their scores differ by less than half precision resolves.
-        """
-        items = self._items(seed)
-        processes = self.training.processes
-        sums = torch.zeros(3, len(items), dtype=torch.float64)
-        with torch.no_grad():
-            for row, network in enumerate((self.training.model, players.defender.model)):
-                device = next(network.parameters()).device
-                with evaluating(network), forked_rng(network), in_full_precision(network):
-                    for number, batches in enumerate(items):
-                        for batch in batches:
-                            weight = number_of_rows(batch)
-                            sums[row, number] += weight * self._score(network, to_device(batch, device))
-                            sums[2, number] += weight / 2
-        attacker, defender, weights = processes.total(sums).cpu()
-        return attacker / weights, defender / weights
 
     def _items(self, seed: int) -> list[list[Batch]]:
         """Return this process's part of the batches to score on, for each step of the period."""
@@ -210,21 +193,7 @@ class AttendOutState(MethodState):
             return [[self._noisy(micro) for micro in step] for step in self.period]
         assert self.training.reward_data is not None
         sampled = self.training.reward_data.sample(seed, len(self.period), self.method.reward_batch_size)
-        processes = self.training.processes
-        return [[item] if i % processes.world_size == processes.rank else [] for i, item in enumerate(sampled)]
-
-    def _score(self, network: torch.nn.Module, batch: Batch) -> float:
-        loss, outputs = self.training.evaluate(network, batch)
-        if self.method.score == "loss":
-            return -float(loss)
-        assert self.training.metric is not None
-        if "labels" not in batch:
-            raise AttendropError(
-                "score='metric' compares logits with 'labels', which the batch lacks; use score='loss'."
-            )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # from metrics that are ill-defined on few examples
-            return self.training.metric(outputs.logits.float().cpu().numpy(), batch["labels"].cpu().numpy())
+        return shared(sampled, self.training)
 
     def _noisy(self, micro: Micro) -> Batch:
         """Mask tokens of a micro-batch at random, whatever its padding and its part of the global batch."""
@@ -242,46 +211,7 @@ class AttendOutState(MethodState):
         return micro.batch | {"input_ids": tokens.masked_fill(noise, self.training.mask_token)}
 
 
-def _check(method: AttendOutOptions, training: TrainingContext) -> None:
-    """Check that the training context provides everything that the options need.
-
-    Raises:
-        AttendropError: Something is missing.
-    """
-    if training.optimizer is None:
-        raise AttendropError(
-            "AttendOut trains a second model and needs the optimizer: pass regularize(..., optimizer=optimizer)."
-        )
-    if method.score_on == "reward_data" and training.reward_data is None:
-        raise AttendropError(
-            "AttendOut scores its models on held-out labelled rows: pass reward_data, or use variant='pruning', which "
-            "scores on the training batches."
-        )
-    if method.score == "metric" and training.metric is None:
-        raise AttendropError(
-            "score='metric' needs a trainer with compute_metrics and metric_for_best_model, whose outputs are not "
-            "generated; use score='loss'."
-        )
-    if method.score_on == "noisy_train" and training.mask_token is None:
-        raise AttendropError(
-            "score_on='noisy_train' needs a tokenizer with a mask token: set the trainer's processing_class, or pass "
-            "tokenizer= to regularize."
-        )
-    if method.generator_schedule == "linear" and training.total_steps is None:
-        raise AttendropError("generator_schedule='linear' needs the number of planned steps: pass total_steps.")
-
-
 def _confidence(gaps: Tensor) -> float:
     """Estimate the probability that the expectation of ``gaps`` is above 0; one half if all gaps are 0."""
     mean, error = gaps.mean(), gaps.std(correction=min(1, len(gaps) - 1)) / len(gaps) ** 0.5
     return float(torch.special.ndtr(torch.nan_to_num(mean / error, nan=0.0)))
-
-
-def _seed_device(device: torch.device, key: SampleKey) -> None:
-    """Seed the dropout on a device that is not the attacker's: its random state is restored, or not in checkpoints."""
-    seed = key.seeds("defender", key.rows)[0] % 2**63
-    if device.type == "cpu":
-        torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(seed)

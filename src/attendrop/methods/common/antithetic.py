@@ -6,14 +6,18 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.isolation import forked_rng
+from attendrop.attribution.finite_gradients import wide
+from attendrop.attribution.label_positions import IGNORED, aligned_labels, answer_positions
+from attendrop.attribution.predictions import SPAN, TOKENS, output_kind
+from attendrop.batches import Batch
+from attendrop.errors import AttendropError
 from attendrop.methods.common.random_mask import RandomMaskPlan
-from attendrop.methods.common.real_queries import real_queries
-from attendrop.methods.common.row_losses import row_losses
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import ComputeLoss, StepContext
 
@@ -37,7 +41,7 @@ class AntitheticPlan(RandomMaskPlan):
     """
 
     def __init__(self, method: Method, context: StepContext, keys: Collection[str], *, antithetic: bool) -> None:
-        super().__init__(method, context, keys)
+        super().__init__(method, context, keys=keys)
         self.antithetic = antithetic
         self.scores: dict[str, Tensor] = {}
         self.queries: dict[str, Tensor] = {}
@@ -46,14 +50,11 @@ class AntitheticPlan(RandomMaskPlan):
         """Return the log-odds of dropping in a layer, ``(batch, heads, query or 1)`` or a scalar."""
         raise NotImplementedError
 
-    def candidate_rows(self, call: AttentionCall) -> Tensor:
-        return real_queries(call, self.context.batch)
-
     def make(self, call: AttentionCall) -> AttentionEdit:
         key, sampled = call.layer.key, self.uniform(call)
         if self.antithetic:
             sampled = 1 - sampled
-        real = self.candidate_rows(call)
+        real = real_queries(call, self.context.batch)
         self.queries[key] = real[:, 0, :, 0]
         counted = real if call.valid is None else real & call.valid
         self.scores[key] = ((1 - 2 * sampled) * counted).sum(3)
@@ -65,7 +66,7 @@ class AntitheticPlan(RandomMaskPlan):
             log_odds = log_odds[..., None] if log_odds.ndim else log_odds
             drop = sampled < torch.sigmoid(log_odds.detach())
             if not (reported or self.antithetic):
-                self.report(call, drop)
+                self.report(call, drop, real)
                 reported = True
             return (weights / torch.sigmoid(-log_odds).to(weights.dtype)).masked_fill(drop, 0)
 
@@ -100,3 +101,111 @@ def with_antithetic_pass(
             of_sequence = found.repeat_interleave(len(score) // len(found))  # several choices are one row
             estimate = estimate + (score * of_sequence[:, None, None] * each.log_odds(key)).sum() / 2
     return loss + (estimate - estimate.detach()).to(loss.dtype), outputs, plan
+
+
+def row_losses(model: nn.Module, outputs: Any, batch: Batch) -> Tensor:
+    """Compute each row's part of the mean loss of a batch, ``(rows,)``: their sum is the mean over rows or tokens.
+
+    Cross-entropy, for several labels that of each label's Bernoulli distribution, for numbers the squared error; as the
+    models of transformers compute it, without label smoothing or class weights.
+
+    Args:
+        model: The model.
+        outputs: Outputs of the model, with logits.
+        batch: Inputs of the model, with labels.
+
+    Raises:
+        AttendropError: The outputs have no logits, or the batch has no labels.
+    """
+    means = [losses.sum(1) / labelled.sum().clamp(min=1) for losses, labelled in _items(model, outputs, batch)]
+    return torch.stack(means).mean(0)
+
+
+def row_shares(model: nn.Module, outputs: Any, batch: Batch) -> Tensor:
+    """Compute each row's share of the items over which a batch's loss is a mean, ``(rows,)``.
+
+    The shares of rows are in proportion to their labels; zero if there are none. The arguments are those of
+    :func:`row_losses`.
+    """
+    shares = [labelled.sum(1) / labelled.sum().clamp(min=1) for _, labelled in _items(model, outputs, batch)]
+    return torch.stack(shares).mean(0)
+
+
+def _items(model: nn.Module, outputs: Any, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+    """List, for each mean that makes the loss, the losses of the items, and which are labelled: ``(rows, items)``."""
+    kind = output_kind(model, outputs)
+    if kind == SPAN:
+        return [
+            _classes(wide(logits), answer_positions(logits, batch[name])[:, None], logits.shape[1])
+            for logits, name in ((outputs.start_logits, "start_positions"), (outputs.end_logits, "end_positions"))
+        ]
+    logits: Tensor | None = getattr(outputs, "logits", None)
+    labels: Tensor | None = batch.get("labels")
+    if kind is None or logits is None or labels is None:
+        missing = "logits" if kind is None or logits is None else "labels in the batch"
+        raise AttendropError(f"The loss of single rows of {type(model).__name__} needs {missing}; use another method.")
+    logits = wide(logits)
+    if kind == TOKENS:
+        aligned = aligned_labels(model, logits, batch)
+        assert aligned is not None
+        return [_classes(logits, aligned, IGNORED)]
+    match kind:
+        case "labels":
+            found = functional.binary_cross_entropy_with_logits(logits, labels.to(logits), reduction="none")
+        case "number":
+            found = (logits - labels.to(logits).view_as(logits)).square()
+        case _:
+            return [_classes(logits, labels.view(-1, 1), IGNORED)]
+    return [(found.mean(-1, keepdim=True), torch.ones_like(found[:, :1], dtype=torch.bool))]
+
+
+def _classes(logits: Tensor, labels: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
+    """Compute cross-entropy, 0 where a label is ignored; ``(rows, classes)`` or ``(rows, items, classes)``."""
+    flat = functional.cross_entropy(
+        logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), ignore_index=ignored, reduction="none"
+    )
+    return flat.view_as(labels), labels != ignored
+
+
+def real_queries(call: AttentionCall, batch: Batch) -> Tensor:
+    """Find the queries that are not padding, ``(batch, 1, query, 1)``.
+
+    The mask of an attention layer does not tell that of a padded target in an encoder-decoder model, nor of a padded
+    choice. Neither changes the loss.
+
+    Args:
+        call: The call of the layer.
+        batch: Inputs of the model, with labels.
+    """
+    size, _, length, _ = call.shape
+    rows = call.valid_queries()
+    real = torch.ones(size, 1, length, 1, dtype=torch.bool, device=call.device)
+    if rows is not None:
+        real = real & rows.any(1, keepdim=True)
+    mask: Tensor | None = batch.get("attention_mask")
+    if mask is not None and mask.ndim == 3 and mask.shape[:2].numel() == size:  # (rows, choices, tokens)
+        real = real & mask.bool().any(-1).view(-1, 1, 1, 1)
+    targets = None if call.layer.kind == "encoder" else real_targets(batch)
+    if targets is not None and targets.shape == (size, length):
+        real = real & targets[:, None, :, None]
+    return real
+
+
+def real_targets(batch: Batch) -> Tensor | None:
+    """Find the inputs of a decoder that are not padding, ``(batch, n)``; None if the batch does not tell.
+
+    Models make them from the labels of tokens, or else from the text itself (BART as a classifier).
+    """
+    mask: Tensor | None = batch.get("decoder_attention_mask")
+    if mask is not None:
+        return mask.bool()
+    labels: Tensor | None = batch.get("labels")
+    if labels is not None and labels.ndim == 2 and not labels.is_floating_point():
+        return up_to_last(labels != IGNORED)
+    mask = batch.get("attention_mask")
+    return None if mask is None or mask.ndim != 2 or "decoder_input_ids" in batch else up_to_last(mask.bool())
+
+
+def up_to_last(marked: Tensor) -> Tensor:
+    """Mark the positions up to the last marked one in each row; later ones of a decoder change nothing before them."""
+    return marked.flip(-1).cumsum(-1).flip(-1) > 0

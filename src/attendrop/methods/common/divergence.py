@@ -1,4 +1,4 @@
-"""Divergences between the predictions of several passes over the same rows."""
+"""Divergences between the predictions of several passes over the same rows, and losses that make them agree."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from attendrop.attention.isolation import forked_rng
+from attendrop.attention.plan import Plan
 from attendrop.attribution.finite_gradients import wide
 from attendrop.attribution.label_positions import aligned_labels
 from attendrop.attribution.predictions import SPAN, TOKENS, answer_logits, kind_of, output_kind
 from attendrop.batches import Batch
 from attendrop.errors import AttendropError
+from attendrop.methods.core.context import ComputeLoss, StepContext
 
 
 def predictions(model: nn.Module, outputs: Any, batch: Batch, copies: int = 1) -> list[Tensor]:
@@ -112,6 +115,38 @@ def divergences(model: nn.Module, outputs: Any, batch: Batch) -> list[tuple[str,
 def mean(values: Tensor) -> Tensor:
     """Mean of the values; zero if there are none."""
     return values.sum() / max(values.numel(), 1)
+
+
+def with_views(
+    context: StepContext,
+    compute_loss: ComputeLoss,
+    clean: tuple[Tensor, Any],
+    plans: Sequence[Plan],
+    gamma: float,
+    eta: float,
+) -> tuple[Tensor, Any]:
+    """Run the views of a batch, and add their terms to its loss.
+
+    Args:
+        context: The micro-batch.
+        compute_loss: Runs the model.
+        clean: Loss and outputs of the unchanged batch.
+        plans: The plan of each view; each view samples its own dropout.
+        gamma: Weight of the mean loss of the views.
+        eta: Weight of the :func:`mean_spread` of the predictions of all passes.
+
+    Returns:
+        The loss, and the outputs of the unchanged batch.
+    """
+    loss, outputs = clean
+    with forked_rng(context.model):
+        views = [compute_loss(context.batch, plan) for plan in plans]
+    loss = loss + gamma * torch.stack([loss for loss, _ in views]).mean()
+    if eta:
+        divergence = mean_spread(context.model, [outputs, *(outputs for _, outputs in views)], context.batch)
+        context.note("divergence", divergence)
+        loss = loss + eta * divergence
+    return loss, outputs
 
 
 def _by_copy(values: Tensor, copies: int) -> Tensor:

@@ -13,44 +13,40 @@ from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.candidates import pack, unpack
-from attendrop.keyed_random import SampleKey, sample_mask, uniform
+from attendrop.keyed_random import sample_mask, uniform
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import StepContext
-
-
-def dropout(values: Tensor, p: float, key: SampleKey, name: str, origins: Tensor) -> Tensor:
-    """Set elements of ``(batch, heads, rows, columns)`` to zero with probability ``p``, and divide others by ``1 - p``.
-
-    See :func:`attendrop.keyed_random.sample_mask`.
-    """
-    batch, heads, rows, columns = values.shape
-    return values.masked_fill(sample_mask(p, key, name, (batch, heads, rows, columns), origins, values.device), 0) / (
-        1 - p
-    )
 
 
 class RandomMaskPlan(Plan):
     """Plan that drops at random in the selected layers of a method, and reports the fraction.
 
-    A subclass returns the positions to drop from :meth:`drop_mask`; one that does not act on scores overrides
-    :meth:`make`. The edit of each layer is made when the layer first runs, and reused when activation checkpointing
-    runs it again.
+    The edit of each layer is made when the layer first runs, and reused when activation checkpointing runs it again.
 
     Args:
         method: The method.
         context: The micro-batch.
+        make: Function of this plan and a layer's call that makes the layer's edit, usually by :meth:`drop_scores`,
+            :meth:`without_heads` or :meth:`without_units`. A subclass overrides the method :meth:`make` in its place.
         keys: Keys of the layers to act on; None for the layers that the method selects.
     """
 
     acts_on = frozenset({"attention"})
 
-    def __init__(self, method: Method, context: StepContext, keys: Collection[str] | None = None) -> None:
+    def __init__(
+        self,
+        method: Method,
+        context: StepContext,
+        make: Callable[[RandomMaskPlan, AttentionCall], AttentionEdit] | None = None,
+        keys: Collection[str] | None = None,
+    ) -> None:
         super().__init__()
         self.method = method
         self.context = context
         if keys is None:
             keys = {layer.key for layer in method.selected_layers(context.adapter.attention_layers)}
         self.keys = keys
+        self._make = make
         self._edits: dict[str, tuple[AttentionEdit, tuple[Tensor, tuple[int, ...]] | None]] = {}
         self._origins: dict[str, tuple[Tensor | None, Tensor]] = {}
 
@@ -67,25 +63,12 @@ class RandomMaskPlan(Plan):
         edit, bits = self._edits[key]
         return edit if bits is None else replace(edit, drop=unpack(*bits))
 
-    def drop_mask(self, call: AttentionCall) -> Tensor:
-        """Sample a mask, True at dropped positions, broadcastable to ``(batch, heads, query, key)``.
-
-        Invalid keys are removed from it afterwards.
-        """
-        raise NotImplementedError
-
-    def candidate_rows(self, call: AttentionCall) -> Tensor | None:
-        """Return the queries that have candidates, ``(batch, 1 or heads, query, 1)``; None for all.
-
-        The dropped fraction is reported relative to their positions. Called after the mask is sampled.
-        """
-        return call.valid_queries()
-
     def make(self, call: AttentionCall) -> AttentionEdit:
         """Make the edit of a layer."""
-        drop = self._at_valid_keys(call, self.drop_mask(call))
-        self._report(call, drop, call.valid)
-        return AttentionEdit(drop=drop)
+        assert self._make is not None
+        return self._make(self, call)
+
+    # Samples, which depend on the seed, the step and the sequence only.
 
     def origins(self, call: AttentionCall) -> Tensor:
         """Return ``call.origins()``, cached by kind: layers of a kind usually share their mask."""
@@ -99,6 +82,10 @@ class RandomMaskPlan(Plan):
     def sample(self, p: float | Tensor, call: AttentionCall) -> Tensor:
         """Sample each position of each head with probability ``p``, ``(batch, heads, query, key)``."""
         return sample_mask(p, self.context.key, call.layer.key, call.shape, self.origins(call), call.device)
+
+    def uniform(self, call: AttentionCall) -> Tensor:
+        """Sample a number from (0, 1) for each position of each head, ``(batch, heads, query, key)``."""
+        return uniform(self.context.key, call.layer.key, call.shape, self.origins(call), call.device)
 
     def sample_heads(self, p: float | Tensor, call: AttentionCall) -> Tensor:
         """Sample each head of each sequence with probability ``p``, ``(batch, heads, 1, 1)``."""
@@ -118,12 +105,22 @@ class RandomMaskPlan(Plan):
         shape = (call.shape[0], 1, call.shape[2], units)
         return sample_mask(p, self.context.key, call.layer.key, shape, origins, call.device)
 
-    def uniform(self, call: AttentionCall) -> Tensor:
-        """Sample a number from (0, 1) for each position of each head, ``(batch, heads, query, key)``."""
-        return uniform(self.context.key, call.layer.key, call.shape, self.origins(call), call.device)
+    # Edits, which report the dropped fraction.
+
+    def drop_scores(self, call: AttentionCall, drop: Tensor, rows: Tensor | None = None) -> AttentionEdit:
+        """Drop scores at valid keys.
+
+        Args:
+            call: The layer.
+            drop: True at dropped positions, broadcastable to ``(batch, heads, query, key)``.
+            rows: The queries that the fraction is relative to; see :meth:`report`.
+        """
+        drop = self._at_valid_keys(call, drop)
+        self._report(call, drop, call.valid, rows)
+        return AttentionEdit(drop=drop)
 
     def without_heads(self, call: AttentionCall, drop: Tensor, scale: float | Tensor = 1.0) -> AttentionEdit:
-        """Drop whole heads, multiply the others by ``scale``, and report the dropped fraction.
+        """Drop whole heads, and multiply the others by ``scale``.
 
         Args:
             call: The layer.
@@ -131,13 +128,16 @@ class RandomMaskPlan(Plan):
             scale: Factor, broadcastable to ``drop``.
         """
         self.context.report(call.layer.key, drop.sum(), torch.full((), drop.numel(), device=drop.device))
-        factor = (~drop * scale).transpose(1, 2)
-        return AttentionEdit(output=lambda output: output * factor.to(output.dtype))
+        return scaled_heads(drop, scale)
 
     def without_units(
-        self, call: AttentionCall, sample: Callable[[int], Tensor], act: Callable[[Tensor, Tensor], Tensor]
+        self,
+        call: AttentionCall,
+        sample: Callable[[int], Tensor],
+        act: Callable[[Tensor, Tensor], Tensor],
+        rows: Tensor | None = None,
     ) -> AttentionEdit:
-        """Drop hidden units of the heads' outputs, except for padding, and report the dropped fraction.
+        """Drop hidden units of the heads' outputs, except for padding.
 
         Args:
             call: The layer.
@@ -145,32 +145,74 @@ class RandomMaskPlan(Plan):
                 at dropped units.
             act: Called with the hidden units and the mask, both ``(batch, query, heads, dim)``; returns the
                 replacement of the hidden units.
+            rows: The queries that the fraction is relative to; see :meth:`report`.
         """
         sampled: list[Tensor] = []
 
         def output(hidden: Tensor) -> Tensor:
             if not sampled:
-                drop, rows = sample(hidden.shape[2] * hidden.shape[3]), call.valid_queries()
-                sampled.append(drop if rows is None else drop & rows)
-                self._report(call, sampled[0], None)
+                drop, valid = sample(hidden.shape[2] * hidden.shape[3]), call.valid_queries()
+                sampled.append(drop if valid is None else drop & valid)
+                self._report(call, sampled[0], None, rows)
             return act(hidden, sampled[0].view(hidden.shape))
 
         return AttentionEdit(output=output)
 
-    def report(self, call: AttentionCall, drop: Tensor) -> None:
-        """Count the dropped valid positions; ``drop`` is broadcastable to ``call.shape``, True at dropped positions."""
-        self._report(call, self._at_valid_keys(call, drop), call.valid)
+    def report(self, call: AttentionCall, drop: Tensor, rows: Tensor | None = None) -> None:
+        """Count the dropped valid positions.
+
+        Args:
+            call: The layer.
+            drop: True at dropped positions, broadcastable to ``call.shape``.
+            rows: The queries that have candidates, ``(batch, 1 or heads, query, 1)``: the fraction is relative to their
+                positions. None: those that are not padding.
+        """
+        self._report(call, self._at_valid_keys(call, drop), call.valid, rows)
 
     def _at_valid_keys(self, call: AttentionCall, drop: Tensor) -> Tensor:
         return (drop if call.valid is None else drop & call.valid).expand(call.shape)
 
-    def _report(self, call: AttentionCall, drop: Tensor, valid: Tensor | None) -> None:
-        """Count the dropped valid positions (None: all are valid) in the candidate rows."""
+    def _report(self, call: AttentionCall, drop: Tensor, valid: Tensor | None, rows: Tensor | None) -> None:
         columns = drop.shape[-1] if valid is None else valid.sum(-1, keepdim=True)
         # Summing bytes is faster than summing booleans. Ranking by attention weights gives candidates to padding rows.
         dropped = drop.view(torch.uint8).sum(-1, keepdim=True, dtype=torch.int32)
-        rows = self.candidate_rows(call)
+        rows = call.valid_queries() if rows is None else rows
         if rows is None:
             rows = torch.ones(1, dtype=torch.bool, device=drop.device)
         possible = (rows * columns).expand(*drop.shape[:-1], 1).sum()
         self.context.report(call.layer.key, (dropped * rows).sum(), possible)
+
+
+def scaled_heads(drop: Tensor, scale: float | Tensor) -> AttentionEdit:
+    """Return the edit that drops heads, ``(batch, heads, 1, 1)``, and multiplies the others by ``scale``."""
+    factor = (~drop * scale).transpose(1, 2)
+    return AttentionEdit(output=lambda output: output * factor.to(output.dtype))
+
+
+def begin_chances(call: AttentionCall, p: float, size: int) -> Tensor:
+    """Compute the probability that a block starts at a position, broadcastable to ``call.shape``; 0 if none fits.
+
+    Args:
+        call: The layer.
+        p: Fraction of the positions that blocks are to cover.
+        size: Number of keys in a block; that of the valid keys if there are fewer.
+    """
+    keys = call.shape[3]
+    valid = torch.ones(1, 1, 1, keys, dtype=torch.bool, device=call.device) if call.valid is None else call.valid
+    count = valid.sum(-1, keepdim=True)
+    length = count.clamp(min=1, max=size)
+    gamma = p / length * count / (count - length + 1).clamp(min=1)
+    # Counting valid keys only, a block fits if at least ``length`` keys remain.
+    fits = valid & (valid.cumsum(-1) <= count - length + 1)
+    return gamma * fits
+
+
+def spread(seeds: Tensor, size: int) -> Tensor:
+    """Extend each True to the ``size - 1`` positions to its right."""
+    width = 1
+    while width < min(size, seeds.shape[-1]):
+        step = min(width, size - width)
+        wider = seeds.clone()
+        wider[..., step:] |= seeds[..., :-step]
+        seeds, width = wider, width + step
+    return seeds

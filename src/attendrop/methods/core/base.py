@@ -12,17 +12,18 @@ from torch import Tensor, nn
 from attendrop.attention.layers import AttentionLayer, select_layers, select_self_attention
 from attendrop.attention.plan import CombinedPlan, Plan
 from attendrop.batches import Batch
-from attendrop.methods.core.compatibility import (
+from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
+from attendrop.methods.core.info import (
     ANY,
     DECIDES_PASSES,
     EXCHANGES_WEIGHTS,
     REPLACES_PARAMETERS,
     SCORES_ROWS,
     SECOND_MODEL,
-    Rule,
+    LayerRanking,
+    MethodInfo,
+    Preset,
 )
-from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.methods.core.info import LayerRanking, MethodInfo, Preset, references
 from attendrop.methods.core.options import check_options
 from attendrop.methods.core.replay import Replay
 
@@ -33,114 +34,48 @@ class Method:
 
     Options are declared with their ranges by :func:`attendrop.methods.core.options.option`, and checked when the
     object is created; a ``__post_init__`` of a subclass calls this one first. A subclass overrides :meth:`batch`,
-    :meth:`plan` or :meth:`penalty` to change a forward pass. A method that has state, runs passes of its own, or acts
-    on parameters or gradients returns its own :class:`MethodState` from :meth:`start`.
+    :meth:`plan` or :meth:`penalty` to change a forward pass, or :meth:`loss` to run passes of its own. A method that
+    has state, or acts on parameters or gradients, returns its own :class:`MethodState` from :meth:`start`. The other
+    members have defaults that few methods override.
 
     Attributes:
-        name: Name on the command line and in checkpoints.
-        summary: Description in one line.
-        paper: Source, as "Authors (year), title".
-        bibtex: The source as a BibTeX entry, for model cards; empty: that of its name in ``references.bib``, if any.
-        info: The method's row in the table of the documentation.
-        uses_attention: Whether it needs a model with supported attention layers; if False, any model works.
-        adds_penalty: Whether it, or its state, defines a :meth:`penalty`.
-        edits_gradients: Whether its state defines :meth:`MethodState.edit_gradients`.
-        edits_pretrained_weights: Whether it writes into weights of the model also where they are frozen. An adapter of
-            PEFT is not saved with them, so the method is refused with one.
-        reads_weights: Whether its penalty is computed from weights of the model itself.
-        self_attention_only: Whether it acts on self-attention only: the selected layers of the encoder, or, if there
-            are none, those of the decoder.
-        skips_parameters: Whether some parameters may get no gradient in a step (needed for DDP).
-        order: Position among several methods that change or read the same thing, such as the batch, the outputs of
-            heads or weights. Lower numbers come first; ties are resolved by name. The order within a composition has
-            no effect.
-        traits: Traits that restrict combinations (see :mod:`attendrop.methods.core.compatibility`), mapped to the
-            options under which the method has them; empty if always.
-        rules: The method's own compatibility rules.
-        needs_loss_scale: Whether it reads gradients that are multiplied by the loss scale of float16.
-        reports_all_effects: Whether the reported dropped units are its only effect, so that zero means no effect.
-        compared: Whether comparisons include it where no methods are named.
-        evidence: What was measured of it against plain fine-tuning, as a sentence for logs and documentation; empty if
-            nothing was.
-        inactive_epochs_hint: Sentence for warnings: the epochs in which it is inactive, and how to activate it in all.
+        info: Facts of the method. What it declares is checked when training starts.
     """
 
-    name: ClassVar[str]
-    summary: ClassVar[str]
-    paper: ClassVar[str]
-    bibtex: ClassVar[str] = ""
-    info: ClassVar[MethodInfo] = MethodInfo()
-    uses_attention: ClassVar[bool] = True
-    self_attention_only: ClassVar[bool] = False
-    adds_penalty: ClassVar[bool] = False
-    edits_gradients: ClassVar[bool] = False
-    edits_pretrained_weights: ClassVar[bool] = False
-    reads_weights: ClassVar[bool] = False
-    skips_parameters: ClassVar[bool] = False
-    order: ClassVar[int] = 0
-    traits: ClassVar[Mapping[str, str]] = {}
-    rules: ClassVar[tuple[Rule, ...]] = ()
-    needs_loss_scale: ClassVar[bool] = False
-    reports_all_effects: ClassVar[bool] = True
-    compared: ClassVar[bool] = False
-    evidence: ClassVar[str] = ""
-    inactive_epochs_hint: ClassVar[str] = ""
+    info: ClassVar[MethodInfo]
 
     def __post_init__(self) -> None:
         check_options(self)
 
-    @property
-    def source(self) -> str:
-        """Name in logs."""
-        return self.name.replace("-", "_")
+    # What happens in a training step.
 
-    @classmethod
-    def citation(cls) -> str:
-        """Return the source as a BibTeX entry; empty if there is none."""
-        return cls.bibtex or references().get(cls.name, "")
+    def batch(self, context: StepContext) -> Batch:
+        """Return the batch to train on, given ``context.batch``. Copies of a repeated row are adjacent."""
+        return context.batch
 
-    @property
-    def columns(self) -> Mapping[str, str]:
-        """Return the columns of the training data that only the method reads, with their kinds.
+    def plan(self, context: StepContext) -> Plan | None:
+        """Return the edits of attention, blocks and features for the training pass; None for no edits."""
+        return None
 
-        ``"numbers"``: one number per token; ``"positions"``: the position of another token, -1 for none (recomputed
-        when a text is truncated to the model's maximum length); ``"matrix"``: one number per pair of tokens. They are
-        passed in :attr:`StepContext.extra` as ``(batch, n)`` or ``(batch, n, n)``, padded with -1; their rows are the
-        rows of the batch before any method repeats them.
-        """
-        return {}
+    def penalty(self, context: StepContext, outputs: Any) -> Tensor | None:
+        """Compute the penalty to add to the loss, a mean over the micro-batch, from outputs of the training pass."""
+        return None
 
-    @property
-    def needs_rows(self) -> bool:
-        """Whether it must know which row of the training data each row of a batch is: the column ``ROW_INDEX``."""
-        return False
+    def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
+        """Run the passes of a method with the trait ``DECIDES_PASSES``; see :meth:`MethodState.loss`."""
+        raise NotImplementedError
 
-    @property
-    def parts(self) -> tuple[Method, ...]:
-        """Component methods; for a single method, the method itself."""
-        return (self,)
-
-    def has(self, trait: str) -> bool:
-        """Return whether the method has a trait with its current options; its name is also a trait."""
-        return trait in (ANY, self.name, *self.traits)
-
-    @property
-    def decides_passes(self) -> bool:
-        """Whether the state runs the passes, in :meth:`MethodState.loss`: the trait ``DECIDES_PASSES``."""
-        return self.has(DECIDES_PASSES)
-
-    @property
-    def needs_whole_model(self) -> bool:
-        """Whether parameters and gradients must be whole in each process, which they are not under FSDP."""
-        acts_on_weights = self.edits_gradients or self.edits_pretrained_weights or self.reads_weights
-        traits = (EXCHANGES_WEIGHTS, REPLACES_PARAMETERS, SCORES_ROWS, SECOND_MODEL)
-        return acts_on_weights or any(map(self.has, traits))
+    def start(self, training: TrainingContext) -> MethodState:
+        """Create the state of the method for a run. Methods with state return their own subclass."""
+        return MethodState(self)
 
     def prepare(self, model: nn.Module, seed: int) -> None:
         """Change a model before its head starts from the features; a method that does so repeats it in its first step.
 
         Not called where a run resumes.
         """
+
+    # When and where it acts.
 
     def active(self, epoch: int) -> bool:
         """Return whether the method is active in ``epoch``, counted from 0."""
@@ -164,37 +99,47 @@ class Method:
         Raises:
             AttendropError: The options do not match the model's layers.
         """
-        select = select_self_attention if self.self_attention_only else select_layers
+        select = select_self_attention if self.info.self_attention_only else select_layers
         return select(attention_layers, getattr(self, "layers", "all"))
 
-    def batch(self, context: StepContext) -> Batch:
-        """Return the batch to train on, given ``context.batch``. Copies of a repeated row are adjacent."""
-        return context.batch
+    # What it needs of the data.
 
-    def plan(self, context: StepContext) -> Plan | None:
-        """Return the edits of attention, blocks and features for the training pass; None for no edits."""
-        return None
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """Return the columns of the training data that only the method reads, with their kinds.
 
-    def penalty(self, context: StepContext, outputs: Any) -> Tensor | None:
-        """Compute the penalty to add to the loss, a mean over the micro-batch, from outputs of the training pass."""
-        return None
+        ``"numbers"``: one number per token; ``"positions"``: the position of another token, -1 for none (recomputed
+        when a text is truncated to the model's maximum length); ``"matrix"``: one number per pair of tokens. They are
+        passed in :attr:`StepContext.extra` as ``(batch, n)`` or ``(batch, n, n)``, padded with -1; their rows are the
+        rows of the batch before any method repeats them.
+        """
+        return {}
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether it must know which row of the training data each row of a batch is: the column ``ROW_INDEX``."""
+        return False
 
     def rewarded_on(self) -> str | None:
-        """Return the source of the labelled rows on which models are scored during training.
+        """Return the labelled rows on which models are scored during training: the option ``reward_data``.
 
         ``"selection"``: the rows on which the best epoch is selected; ``"split"``: rows held out from the training
-        data for this purpose only; ``"eval"``: the development set; None: no rows are needed.
+        data for this purpose only; ``"eval"``: the development set; ``"rotating"``: training rows that are not trained
+        on at the time, which the method finds itself; None: no rows are needed, as the method does not
+        have the trait ``SCORES_ROWS``.
         """
-        return None
+        return getattr(self, "reward_data", None) if self._has_own(SCORES_ROWS) else None
 
     def rewarded_fraction(self) -> float:
         """Return the fraction of the training rows to hold out if :meth:`rewarded_on` returns ``"split"``."""
-        return 0.0
+        return getattr(self, "reward_fraction", 0.0)
 
     @property
     def rewarded_by(self) -> str:
-        """Return the option or method that needs the rows of :meth:`rewarded_on`, for messages."""
-        return f"method '{self.name}'"
+        """Return the option that needs the rows of :meth:`rewarded_on`, for messages."""
+        return f"reward_data={getattr(self, 'reward_data', None)!r}"
+
+    # Its published settings, and what it reports of a run.
 
     @classmethod
     def preset(cls, name: str, task: str | None) -> Preset:
@@ -218,14 +163,52 @@ class Method:
         """Rank layers for pruning by the metrics of a finished run; None if the method provides no ranking."""
         return None
 
-    def start(self, training: TrainingContext) -> MethodState:
-        """Create the state of the method for a run. Methods with state return their own subclass."""
-        return MethodState(self)
+    # What follows from the options and the declared facts.
+
+    @property
+    def name(self) -> str:
+        """Name on the command line and in checkpoints."""
+        return self.info.name
+
+    @property
+    def source(self) -> str:
+        """Name in logs."""
+        return self.name.replace("-", "_")
+
+    @property
+    def parts(self) -> tuple[Method, ...]:
+        """Component methods; for a single method, the method itself."""
+        return (self,)
 
     def options(self) -> dict[str, Any]:
         """Return the options as JSON-serialisable values."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: _plain(value) for name, value in values.items()}
+        return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+    def has(self, trait: str) -> bool:
+        """Return whether the method has a trait with its current options; its name is also a trait."""
+        return trait in (ANY, self.name) or self._has_own(trait)
+
+    @property
+    def decides_passes(self) -> bool:
+        """Whether the method runs the passes itself, in ``loss``: the trait ``DECIDES_PASSES``."""
+        return self.has(DECIDES_PASSES)
+
+    @property
+    def needs_whole_model(self) -> bool:
+        """Whether parameters and gradients must be whole in each process, which they are not under FSDP."""
+        acts_on_weights = self.info.edits_gradients or self.info.edits_pretrained_weights or self.info.reads_weights
+        traits = (EXCHANGES_WEIGHTS, REPLACES_PARAMETERS, SCORES_ROWS, SECOND_MODEL)
+        return acts_on_weights or any(map(self.has, traits))
+
+    def _has_own(self, trait: str) -> bool:
+        condition = self.info.traits.get(trait)
+        if not condition:
+            return condition is not None
+        option, equals, value = condition.partition("=")
+        if equals:
+            return bool(getattr(self, option) == value)
+        option, _, least = condition.partition(" above ")
+        return bool(getattr(self, option) > float(least))
 
 
 class MethodState:
@@ -254,10 +237,13 @@ class MethodState:
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
         """Compute the training loss of one micro-batch, a mean over it, and the model's outputs.
 
-        A method that does not run exactly one pass overrides this and has the trait ``DECIDES_PASSES``.
-        ``compute_loss`` then applies the other methods of a composition, and :meth:`batch`, :meth:`plan` and
-        :meth:`penalty` of this method are not called. A composition has at most one such method.
+        A method that does not run exactly one pass overrides this, or :meth:`Method.loss` if it needs no state, and has
+        the trait ``DECIDES_PASSES``. ``compute_loss`` then applies the other methods of a composition, and
+        :meth:`batch`, :meth:`plan` and :meth:`penalty` of this method are not called. A composition has at most one
+        such method.
         """
+        if self.method.decides_passes:
+            return self.method.loss(context, compute_loss)
         context = dataclasses.replace(context, batch=self.batch(context))
         return run_pass([(self, context)], compute_loss, context.batch)
 
@@ -339,14 +325,14 @@ def run_pass(
         compute_loss: Runs the model.
         batch: The batch to run it on.
         plan: An additional plan.
-        model: A model to run in place of the trained one; it gets the penalties, but no plan.
+        model: A model to run in place of the trained one; it gets the penalties, and of the plans ``plan`` alone.
     """
-    parts = [(method_state, dataclasses.replace(context, batch=batch)) for method_state, context in parts]
-    plans = [plan, *(method_state.plan(context) for method_state, context in parts)] if model is None else []
+    parts = [(state, dataclasses.replace(context, batch=batch)) for state, context in parts]
+    plans = [plan, *(state.plan(context) for state, context in parts if model is None)]
     found = [item for item in plans if item is not None]
     loss, outputs = compute_loss(batch, CombinedPlan(found) if len(found) > 1 else found[0] if found else None, model)
-    for method_state, context in parts:
-        penalty = method_state.penalty(context, outputs)
+    for state, context in parts:
+        penalty = state.penalty(context, outputs)
         loss = loss if penalty is None else loss + penalty
     return loss, outputs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -14,9 +14,8 @@ from attendrop.attention.plan import Plan
 from attendrop.batches import Batch, number_of_rows
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method, MethodState, run_pass
-from attendrop.methods.core.compatibility import refuse_conflicts
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
-from attendrop.methods.core.info import LayerRanking
+from attendrop.methods.core.info import LayerRanking, MethodInfo, refuse_conflicts
 from attendrop.methods.core.replay import Replay
 
 
@@ -27,7 +26,7 @@ class Compose(Method):
     At each attention layer the drop masks of all methods are combined; penalties are summed; edits of parameters,
     gradients and the batch are all applied. Each method samples independently, follows its own epoch schedule, and
     logs under its own name. Methods that change the same thing are applied in their declared order
-    (:attr:`Method.order`), so that ``a+b`` and ``b+a`` are equal. On the command line: ``--method ad-drop+r-drop
+    (:attr:`MethodInfo.order`), so that ``a+b`` and ``b+a`` are equal. On the command line: ``--method ad-drop+r-drop
     --set ad-drop.p=0.3``.
 
     Example:
@@ -40,9 +39,6 @@ class Compose(Method):
         AttendropError: There are fewer than two methods, one is given twice, or two of them cannot be combined.
     """
 
-    summary: ClassVar[str] = "several methods at once"
-    paper: ClassVar[str] = ""
-
     methods: tuple[Method, ...]
 
     def __init__(self, *methods: Method) -> None:
@@ -50,7 +46,7 @@ class Compose(Method):
         if len(flat) < 2:
             raise AttendropError(f"Compose takes two or more methods, not {len(flat)}.")
         object.__setattr__(self, "methods", flat)
-        object.__setattr__(self, "name", "+".join(part.name for part in flat))
+        object.__setattr__(self, "info", MethodInfo.of_several([part.info for part in flat]))
         refuse_conflicts(flat)
 
     @property
@@ -62,37 +58,12 @@ class Compose(Method):
         return {name: kind for part in self.methods for name, kind in part.columns.items()}
 
     @property
-    def uses_attention(self) -> bool:  # type: ignore[override]
-        """Whether one of them does."""
-        return any(part.uses_attention for part in self.methods)
-
-    @property
-    def adds_penalty(self) -> bool:  # type: ignore[override]
-        """Whether one of them does."""
-        return any(part.adds_penalty for part in self.methods)
-
-    @property
-    def edits_gradients(self) -> bool:  # type: ignore[override]
-        """Whether one of them does."""
-        return any(part.edits_gradients for part in self.methods)
-
-    @property
-    def skips_parameters(self) -> bool:  # type: ignore[override]
-        """Whether one of them does."""
-        return any(part.skips_parameters for part in self.methods)
-
-    @property
-    def needs_loss_scale(self) -> bool:  # type: ignore[override]
-        """Whether one of them does."""
-        return any(part.needs_loss_scale for part in self.methods)
+    def needs_rows(self) -> bool:
+        return any(part.needs_rows for part in self.methods)
 
     def prepare(self, model: nn.Module, seed: int) -> None:
         for part in self.methods:
             part.prepare(model, seed)
-
-    @property
-    def needs_rows(self) -> bool:
-        return any(part.needs_rows for part in self.methods)
 
     def active(self, epoch: int) -> bool:
         return any(part.active(epoch) for part in self.methods)
@@ -104,17 +75,16 @@ class Compose(Method):
         return any(part.needs_epoch() for part in self.methods)
 
     def selected_layers(self, attention_layers: Sequence[AttentionLayer]) -> list[AttentionLayer]:
-        found = {
-            layer for part in self.methods if part.uses_attention for layer in part.selected_layers(attention_layers)
-        }
+        acting = [part for part in self.methods if part.info.uses_attention]
+        found = {layer for part in acting for layer in part.selected_layers(attention_layers)}
         return [layer for layer in attention_layers if layer in found]
 
     def rewarded_on(self) -> str | None:
-        return next((part.rewarded_on() for part in self.methods if part.rewarded_on() is not None), None)
+        return self._rewarded.rewarded_on()
 
     @property
     def rewarded_by(self) -> str:
-        return next((part.rewarded_by for part in self.methods if part.rewarded_on() is not None), super().rewarded_by)
+        return self._rewarded.rewarded_by
 
     def rewarded_fraction(self) -> float:
         return max(part.rewarded_fraction() for part in self.methods)
@@ -135,6 +105,11 @@ class Compose(Method):
         """Return the options of each method, by its name."""
         return {part.name: part.options() for part in self.methods}
 
+    @property
+    def _rewarded(self) -> Method:
+        """The method that scores models during training; the first if none does."""
+        return next((part for part in self.methods if part.rewarded_on() is not None), self.methods[0])
+
 
 class ComposedState(MethodState):
     """Combined state of several methods."""
@@ -142,34 +117,32 @@ class ComposedState(MethodState):
     def __init__(self, method: Compose, training: TrainingContext) -> None:
         super().__init__(method)
         training = dataclasses.replace(training, act_on_second_model=self._act_on_second_model)
-        self.method_states: list[MethodState] = []
+        self.states: list[MethodState] = []
         try:
             for part in method.parts:
-                self.method_states.append(part.start(training))
+                self.states.append(part.start(training))
         except BaseException:
             self.close()
             raise
-        self.ordered_states = sorted(
-            self.method_states, key=lambda method_state: (method_state.method.order, method_state.method.name)
-        )
+        self.ordered = sorted(self.states, key=lambda state: (state.method.info.order, state.method.name))
 
     @property
     def parts(self) -> Sequence[MethodState]:
-        return self.method_states
+        return self.states
 
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
         acting: list[tuple[MethodState, StepContext]] = []
         leader: MethodState | None = None
         batch = context.batch
-        for method_state in self.ordered_states:
-            if not method_state.method.takes_part(context.epoch or 0):
+        for state in self.ordered:
+            if not state.method.takes_part(context.epoch or 0):
                 continue
-            if method_state.method.decides_passes:
-                leader = method_state
+            if state.method.decides_passes:
+                leader = state
                 continue
-            own = self._as_seen_by(method_state, context, batch)
-            batch = method_state.batch(own)
-            acting.append((method_state, own))
+            own = self._as_seen_by(state, context, batch)
+            batch = state.batch(own)
+            acting.append((state, own))
 
         def one_pass(batch: Batch, plan: Plan | None = None, model: nn.Module | None = None, /) -> tuple[Tensor, Any]:
             return run_pass(acting, compute_loss, batch, plan, model)
@@ -179,82 +152,65 @@ class ComposedState(MethodState):
         return leader.loss(self._as_seen_by(leader, context, batch), one_pass)
 
     def edit_gradients(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        for method_state in self.ordered_states:
-            method_state.edit_gradients(parameters)
+        for state in self.ordered:
+            state.edit_gradients(parameters)
 
     def after_step(self, steps_taken: int) -> dict[str, float]:
-        return self._metrics(
-            {method_state: method_state.after_step(steps_taken) for method_state in self.method_states}
-        )
+        found = [(state, state.after_step(steps_taken)) for state in self.states]
+        return {name: value for state, own in found for name, value in state.with_log_names(own).items()}
 
     def replay(self) -> Replay | None:
-        return next(
-            (found for method_state in self.method_states if (found := method_state.replay()) is not None), None
-        )
+        return next((found for state in self.states if (found := state.replay()) is not None), None)
 
     def searching(self) -> bool:
-        return any(method_state.searching() for method_state in self.method_states)
+        return any(state.searching() for state in self.states)
 
     def finish(self) -> dict[str, float]:
-        return self._metrics({method_state: method_state.finish() for method_state in self.method_states})
+        found = [(state, state.finish()) for state in self.states]
+        return {name: value for state, own in found for name, value in state.with_log_names(own).items()}
 
     def with_log_names(self, metrics: Mapping[str, float]) -> dict[str, float]:
         return dict(metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        return self._by_name({method_state: method_state.state_dict() for method_state in self.method_states})
+        return {state.method.name: own for state in self.states if (own := state.state_dict())}
 
     def rank_state_dict(self) -> dict[str, Any]:
-        return self._by_name({method_state: method_state.rank_state_dict() for method_state in self.method_states})
+        return {state.method.name: own for state in self.states if (own := state.rank_state_dict())}
 
     def load_state_dict(self, state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> None:
-        for method_state in self.method_states:
-            name = method_state.method.name
-            method_state.load_state_dict(state.get(name, {}), rank_state.get(name, {}))
+        for part in self.states:
+            part.load_state_dict(state.get(part.method.name, {}), rank_state.get(part.method.name, {}))
 
     def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
-        kept = list(batches) if len(self.method_states) > 1 else batches
-        return {
-            name: value
-            for method_state in self.method_states
-            for name, value in method_state.final_report(kept).items()
-        }
+        kept = list(batches)
+        return {name: value for state in self.states for name, value in state.final_report(kept).items()}
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        return {name: value for method_state in self.method_states for name, value in method_state.tensors().items()}
+        return {name: value for state in self.states for name, value in state.tensors().items()}
 
     def restore(self, metrics: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        for method_state in self.method_states:
-            method_state.restore(metrics, tensors)
+        for state in self.states:
+            state.restore(metrics, tensors)
 
     def close(self) -> None:
-        for method_state in self.method_states:
-            method_state.close()
+        for state in self.states:
+            state.close()
 
     def _act_on_second_model(self, model: nn.Module) -> Any:
         """Apply all methods except the one that trains this model."""
-        others = [method_state for method_state in self.ordered_states if not method_state.method.decides_passes]
-        for method_state in others:
-            method_state.act_on_second_model(model)
+        others = [state for state in self.ordered if not state.method.decides_passes]
+        for state in others:
+            state.act_on_second_model(model)
         parameters = dict(model.named_parameters())
 
         def before_step() -> None:
-            for method_state in others:
-                method_state.edit_gradients(parameters)
+            for state in others:
+                state.edit_gradients(parameters)
 
         return before_step
 
-    def _as_seen_by(self, method_state: MethodState, context: StepContext, batch: Batch) -> StepContext:
+    def _as_seen_by(self, state: MethodState, context: StepContext, batch: Batch) -> StepContext:
         copies = number_of_rows(batch) // context.key.rows
-        key = dataclasses.replace(context.key, salt=f"{method_state.method.name}/", copies=copies)
-        return dataclasses.replace(context, batch=batch, key=key, source=method_state.method.source)
-
-    def _metrics(self, found: Mapping[MethodState, Mapping[str, float]]) -> dict[str, float]:
-        return {
-            name: value
-            for method_state, own in found.items()
-            for name, value in method_state.with_log_names(own).items()
-        }
-
-    def _by_name(self, found: Mapping[MethodState, dict[str, Any]]) -> dict[str, Any]:
-        return {method_state.method.name: state for method_state, state in found.items() if state}
+        key = dataclasses.replace(context.key, salt=f"{state.method.name}/", copies=copies)
+        return dataclasses.replace(context, batch=batch, key=key, source=state.method.source)

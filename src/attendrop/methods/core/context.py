@@ -52,8 +52,12 @@ class Processes:
 class LabelledData(Protocol):
     """Labelled rows that a method may read beside the training batches."""
 
-    def sample(self, seed: int, count: int, size: int) -> Sequence[Batch]:
-        """Sample ``count`` batches of ``size`` rows each, given a seed, on the model's device."""
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        ...
+
+    def sample(self, seed: int, count: int, size: int, without: Collection[int] = ()) -> Sequence[Batch]:
+        """Sample ``count`` batches of ``size`` rows each, but ``without`` some, on the model's device."""
         ...
 
     def iter_batches(self, size: int, processes: Processes) -> Iterator[Batch]:

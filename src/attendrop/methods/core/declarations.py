@@ -1,4 +1,4 @@
-"""Consistency check of a method's declarations with its definitions."""
+"""Refusal of methods whose declarations are not true, or that a model cannot train with."""
 
 from __future__ import annotations
 
@@ -7,35 +7,21 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method, MethodState
 
 
-def check_declarations(method_state: MethodState) -> None:
+def check_declarations(state: MethodState) -> None:
     """Check that a method declares exactly the capabilities that it and its state define.
 
     Raises:
         AttendropError: A declaration does not match the definitions.
     """
-    method = method_state.method
-    owner = f"Method '{method.name}'"
-    check_declared(
-        owner,
-        "MethodState.loss",
-        "the trait DECIDES_PASSES in Method.traits",
-        defined=defines(method_state, MethodState, "loss"),
-        declared=method.decides_passes,
-    )
-    check_declared(
-        owner,
-        "MethodState.edit_gradients",
-        "Method.edits_gradients = True",
-        defined=defines(method_state, MethodState, "edit_gradients"),
-        declared=method.edits_gradients,
-    )
-    check_declared(
-        owner,
-        "penalty",
-        "Method.adds_penalty = True",
-        defined=defines(method, Method, "penalty") or defines(method_state, MethodState, "penalty"),
-        declared=method.adds_penalty,
-    )
+    method = state.method
+    for name, declaration, declared in (
+        ("loss", "the trait DECIDES_PASSES in MethodInfo.traits", method.decides_passes),
+        ("edit_gradients", "MethodInfo.edits_gradients = True", method.info.edits_gradients),
+        ("penalty", "MethodInfo.adds_penalty = True", method.info.adds_penalty),
+    ):
+        defined = defines(state, MethodState, name) or (hasattr(Method, name) and defines(method, Method, name))
+        function = f"MethodState.{name}" if name == "edit_gradients" else name
+        check_declared(f"Method '{method.name}'", function, declaration, defined=defined, declared=declared)
 
 
 def refuse_sharded(method: Method) -> None:
@@ -51,7 +37,7 @@ def refuse_sharded(method: Method) -> None:
 def refuse_with_adapter(method: Method) -> None:
     """Raise AttendropError if a method cannot act on a model with an adapter."""
     for part in method.parts:
-        if part.edits_pretrained_weights:
+        if part.info.edits_pretrained_weights:
             raise AttendropError(
                 f"Method '{part.name}' changes weights of the model itself, which an adapter is not saved with; train "
                 "without an adapter, or with another method."

@@ -1,22 +1,61 @@
-"""Static information about a method: its row in the documentation, published settings, layer rankings."""
+"""What a method declares of itself: its facts, its compatibility with others, published settings, layer rankings."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+from attendrop.errors import AttendropError
 
 REFERENCES = Path(__file__).parents[1] / "references.bib"
+
+# Traits, to which rules refer.
+ANY = "any method"
+DECIDES_PASSES = "decides which passes a step takes"
+EXCHANGES_WEIGHTS = "puts other weights into the model between steps"
+REPLACES_PARAMETERS = "replaces the parameters of a pass"
+REPLACES_DROPOUT = "replaces the model's own dropout of attention weights"
+SCORES_ROWS = "needs labelled rows set aside"
+SKIPS_BLOCKS = "leaves out blocks"
+SECOND_MODEL = "trains a second model"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Compatibility rule: a method with trait ``one`` cannot be combined with a method with trait ``other``.
+
+    Attributes:
+        one: A trait, or the name of a method.
+        other: A trait or name of the other method; may equal ``one``.
+        reason: Reason, as a sentence.
+    """
+
+    one: str
+    other: str
+    reason: str
+
+    def forbids(self, one: Combinable, other: Combinable) -> bool:
+        """Return whether the rule forbids combining these two, in any order."""
+        return (one.has(self.one) and other.has(self.other)) or (one.has(self.other) and other.has(self.one))
 
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """A method's row in the table of the documentation.
+    """Facts of a method: its identity, its row in the table of the documentation, and its capabilities.
 
     Attributes:
+        name: Name on the command line and in checkpoints: letters, digits, ``-`` and ``_``.
+        summary: Description in one line.
+        paper: Source, as "Authors (year), title"; empty if there is none.
+        bibtex: The source as a BibTeX entry, for model cards; empty: that of its name in ``references.bib``, if any.
+        evidence: What was measured of it against plain fine-tuning, as a sentence for logs and documentation; empty if
+            nothing was.
+        compared: Whether comparisons include it where no methods are named.
         acts_on: Some of ``scores``, ``weights``, ``heads``, ``layers``, ``hidden states``, ``embeddings``, ``inputs``,
             ``parameters``, ``gradients`` and ``loss``.
         forward: Forward passes per step; plain fine-tuning takes one.
@@ -24,14 +63,105 @@ class MethodInfo:
         state: State kept between steps.
         tasks: Supported tasks.
         units: The units whose dropped fraction is logged.
+        order: Position among several methods that change or read the same thing, such as the batch, the outputs of
+            heads or weights. Lower numbers come first; ties are resolved by name. The order within a composition has
+            no effect.
+        traits: Traits that restrict combinations, mapped to the option value under which the method has them:
+            ``"where=weights"``, ``"structure above 0"``; empty if always.
+        rules: The method's own compatibility rules.
+        uses_attention: Whether it needs a model with supported attention layers; if False, any model works.
+        self_attention_only: Whether it acts on self-attention only: the selected layers of the encoder, or, if there
+            are none, those of the decoder.
+        adds_penalty: Whether it, or its state, defines a penalty.
+        edits_gradients: Whether its state defines :meth:`MethodState.edit_gradients`.
+        edits_pretrained_weights: Whether it writes into weights of the model also where they are frozen. An adapter of
+            PEFT is not saved with them, so the method is refused with one.
+        reads_weights: Whether its penalty is computed from weights of the model itself.
+        skips_parameters: Whether some parameters may get no gradient in a step (needed for DDP).
+        needs_loss_scale: Whether it reads gradients that are multiplied by the loss scale of float16.
+        reports_all_effects: Whether the reported dropped units are its only effect, so that zero means no effect.
+        inactive_epochs_hint: Sentence for warnings: the epochs in which it is inactive, and how to activate it in all.
     """
 
+    name: str
+    summary: str = ""
+    paper: str = ""
+    bibtex: str = ""
+    evidence: str = ""
+    compared: bool = False
     acts_on: tuple[str, ...] = ()
     forward: str = "1"
     backward: str = "1"
     state: str = "none"
     tasks: str = "all"
     units: str = "attention positions"
+    order: int = 0
+    traits: Mapping[str, str] = field(default_factory=dict)
+    rules: tuple[Rule, ...] = ()
+    uses_attention: bool = True
+    self_attention_only: bool = False
+    adds_penalty: bool = False
+    edits_gradients: bool = False
+    edits_pretrained_weights: bool = False
+    reads_weights: bool = False
+    skips_parameters: bool = False
+    needs_loss_scale: bool = False
+    reports_all_effects: bool = True
+    inactive_epochs_hint: str = ""
+
+    def citation(self) -> str:
+        """Return the source as a BibTeX entry; empty if there is none."""
+        return self.bibtex or references().get(self.name, "")
+
+    @classmethod
+    def of_several(cls, infos: Sequence[MethodInfo]) -> MethodInfo:
+        """Return the facts of a composition."""
+        any_of = ("uses_attention", "adds_penalty", "edits_gradients", "skips_parameters", "needs_loss_scale")
+        facts: dict[str, Any] = {name: any(getattr(info, name) for info in infos) for name in any_of}
+        return cls("+".join(info.name for info in infos), "several methods at once", **facts)
+
+
+class Combinable(Protocol):
+    """Interface of a method for compatibility rules."""
+
+    @property
+    def info(self) -> MethodInfo:
+        """Facts of the method."""
+        ...
+
+    def has(self, trait: str) -> bool:
+        """Return whether it has a trait."""
+        ...
+
+
+RULES = (
+    Rule(DECIDES_PASSES, DECIDES_PASSES, "Both control the passes of a training step."),
+    Rule(EXCHANGES_WEIGHTS, EXCHANGES_WEIGHTS, "Both replace the model's weights during training."),
+    Rule(
+        REPLACES_PARAMETERS,
+        REPLACES_PARAMETERS,
+        "Both replace the parameters of a pass, and only one replacement would take effect.",
+    ),
+    Rule(REPLACES_DROPOUT, REPLACES_DROPOUT, "Both replace the model's dropout of attention weights."),
+    Rule(SCORES_ROWS, SCORES_ROWS, "Both need held-out labelled rows."),
+)
+
+
+def rules_among(own: Iterable[Sequence[Rule]]) -> list[Rule]:
+    """Return the general rules, followed by each method's ``own`` rules."""
+    return list(dict.fromkeys((*chain.from_iterable(own), *RULES)))
+
+
+def refuse_conflicts(methods: Sequence[Combinable]) -> None:
+    """Raise AttendropError, with the reason, if two of the methods cannot be combined."""
+    rules = rules_among(method.info.rules for method in methods)
+    for number, one in enumerate(methods):
+        for other in methods[:number]:
+            if one.info.name == other.info.name:
+                raise AttendropError(f"Method '{one.info.name}' is given twice; give it once.")
+            for rule in rules:
+                if rule.forbids(one, other):
+                    raise AttendropError(f"'{other.info.name}' and '{one.info.name}' cannot be combined. {rule.reason}")
 
 
 @dataclass(frozen=True)

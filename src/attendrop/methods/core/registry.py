@@ -19,6 +19,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.core import builtin
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.compose import Compose
+from attendrop.methods.core.info import MethodInfo
 from attendrop.methods.core.options import read_option
 
 logger = logging.getLogger(__name__)
@@ -29,20 +30,20 @@ def register_method(method: type[Method]) -> type[Method]:
     """Register a method under its ``name``; usable as a class decorator.
 
     Raises:
-        AttendropError: It is not a :class:`Method` subclass, or lacks a name, summary or paper; the name has other
-            characters than letters, digits, ``-`` and ``_``; or the name is taken (``-`` and ``_`` are equivalent).
+        AttendropError: It is not a :class:`Method` subclass, or lacks its ``info``; the name has other characters than
+            letters, digits, ``-`` and ``_``; or the name is taken (``-`` and ``_`` are equivalent).
     """
     if not (isinstance(method, type) and issubclass(method, Method)):
         raise AttendropError(f"{method!r} is not a method; derive the class from attendrop.extend.Method.")
-    for needed in ("name", "summary", "paper"):
-        if not isinstance(getattr(method, needed, None), str):
-            raise AttendropError(f"{method.__name__} has no {needed}; set this class attribute to a string.")
-    if not re.fullmatch(r"[\w-]+", method.name):
-        raise AttendropError(f"A method cannot be named {method.name!r}; use letters, digits, '-' and '_'.")
-    taken = next((known for known in _METHODS.values() if _spelling(known.name) == _spelling(method.name)), method)
+    info = getattr(method, "info", None)
+    if not isinstance(info, MethodInfo):
+        raise AttendropError(f"{method.__name__} has no info; set this class attribute to a MethodInfo.")
+    if not re.fullmatch(r"[\w-]+", info.name):
+        raise AttendropError(f"A method cannot be named {info.name!r}; use letters, digits, '-' and '_'.")
+    taken = next((known for known in _METHODS.values() if _spelling(known.info.name) == _spelling(info.name)), method)
     if taken is not method:
-        raise AttendropError(f"A method named '{taken.name}' is registered already: {taken.__name__}.")
-    _METHODS[method.name] = method
+        raise AttendropError(f"A method named '{taken.info.name}' is registered already: {taken.__name__}.")
+    _METHODS[info.name] = method
     return method
 
 
@@ -100,7 +101,7 @@ def build_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
     if "+" not in name:
         return _build(name, options or {})
     names = [part.strip() for part in name.split("+")]
-    sorted_out: dict[str, dict[str, Any]] = {get_method(part).name: {} for part in names}
+    sorted_out: dict[str, dict[str, Any]] = {get_method(part).info.name: {} for part in names}
     spelled = {_spelling(part): part for part in sorted_out}
     for option, value in (options or {}).items():
         method, dot, own = option.partition(".")

@@ -53,10 +53,9 @@ class RunningStatistics:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the constructor arguments that restore this object, as plain values."""
-        found: dict[str, Any] = {"passes": self.passes, "active": self.active}
-        for name in ("counts", "notes"):
-            found[name] = {key: pair.tolist() for key, pair in getattr(self, name).items()}
-        return found
+        counts = {key: pair.tolist() for key, pair in self.counts.items()}
+        notes = {key: pair.tolist() for key, pair in self.notes.items()}
+        return {"passes": self.passes, "active": self.active, "counts": counts, "notes": notes}
 
     def summary(self, sources: Sequence[str], total: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """Return the metrics of these sources, over all processes.
@@ -64,24 +63,20 @@ class RunningStatistics:
         ``SOURCE/active``: the fraction of passes in which it was active; ``SOURCE/dropped`` and
         ``SOURCE/dropped/LAYER``: the fractions of dropped units, if it counts any; ``SOURCE/NAME``: means of metrics.
         """
-        keys = [(self.counts, key) for key in sorted(self.counts, key=_place)]
-        keys += [(self.notes, key) for key in sorted(self.notes)]
+        counts, notes = sorted(self.counts, key=_place), sorted(self.notes)
         pairs = [torch.tensor([self.active.get(source, 0), self.passes]) for source in sources]
-        pairs += [sums[key].cpu() for sums, key in keys]
-        summed = total(torch.stack([pair.double() for pair in pairs])).tolist() if pairs else []
+        pairs += [*(self.counts[key].cpu() for key in counts), *(self.notes[key].cpu() for key in notes)]
+        summed = iter(total(torch.stack([pair.double() for pair in pairs])).tolist() if pairs else [])
+        active = {source: next(summed) for source in sources}
+        of_counts, of_notes = {key: next(summed) for key in counts}, {key: next(summed) for key in notes}
         found = {}
-        for source, pair in zip(sources, summed, strict=False):
-            found[f"{source}/active"] = _ratio(pair)
-            own = [
-                (sums, key.partition("/")[2], pair)
-                for (sums, key), pair in zip(keys, summed[len(sources) :], strict=True)
-                if key.partition("/")[0] == source
-            ]
-            dropped = {layer: pair for sums, layer, pair in own if sums is self.counts}
+        for source in sources:
+            found[f"{source}/active"] = _ratio(active[source])
+            dropped = {key.partition("/")[2]: pair for key, pair in of_counts.items() if key.startswith(f"{source}/")}
             if dropped:
                 found[f"{source}/dropped"] = _ratio([sum(pair[i] for pair in dropped.values()) for i in (0, 1)])
                 found |= {f"{source}/dropped/{layer}": _ratio(pair) for layer, pair in dropped.items()}
-            found |= {f"{source}/{name}": _ratio(pair) for sums, name, pair in own if sums is self.notes}
+            found |= {key: _ratio(pair) for key, pair in of_notes.items() if key.startswith(f"{source}/")}
         return found
 
 

@@ -1,4 +1,4 @@
-"""D-Net: a second copy of the model, trained on the same batches with an optimizer of the same type."""
+"""A second copy of the model, trained on the same batches with an optimizer of the same type."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from attendrop.attribution.finite_gradients import all_finite
-from attendrop.errors import AttendropError
+from attendrop.extend import AttendropError, SampleKey, TrainingContext
 from attendrop.fused_optimizers import skips_step
 from attendrop.methods.attend_out.generator import plain_copy
+from attendrop.methods.attend_out.options import AttendOutOptions
 from attendrop.methods.core.context import Processes
 from attendrop.trained_tensors import trained_tensors
 
 Pair = tuple[nn.Parameter, nn.Parameter]
 
 
-class Defender:
-    """Copy of the attacker with its own optimizer, which steps whenever the attacker's optimizer steps.
+class SecondModel:
+    """Copy of the first model with its own optimizer, which steps whenever the first model's optimizer steps.
 
-    Frozen parameters are shared with the attacker, unless the copy is on another device: of a model with an adapter,
+    Frozen parameters are shared with the first model, unless the copy is on another device: of a model with an adapter,
     only the adapter and the head exist twice.
 
-    The gradients of each micro-batch have the same weight as the attacker's: the factor by which the training loop
-    multiplies the attacker's loss (accumulation), read from the gradient that reaches this loss. The learning rate and
-    all other settings are the attacker's at that step; gradients are clipped by their own norm.
+    The gradients of each micro-batch have the same weight as the first model's: the factor by which the training loop
+    multiplies the first model's loss (accumulation), read from the gradient that reaches this loss. The learning rate
+    and all other settings are the first model's at that step; gradients are clipped by their own norm.
 
     Args:
-        attacker: The trained model, without wrappers.
-        optimizer: Optimizer of the attacker.
+        first: The trained model, without wrappers.
+        optimizer: Optimizer of the first model.
         max_grad_norm: Norm to which gradients are clipped; None for no clipping.
         processes: Distributed process group, over which gradients are averaged.
-        device: Device of the copy; None for the attacker's device.
+        device: Device of the copy; None for the first model's device.
 
     Attributes:
         before_step: Called just before each step of the copy's optimizer, with gradients ready.
@@ -45,23 +46,23 @@ class Defender:
 
     def __init__(
         self,
-        attacker: nn.Module,
+        first: nn.Module,
         optimizer: Optimizer,
         *,
         max_grad_norm: float | None = None,
         processes: Processes | None = None,
         device: str | torch.device | None = None,
     ) -> None:
-        self.attacker = attacker
-        self.attacker_optimizer = optimizer
-        here = next(attacker.parameters()).device
+        self.first = first
+        self.first_optimizer = optimizer
+        here = next(first.parameters()).device
         elsewhere = device is not None and torch.device(device) != here
-        frozen = [parameter for parameter in attacker.parameters() if not parameter.requires_grad]
-        self.model: nn.Module = plain_copy(attacker, shared=() if elsewhere else frozen)
+        frozen = [parameter for parameter in first.parameters() if not parameter.requires_grad]
+        self.model: nn.Module = plain_copy(first, shared=() if elsewhere else frozen)
         if elsewhere:
             self.model.to(device)
-        self._modules = list(zip(attacker.modules(), self.model.modules(), strict=True))
-        self.pairs: list[Pair] = list(zip(attacker.parameters(), self.model.parameters(), strict=True))
+        self._modules = list(zip(first.modules(), self.model.modules(), strict=True))
+        self.pairs: list[Pair] = list(zip(first.parameters(), self.model.parameters(), strict=True))
         self.optimizer = _twin(optimizer, self.pairs)
         self.max_grad_norm = max_grad_norm
         self.processes = processes or Processes()
@@ -69,7 +70,7 @@ class Defender:
         self._trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self._found: list[Tensor | None] = []
         self._loss_scale = 1.0
-        self._hook = optimizer.register_step_pre_hook(lambda attacker_optimizer, *_: self._step(attacker_optimizer))
+        self._hook = optimizer.register_step_pre_hook(lambda first_optimizer, *_: self._step(first_optimizer))
 
     @property
     def device(self) -> torch.device:
@@ -77,7 +78,7 @@ class Defender:
         return next(self.model.parameters()).device
 
     def follow_mode(self) -> None:
-        """Put each module into the mode of the attacker's, training or evaluation: the copy may be older than that."""
+        """Put each module into the mode of the first model's, training or evaluation; the copy may be older."""
         for theirs, ours in self._modules:
             ours.training = theirs.training
 
@@ -87,25 +88,25 @@ class Defender:
         self._found = list(torch.autograd.grad(loss * loss_scale, self._trained, allow_unused=True))
 
     def follow(self, loss: Tensor) -> None:
-        """Accumulate the gradients of the micro-batch with the weight that the loop gives to the attacker's loss."""
+        """Accumulate the gradients of the micro-batch with the weight that the loop gives to the first model's loss."""
         found, self._found = self._found, []
         if loss.requires_grad:
             loss.register_hook(lambda weight: self._add(found, weight))  # type: ignore[no-untyped-call]
 
     def discard(self) -> None:
-        """Discard all gradients, including those of a step that the attacker skipped under float16."""
+        """Discard all gradients, including those of a step that the first model skipped under float16."""
         for parameter in self._trained:
             parameter.grad = None
 
-    def take_from_attacker(self) -> None:
-        """Copy weights and optimizer state from the attacker."""
-        _copy_tensors(trained_tensors(self.attacker), trained_tensors(self.model))
-        _copy_state(self.attacker_optimizer, self.optimizer, self.pairs)
+    def take_from_first(self) -> None:
+        """Copy weights and optimizer state from the first model."""
+        _copy_tensors(trained_tensors(self.first), trained_tensors(self.model))
+        _copy_state(self.first_optimizer, self.optimizer, self.pairs)
 
-    def give_to_attacker(self) -> None:
-        """Copy weights and optimizer state to the attacker."""
-        _copy_tensors(trained_tensors(self.model), trained_tensors(self.attacker))
-        _copy_state(self.optimizer, self.attacker_optimizer, [(theirs, ours) for ours, theirs in self.pairs])
+    def give_to_first(self) -> None:
+        """Copy weights and optimizer state to the first model."""
+        _copy_tensors(trained_tensors(self.model), trained_tensors(self.first))
+        _copy_state(self.optimizer, self.first_optimizer, [(theirs, ours) for ours, theirs in self.pairs])
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is trained, and the optimizer state."""
@@ -118,14 +119,14 @@ class Defender:
         self.optimizer.load_state_dict(state["optimizer"])
 
     def close(self) -> None:
-        """Remove the hook on the attacker's optimizer, and free the own optimizer's state."""
+        """Remove the hook on the first model's optimizer, and free the own optimizer's state."""
         self._hook.remove()
         self.optimizer.state.clear()
         self.discard()
 
     @torch.no_grad()
     def _add(self, found: list[Tensor | None], weight: Tensor) -> None:
-        """Accumulate the gradients of a micro-batch, given the gradient that reached the attacker's loss.
+        """Accumulate the gradients of a micro-batch, given the gradient that reached the first model's loss.
 
         That gradient is the loop's factor times the loss scale; the micro-batch's gradients include the scale, too.
         """
@@ -136,8 +137,8 @@ class Defender:
                 gradient = gradient * factor.to(gradient.dtype)
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
-    def _step(self, attacker_optimizer: Optimizer) -> None:
-        if skips_step(attacker_optimizer):
+    def _step(self, first_optimizer: Optimizer) -> None:
+        if skips_step(first_optimizer):
             return self.discard()
         gradients = [parameter.grad for parameter in self._trained if parameter.grad is not None]
         if not gradients:
@@ -149,7 +150,7 @@ class Defender:
         if finite:
             if self.max_grad_norm is not None:
                 clip_grad_norm_(self._trained, self.max_grad_norm)
-            for ours, theirs in zip(self.optimizer.param_groups, self.attacker_optimizer.param_groups, strict=True):
+            for ours, theirs in zip(self.optimizer.param_groups, self.first_optimizer.param_groups, strict=True):
                 ours.update({name: value for name, value in theirs.items() if name != "params"})
             self.before_step()
             self.optimizer.step()
@@ -198,3 +199,47 @@ def _copied(value: Any, source: Tensor, target: Tensor) -> Any:
     if not isinstance(value, Tensor):
         return copy.deepcopy(value)
     return value.detach().to(target.device if value.device == source.device else value.device, copy=True)
+
+
+def second_model(method: AttendOutOptions, training: TrainingContext) -> SecondModel:
+    """Copy the trained model as the options say; the other methods of a composition act on the copy, too."""
+    assert training.optimizer is not None
+    copied = SecondModel(
+        training.model,
+        training.optimizer,
+        max_grad_norm=training.max_grad_norm,
+        processes=training.processes,
+        device=_device(method.defender_device, training),
+    )
+    copied.before_step = training.act_on_second_model(copied.model)
+    return copied
+
+
+def seed_elsewhere(model: SecondModel, key: SampleKey) -> None:
+    """Seed the dropout of a second model on another device: its random state is restored, or not in checkpoints."""
+    device = model.device
+    if device == next(model.first.parameters()).device:
+        return
+    seed = key.seeds("defender", key.rows)[0] % 2**63
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+
+
+def _device(name: str, training: TrainingContext) -> torch.device | None:
+    """Return the device of the defender; None for the attacker's. Raise AttendropError if there is no such device."""
+    if not name:
+        return None
+    number = training.processes.world_size + training.processes.rank
+    device = torch.device("cuda", number) if name == "next" else torch.device(name)
+    if device.type != "cpu":
+        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        count = torch.accelerator.device_count() if found is not None and found.type == device.type else 0
+        if (device.index or 0) >= count:
+            raise AttendropError(
+                f"defender_device={name!r}: there is no device {device}; this machine has {count} of type "
+                f"{device.type}. Leave the option empty to train both models on the same device."
+            )
+    return device

@@ -1,4 +1,4 @@
-"""Players of ``learner="policy_gradient"``: the papers' generator, beside the defender."""
+"""Learner ``"policy_gradient"``: the papers' generator, beside the defender."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.isolation import evaluating, forked_rng
-from attendrop.batches import Batch
-from attendrop.errors import AttendropError
-from attendrop.methods.attend_out.attacker import Attack, Count, Decide, Micro, replayed
-from attendrop.methods.attend_out.first_batch import FirstBatch
+from attendrop.extend import (
+    AttendropError,
+    Batch,
+    ModelAdapter,
+    StepContext,
+    TrainingContext,
+    evaluating,
+    forked_rng,
+)
+from attendrop.methods.attend_out.attacker import Attack, Count, Decide, FirstBatch, Micro, Policy, replayed
 from attendrop.methods.attend_out.options import AttendOutOptions
-from attendrop.methods.attend_out.players import Players
-from attendrop.methods.attend_out.policy import Policy
-from attendrop.methods.core.context import StepContext, TrainingContext
+from attendrop.methods.attend_out.second_model import second_model
 
 
-class GeneratorPlayers(Policy, Players):
+class GeneratorPlayers(Policy):
     """The generator, with its policy gradient updates, and the defender.
 
     Args:
@@ -31,8 +33,8 @@ class GeneratorPlayers(Policy, Players):
     """
 
     def __init__(self, method: AttendOutOptions, training: TrainingContext, first: FirstBatch) -> None:
-        Policy.__init__(self, method, training, first)
-        Players.__init__(self, method, training)
+        super().__init__(method, training, first)
+        self.defender = second_model(method, training)
         self.baseline = 0.0
         self.learned = [parameter for parameter in self.generator.parameters() if parameter.requires_grad]
         rate = method.generator_learning_rate
@@ -44,11 +46,19 @@ class GeneratorPlayers(Policy, Players):
         )
 
     def attack(self, context: StepContext, micro: Micro, count: Count) -> Attack:
+        """Return the plan of the attacker's pass; ``count`` is called with the probabilities of each layer."""
         return Attack(self, context, micro, count)
 
     def learn(
         self, period: Sequence[Sequence[Micro]], rewards: Tensor, total: Callable[[Tensor], Tensor]
     ) -> dict[str, float]:
+        """Learn from a period; return metrics to log.
+
+        Args:
+            period: Micro-batches of each step.
+            rewards: Reward of each step, ``(steps,)``, the same in all processes.
+            total: Sums a tensor over the processes.
+        """
         mean = rewards.mean()
         paired = rewards if self.method.credit == "step" else mean.expand(len(rewards))
         baseline = self.baseline

@@ -1,11 +1,14 @@
-"""Changes of the word embeddings of one pass."""
+"""Perturbations of the word embeddings of one pass, and the gradients of a loss that determine perturbations."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attendrop.attention.plan import Plan
+from attendrop.attribution.finite_gradients import finite_gradients, gradients_of
 from attendrop.batches import Batch
 from attendrop.keyed_random import SampleKey, normal, uniform
 from attendrop.methods.core.context import StepContext
@@ -16,17 +19,18 @@ NOISES = ("uniform", "normal")
 class WordPlan(Plan):
     """Plan that changes the word embeddings of a pass once: in an encoder-decoder model, those of the encoder.
 
-    A subclass overrides :meth:`change`.
-
     Args:
         context: The micro-batch.
+        change: Function of the embeddings, ``(batch, n, width)``, and of the tokens that are not padding, ``(batch,
+            n)``, that returns the changed embeddings.
     """
 
     acts_on = frozenset({"embeddings"})
 
-    def __init__(self, context: StepContext) -> None:
+    def __init__(self, context: StepContext, change: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
         self.context = context
+        self.change = change
         self._changed = False
 
     def embed(self, embedded: Tensor) -> Tensor:
@@ -34,29 +38,6 @@ class WordPlan(Plan):
             return embedded
         self._changed = True
         return self.change(embedded, valid_tokens(self.context.batch, embedded))
-
-    def change(self, embedded: Tensor, valid: Tensor) -> Tensor:
-        """Change embeddings ``(batch, n, width)``; ``valid`` is ``(batch, n)``, False at padding."""
-        raise NotImplementedError
-
-
-class Perturbation(WordPlan):
-    """Plan that adds a perturbation ``(batch, n, width)`` to the word embeddings.
-
-    Args:
-        context: The micro-batch.
-        added: The perturbation; None to only keep the embeddings, as :attr:`embedded`.
-    """
-
-    def __init__(self, context: StepContext, added: Tensor | None = None) -> None:
-        super().__init__(context)
-        self.added = added
-        self.embedded: Tensor | None = None
-        self.valid: Tensor | None = None
-
-    def change(self, embedded: Tensor, valid: Tensor) -> Tensor:
-        self.embedded, self.valid = embedded, valid
-        return embedded if self.added is None else embedded + self.added.to(embedded.dtype)
 
 
 def valid_tokens(batch: Batch, embedded: Tensor) -> Tensor:
@@ -87,3 +68,18 @@ def word_noise(kind: str, key: SampleKey, name: str, valid: Tensor, width: int) 
     else:
         sampled = normal(key, name, shape, origins, valid.device)
     return sampled.squeeze(1) * valid[..., None]
+
+
+def loss_gradients(loss: Tensor, units: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Differentiate a loss whose graph is needed again, without overflow in float16.
+
+    Args:
+        loss: The loss, a scalar.
+        units: What to differentiate by, by name; zero where the loss does not depend on it.
+        model: The model that computed the loss.
+
+    Raises:
+        AttendropError: The gradients are not finite.
+    """
+    keys, tensors = list(units), list(units.values())
+    return finite_gradients(lambda factor: gradients_of(loss * factor, keys, tensors, keep_graph=True), model)

@@ -1,0 +1,331 @@
+"""Learner ``"effects"``: which layers are better dropped, found beside plain fine-tuning, and told from noise."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attendrop.batches import ROW_INDEX, refuse_graph, to_device
+from attendrop.extend import (
+    AttentionLayer,
+    Batch,
+    ComputeLoss,
+    ConstantAttention,
+    MethodState,
+    ModelAdapter,
+    StepContext,
+    TrainingContext,
+    forked_rng,
+)
+from attendrop.methods.attend_out.options import AttendOutOptions
+from attendrop.methods.attend_out.scoring import check, scores, shared
+from attendrop.methods.attend_out.second_model import SecondModel, second_model, seed_elsewhere
+
+logger = logging.getLogger(__name__)
+
+# Probability with which a layer that was found to help is dropped in a period, as in exploration.
+FOUND = 0.5
+# Chance of telling any layer from noise where no layer has an effect.
+LEVEL = 0.05
+# Number of designs drawn for the test: the standard error of its level is 0.003.
+REDRAWS = 4999
+
+
+@dataclass(frozen=True)
+class Period:
+    """A finished period of exploration.
+
+    Attributes:
+        dropped: Whether each layer was dropped.
+        reward: Mean reward.
+    """
+
+    dropped: tuple[bool, ...]
+    reward: float
+
+
+@dataclass(frozen=True)
+class LayerEffect:
+    """What is known of one layer.
+
+    Attributes:
+        effect: Estimated effect on the reward of dropping the layer for a period; 0 before there are two pairs.
+        standard_error: Its standard error; infinite before there are two pairs.
+        p: P value, corrected for the number of layers.
+    """
+
+    effect: float = 0.0
+    standard_error: float = math.inf
+    p: float = 1.0
+
+    @property
+    def told_from_noise(self) -> bool:
+        """Whether the effect is more than noise explains in 95 % of runs."""
+        return self.p <= LEVEL
+
+
+def drawn(seed: int, period: int, num_layers: int) -> tuple[bool, ...]:
+    """Draw the layers that are dropped in a period.
+
+    Periods come in pairs: in the first each layer is dropped with probability 1/2, in the second all others are. So
+    each pair contrasts every layer with and without, the noisiest layer is dropped in one period of each pair, and what
+    rewards drift by in training cancels.
+
+    Args:
+        seed: Seed of the run.
+        period: Number of the period, from 0.
+        num_layers: Number of layers.
+    """
+    chance = random.Random(f"{seed}/{period // 2}/layers")
+    first = [chance.random() < 0.5 for _ in range(num_layers)]
+    return tuple(dropped != bool(period % 2) for dropped in first)
+
+
+def layer_effects(periods: Sequence[Period], seed: int) -> list[LayerEffect]:
+    """Estimate the effect of each layer, and test it.
+
+    The estimate is the mean over pairs of the reward with the layer less that without it. It has no bias: which of the
+    two comes first is a fair coin, independent of rewards, other layers and other pairs. The p value asks how often
+    designs drawn anew, with the rewards in their places, give any layer a larger effect. (A ratio to the standard error
+    would give the same: all layers share the sum of squares of the contrasts.)
+
+    The test is exact if rewards do not depend on which layers are dropped, whatever else they depend on. It also is if
+    some layers, or their number, add noise, because a pair has the same noise whichever of its periods drops a layer.
+
+    Args:
+        periods: Finished periods, in order; one without a partner is left out.
+        seed: Seed of the designs.
+
+    Source: ours; randomisation tests: Fisher (1935), with the maximum over layers of Westfall and Young (1993).
+    """
+    pairs = len(periods) // 2
+    num_layers = len(periods[0].dropped) if periods else 0
+    if pairs < 2:
+        return [LayerEffect()] * num_layers
+    rewards = torch.tensor([period.reward for period in periods[: 2 * pairs]], dtype=torch.float64)
+    contrasts = rewards[0::2] - rewards[1::2]
+    signs = torch.tensor([period.dropped for period in periods[: 2 * pairs : 2]], dtype=torch.float64) * 2 - 1
+    generator = torch.Generator().manual_seed(seed)
+    redrawn = torch.randint(2, (REDRAWS, *signs.shape), generator=generator, dtype=torch.float64) * 2 - 1
+    sums = contrasts @ signs
+    largest = (contrasts @ redrawn).abs().amax(-1)
+    p = (1 + (largest.unsqueeze(-1) >= sums.abs() * (1 - 1e-9)).sum(0)) / (1 + REDRAWS)
+    errors = (signs * contrasts.unsqueeze(-1)).std(0) / pairs**0.5
+    columns = (sums / pairs, errors, p)
+    return [LayerEffect(*found) for found in zip(*(column.tolist() for column in columns), strict=True)]
+
+
+class EffectsState(MethodState):
+    """Exploration, and then training with what it found.
+
+    The trained model is the defender: as long as layers are explored, it is trained as by plain fine-tuning, to the
+    bit. The attacker is a copy of it, made anew for each period, that drops the layers of the period; only its score is
+    used. Then the layers that were told from noise to help are dropped in half of the periods; if there are none, the
+    rest is plain fine-tuning, too.
+    """
+
+    method: AttendOutOptions
+
+    def __init__(self, method: AttendOutOptions, training: TrainingContext) -> None:
+        super().__init__(method)
+        check(method, training)
+        self.training = training
+        self.periods: list[Period] = []
+        self.found: dict[str, LayerEffect] | None = None
+        self.number = self.steps = 0  # of the current period: how many were before, and its steps so far
+        self.rows: set[int] = set()
+        self.attacker: SecondModel | None = None
+        self.adapter: ModelAdapter | None = None
+        self.attention_layers: list[AttentionLayer] = []
+        self._told_of_rows = False
+
+    @property
+    def exploring(self) -> bool:
+        """Whether the current period explores. Without a known number of steps all do."""
+        total = self.training.total_steps
+        pairs = math.inf if total is None else int(self.method.explore * total / (2 * self.method.dropout_step))
+        return self.found is None and self.number < 2 * pairs
+
+    def dropped(self) -> list[str]:
+        """Return the layers that are dropped in the current period, the same in all processes, by key."""
+        keys = [layer.key for layer in self.attention_layers]
+        if self.exploring:
+            chosen = drawn(self.training.seed, self.number, len(keys))
+            return [key for key, out in zip(keys, chosen, strict=True) if out]
+        chance = random.Random(f"{self.training.seed}/{self.number}/found")
+        drawn_now = {key: chance.random() < FOUND for key in keys}
+        return [key for key in keys if drawn_now[key] and helps((self.found or {}).get(key))]
+
+    def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
+        refuse_graph(context.batch)
+        self.attention_layers = self.method.selected_layers(context.adapter.attention_layers)
+        dropped = self.dropped()
+        for layer in self.attention_layers:
+            context.report(layer.key, torch.tensor(int(layer.key in dropped)), torch.tensor(1))
+        if not self.exploring:
+            return compute_loss(context.batch, ConstantAttention(dropped) if dropped else None)
+        attacker = self._attacker()
+        assert self.adapter is not None
+        attacker.follow_mode()
+        with forked_rng(self.training.model):
+            seed_elsewhere(attacker, context.key)
+            batch = to_device(context.batch, attacker.device)
+            self.adapter.trace(to_device(context.inputs, attacker.device))
+            plan = self.adapter.bind(ConstantAttention(dropped)) if dropped else None
+            attacker.backward(compute_loss(batch, plan, attacker.model)[0], context.loss_scale)
+        loss, outputs = compute_loss(context.batch, None)
+        attacker.follow(loss)
+        self.rows.update(context.batch[ROW_INDEX].tolist() if ROW_INDEX in context.batch else ())
+        return loss, outputs
+
+    def after_step(self, steps_taken: int) -> dict[str, float]:
+        if not self.attention_layers:
+            return {}
+        self.steps += 1
+        if self.attacker is not None:
+            self.attacker.discard()
+        if self.steps < self.method.dropout_step:
+            return {}
+        metrics = self._learn() if self.exploring else {}
+        self.number, self.steps, self.rows = self.number + 1, 0, set()
+        if self.found is None and not self.exploring:
+            self._act()
+        return metrics
+
+    def final_report(self, batches: Iterable[Batch]) -> dict[str, Any]:
+        """Report the effect of each layer, and whether it is told from noise, for ``metrics.json``."""
+        if not self.periods:
+            return {}
+        effects = self._effects()
+        layers = {
+            key: {
+                "start": 0.0,
+                "probability": FOUND if helps(found) else 0.0,
+                "change": FOUND if helps(found) else 0.0,
+                "told_from_noise": found.told_from_noise,
+                **_reported(found, len(self.periods) // 2),
+            }
+            for key, found in effects.items()
+        }
+        logger.info("What AttendOut learnt: %s.", learnt(layers))
+        return {"layer_effects": layers}
+
+    def restore(self, metrics: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        layers = metrics.get("layer_effects", {})
+        self.found = {key: LayerEffect(known["effect"] or 0.0, p=known["p"]) for key, known in layers.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "periods": [astuple(period) for period in self.periods],
+            "found": None if self.found is None else {key: astuple(known) for key, known in self.found.items()},
+            "number": self.number,
+            "steps": self.steps,
+            "attacker": None if self.attacker is None else self.attacker.state_dict(),
+        }
+
+    def rank_state_dict(self) -> dict[str, Any]:
+        return {"rows": sorted(self.rows)}
+
+    def load_state_dict(self, state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> None:
+        self.periods = [Period(tuple(dropped), reward) for dropped, reward in state["periods"]]
+        found = state["found"]
+        self.found = None if found is None else {key: LayerEffect(*known) for key, known in found.items()}
+        self.number, self.steps = state["number"], state["steps"]
+        self.rows = set(rank_state["rows"])
+        if state["attacker"] is not None:
+            self._attacker().load_state_dict(state["attacker"])
+
+    def close(self) -> None:
+        if self.adapter is not None:
+            self.adapter.detach()
+        if self.attacker is not None:
+            self.attacker.close()
+        self.adapter = self.attacker = None
+
+    def _attacker(self) -> SecondModel:
+        if self.attacker is None:
+            self.attacker = second_model(self.method, self.training)
+            self.adapter = ModelAdapter(self.attacker.model)
+            self.adapter.attach()
+        return self.attacker
+
+    def _learn(self) -> dict[str, float]:
+        """End a period of exploration: score both models, and begin again with a copy of the defender."""
+        assert self.attacker is not None
+        networks = (self.training.model, self.attacker.model)
+        defender, attacker = scores(self.method, self.training, networks, shared(self._sampled(), self.training))
+        rewards = attacker - defender if self.method.reward == "difference" else (attacker - defender).sign()
+        keys = self.dropped()
+        dropped = tuple(layer.key in keys for layer in self.attention_layers)
+        self.periods.append(Period(dropped, rewards.mean().item()))
+        self.attacker.take_from_first()
+        probabilities = {f"drop_probability/{layer.key}": 0.5 for layer in self.attention_layers}
+        return {"reward": self.periods[-1].reward, "attacker_survived": 0.0, **probabilities}
+
+    def _sampled(self) -> Sequence[Batch]:
+        """Sample the rows to score on: of the reward rows, or training rows that the period did not train on."""
+        seed = random.Random(f"{self.training.seed}/{self.number}").getrandbits(62)
+        count, size = self.method.dropout_step, self.method.reward_batch_size
+        if self.training.reward_data is not None:
+            return self.training.reward_data.sample(seed, count, size)
+        assert self.training.train_data is not None
+        trained = set().union(*self.training.processes.gather(sorted(self.rows)))
+        others = len(self.training.train_data) - len(trained)
+        if others < size and not self._told_of_rows:
+            logger.warning(
+                "A period of %d steps trains on all but %d rows: rewards are on rows that were just trained on. A "
+                "smaller dropout_step, or reward_data='split', avoids that.",
+                count,
+                others,
+            )
+            self._told_of_rows = True
+        return self.training.train_data.sample(seed, count, size, () if others < size else trained)
+
+    def _effects(self) -> dict[str, LayerEffect]:
+        keys = [layer.key for layer in self.attention_layers]
+        return dict(zip(keys, layer_effects(self.periods, self.training.seed), strict=True))
+
+    def _act(self) -> None:
+        """End the exploration: keep what it found, and free the attacker."""
+        self.found = self._effects() if self.periods else {}
+        self.close()
+
+
+def helps(effect: LayerEffect | None) -> bool:
+    """Tell whether dropping a layer was found to help."""
+    return effect is not None and effect.told_from_noise and effect.effect > 0
+
+
+def _reported(found: LayerEffect, pairs: int) -> dict[str, Any]:
+    """Format an effect with its 95 % interval (Student)."""
+    from scipy.stats import t
+
+    if found.standard_error == math.inf:
+        return {"effect": None, "standard_error": None, "effect_interval": None, "p": found.p}
+    width = float(t.ppf(1 - LEVEL / 2, pairs - 1)) * found.standard_error
+    interval = [found.effect - width, found.effect + width]
+    return {"effect": found.effect, "standard_error": found.standard_error, "effect_interval": interval, "p": found.p}
+
+
+def learnt(effects: Mapping[str, Mapping[str, Any]]) -> str:
+    """Say which layers are told from noise, and what followed."""
+    told = {key: found for key, found in effects.items() if found["told_from_noise"]}
+    if not told:
+        return f"none of {len(effects)} layers can be told from noise, so the model was trained by plain fine-tuning"
+    texts = [
+        f"dropping {key} {'helps' if known['effect'] > 0 else 'harms'} ({known['effect']:+.3g}, p = {known['p']:.2g})"
+        for key, known in told.items()
+    ]
+    others = f"; the other {len(effects) - len(told)} cannot" if len(told) < len(effects) else ""
+    helpful = [key for key, known in told.items() if known["effect"] > 0]
+    indices = ",".join(key.rpartition(".")[2] for key in helpful)
+    again = f"--method attention-layerdrop --set p={FOUND} --set layers={indices},"
+    advice = f". A run that drops so from its first step on gains more: {again}" if helpful else ""
+    return f"{', '.join(texts)}: told from noise{others}{advice}"

@@ -1,0 +1,99 @@
+"""Scores of two networks on the same rows, from which both learners make their rewards."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from attendrop.batches import to_device
+from attendrop.extend import (
+    AttendropError,
+    Batch,
+    TrainingContext,
+    evaluating,
+    forked_rng,
+    in_full_precision,
+    number_of_rows,
+)
+from attendrop.methods.attend_out.options import AttendOutOptions
+
+
+def scores(
+    method: AttendOutOptions,
+    training: TrainingContext,
+    networks: Sequence[nn.Module],
+    items: Sequence[Sequence[Batch]],
+) -> Tensor:
+    """Score networks on each item, ``(networks, items)``, in float64 on the CPU.
+
+    Without autocast: their scores differ by less than half precision resolves.
+
+    Args:
+        method: The options.
+        training: Computes losses and metrics.
+        networks: The networks.
+        items: The batches of each item that this process scores; those of other processes are added.
+    """
+    sums = torch.zeros(len(networks) + 1, len(items), dtype=torch.float64)
+    with torch.no_grad():
+        for row, network in enumerate(networks):
+            device = next(network.parameters()).device
+            with evaluating(network), forked_rng(network), in_full_precision(network):
+                for number, batches in enumerate(items):
+                    for batch in batches:
+                        weight = number_of_rows(batch)
+                        sums[row, number] += weight * _score(method, training, network, to_device(batch, device))
+                        sums[-1, number] += weight / len(networks)
+    totals = training.processes.total(sums).cpu()
+    return totals[:-1] / totals[-1]
+
+
+def shared(sampled: Sequence[Batch], training: TrainingContext) -> list[list[Batch]]:
+    """Divide items that all processes have sampled alike among them."""
+    processes = training.processes
+    return [[item] if i % processes.world_size == processes.rank else [] for i, item in enumerate(sampled)]
+
+
+def _score(method: AttendOutOptions, training: TrainingContext, network: nn.Module, batch: Batch) -> float:
+    loss, outputs = training.evaluate(network, batch)
+    if method.score == "loss":
+        return -float(loss)
+    assert training.metric is not None
+    if "labels" not in batch:
+        raise AttendropError("score='metric' compares logits with 'labels', which the batch lacks; use score='loss'.")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # from metrics that are ill-defined on few examples
+        return training.metric(outputs.logits.float().cpu().numpy(), batch["labels"].cpu().numpy())
+
+
+def check(method: AttendOutOptions, training: TrainingContext) -> None:
+    """Check that the training context provides everything that the options need.
+
+    Raises:
+        AttendropError: Something is missing.
+    """
+    if training.optimizer is None:
+        raise AttendropError(
+            "AttendOut trains a second model and needs the optimizer: pass regularize(..., optimizer=optimizer)."
+        )
+    rotating = method.rewarded_on() == "rotating" and training.train_data is not None
+    if method.score_on == "reward_data" and training.reward_data is None and not rotating:
+        raise AttendropError(
+            "AttendOut scores its models on held-out labelled rows: pass reward_data, or use variant='pruning', which "
+            "scores on the training batches."
+        )
+    if method.score == "metric" and training.metric is None:
+        raise AttendropError(
+            "score='metric' needs a trainer with compute_metrics and metric_for_best_model, whose outputs are not "
+            "generated; use score='loss'."
+        )
+    if method.score_on == "noisy_train" and training.mask_token is None:
+        raise AttendropError(
+            "score_on='noisy_train' needs a tokenizer with a mask token: set the trainer's processing_class, or pass "
+            "tokenizer= to regularize."
+        )
+    if method.generator_schedule == "linear" and training.total_steps is None:
+        raise AttendropError("generator_schedule='linear' needs the number of planned steps: pass total_steps.")
