@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import fill
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,11 +50,13 @@ ROWS, SHOTS = 512, 5
 class FixedLayers(Method):
     """AttendOut's dropout without learning: layers of constant attention for ``period`` steps, without a defender."""
 
-    name: ClassVar[str] = "fixed-layers"
-    summary: ClassVar[str] = "makes the attention of layers constant for whole periods, with fixed probabilities"
-    paper: ClassVar[str] = ""
-    info: ClassVar[MethodInfo] = MethodInfo(acts_on=("layers",), units="layers")
-    skips_parameters: ClassVar[bool] = True
+    info = MethodInfo(
+        "fixed-layers",
+        "makes the attention of layers constant for whole periods, with fixed probabilities",
+        acts_on=("layers",),
+        units="layers",
+        skips_parameters=True,
+    )
 
     probabilities: tuple[float, ...] = option((0.1,) * 6, Range("one number per layer", lambda _, value: tuple(value)))
     period: int = AttendOut().dropout_step

@@ -83,7 +83,7 @@ def test_every_method_acts_on_the_adapter_and_changes_nothing_else(name: str, ro
     method, dropout = (TABLE | TERMS)[row], {"dropout": 0.1} if row.startswith("r-drop") else {}
     model = adapted(name, **dropout)
     before = frozen(model)
-    if method.edits_pretrained_weights:
+    if method.info.edits_pretrained_weights:
         with pytest.raises(AttendropError, match="an adapter is not saved with"):
             steps(model, method, 1, rate=0.0)
         return

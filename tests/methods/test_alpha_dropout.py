@@ -10,13 +10,12 @@ import torch
 from helpers import zoo
 from torch import Tensor
 
-from attendrop import AlphaDropout, AttendropError, regularize
+from attendrop import AlphaDropout, regularize
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.call import AttentionCall
 from attendrop.keyed_random import SampleKey
 from attendrop.methods.alpha_dropout import affine
 from attendrop.methods.core.context import StepContext
-from attendrop.methods.core.registry import build_method
 from attendrop.methods.core.running_statistics import RunningStatistics
 
 ALPHA = -1.7580993408473766
@@ -76,48 +75,3 @@ def test_the_share_that_is_logged_is_p_and_counts_tokens_alone() -> None:
         logs = reg.logs()
     assert logs["alpha_dropout/dropped"] == pytest.approx(0.3, abs=0.02)
     assert counts["alpha_dropout/encoder.0"][1] == 20 * 16 * (8 + 5 + 3)
-
-
-@pytest.mark.parametrize("left", [False, True])
-@pytest.mark.parametrize("name", ["bert", "llama-class", "bart"])
-def test_padding_and_the_cut_of_the_batch_change_nothing(name: str, left: bool) -> None:
-    if left and name != "llama-class":
-        pytest.skip("pads on the right")
-    model, rows = zoo.build(name, dtype=torch.float64), zoo.rows(name, (8, 5, 3))
-    found = []
-    for parts, extra in (([rows], 0), ([rows], 4), ([rows[:1], rows[1:]], 2)):
-        with regularize(model, AlphaDropout(p=0.3)) as reg:
-            labels = [part["labels"].ne(-100).sum().item() for part in rows]
-            for part in parts:
-                batch = zoo.collate(part, extra=extra, left=left)
-                share = batch["labels"].ne(-100).sum().item() / sum(labels)
-                (reg.loss(batch) * share).backward()
-        found.append(zoo.gradients(model))
-    for other in found[1:]:
-        zoo.assert_same(found[0], other, 1e-9)
-
-
-def test_seeds_steps_and_layers_draw_differently() -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
-    losses = set()
-    for seed, step in ((0, 0), (1, 0), (0, 1)):
-        for layers in ([0], [1]):
-            with regularize(model, AlphaDropout(p=0.3, layers=layers), seed=seed) as reg:
-                reg.begin_step(step)
-                losses.add(reg.loss(batch).item())
-    assert len(losses) == 6
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_the_dtype_stays(dtype: torch.dtype) -> None:
-    assert acted(0.2, torch.ones(2, 4, 2, 8, dtype=dtype)).dtype == dtype
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"p": 0}, r"p=0 must be above 0 and below 1"), ({"p": 1.0}, r"p=1\.0 must be above 0 and below 1"),
-     ({"layers": "x"}, r"layers='x' is not a selection")],
-)  # fmt: skip
-def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(AttendropError, match=message):
-        build_method("alpha-dropout", options)

@@ -10,7 +10,7 @@ from helpers import zoo
 from torch import Tensor
 from torch.distributions import Bernoulli, kl_divergence
 
-from attendrop import AttendropError, Compose, ContextualDropout, LearnableBernoulli, regularize
+from attendrop import ContextualDropout, LearnableBernoulli, regularize
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.layers import AttentionLayer
 from attendrop.methods.contextual_dropout import _Dropped, bernoulli_divergence, mean_values, query_weights
@@ -202,8 +202,3 @@ def test_networks_learn_probabilities_that_differ_between_sequences() -> None:
     assert parameters["encoder.0/second"].abs().max() > 0.01
     assert reg.logs()["contextual_dropout/probability/encoder.0"] != pytest.approx(0.3, abs=1e-4)
     reg.close()
-
-
-def test_it_is_not_combined_with_what_controls_the_passes() -> None:
-    with pytest.raises(AttendropError, match="Both control the passes"):
-        Compose(ContextualDropout(), LearnableBernoulli())

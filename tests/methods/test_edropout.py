@@ -117,15 +117,6 @@ def test_what_a_finished_run_drops_is_shown() -> None:
             assert [drop.nonzero().flatten().tolist() for drop in drops] == list(learnt.values())
 
 
-def test_almost_no_dropping_is_plain_fine_tuning() -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
-    reg = Regularization(zoo.training(model), EDropout(p=1e-6))
-    for _ in range(2):
-        torch.testing.assert_close(reg.loss(batch), model(**batch).loss)
-        reg.step()
-    reg.close()
-
-
 def test_what_is_refused() -> None:
     with pytest.raises(AttendropError, match="population=3"):
         EDropout(population=3)

@@ -177,17 +177,18 @@ def test_accumulation_equals_the_whole_batch(name: str, tmp_path: Path) -> None:
     zoo.assert_same(found[0][1], found[1][1], 1e-7)
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in BY_MICRO_BATCH])
-def test_padding_changes_nothing(name: str) -> None:
+@pytest.mark.parametrize("row", [row for row in METHODS if row not in BY_MICRO_BATCH])
+@pytest.mark.parametrize(("name", "left"), [("bert", False), ("llama-class", True)])
+def test_padding_changes_nothing(name: str, left: bool, row: str) -> None:
     found = []
     for extra in (0, 5):
-        model = zoo.build("bert", dtype=torch.float64)
-        batch = zoo.batch_of("bert", extra=extra)
-        with regularize(model, METHODS[name], **given(model, batch)) as reg:
+        model = zoo.build(name, dtype=torch.float64)
+        batch = zoo.batch_of(name, extra=extra, left=left)
+        with regularize(model, METHODS[row], **given(model, batch)) as reg:
             loss = reg.loss(batch)
             loss.backward()
         found.append(zoo.gradients(model) | {"loss": loss.detach()})
-    zoo.assert_same(found[0], found[1], 1e-8)
+    zoo.assert_same(found[0], found[1], 2e-5 if left else 1e-8)  # Llama computes its norms in float32
 
 
 @pytest.mark.sampled(3)

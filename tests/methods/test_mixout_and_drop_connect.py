@@ -11,8 +11,7 @@ from torch import Tensor
 
 from attendrop import AttendOut, AttendropError, Compose, DropConnect, Method, Mixout, regularize
 from attendrop.keyed_random import sample_parameter_mask
-from attendrop.methods.common.parameter_override import layer_parameters, projection_weights
-from attendrop.methods.common.weight_mixing import _Mix
+from attendrop.methods.common.parameters import _Mix, layer_parameters, projection_weights
 
 
 def moved(model: Any) -> dict[str, Tensor]:
@@ -166,18 +165,6 @@ def test_mixout_draws_the_defenders_weights_back_too() -> None:
             optimizer.zero_grad()
             reg.step()
     assert not torch.allclose(alone.classifier.weight, model.classifier.weight)
-
-
-def test_other_units_are_refused() -> None:
-    with pytest.raises(AttendropError, match=r"unit='row' is not known"):
-        Mixout(unit="row")
-
-
-@pytest.mark.parametrize("p", [0, 1, -0.1, "0.5", float("nan")])
-@pytest.mark.parametrize("method", [Mixout, DropConnect])
-def test_a_probability_out_of_range_is_refused(method: Any, p: Any) -> None:
-    with pytest.raises(AttendropError, match="p="):
-        method(p=p)
 
 
 def test_layer_parameters_are_neither_embeddings_nor_head() -> None:

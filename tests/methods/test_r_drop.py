@@ -192,13 +192,6 @@ def test_passes_that_are_equal_are_warned_of(dropout: float, caplog: pytest.LogC
     )
 
 
-@pytest.mark.parametrize("name", ["bert", "bart", "bert-tokens"])
-def test_passes_without_dropout_agree(name: str) -> None:
-    model, batch = zoo.build(name, dtype=torch.float64), zoo.batch_of(name)
-    with regularize(model, RDrop()) as reg:
-        torch.testing.assert_close(reg.loss(batch), model(**batch).loss)
-
-
 def test_rows_are_repeated_side_by_side_and_the_rest_is_kept() -> None:
     batch = {
         "input_ids": torch.arange(6).view(3, 2),
@@ -235,14 +228,3 @@ def test_what_cannot_be_compared_is_refused() -> None:
     outputs = type("Outputs", (), {"logits": torch.zeros(2, 3, 4)})()
     with pytest.raises(AttendropError, match="the batch has no labels"):
         predictions(model, outputs, {})
-
-
-@pytest.mark.parametrize("alpha", [0, -1.0, float("nan"), float("inf"), True, "1"])
-def test_alpha_out_of_range_is_refused(alpha: Any) -> None:
-    with pytest.raises(AttendropError, match=r"alpha=.* must be above 0"):
-        RDrop(alpha=alpha)
-
-
-def test_an_unknown_reduction_is_refused() -> None:
-    with pytest.raises(AttendropError, match=r"reduction='max' is not known\. .*Choose from: mean, sum"):
-        RDrop(reduction="max")

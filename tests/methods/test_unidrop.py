@@ -113,54 +113,6 @@ def _run(model: Any, reg: Regularization, batch: zoo.Batch, plan: Any) -> tuple[
 # --- Independence
 
 
-@pytest.mark.parametrize("name", ["bert", "bert-tokens", "gpt2-class", "llama-class", "bart", "t5"])
-def test_padding_does_not_matter(name: str) -> None:
-    model, method = zoo.build(name, dtype=torch.float64), UniDrop(feature=0.2, structure=0.3, data=0.2, token=0.4)
-    near, far = zoo.batch_of(name, LENGTHS), zoo.batch_of(name, LENGTHS, extra=5)
-    torch.testing.assert_close(loss_of(model, method, near), loss_of(model, method, far))
-
-
-@pytest.mark.parametrize("name", ["llama", "llama-class"])
-def test_padding_on_the_left_does_not_matter(name: str) -> None:
-    model, method = zoo.build(name, dtype=torch.float64), UniDrop(feature=0.2, structure=0.3, data=0.2, token=0.4)
-    right, left = (zoo.batch_of(name, LENGTHS, extra=3, left=left) for left in (False, True))
-    torch.testing.assert_close(loss_of(model, method, right), loss_of(model, method, left))
-
-
-@pytest.mark.parametrize("name", ["bert", "bert-choice", "gpt2-class"])
-def test_micro_batches_do_not_matter(name: str) -> None:
-    model, method = zoo.build(name, dtype=torch.float64), UniDrop(feature=0.2, structure=0.3, data=0.2, token=0.4)
-    rows = zoo.rows(name, LENGTHS)
-    whole = loss_of(model, method, zoo.collate(rows))
-    reg = at_work(model, method)
-    parts = [reg.loss(zoo.collate(rows[:1])), reg.loss(zoo.collate(rows[1:]))]
-    reg.close()
-    torch.testing.assert_close(whole, (parts[0] + 2 * parts[1]) / 3)
-
-
-def test_activation_checkpointing_drops_the_same() -> None:
-    found = []
-    for checkpointing in (False, True):
-        model = zoo.build("bert")
-        if checkpointing:
-            model.activation_checkpointing_enable({"use_reentrant": False})
-        reg = at_work(model, UniDrop(feature=0.3, data=0))
-        reg.loss(zoo.batch_of("bert")).backward()
-        found.append((reg.state_dict()["statistics"], zoo.gradients(model)))
-        reg.close()
-    assert found[0][0] == found[1][0]
-    zoo.assert_same(found[0][1], found[1][1], 1e-6)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_stays(dtype: torch.dtype) -> None:
-    model, batch = zoo.build("bert", dtype=dtype), zoo.batch_of("bert")
-    loss = loss_of(model, UniDrop(feature=0.3), batch)
-    loss.backward()
-    assert loss.dtype == dtype
-    assert all(torch.isfinite(gradient).all() for gradient in zoo.gradients(model).values())
-
-
 # --- Blocks
 
 
@@ -258,25 +210,6 @@ def test_only_the_input_of_an_encoder_loses_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"feature": 1}, r"feature=1 must be at least 0 and below 1"),
-        ({"structure": 1.5}, r"structure=1\.5 must be at least 0 and at most 1"),
-        ({"data": -0.1}, r"data=-0\.1 must be at least 0"),
-        ({"token": True}, r"token=True"),
-        ({"features": "1,5"}, r"features='1,5' must name some of the places 1, 2, 3 and 4"),
-        ({"features": 1.5}, r"features=1\.5"),
-        ({"features": [True]}, r"features=\[True\]"),
-        (OFF, r"All parts are disabled"),
-        ({"features": "", "structure": 0, "data": 1}, r"All parts are disabled"),
-    ],
-)
-def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(AttendropError, match=message):
-        UniDrop(**options)
-
-
-@pytest.mark.parametrize(
     ("given", "expected"),
     [("1,3", (1, 3)), ("[4, 2]", (2, 4)), ([3, 3], (3,)), (2, (2,)), ("", ()), ((), ())],
 )
@@ -284,26 +217,8 @@ def test_places(given: Any, expected: tuple[int, ...]) -> None:
     assert build_method("unidrop", {"features": given}) == UniDrop(features=expected)
 
 
-def test_images_have_no_tokens() -> None:
-    model, batch = zoo.build("vit"), zoo.batch_of("vit")
-    with pytest.raises(AttendropError, match=r"ViTForImageClassification has no 'input_ids' to drop; set token=0"):
-        loss_of(model, UniDrop(), batch)
-    assert torch.isfinite(loss_of(model, UniDrop(token=0), batch))
-
-
 def test_a_mask_for_pairs_of_tokens_is_refused() -> None:
     model, batch = zoo.build("bert"), zoo.batch_of("bert", (4, 4))
     batch["attention_mask"] = torch.ones(2, 1, 4, 4, dtype=torch.bool)
     with pytest.raises(AttendropError, match=r"\(2, 1, 4, 4\), not "):
         loss_of(model, only(data=0, token=0.5), batch)
-
-
-def test_the_log_has_blocks_and_tokens() -> None:
-    model = zoo.build("bert")
-    with regularize(model, UniDrop(structure=0.5, data=0, token=0.5)) as reg:
-        for _ in range(20):
-            reg.loss(zoo.batch_of("bert"))
-            reg.step()
-        logs = reg.logs()
-    assert 0.2 < logs["unidrop/dropped"] < 0.8
-    assert logs["unidrop/tokens"] == pytest.approx(0.5 * 10 / 16, abs=0.1)  # 10 of 16 tokens are inner ones

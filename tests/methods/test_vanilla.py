@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from helpers import zoo
 from torch import Tensor
 
-from attendrop import AttendropError, Vanilla, regularize
+from attendrop import Vanilla, regularize
 from attendrop.keyed_random import SampleKey, sample_mask
 
 
@@ -76,20 +74,3 @@ def test_weights_take_the_place_of_the_models_own_dropout() -> None:
     with regularize(model, Vanilla(p=1e-6, where="weights")) as reg:
         loss = reg.loss(batch)
     torch.testing.assert_close(loss, model.eval()(**batch).loss, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"p": 0}, r"p=0 must be above 0 and below 1"),
-        ({"p": 1}, r"p=1 must be above 0 and below 1"),
-        ({"where": "score"}, r"where='score' is not known\. Did you mean 'scores'"),
-        ({"layers": "x"}, r"layers='x' is not a selection"),
-    ],
-)
-def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(AttendropError, match=message):
-        Vanilla(**options)
-
-
-# --- LayerDrop

@@ -18,7 +18,9 @@ def explanation(method: type[Method]) -> str:
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     options = "\n".join(lines) if len(rows) > 1 else "No options."
     measured = f"Measured: {method.info.evidence}\n\n" if method.info.evidence else ""
-    return f"{method.info.name}: {method.info.summary}\n\n{measured}{options}\n\n{inspect.cleandoc(method.__doc__ or '')}"
+    return (
+        f"{method.info.name}: {method.info.summary}\n\n{measured}{options}\n\n{inspect.cleandoc(method.__doc__ or '')}"
+    )
 
 
 def _text(default: object) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from attendrop.errors import AttendropError
-from attendrop.methods.attend_out.method import AttendOut
 from attendrop.methods.attend_out.effects import learnt
+from attendrop.methods.attend_out.method import AttendOut
 from attendrop.output_files import check_output
 from attendrop.reports import learned_patterns as patterns
 from attendrop.reports.learned_patterns import Fit, Patterns
