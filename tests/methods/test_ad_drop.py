@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from helpers import oracles, zoo
-from helpers.device import DEVICE
 from torch import Tensor
 
 from attendrop import ADDrop, AttendropError, regularize
@@ -141,8 +140,7 @@ def tolerance(name: str) -> float:
     return 2e-5 if "llama" in name or name == "gpt2" else 1e-8
 
 
-TRIED = [("bert", method) for method in METHODS]
-TRIED += [(name, METHODS[i % len(METHODS)]) for i, name in enumerate(zoo.TEXT) if name != "bert"]
+TRIED = [(name, METHODS[i % len(METHODS)]) for i, name in enumerate(zoo.TEXT) if name != "bert"]
 
 
 @pytest.mark.parametrize(("name", "method"), TRIED, ids=lambda v: v if isinstance(v, str) else NAMES[METHODS.index(v)])
@@ -163,28 +161,8 @@ def test_nothing_depends_on_padding(name: str, method: ADDrop) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "backend", "method"),
-    [("gpt2-class", "sdpa", METHODS[0]), ("gpt2-class", "eager", METHODS[1]), ("llama", "sdpa", METHODS[2]),
-     ("llama", "eager", METHODS[5])],
-    ids=str,
-)  # fmt: skip
-def test_nothing_depends_on_left_padding(name: str, backend: str, method: ADDrop) -> None:
-    found = []
-    for extra in (0, 5):
-        model = zoo.build(name, backend, dtype=torch.float64)
-        batch = zoo.batch_of(name, (8, 5, 3), extra=extra, left=True)
-        with regularize(model, method) as reg:
-            loss = reg.loss(batch)
-            loss.backward()
-            found.append((zoo.gradients(model) | {"loss": loss.detach()}, reg.logs()))
-    zoo.assert_same(found[0][0], found[1][0], tolerance(name))
-    assert found[0][1] == pytest.approx(found[1][1])
-
-
-@pytest.mark.parametrize(
     ("name", "method"),
-    [("bert", method) for method in METHODS]
-    + [(n, METHODS[0]) for n in ("bert-choice", "modernbert", "vit", "bart-class", "gpt2-class", "llama-class")],
+    [("bert-choice", METHODS[0]), ("vit", METHODS[3]), ("bart-class", METHODS[1]), ("llama-class", METHODS[5])],
     ids=lambda v: v if isinstance(v, str) else NAMES[METHODS.index(v)],
 )
 def test_a_batch_of_8_equals_8_batches_of_1(name: str, method: ADDrop) -> None:
@@ -213,22 +191,6 @@ def test_a_batch_of_8_equals_8_batches_of_1_where_every_token_counts(name: str) 
         found.append(zoo.gradients(model))
     for other in found[1:]:
         zoo.assert_same(found[0], other, 1e-8)
-
-
-def test_draws_depend_on_seed_and_step_and_repeat() -> None:
-    batch = zoo.batch_of("bert")
-
-    def losses(seed: int) -> list[float]:
-        model = zoo.build("bert")
-        with regularize(model, METHODS[0], seed=seed) as reg:
-            found = []
-            for _ in range(3):
-                found.append(reg.loss(batch).item())
-                reg.step()
-        return found
-
-    assert losses(0) == losses(0)
-    assert len(set(losses(0) + losses(1))) == 6
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
@@ -278,66 +240,12 @@ def test_the_attribution_pass_sees_the_dropout_of_the_pass_that_trains() -> None
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("name", "method"),
-    [("bert", method) for method in METHODS] + [(name, METHODS[2]) for name in ("bart", "llama-class", "t5")],
-    ids=str,
-)
-def test_autocast_gives_the_gradients_of_full_precision_roughly(name: str, method: ADDrop) -> None:
-    model, batch = zoo.build(name), zoo.batch_of(name)
-    random = ADDrop(p=0.5, q=0.5, attribution="random", **ON)
-    with regularize(model, method) as reg:
-        with torch.autocast(DEVICE.type, torch.bfloat16):
-            loss = reg.loss(batch)
-        loss.backward()
-    assert torch.isfinite(loss)
-    found = zoo.gradients(model)
-    assert all(value.dtype == torch.float32 and torch.isfinite(value).all() for value in found.values())
-    if method != random:
-        return
-    _, expected = step(model, method, [batch])
-    assert found.keys() == expected.keys()
-    for key, value in expected.items():
-        assert torch.nn.functional.cosine_similarity(found[key].flatten(), value.flatten(), dim=0) > 0.95 or (
-            value.abs().max() < 1e-3
-        ), key
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize("method", METHODS, ids=NAMES)
 def test_float16_gives_finite_gradients(method: ADDrop) -> None:
     model, batch = zoo.build("bert", dtype=torch.float16), zoo.batch_of("bert", (8, 1, 2))
     loss, gradients = step(model, method, [batch])
     assert math.isfinite(loss)
     assert all(torch.isfinite(value).all() for value in gradients.values())
-
-
-@pytest.mark.parametrize(
-    ("name", "method"),
-    [("bert", METHODS[3]), ("bart", METHODS[0]), ("llama", METHODS[5]), ("t5", METHODS[2]), ("deberta-v3", METHODS[0])],
-    ids=str,
-)
-def test_activation_checkpointing_changes_nothing(name: str, method: ADDrop) -> None:
-    batch, found = zoo.batch_of(name), []
-    for checkpointed in (False, True):
-        model = zoo.build(name, dropout=0.2, dtype=torch.float64)
-        if checkpointed:
-            model.activation_checkpointing_enable({"use_reentrant": False})
-        torch.manual_seed(3)
-        loss, gradients = step(model, method, [batch])
-        found.append(gradients | {"loss": loss})
-    zoo.assert_same(*found, 1e-10)
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_reentrant_checkpointing_is_refused(late: bool) -> None:
-    model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    with regularize(model, METHODS[0]) as reg:
-        if late:
-            reg.loss(batch).backward()
-        model.activation_checkpointing_enable({"use_reentrant": True})
-        with pytest.raises(AttendropError, match=r"[Rr]eentrant.*use_reentrant': False"):
-            reg.loss(batch).backward()
 
 
 @pytest.mark.parametrize("method", METHODS, ids=NAMES)

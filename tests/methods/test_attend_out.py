@@ -82,38 +82,6 @@ def test_embeddings_are_what_enters_the_first_layer(name: str) -> None:
     torch.testing.assert_close(generator.embeddings(batch), seen[0])
 
 
-def test_one_score_map_for_each_layer_and_every_lesson_reaches_every_weight() -> None:
-    players, step = players_of("roberta")
-    micro = act(players, step)
-    assert [tuple(dropped.shape) for dropped in dropped_in(players, micro).values()] == [(2, 1, 6, 6)] * 2
-    players.log_likelihood(micro).sum().backward()
-    for name, parameter in players.generator.named_parameters():
-        # The value of the last layer has no effect, and the key's bias none on differences within a row.
-        assert parameter.grad is not None, name
-
-
-@pytest.mark.parametrize(("name", "left"), [("bert", False), ("gpt2", True)])
-def test_the_generator_never_sees_padding(name: str, left: bool) -> None:
-    model = zoo.build(name, **DOUBLE).eval()
-    short = zoo.batch_of(name, (5,))
-    padded = zoo.batch_of(name, (5,), extra=4, left=left)
-    found = []
-    for batch in (short, padded):
-        players, step = players_of(name, (5,), model=copy.deepcopy(model))
-        step = replace(step, batch=batch)
-        micro = act(players, step)
-        found.append([dropped_in(players, micro), [players.log_likelihood(micro)]])
-    start = 4 if left else 0
-    for layer in ("0", "1"):
-        key = next(key for key in found[0][0] if key.endswith(layer))
-        plain, wide = (dropped[key] for dropped, _ in found)
-        assert torch.equal(plain, wide[:, :, start : start + 5, start : start + 5])
-        inside = torch.zeros_like(wide)
-        inside[:, :, start : start + 5, start : start + 5] = True
-        assert not (wide & ~inside).any()
-    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-9, atol=1e-12)
-
-
 # --- Actions
 
 
@@ -213,31 +181,6 @@ def test_the_likelihood_is_a_mean_over_valid_units() -> None:
                     dropped = bool(sampled[row, 0, i, j])
                     total += math.log(float(p[i, j] if dropped else 1 - p[i, j]))
             assert found[row] == pytest.approx(total / (2 * length**2), rel=1e-6)
-
-
-def test_the_generator_learns_what_is_rewarded() -> None:
-    """Minus the dropped units of one column: that column's probability falls under 0.1, the others' do not."""
-    model, column = zoo.build("bert", **DOUBLE), 2
-    with torch.no_grad():  # tokens that have nothing in common
-        embeddings = model.bert.embeddings
-        for parameter in embeddings.parameters():
-            parameter.zero_()
-        embeddings.LayerNorm.weight.fill_(1)
-        for place, token in enumerate(zoo.batch_of("bert", (5,))["input_ids"][0]):
-            embeddings.word_embeddings.weight[token, 3 * place] = 4.0
-    players, step = players_of(lengths=(5,), model=model, layers="first", generator_learning_rate=3e-3)
-    for number in range(200):
-        period = [[act(players, step, 8 * number + i)] for i in range(8)]
-        dropped = [dropped_in(players, micro)["encoder.0"] for (micro,) in period]
-        rewards = torch.tensor([-float(mask[..., column].float().mean()) for mask in dropped])
-        players.teach(period, rewards - rewards.mean(), lambda tensor: tensor)
-        with torch.no_grad():
-            found = players.generator.begin(step.inputs).logits(0, None).sigmoid().mean((0, 1, 2))
-        if found[column] < 0.1:
-            break
-    others = [place for place in range(5) if place != column]
-    assert found[column] < 0.1
-    assert found[others].min() > 0.12
 
 
 def weights(model: torch.nn.Module) -> dict[str, Tensor]:
@@ -407,67 +350,6 @@ def test_dropout_on_a_device_of_its_own_follows_from_seed_and_step() -> None:
     assert found[0] == found[1] != found[2]
 
 
-def test_float16_scaling_leaves_the_defender_as_it_would_be() -> None:
-    """The loop multiplies the loss by a scale and divides the gradients by it, as a gradient scaler does."""
-    found = []
-    for scale in (1.0, 1024.0):
-        torch.manual_seed(7)
-        model = zoo.build("bert", **DOUBLE)
-        optimizer = optimizer_of(model)
-        with regularize(model, papers(dropout_step=9), optimizer=optimizer, reward_data=[zoo.batch_of("bert")]) as reg:
-            reg.loss_scale = scale
-            for _ in range(3):
-                (reg.loss(zoo.batch_of("bert")) * scale).backward()
-                for parameter in model.parameters():
-                    if parameter.grad is not None:
-                        parameter.grad /= scale
-                optimizer.step()
-                optimizer.zero_grad()
-                reg.step()
-            found.append(weights(reg.method_state.players.defender.model))  # type: ignore[attr-defined]
-    zoo.assert_same(*found, 1e-12)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("variant", ["dropout", "pruning"])
-def test_state_goes_on_in_the_middle_of_a_period(variant: str, tmp_path: Path) -> None:
-    """Six steps at once, and three, a restart from a file, and three more."""
-    method = papers(variant=variant, dropout_step=4)
-    rows = zoo.rows("bert", (5, 6, 4, 7))
-
-    def steps(reg: Any, model: Any, optimizer: Any, count: int) -> None:
-        for _ in range(count):
-            reg.loss(zoo.on_device(zoo.collate(rows))).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            reg.step()
-
-    def begin() -> tuple[Any, Any, dict[str, Any]]:
-        model = zoo.build("bert")
-        optimizer = optimizer_of(model)
-        return model, optimizer, {"optimizer": optimizer, "reward_data": [zoo.batch_of("bert", seed=8)], "seed": 4}
-
-    model, optimizer, options = begin()
-    with regularize(model, method, **options) as reg:
-        steps(reg, model, optimizer, 6)
-    expected = weights(model)
-
-    model, optimizer, options = begin()
-    with regularize(model, method, **options) as reg:
-        steps(reg, model, optimizer, 3)
-        torch.save(
-            (reg.state_dict(), reg.method_state_dicts(), model.state_dict(), optimizer.state_dict()), tmp_path / "s"
-        )
-    state, method_state, of_model, of_optimizer = torch.load(tmp_path / "s", weights_only=True)
-    model, optimizer, options = begin()
-    model.load_state_dict(of_model)
-    optimizer.load_state_dict(of_optimizer)
-    with regularize(model, method, **options) as reg:
-        reg.load_state_dict(state, method_state)
-        steps(reg, model, optimizer, 3)
-    zoo.assert_same(weights(model), expected)
-
-
 @pytest.mark.parametrize("learner", ["effects", "policy_gradient"])
 def test_a_run_that_was_killed_after_its_last_step_is_completed(learner: str) -> None:
     """In the middle of a period; and a checkpoint that is written at once equals the one that was read."""
@@ -585,14 +467,6 @@ def test_an_optimizer_of_something_else_is_refused() -> None:
     other = torch.nn.Linear(2, 2)
     with pytest.raises(AttendropError, match="not in the model"):
         run(papers(), 1, optimizer=lambda model: torch.optim.Adam([*model.parameters(), *other.parameters()]))
-
-
-def test_variants_are_the_versions_of_the_papers() -> None:
-    dropout, pruning = papers(), papers(variant="pruning")
-    assert (dropout.score_on, dropout.merge, dropout.rewarded_on()) == ("reward_data", "sample", "split")
-    assert (pruning.score_on, pruning.merge, pruning.rewarded_on()) == ("train", "attacker", None)
-    assert papers(reward_data="eval").rewarded_on() == "eval"
-    assert papers(variant="pruning", merge="best").merge == "best"
 
 
 def noisy(batch: Mapping[str, Tensor], first: int = 0) -> Tensor:

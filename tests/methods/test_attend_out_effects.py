@@ -273,13 +273,9 @@ def test_defaults_depend_on_learner_and_variant() -> None:
     assert resolved() == resolved(variant="dropout", dropout_step=5) == ours
     assert resolved(learner="policy_gradient") == ("policy_gradient", 0.5, 10, 4, "sample", "score", "reward_data")
     assert resolved(variant="pruning") == ("policy_gradient", 0.5, 10, 4, "attacker", "score", "train")
+    assert AttendOut().rewarded_on() == "split" and AttendOut(variant="pruning").rewarded_on() is None
     assert resolved(variant="pruning", learner="effects") == ("effects", 0.1, 5, 8, "attacker", "layer", "train")
     assert resolved(init_drop_prob=0.3, dropout_step=7, reward_batch_size=2, merge="best")[1:5] == (0.3, 7, 2, "best")
-
-
-def test_it_drops_whole_layers() -> None:
-    with pytest.raises(AttendropError, match="drops whole layers, not granularity='score'"):
-        AttendOut(learner="effects", granularity="score")
 
 
 @pytest.mark.parametrize(

@@ -12,18 +12,16 @@ from typing import Any
 import pytest
 import torch
 from helpers import zoo
+from helpers.one_layer import context_of
 from helpers.training import examples, trainer_of, weights
 from torch import Tensor, nn
 from transformers import EarlyStoppingCallback
 
 from attendrop import AttendropError, AutoDropout, SuperT
-from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.layers import AttentionLayer
-from attendrop.keyed_random import SampleKey
 from attendrop.methods.auto_dropout import part_of, patterned, sample_pattern
-from attendrop.methods.core.context import Processes, StepContext
-from attendrop.methods.core.running_statistics import RunningStatistics
+from attendrop.methods.core.context import Processes
 from attendrop.training.labelled_data import labelled_data
 from attendrop.training.regularization import Regularization
 
@@ -34,15 +32,12 @@ PATTERN = {"size": 2, "stride": 3, "p": 0.6, "share_heads": False, "share_rows":
 # --- Patterns
 
 
-def dropped(valid: Tensor | None = None, shape: tuple[int, ...] = (6, 4, 12, 12), **pattern: Any) -> Tensor:
-    model, rows = zoo.build("bert"), zoo.batch_of("bert", (3,) * shape[0])
-    adapter = ModelAdapter(model)
-    layer = adapter.trace(rows)[0]
-    context = StepContext(
-        model, rows, SampleKey(0, 0, 0, shape[0]), RunningStatistics(), "autodropout", adapter_if_any=adapter
-    )
-    plan: Any = patterned(AutoDropout(), context, PATTERN | pattern)
-    drop = plan.edit(AttentionCall(layer, shape, valid, torch.device("cpu"))).drop  # type: ignore[arg-type]
+def dropped(valid: Tensor | None = None, shape: tuple[int, int, int, int] = (6, 4, 12, 12), **pattern: Any) -> Tensor:
+    context = context_of(shape[0])
+    call = AttentionCall(context.adapter.attention_layers[0], shape, valid, torch.device("cpu"))
+    edit = patterned(AutoDropout(), context, PATTERN | pattern).edit(call)
+    assert edit is not None
+    drop = edit.drop
     assert drop is not None and drop.shape == shape
     return drop
 
@@ -187,14 +182,6 @@ def test_the_same_pattern_gives_the_same_loss_in_each_trial(
     assert losses == [losses[0]] * 4
 
 
-def test_trials_differ_by_their_patterns(tmp_path: Path) -> None:
-    held = list(zoo.rows("bert", [5, 7, 4, 6], seed=9))
-    assert (
-        len(set(trial_losses(trainer_of(tmp_path, AutoDropout(trials=4), reward_dataset=held, num_train_epochs=4))))
-        == 4
-    )
-
-
 def test_a_trial_has_the_state_of_the_optimizer_and_falling_learning_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two trials of three steps, in a loop whose optimizer comes with momentum, and whose rate it changes itself."""
     monkeypatch.setattr(AUTODROPOUT, "sample_pattern", lambda *_: PATTERN)
@@ -288,13 +275,6 @@ def test_a_run_goes_on_exactly_from_anywhere(step: int, tmp_path: Path) -> None:
     zoo.assert_same(weights(whole), weights(resumed))
     assert whole.method_state is not None and resumed.method_state is not None
     assert whole.method_state.final_report([]) == resumed.method_state.final_report([])
-
-
-def test_rows_are_set_aside_to_score_on(tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path, AutoDropout(trials=1, reward_data="split", reward_fraction=0.25))
-    assert (len(trainer.train_dataset), len(trainer.reward_dataset)) == (12, 4)  # type: ignore[arg-type]
-    trainer.train()
-    assert any("autodropout/trial_loss" in entry for entry in trainer.state.log_history)
 
 
 def test_patterns_are_scored_on_what_the_best_epoch_is_chosen_on(tmp_path: Path) -> None:

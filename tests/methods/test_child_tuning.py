@@ -109,17 +109,6 @@ def test_the_fisher_information_is_the_mean_squared_gradient_of_single_rows(max_
         torch.testing.assert_close(found[name].double(), expected[name], rtol=1e-5, atol=1e-9)
 
 
-def test_processes_measure_the_fisher_information_together() -> None:
-    model = zoo.build("bert")
-    rows = [zoo.collate([row]) for row in zoo.rows("bert", (4, 7, 5))]
-    data = LabelledBatches(rows, torch.device("cpu"))
-    method = ChildTuning(variant="D")
-    whole = fisher_information(zoo.training(model, train_data=data), method)
-    parts = [fisher_information(zoo.training(model, Processes(rank, 2), train_data=data), method) for rank in (0, 1)]
-    for name in whole:  # two rows and one
-        torch.testing.assert_close(whole[name], (2 * parts[0][name] + parts[1][name]) / 3)
-
-
 @pytest.mark.parametrize(("share", "kept"), [(0.0001, 1), (0.01, 10), (0.0019, 1), (0.3, 300), (1 - 0.9, 100)])
 def test_the_largest(share: float, kept: int) -> None:
     torch.manual_seed(0)
@@ -170,3 +159,14 @@ def test_what_is_missing_is_said() -> None:
     driven = ChildTuning(variant="D")
     with pytest.raises(AttendropError, match=r"pass train_data"), regularize(model, driven, optimizer=optimizer):
         pass
+
+
+def test_processes_measure_the_fisher_information_together() -> None:
+    model = zoo.build("bert")
+    rows = [zoo.collate([row]) for row in zoo.rows("bert", (4, 7, 5))]
+    data = LabelledBatches(rows, torch.device("cpu"))
+    method = ChildTuning(variant="D")
+    whole = fisher_information(zoo.training(model, train_data=data), method)
+    parts = [fisher_information(zoo.training(model, Processes(rank, 2), train_data=data), method) for rank in (0, 1)]
+    for name in whole:  # two rows and one
+        torch.testing.assert_close(whole[name], (2 * parts[0][name] + parts[1][name]) / 3)

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from helpers import zoo
+from helpers.one_layer import edit_of
 from torch import Tensor
 
 from attendrop import Compose, DropAttention, Vanilla, regularize
-from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionComputation, AttentionEdit
 from attendrop.keyed_random import SampleKey, sample_mask
-from attendrop.methods.core.context import StepContext
-from attendrop.methods.core.running_statistics import RunningStatistics
 
 SHAPE = (4, 3, 9, 9)
 LENGTHS = (9, 7, 4, 2)
-
-
-def edit_of(method: DropAttention, valid: Tensor | None, shape: tuple[int, int, int, int] = SHAPE) -> AttentionEdit:
-    model, batch = zoo.build("bert"), zoo.batch_of("bert", (shape[-1],) * shape[0])
-    adapter = ModelAdapter(model)
-    adapter.trace(batch)
-    key = SampleKey(0, 0, 0, shape[0])
-    plan: Any = method.plan(
-        StepContext(model, batch, key, RunningStatistics(), "dropattention", adapter_if_any=adapter)
-    )
-    return plan.edit(AttentionCall(adapter.attention_layers[0], shape, valid, torch.device("cpu")))  # type: ignore[no-any-return]
 
 
 def attention(valid: Tensor) -> Tensor:

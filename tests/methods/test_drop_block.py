@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers import zoo
+from helpers.one_layer import edit_of
 from helpers.oracles import EagerAttention
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,12 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from attendrop import DropBlock, regularize
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.layers import AttentionLayer
 from attendrop.keyed_random import SampleKey, sample_mask, uniform
-from attendrop.methods.common.random_mask import RandomMaskPlan, spread
-from attendrop.methods.core.context import StepContext
-from attendrop.methods.core.running_statistics import RunningStatistics
+from attendrop.methods.common.random_mask import spread
 
 CPU = torch.device("cpu")
 
@@ -36,20 +33,7 @@ def expected(p: float, size: int, rows: int, n: int) -> list[float]:
 
 
 def dropped(method: DropBlock, shape: tuple[int, int, int, int], valid: Tensor | None) -> Tensor:
-    context = StepContext(
-        model=torch.nn.Identity(),
-        batch={},
-        key=SampleKey(0, 0, 0, shape[0]),
-        statistics=RunningStatistics(),
-        source="dropblock",
-    )
-    drop = (
-        RandomMaskPlan(
-            method, context, lambda plan, call: plan.drop_scores(call, method.drop_mask(plan, call)), {"encoder.0"}
-        )
-        .edit(AttentionCall(AttentionLayer("a", "encoder", 0), shape, valid, CPU))
-        .drop
-    )
+    drop = edit_of(method, shape, valid).drop
     assert drop is not None and drop.shape == shape
     return drop
 

@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from helpers import zoo
+from helpers.one_layer import edit_of
 from helpers.oracles import gated
 from torch import Tensor
 
 from attendrop import AttendropError, DropHead, regularize
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.layers import AttentionLayer
 from attendrop.keyed_random import SampleKey, sample_mask
-from attendrop.methods.core.context import StepContext
-from attendrop.methods.core.running_statistics import RunningStatistics
 
 CONSTANT = DropHead(p_start=0.5, schedule="constant")
 
 
 def factors(p: float, batch: int, heads: int) -> Tensor:
     """What the output of each head of each sequence is multiplied by, ``(batch, heads)``."""
-    context = StepContext(
-        model=torch.nn.Identity(),
-        batch={},
-        key=SampleKey(0, 0, 0, batch),
-        statistics=RunningStatistics(),
-        source="drophead",
-    )
-    call = AttentionCall(AttentionLayer("a", "encoder", 0), (batch, heads, 3, 3), None, torch.device("cpu"))
-    context = replace(context, adapter_if_any=SimpleNamespace(attention_layers=[call.layer]))  # type: ignore[arg-type]
-    plan: Any = DropHead(p_start=p, schedule="constant").plan(context)
-    output = plan.edit(call).output
+    output = edit_of(DropHead(p_start=p, schedule="constant"), (batch, heads, 3, 3)).output
     assert output is not None
     found = output(torch.ones(batch, 3, heads, 2, dtype=torch.float64))
     assert torch.equal(found, found[:, :1, :, :1].expand_as(found))  # the same for all tokens and units
@@ -95,12 +80,6 @@ def test_kept_heads_make_up_for_dropped_ones(p: float, heads: int) -> None:
     # The sum over the heads is theirs, but where all are dropped.
     assert found.sum(1)[kept > 0].sub(heads).abs().max() < 1e-9
     assert found.mean().item() == pytest.approx(1 - p**heads, abs=0.02)
-
-
-def test_heads_layers_and_sequences_are_drawn_by_themselves() -> None:
-    found = (factors(0.5, 2000, 3) == 0).double()
-    together = torch.corrcoef(torch.cat([found, found.roll(1, 0)], 1).T)
-    assert (together - torch.eye(6)).abs().max() < 0.1
 
 
 @pytest.mark.parametrize(("name", "heads", "step"), [("bert", 2, 0), ("llama-class", 4, 2)])

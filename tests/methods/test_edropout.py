@@ -88,12 +88,6 @@ def test_how_often_elements_change() -> None:
     assert (states != challengers).float().mean().item() == pytest.approx(0.15, abs=0.01)
 
 
-def test_equal_states_stay_as_they_are() -> None:
-    population = population_of()
-    population.states = {"encoder.0": torch.tensor([[True, False]] * 4)}
-    assert [population.dropped(KEY, "encoder.0", 2, number).tolist() for number in range(8)] == [[True, False]] * 8
-
-
 def test_an_energy_that_is_not_finite_loses() -> None:
     population = population_of()
     population.states = {"encoder.0": torch.tensor([[False]] * 4)}

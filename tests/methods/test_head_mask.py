@@ -2,45 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 import torch
 from helpers import zoo
+from helpers.one_layer import edit_of
 from helpers.oracles import gated
 from torch import Tensor
 
 from attendrop import AttendropError, HeadMask, regularize
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.layers import AttentionLayer
 from attendrop.attribution.head_importance import head_importance
-from attendrop.keyed_random import SampleKey
-from attendrop.methods.core.context import StepContext
-from attendrop.methods.core.running_statistics import RunningStatistics
 
 
 def masked(method: HeadMask, batch: int, heads: int, importance: Tensor | None = None, layer: int = 0) -> Tensor:
     """Which heads of which sequence are masked, ``(batch, heads)``."""
-    context = StepContext(
-        model=torch.nn.Identity(),
-        batch={},
-        key=SampleKey(0, 0, 0, batch),
-        statistics=RunningStatistics(),
-        source="headmask",
-    )
-    call = AttentionCall(AttentionLayer("a", "encoder", layer), (batch, heads, 3, 3), None, torch.device("cpu"))
-    context = replace(context, adapter_if_any=SimpleNamespace(attention_layers=[call.layer]))  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr("attendrop.methods.head_mask.head_importance", lambda *_: {call.layer.key: importance})
-        plan: Any = method.plan(context)
-    output = plan.edit(call).output
+        found = {f"encoder.{layer}": importance}
+        monkeypatch.setattr("attendrop.methods.head_mask.head_importance", lambda *_: found)
+        output = edit_of(method, (batch, heads, 3, 3), layer=layer).output
     assert output is not None
-    found = output(torch.ones(batch, 3, heads, 2))
-    assert set(found.unique().tolist()) <= {0.0, 1.0}  # nothing is rescaled
-    return found[:, 0, :, 0] == 0
+    after = output(torch.ones(batch, 3, heads, 2))
+    assert set(after.unique().tolist()) <= {0.0, 1.0}  # nothing is rescaled
+    return after[:, 0, :, 0] == 0
 
 
 # --- How many

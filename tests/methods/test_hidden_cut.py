@@ -150,15 +150,6 @@ class _Step:
         """Nothing."""
 
 
-def test_the_share_that_is_cut() -> None:
-    model, batch = zoo.build("bert"), zoo.batch_of("bert", (10, 10))
-    with regularize(model, HiddenCut(alpha=0.2, select_by="random")) as reg:
-        reg.loss(batch)
-        logs = reg.logs()
-    assert logs["hiddencut/dropped"] == logs["hiddencut/dropped/encoder.1"] == pytest.approx(0.2)
-    assert logs["hiddencut/divergence"] > 0
-
-
 # --- Kinds of models, and other methods
 
 
@@ -168,22 +159,6 @@ def test_an_encoder_alone_is_cut() -> None:
         reg.loss(zoo.batch_of("bart"))
         logs = reg.logs()
     assert [name for name in logs if "dropped/" in name] == [f"hiddencut/dropped/encoder.{i}" for i in (0, 1)]
-
-
-@pytest.mark.parametrize(
-    ("options", "labels"),
-    [
-        ({"num_labels": 1}, torch.tensor([0.1, 0.2, 0.3])),
-        ({"problem_type": "multi_label_classification"}, torch.eye(3)),
-    ],
-)
-def test_numbers_and_several_labels(options: dict[str, Any], labels: Tensor) -> None:
-    model = zoo.build("bert", **options)
-    loss = loss_of(model, HiddenCut(gamma=0), zoo.batch_of("bert") | {"labels": labels})
-    loss.backward()
-    plain = model(**zoo.batch_of("bert") | {"labels": labels}).loss
-    assert loss > plain
-    assert all(gradient.isfinite().all() for gradient in zoo.gradients(model).values())
 
 
 def test_first_pass_has_the_dropout_of_plain_fine_tuning() -> None:

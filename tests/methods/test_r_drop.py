@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attendrop import ADDrop, AttendropError, Compose, RDrop, regularize
-from attendrop.attribution.predictions import kind_of
 from attendrop.batches import number_of_rows
 from attendrop.methods.common.divergence import divergence, divergences, predictions
 from attendrop.methods.r_drop import repeat_rows
@@ -152,17 +151,6 @@ def test_a_sum_of_tokens_has_the_weight_of_rows(name: str) -> None:
     torch.testing.assert_close(penalties["sum"], number_of_rows(batch) * penalties["mean"])
 
 
-def test_numbers_are_averaged_whatever_the_reduction() -> None:
-    model, batch = zoo.build("bert", dropout=0.2, num_labels=1), zoo.batch_of("bert")
-    batch["labels"] = torch.tensor([0.1, 0.7, 0.3])
-    losses = []
-    for reduction in ("mean", "sum"):
-        torch.manual_seed(7)
-        with regularize(model, RDrop(alpha=1.6, reduction=reduction)) as reg:
-            losses.append(reg.loss(batch))
-    torch.testing.assert_close(*losses)
-
-
 @pytest.mark.parametrize("counted", [True, False], ids=["model counts the items of a step", "does not"])
 def test_a_sum_is_over_the_global_batch(counted: bool, tmp_path: Path) -> None:
     """However it is cut into micro-batches; copies differ by the draws of AD-DROP, which are keyed by row."""
@@ -215,12 +203,6 @@ def test_spans_are_compared_at_both_ends() -> None:
     torch.testing.assert_close([values for _, values in found], ends)
 
 
-def test_kinds() -> None:
-    assert kind_of(zoo.build("bert"), torch.zeros(2, 3)) == "classes"
-    assert kind_of(zoo.build("bert", num_labels=1), torch.zeros(2, 1)) == "number"
-    assert kind_of(zoo.build("bert", problem_type="multi_label_classification"), torch.zeros(2, 3)) == "labels"
-
-
 def test_what_cannot_be_compared_is_refused() -> None:
     model = zoo.build("bert")
     with pytest.raises(AttendropError, match="returns no logits"):
@@ -228,3 +210,14 @@ def test_what_cannot_be_compared_is_refused() -> None:
     outputs = type("Outputs", (), {"logits": torch.zeros(2, 3, 4)})()
     with pytest.raises(AttendropError, match="the batch has no labels"):
         predictions(model, outputs, {})
+
+
+def test_numbers_are_averaged_whatever_the_reduction() -> None:
+    model, batch = zoo.build("bert", dropout=0.2, num_labels=1), zoo.batch_of("bert")
+    batch["labels"] = torch.tensor([0.1, 0.7, 0.3])
+    losses = []
+    for reduction in ("mean", "sum"):
+        torch.manual_seed(7)
+        with regularize(model, RDrop(alpha=1.6, reduction=reduction)) as reg:
+            losses.append(reg.loss(batch))
+    torch.testing.assert_close(*losses)

@@ -130,11 +130,6 @@ def test_the_contrast_of_one_sequence_says_nothing() -> None:
     assert one.grad.abs().max() == 0
 
 
-def test_the_contrast_pulls_copies_together() -> None:
-    together = torch.eye(3)
-    assert contrastive_loss(together, together, None, 0.1) < contrastive_loss(together, together.roll(1, 0), None, 0.1)
-
-
 # --- What the head reads
 
 
@@ -191,19 +186,6 @@ def test_without_classes_of_sequences_only_copies_belong_together(
 
 
 # --- Gradients, dropout
-
-
-def test_no_gradient_of_a_parameter_is_left_by_the_pass_for_the_perturbation() -> None:
-    model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    loss = loss_of(model, SCAL(), batch)
-    assert all(parameter.grad is None for parameter in model.parameters())
-    loss.backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-
-
-def test_the_scale_of_the_loss_does_not_matter() -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
-    torch.testing.assert_close(loss_of(model, SCAL(), batch), loss_of(model, SCAL(), batch, scale=1024.0))
 
 
 @pytest.mark.parametrize("where", ["embeddings", "attention"])

@@ -13,7 +13,6 @@ from helpers.oracles import EagerAttention
 
 from attendrop import AttendropError, Scheduler, regularize
 from attendrop.keyed_random import SampleKey, sample_mask
-from attendrop.methods.common import random_mask
 from attendrop.methods.core.context import Processes
 from attendrop.methods.core.registry import build_method
 from attendrop.training.checkpoints import load_state, seal
@@ -91,42 +90,6 @@ def test_the_loss_is_that_of_the_formula(step: int) -> None:
         assert logs[f"scheduler/dropped/encoder.{i}"] == pytest.approx(share.item())
     with EagerAttention(drops).in_place_of_stock(model):
         torch.testing.assert_close(loss, model(**batch).loss)
-
-
-def test_draws_differ_between_heads_rows_sequences_layers_and_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    sampled: list[torch.Tensor] = []
-
-    def kept(*arguments: Any) -> torch.Tensor:
-        sampled.append(sample_mask(*arguments))
-        return sampled[-1]
-
-    monkeypatch.setattr(random_mask, "sample_mask", kept)
-    model, batch = zoo.build("bert"), zoo.batch_of("bert", (30, 30))
-    with regularize(model, Scheduler(probabilities=(0.5, 0.5)), total_steps=8) as reg:
-        for _ in range(2):
-            reg.loss(batch)
-            reg.step()
-    rows = torch.cat([mask.reshape(-1, 30) for mask in sampled])
-    assert len(rows) == 2 * 2 * 2 * 2 * 30
-    assert len({tuple(row.tolist()) for row in rows}) == len(rows)
-
-
-@pytest.mark.parametrize(
-    ("name", "layers", "expected"),
-    [
-        ("bert", "all", {"encoder.0", "encoder.1"}),
-        ("bart", "all", {"encoder.0", "encoder.1"}),
-        ("gpt2", "all", {"decoder.0", "decoder.1"}),
-        ("bart", "decoder:1", {"decoder.1"}),
-        ("bert", [1], {"encoder.1"}),
-    ],
-)
-def test_layers(name: str, layers: Any, expected: set[str]) -> None:
-    reg = at_work(zoo.build(name), Scheduler(layers=layers))
-    reg.loss(zoo.batch_of(name)).backward()
-    prefix = "scheduler/dropped/"
-    assert {key.removeprefix(prefix) for key in reg.logs() if key.startswith(prefix)} == expected
-    reg.close()
 
 
 # --- Options

@@ -181,14 +181,6 @@ def test_a_longer_column_is_cut_off() -> None:
     torch.testing.assert_close(loss, loss_with(model, batch, [drop, drop]))
 
 
-def test_evaluation_needs_no_column_and_drops_nothing() -> None:
-    model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    expected = model.eval()(**batch).loss
-    with regularize(model, StructureMask(**HARD)) as reg, torch.no_grad():
-        assert torch.equal(reg.loss(batch), expected)
-        assert torch.equal(reg.loss({**batch, "dependency_heads": padded(TREES)}), expected)
-
-
 @pytest.mark.parametrize(("kind", "removed"), [(Dataset.from_list, True), (list, False)], ids=["datasets", "list"])
 def test_a_data_set_with_a_column_of_heads_trains(tmp_path: Path, kind: Any, removed: bool) -> None:
     rows = [{k: v.tolist() for k, v in row.items()} for row in zoo.rows("bert", [8, 5, 3] * 4)]
@@ -242,9 +234,3 @@ def test_a_data_set_with_a_column_of_heads_trains(tmp_path: Path, kind: Any, rem
 def test_columns_that_do_not_fit_are_refused(options: Any, column: dict[str, Tensor], message: str) -> None:
     with pytest.raises(AttendropError, match=message):
         dropping(zoo.build("bert"), StructureMask(**options), {**zoo.batch_of("bert"), **column})
-
-
-def test_columns() -> None:
-    assert StructureMask().columns == {}
-    assert StructureMask(structure="dependencies").columns == {"dependency_heads": "positions"}
-    assert StructureMask(structure="adjacency", column="graph").columns == {"graph": "matrix"}

@@ -15,7 +15,7 @@ from helpers import zoo
 from helpers.training import trainer_of, weights
 from torch import Tensor, nn
 
-from attendrop import AttendropError, FineTune, SuperT, regularize
+from attendrop import AttendropError, SuperT
 from attendrop.methods.common.structured_pruning import lowest
 from attendrop.methods.core.context import Processes
 from attendrop.methods.core.registry import build_method
@@ -239,21 +239,6 @@ def test_what_is_pruned_stays_zero_and_the_rest_trains() -> None:
         if "dense" in name and not zeros[name].all():
             assert (value != before[name])[~zeros[name]].float().mean() > 0.9
     assert pruned >= 2 * 8 * 16 + 16 * 16 + 16
-
-
-def test_the_search_is_plain_fine_tuning() -> None:
-    found = []
-    for method in (FineTune(), SuperT(fraction=0.5, search=0.9)):
-        model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with regularize(model, method, optimizer=optimizer, total_steps=10) as reg:
-            for _ in range(5):
-                reg.loss(batch).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                reg.step()
-        found.append(dict(model.named_parameters()))
-    zoo.assert_same(found[0], found[1], 1e-12)
 
 
 @pytest.mark.parametrize("step", [1, 2, 3])

@@ -10,7 +10,7 @@ from helpers import zoo
 from torch import Tensor
 from transformers.models.bert import modeling_bert
 
-from attendrop import AttendropError, UniDrop, regularize
+from attendrop import AttendropError, UniDrop
 from attendrop.keyed_random import SampleKey, sample_mask
 from attendrop.methods.core.registry import build_method
 from attendrop.methods.unidrop import drop_tokens
@@ -88,28 +88,6 @@ def test_features_are_dropped_in_their_places(places: tuple[int, ...], monkeypat
     assert not torch.isclose(loss, plain)
 
 
-def test_what_is_kept_makes_up_for_what_is_dropped() -> None:
-    """The expectation of the features that the head reads is what they are without dropout."""
-    model, row = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert", (5,))
-    batch = {name: value.expand(50, *value.shape[1:]) for name, value in row.items()}
-    model.classifier = torch.nn.Linear(16, 3).double()  # linear in the features
-    expected = model(**row).logits[0]
-    reg = at_work(model, only(feature=0.3, features="4"))
-    found = []
-    for step in range(40):
-        reg.begin_step(step)
-        found.append(reg.compute(batch, lambda batch, plan=None, _=None: _run(model, reg, batch, plan))[1])
-    reg.close()
-    logits = torch.cat(found)
-    error = logits.std(0) / len(logits) ** 0.5
-    assert ((logits.mean(0) - expected).abs() < 4 * error).all()
-
-
-def _run(model: Any, reg: Regularization, batch: zoo.Batch, plan: Any) -> tuple[Tensor, Tensor]:
-    outputs = reg._adapter.forward(batch, plan)
-    return outputs.loss, outputs.logits.detach()
-
-
 # --- Independence
 
 
@@ -174,16 +152,6 @@ def test_special_tokens_come_from_the_setup() -> None:
     everything = tuple(range(zoo.VOCAB))
     assert torch.equal(loss_of(model, method, batch, special=everything), model(**batch).loss)
     assert not torch.equal(loss_of(model, method, batch), model(**batch).loss)
-
-
-def test_a_loop_of_ones_own_can_name_the_tokenizer() -> None:
-    class Tokenizer:
-        mask_token_id = 4
-        all_special_ids = tuple(range(zoo.VOCAB))
-
-    model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    with regularize(model, only(data=0, token=1), tokenizer=Tokenizer()) as reg:
-        assert torch.equal(reg.loss(batch), model(**batch).loss)
 
 
 @pytest.mark.parametrize("masked", [True, False])

@@ -58,22 +58,6 @@ def test_the_penalty_approximates_the_divergence_from_the_log_uniform_prior() ->
         assert one - exact[0] == pytest.approx(other - found[0], abs=0.02)
 
 
-def test_the_gradient_of_the_variances_is_that_of_the_loss() -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert", LENGTHS)
-    reg = at_work(model, alpha=0.2)
-    reg.loss(batch).backward()
-    values = reg.method_state.values  # type: ignore[attr-defined]
-    for layer in range(2):
-        losses = []
-        for shift in (1e-2, -1e-2):
-            values.data[layer] += shift
-            reg.begin_step(0)
-            losses.append(reg.loss(batch).item())
-            values.data[layer] -= shift
-        assert values.grad[layer].item() == pytest.approx((losses[0] - losses[1]) / 2e-2, rel=1e-2, abs=1e-5)
-    reg.close()
-
-
 def test_variances_grow_to_one_at_most_where_the_prior_decides() -> None:
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
     reg = at_work(model, kl_weight=100.0, learning_rate=0.5)
@@ -88,3 +72,19 @@ def test_variances_grow_to_one_at_most_where_the_prior_decides() -> None:
 def test_the_number_of_training_rows_must_be_known() -> None:
     with pytest.raises(AttendropError, match="'variational-dropout' needs the number of training rows"):
         Regularization(zoo.training(zoo.build("bert")), VariationalDropout())
+
+
+def test_the_gradient_of_the_variances_is_that_of_the_loss() -> None:
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert", LENGTHS)
+    reg = at_work(model, alpha=0.2)
+    reg.loss(batch).backward()
+    values = reg.method_state.values  # type: ignore[attr-defined]
+    for layer in range(2):
+        losses = []
+        for shift in (1e-2, -1e-2):
+            values.data[layer] += shift
+            reg.begin_step(0)
+            losses.append(reg.loss(batch).item())
+            values.data[layer] -= shift
+        assert values.grad[layer].item() == pytest.approx((losses[0] - losses[1]) / 2e-2, rel=1e-2, abs=1e-5)
+    reg.close()

@@ -44,34 +44,6 @@ from attendrop.methods.core.registry import build_method, method_names
 ALWAYS = ADDrop(p=0.5, q=0.5, layers="all")
 
 
-class Dropping(Plan):
-    """Drops given positions; keeps what it was asked."""
-
-    acts_on = frozenset({"attention"})
-
-    def __init__(self, drop: Tensor) -> None:
-        super().__init__()
-        self.drop = drop
-
-    def edit(self, call: AttentionCall) -> AttentionEdit:
-        return AttentionEdit(drop=self.drop.expand(call.shape))
-
-
-def test_masks_of_two_plans_add_up() -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
-    adapter = ModelAdapter(model)
-    adapter.trace(batch)
-    adapter.attach()
-    torch.manual_seed(0)
-    one, other = torch.rand(3, 2, 8, 8) < 0.3, torch.rand(3, 2, 8, 8) < 0.3
-    both = adapter.forward(batch, CombinedPlan([Dropping(one), Dropping(other)])).logits
-    union = adapter.forward(batch, Dropping(one | other)).logits
-    only = adapter.forward(batch, Dropping(one)).logits
-    adapter.detach()
-    assert torch.equal(both, union)
-    assert not torch.allclose(both, only)
-
-
 def test_what_plans_call_is_called_in_turn() -> None:
     class Scaling(Plan):
         acts_on = frozenset({"attention", "features"})
@@ -168,16 +140,6 @@ def test_penalties_add_up_and_the_batch_is_made_once() -> None:
     outputs = model(**batch)
     with regularize(model, Compose(RDrop(), Penalty())) as reg:  # without dropout, copies agree
         torch.testing.assert_close(reg.loss(batch), outputs.loss + outputs.logits.square().mean())
-
-
-def test_copies_of_a_row_are_dropped_from_apart() -> None:
-    """AD-DROP sees the copies that R-Drop makes, and draws for each."""
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
-    with regularize(model, Compose(RDrop(), ALWAYS)) as reg:
-        reg.loss(batch)
-        logs = reg.logs()
-    assert logs["r_drop/divergence"] > 1e-6
-    assert logs["ad_drop/dropped"] > 0
 
 
 @pytest.mark.sampled(3)

@@ -3,14 +3,12 @@
 import dataclasses
 import json
 from importlib.metadata import EntryPoint
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers import zoo
 from helpers.table import TABLE
-from transformers import AutoConfig
 
 import attendrop
 from attendrop import ADDrop, AttendropError, FineTune, Method, regularize
@@ -41,18 +39,6 @@ def test_every_kind_of_target(name: str, options: dict[str, Any], labels: torch.
             reg.loss(batch).backward()
             assert reg.logs()["ad_drop/dropped"] > 0
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
-
-
-def test_a_model_that_is_saved_while_attached_loads_with_stock_code(tmp_path: Path) -> None:
-    model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    expected = model.eval()(**batch).logits
-    with regularize(model, TABLE["ad-drop"]):
-        model.save_pretrained(tmp_path)
-    assert "attendrop" not in (tmp_path / "config.json").read_text()
-    assert AutoConfig.from_pretrained(tmp_path)._attn_implementation in (None, "sdpa")
-    loaded = type(model).from_pretrained(tmp_path).eval()
-    assert torch.equal(loaded(**batch).logits, expected)
-    assert (tmp_path / "model.safetensors").exists()
 
 
 # --- Options
@@ -125,6 +111,8 @@ def test_layers_of_the_paper(task: str, layers: str) -> None:
         (ADDrop(start_epoch=2), 4, [2, 3]),
         (ADDrop(cross_tuning=True, start_epoch=2), 6, [3, 5]),
         (ADDrop(start_epoch=4), 4, []),
+        (ADDrop(attribution="recorded"), 3, [1, 2]),
+        (ADDrop(attribution="recorded", start_epoch=2), 4, [2, 3]),
         (FineTune(), 4, None),
     ],
 )

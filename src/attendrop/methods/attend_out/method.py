@@ -50,7 +50,7 @@ class AttendOut(AttendOutOptions):
             ``learner``, ``score_on`` and ``merge``.
         learner: Learner of the dropout. ``"effects"``, ours, the default of the dropout version: each layer is dropped
             or kept for a whole period. Its probability starts at ``init_drop_prob`` and follows the evidence of all
-            periods, see :class:`attendrop.methods.attend_out.layer_effects.LayerEffects`; the run reports whether its
+            periods, see :class:`attendrop.methods.attend_out.effects.LayerEffects`; the run reports whether its
             change can be told from noise. ``"policy_gradient"``, the default of the pruning version: the papers'
             generator, a network trained by policy gradient. Its options (``baseline_decay``, ``credit``,
             ``learn_bias``, ``generator_*``) are refused with ``"effects"``.
