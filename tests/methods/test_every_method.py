@@ -245,3 +245,28 @@ def test_the_models_own_dropout_is_that_of_plain_fine_tuning(method: Method) -> 
         assert all(torch.equal(copied[key], batch[key]) for key in batch)
         states.append(torch.get_rng_state())
     assert torch.equal(*states)
+
+
+# Fraction of the units that a row of the table drops, and its tolerance: some four standard deviations of thirty steps.
+SHARES: dict[str, tuple[float, float]] = {
+    "ad-drop random": (0.09, 0.01),
+    "vanilla": (0.3, 0.015),
+    "vanilla weights": (0.3, 0.015),
+    "alpha-dropout": (0.2, 0.01),
+    "attention-layerdrop": (0.3, 0.15),
+    "layerdrop": (0.4, 0.17),
+    "headmask": (0.5, 0.0),
+    "dropattention": (0.3, 0.06),
+}
+
+
+@pytest.mark.parametrize("row", SHARES)
+def test_units_are_dropped_as_often_as_the_options_say(row: str) -> None:
+    """Padding neither drops nor counts."""
+    model = zoo.build("bert", num_hidden_layers=4)
+    with regularize(model, METHODS[row]) as reg:
+        for _ in range(30):
+            reg.loss(zoo.batch_of("bert", (20, 20), extra=4))
+            reg.step()
+        share, tolerance = SHARES[row]
+        assert reg.logs()[f"{METHODS[row].source}/dropped"] == pytest.approx(share, abs=tolerance)

@@ -12,18 +12,6 @@ from attendrop.keyed_random import SampleKey, sample_mask
 
 
 @pytest.mark.parametrize("where", ["scores", "weights"])
-@pytest.mark.parametrize("p", [0.1, 0.5])
-def test_positions_are_dropped_as_often_as_asked(where: str, p: float) -> None:
-    model, batch = zoo.build("bert", dropout=0.1), zoo.batch_of("bert", (30, 20, 9))
-    with regularize(model, Vanilla(p=p, where=where)) as reg:
-        for _ in range(10):
-            reg.loss(batch)
-            reg.step()
-        logs = reg.logs()
-    assert logs["vanilla/dropped"] == pytest.approx(p, abs=0.015)
-
-
-@pytest.mark.parametrize("where", ["scores", "weights"])
 def test_the_attention_is_that_of_the_formula(where: str) -> None:
     """One layer by hand, element by element, with the mask that the draws give."""
     model = zoo.build("bert", dtype=torch.float64, num_hidden_layers=1, dropout=0.2)

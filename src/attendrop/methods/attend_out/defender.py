@@ -77,7 +77,7 @@ class Defender:
         return next(self.model.parameters()).device
 
     def follow_mode(self) -> None:
-        """Put each module into the mode of the attacker's, training or evaluation: the copy may be older than that."""
+        """Put each module into the mode, training or evaluation, of the attacker's module."""
         for theirs, ours in self._modules:
             ours.training = theirs.training
 

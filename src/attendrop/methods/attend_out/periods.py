@@ -286,7 +286,7 @@ def _confidence(gaps: Tensor) -> float:
 
 
 def _seed_device(device: torch.device, key: SampleKey) -> None:
-    """Seed the dropout on a device that is not the attacker's: its random state is restored, or not in checkpoints."""
+    """Seed the dropout of a device other than the attacker's, whose random state checkpoints do not hold."""
     seed = key.seeds("defender", key.rows)[0] % 2**63
     if device.type == "cpu":
         torch.default_generator.manual_seed(seed)

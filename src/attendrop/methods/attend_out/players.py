@@ -1,4 +1,4 @@
-"""What AttendOut trains beside the attacker."""
+"""Base class of the two learners: the defender, and the policy by which the attacker's attention is dropped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attendrop.methods.attend_out.options import AttendOutOptions
 
 
 class Players(ABC):
-    """The defender, and what decides the attacker's drops and learns from the rewards: one class for each learner.
+    """The defender, and a policy that drops the attacker's attention and learns from the rewards.
 
     Args:
         method: The options.
