@@ -24,6 +24,16 @@ pytestmark = pytest.mark.sampled(4, SAMPLED_ROWS)
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 
 
+def with_either(name: str, *values: Any) -> pytest.MarkDecorator:
+    """Each method with one of the values in turn; with the others, slow."""
+    cases = [
+        pytest.param(method, value, id=f"{row}-{value}", marks=[] if (i + j) % len(values) == 0 else pytest.mark.slow)
+        for i, (row, method) in enumerate(METHODS.items())
+        for j, value in enumerate(values)
+    ]
+    return pytest.mark.parametrize(("method", name), cases)
+
+
 def stepped(model: Any, method: Method, batch: zoo.Batch) -> Any:
     """A regularised model after one step, still attached."""
     needed = given(model, batch)
@@ -49,8 +59,7 @@ def test_every_registered_method_is_in_the_table() -> None:
     assert set(method_names()) == {method.name for method in TABLE.values() if method.parts == (method,)}
 
 
-@every_method
-@pytest.mark.parametrize("name", ["bert", "bart-class"])
+@with_either("name", "bert", "bart-class")
 def test_evaluation_is_that_of_the_stock_model(method: Method, name: str) -> None:
     model, batch = zoo.build(name, dropout=0.1), zoo.batch_of(name)
     reg = stepped(model, method, batch)
@@ -62,8 +71,7 @@ def test_evaluation_is_that_of_the_stock_model(method: Method, name: str) -> Non
     assert torch.equal(model(**batch).logits, stock(**batch).logits)
 
 
-@every_method
-@pytest.mark.parametrize("fails", [False, True])
+@with_either("fails", False, True)
 def test_nothing_stays_on_the_model(method: Method, fails: bool) -> None:
     model, batch = zoo.build("bert", dropout=0.1), zoo.batch_of("bert")
     before, names = trace_of(model), list(model.state_dict())
@@ -92,8 +100,7 @@ def test_a_run_in_which_a_method_never_acted_ends_with_a_warning(name: str, capl
     assert warned == [part.name for part in method.parts]
 
 
-@every_method
-@pytest.mark.parametrize("layerdrop", [0.5, 0.999])
+@with_either("layerdrop", 0.5, 0.999)
 def test_layers_that_the_model_skips_itself_are_left_alone(method: Method, layerdrop: float) -> None:
     model, batch = zoo.build("opt-class", layerdrop=layerdrop), zoo.batch_of("opt-class")
     needed = given(model, batch)
@@ -107,16 +114,13 @@ def test_layers_that_the_model_skips_itself_are_left_alone(method: Method, layer
             reg.step()
 
 
-@every_method
-@pytest.mark.parametrize(
-    "copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"]
-)
-def test_a_copy_that_is_made_within_the_block_is_stock(method: Method, copied: Any) -> None:
+@with_either("how", "copy", "pickle")
+def test_a_copy_that_is_made_within_the_block_is_stock(method: Method, how: str) -> None:
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
     before = trace_of(model)
     reg = stepped(model, method, batch)
     model.eval()
-    other = copied(model)
+    other = copy.deepcopy(model) if how == "copy" else pickle.loads(pickle.dumps(model))
     found = trace_of(other)
     reg.__exit__(None, None, None)
     assert found == before

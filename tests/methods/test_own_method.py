@@ -48,8 +48,8 @@ def test_the_example_is_short(source: str) -> None:
     assert len([line for line in source.splitlines() if line.strip()]) < 32
 
 
-@pytest.mark.parametrize("name", zoo.ZOO)
-def test_it_trains_every_model(self_drop: Any, name: str) -> None:
+@pytest.mark.parametrize("name", ["bert", "bart", "gpt2", "vit", "deberta-v3"])
+def test_it_trains_models(self_drop: Any, name: str) -> None:
     model, batch = zoo.build(name), zoo.batch_of(name)
     with regularize(model, self_drop(p=1.0)) as reg:
         loss = reg.loss(batch)

@@ -140,9 +140,3 @@ def test_a_declared_range_is_listed_and_checked() -> None:
     with pytest.raises(AttendropError, match="rounds=1 must be a whole number, and at least 2"):
         Own(rounds=1)
     assert described(FineTune) == {}
-
-
-@pytest.mark.parametrize("name", method_names())
-def test_every_option_of_the_library_declares_its_range(name: str) -> None:
-    for option_name, found in described(get_method(name)).items():
-        assert found["range"], option_name
