@@ -8,15 +8,16 @@ on a core. The answer lies in FOLDER; docs/does-it-help.md has what came out.
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 import attendrop
-from attendrop import ADDrop
+from attendrop import ADDrop, register_method
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.dropout_draws import DropoutDraws
 from attendrop.attention.layers import AttentionLayer
@@ -24,7 +25,7 @@ from attendrop.attention.plan import Plan
 from attendrop.attribution.recording import GradientPlan, isolated_pass
 from attendrop.attribution.row_records import RowMask, RowRecords
 from attendrop.cli.demo_messages import write_messages
-from attendrop.extend import MethodState, StepContext, TrainingContext, register_method
+from attendrop.extend import MethodState, StepContext, TrainingContext
 from attendrop.methods.ad_drop import _DropHigh, _DropRecorded, _RecordedState
 from attendrop.methods.common.recorded_candidates import RowPass
 
@@ -40,7 +41,7 @@ def attribute_loss(context: StepContext, layers: Sequence[AttentionLayer], plan:
 class OwnPassOfLoss(ADDrop):
     """An own pass in each step, of the log-likelihood of the label in place of the predicted class's logit."""
 
-    name: ClassVar[str] = "own-pass-of-loss"
+    info = replace(ADDrop.info, name="own-pass-of-loss")
 
     def plan(self, context: StepContext) -> Plan:
         layers, draws, kept = self.selected_layers(context.adapter.attention_layers), DropoutDraws(), {}
@@ -56,7 +57,7 @@ class OwnPassOfLoss(ADDrop):
 class RecordedWithoutMasks(ADDrop):
     """Records of a pass of its own, of the loss, in which nothing is dropped; used in the next epoch."""
 
-    name: ClassVar[str] = "recorded-without-masks"
+    info = replace(ADDrop.info, name="recorded-without-masks")
 
     def start(self, training: TrainingContext) -> MethodState:
         return _FromOwnPass(self, training)
@@ -82,7 +83,7 @@ class _FromOwnPass(_RecordedState):
 class RecordedTwoEpochsOld(ADDrop):
     """What the epoch before the last recorded."""
 
-    name: ClassVar[str] = "recorded-two-epochs-old"
+    info = replace(ADDrop.info, name="recorded-two-epochs-old")
 
     def start(self, training: TrainingContext) -> MethodState:
         state = _RecordedState(self, training)
@@ -107,7 +108,7 @@ class _Aged(RowRecords):
 class RecordedAtRandom(ADDrop):
     """As many candidates of each row, at random places: the control."""
 
-    name: ClassVar[str] = "recorded-at-random"
+    info = replace(ADDrop.info, name="recorded-at-random")
 
     def start(self, training: TrainingContext) -> MethodState:
         state = _RecordedState(self, training)

@@ -73,7 +73,9 @@ def page() -> str:
     for figure in together:
         name = figure.removesuffix(" / stock step")
         text += f"| `{name}` | {' | '.join(_costs(name, costs))} |\n"
-    text += _REFUSED + "".join(_rule(rule) for rule in rules_among(get_method(name).info.rules for name in method_names()))
+    text += _REFUSED + "".join(
+        _rule(rule) for rule in rules_among(get_method(name).info.rules for name in method_names())
+    )
     return text + "\n" + "\n".join(_section(get_method(name)) for name in method_names())
 
 

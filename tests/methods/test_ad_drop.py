@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from helpers import oracles, zoo
-from helpers.device import DEVICE
 from torch import Tensor
 
 from attendrop import ADDrop, AttendropError, regularize
@@ -39,13 +38,20 @@ NAIVE = ("bert", "bert-tokens", "modernbert", "albert", "gpt2", "llama-class", "
 ON_GPU = ("bert", "bart", "llama-class", "t5")
 
 
-@pytest.mark.parametrize("options", [{}, {"gold": True}, {"direction": "low"}, {"attribution": "attention"}], ids=str)
+VARIANTS: list[dict[str, Any]] = [{}, {"gold": True}, {"direction": "low"}, {"attribution": "attention"}]
+BUILDS = [build for build in zoo.BUILDS if build[0] in NAIVE]
+# Each build with the default and one of the variants, and BERT with all.
+CASES = [(*build, {}) for build in BUILDS] + [(*build, VARIANTS[1 + i % 3]) for i, build in enumerate(BUILDS)]
+CASES += [("bert", "sdpa", options) for options in VARIANTS[1:] if ("bert", "sdpa", options) not in CASES]
+
+
 @pytest.mark.parametrize(
-    ("name", "backend"),
-    [pytest.param(*build, marks=[pytest.mark.gpu] * (build[0] in ON_GPU)) for build in zoo.BUILDS if build[0] in NAIVE],
+    ("name", "backend", "options"),
+    [pytest.param(*case, marks=[pytest.mark.gpu] * (case[0] in ON_GPU)) for case in CASES],
+    ids=str,
 )
 def test_with_q_1_losses_and_gradients_equal_the_naive_implementation(
-    name: str, options: dict[str, Any], backend: str
+    name: str, backend: str, options: dict[str, Any]
 ) -> None:
     eager = zoo.build(name, "eager", dtype=torch.float64)
     batch = zoo.batch_of(name)
@@ -106,18 +112,6 @@ def test_the_preset_of_the_paper_is_its_algorithm() -> None:
     assert ADDrop.preset("paper", "rte").options == {"layers": "all"} | every
 
 
-@pytest.mark.parametrize(
-    ("layers", "touched"), [("first", {0, 2, 3}), ("encoder", {0, 1}), ("cross:1", {5}), ([1], {1, 4, 5})]
-)
-def test_only_the_chosen_layers_drop(layers: Any, touched: set[int]) -> None:
-    model, batch = zoo.build("bart", dtype=torch.float64), zoo.batch_of("bart")
-    keys = ["encoder.0", "encoder.1", "decoder.0", "cross.0", "decoder.1", "cross.1"]
-    with regularize(model, ADDrop(p=0.5, q=1.0, layers=layers)) as reg:
-        reg.loss(batch)
-        logs = reg.logs()
-    assert {keys.index(name.rpartition("/")[2]) for name in logs if name.count("/") == 2} == touched
-
-
 def test_layers_out_of_range_are_refused_at_the_first_loss() -> None:
     with (
         regularize(zoo.build("bert"), ADDrop(layers="0,7")) as reg,
@@ -146,8 +140,7 @@ def tolerance(name: str) -> float:
     return 2e-5 if "llama" in name or name == "gpt2" else 1e-8
 
 
-TRIED = [(name, method) for name in ("bert", "bart") for method in METHODS]
-TRIED += [(name, METHODS[i]) for name in zoo.TEXT if name not in ("bert", "bart") for i in (0, 1)]
+TRIED = [(name, METHODS[i % len(METHODS)]) for i, name in enumerate(zoo.TEXT) if name != "bert"]
 
 
 @pytest.mark.parametrize(("name", "method"), TRIED, ids=lambda v: v if isinstance(v, str) else NAMES[METHODS.index(v)])
@@ -167,26 +160,9 @@ def test_nothing_depends_on_padding(name: str, method: ADDrop) -> None:
     assert logs[0] == pytest.approx(logs[1])
 
 
-@pytest.mark.parametrize("method", METHODS[:3] + METHODS[5:6], ids=lambda method: NAMES[METHODS.index(method)])
-@pytest.mark.parametrize("name", ["gpt2-class", "llama"])
-@pytest.mark.parametrize("backend", ["sdpa", "eager"])
-def test_nothing_depends_on_left_padding(name: str, backend: str, method: ADDrop) -> None:
-    found = []
-    for extra in (0, 5):
-        model = zoo.build(name, backend, dtype=torch.float64)
-        batch = zoo.batch_of(name, (8, 5, 3), extra=extra, left=True)
-        with regularize(model, method) as reg:
-            loss = reg.loss(batch)
-            loss.backward()
-            found.append((zoo.gradients(model) | {"loss": loss.detach()}, reg.logs()))
-    zoo.assert_same(found[0][0], found[1][0], tolerance(name))
-    assert found[0][1] == pytest.approx(found[1][1])
-
-
 @pytest.mark.parametrize(
     ("name", "method"),
-    [("bert", method) for method in METHODS]
-    + [(n, METHODS[0]) for n in ("bert-choice", "modernbert", "vit", "bart-class", "gpt2-class", "llama-class")],
+    [("bert-choice", METHODS[0]), ("vit", METHODS[3]), ("bart-class", METHODS[1]), ("llama-class", METHODS[5])],
     ids=lambda v: v if isinstance(v, str) else NAMES[METHODS.index(v)],
 )
 def test_a_batch_of_8_equals_8_batches_of_1(name: str, method: ADDrop) -> None:
@@ -217,32 +193,6 @@ def test_a_batch_of_8_equals_8_batches_of_1_where_every_token_counts(name: str) 
         zoo.assert_same(found[0], other, 1e-8)
 
 
-def test_draws_do_not_depend_on_which_other_layers_drop() -> None:
-    batch = zoo.batch_of("bert")
-    found = []
-    for layers in ("0", "all"):
-        with regularize(zoo.build("bert"), ADDrop(attribution="random", p=0.5, q=0.5, layers=layers)) as reg:
-            reg.loss(batch)
-            found.append(reg.logs()["ad_drop/dropped/encoder.0"])
-    assert found[0] == found[1]
-
-
-def test_draws_depend_on_seed_and_step_and_repeat() -> None:
-    batch = zoo.batch_of("bert")
-
-    def losses(seed: int) -> list[float]:
-        model = zoo.build("bert")
-        with regularize(model, METHODS[0], seed=seed) as reg:
-            found = []
-            for _ in range(3):
-                found.append(reg.loss(batch).item())
-                reg.step()
-        return found
-
-    assert losses(0) == losses(0)
-    assert len(set(losses(0) + losses(1))) == 6
-
-
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_looking_at_a_loss_in_eval_mode_changes_nothing(interrupted: bool) -> None:
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
@@ -260,20 +210,6 @@ def test_looking_at_a_loss_in_eval_mode_changes_nothing(interrupted: bool) -> No
 
 
 # --- The base model's randomness
-
-
-@pytest.mark.parametrize("backend", ["sdpa", "eager"])
-@pytest.mark.parametrize("method", METHODS, ids=NAMES)
-def test_the_global_random_state_moves_as_in_plain_training(method: ADDrop, backend: str) -> None:
-    model, batch = zoo.build("bert", backend, dropout=0.3), zoo.batch_of("bert")
-    torch.manual_seed(7)
-    model(**batch)
-    expected = torch.get_rng_state()
-    with regularize(model, method) as reg:
-        for _ in range(2):  # the first also probes
-            torch.manual_seed(7)
-            reg.loss(batch)
-            assert torch.equal(torch.get_rng_state(), expected)
 
 
 @pytest.mark.parametrize("attribution", ["random", "gradient", "attention", "integrated_gradient"])
@@ -305,62 +241,11 @@ def test_the_attribution_pass_sees_the_dropout_of_the_pass_that_trains() -> None
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("method", METHODS, ids=NAMES)
-@pytest.mark.parametrize("name", ["bert", "bart", "llama-class", "t5"])
-def test_autocast_gives_the_gradients_of_full_precision_roughly(name: str, method: ADDrop) -> None:
-    model, batch = zoo.build(name), zoo.batch_of(name)
-    random = ADDrop(p=0.5, q=0.5, attribution="random", **ON)
-    with regularize(model, method) as reg:
-        with torch.autocast(DEVICE.type, torch.bfloat16):
-            loss = reg.loss(batch)
-        loss.backward()
-    assert torch.isfinite(loss)
-    found = zoo.gradients(model)
-    assert all(value.dtype == torch.float32 and torch.isfinite(value).all() for value in found.values())
-    if method != random:
-        return
-    _, expected = step(model, method, [batch])
-    assert found.keys() == expected.keys()
-    for key, value in expected.items():
-        assert torch.nn.functional.cosine_similarity(found[key].flatten(), value.flatten(), dim=0) > 0.95 or (
-            value.abs().max() < 1e-3
-        ), key
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("method", METHODS, ids=NAMES)
-def test_every_dtype_gives_finite_gradients(method: ADDrop, dtype: torch.dtype) -> None:
-    model, batch = zoo.build("bert", dtype=dtype), zoo.batch_of("bert", (8, 1, 2))
+def test_float16_gives_finite_gradients(method: ADDrop) -> None:
+    model, batch = zoo.build("bert", dtype=torch.float16), zoo.batch_of("bert", (8, 1, 2))
     loss, gradients = step(model, method, [batch])
     assert math.isfinite(loss)
     assert all(torch.isfinite(value).all() for value in gradients.values())
-
-
-@pytest.mark.parametrize("name", ["bert", "bart", "llama", "t5", "modernbert", "deberta-v3"])
-@pytest.mark.parametrize(
-    "method", [METHODS[0], METHODS[2], METHODS[3], METHODS[5]], ids=lambda m: m.attribution + m.units
-)
-def test_activation_checkpointing_changes_nothing(name: str, method: ADDrop) -> None:
-    batch, found = zoo.batch_of(name), []
-    for checkpointed in (False, True):
-        model = zoo.build(name, dropout=0.2, dtype=torch.float64)
-        if checkpointed:
-            model.activation_checkpointing_enable({"use_reentrant": False})
-        torch.manual_seed(3)
-        loss, gradients = step(model, method, [batch])
-        found.append(gradients | {"loss": loss})
-    zoo.assert_same(*found, 1e-10)
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_reentrant_checkpointing_is_refused(late: bool) -> None:
-    model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    with regularize(model, METHODS[0]) as reg:
-        if late:
-            reg.loss(batch).backward()
-        model.activation_checkpointing_enable({"use_reentrant": True})
-        with pytest.raises(AttendropError, match=r"[Rr]eentrant.*use_reentrant': False"):
-            reg.loss(batch).backward()
 
 
 @pytest.mark.parametrize("method", METHODS, ids=NAMES)

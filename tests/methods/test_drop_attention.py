@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from helpers import zoo
+from helpers.one_layer import edit_of
 from torch import Tensor
 
-from attendrop import AttendropError, Compose, DropAttention, Vanilla, regularize
-from attendrop.attention.adapter import ModelAdapter
-from attendrop.attention.call import AttentionCall
+from attendrop import Compose, DropAttention, Vanilla, regularize
 from attendrop.attention.edits import AttentionComputation, AttentionEdit
 from attendrop.keyed_random import SampleKey, sample_mask
-from attendrop.methods.core.context import StepContext
-from attendrop.methods.core.registry import build_method
-from attendrop.methods.core.running_statistics import RunningStatistics
 
 SHAPE = (4, 3, 9, 9)
 LENGTHS = (9, 7, 4, 2)
-
-
-def edit_of(method: DropAttention, valid: Tensor | None, shape: tuple[int, int, int, int] = SHAPE) -> AttentionEdit:
-    model, batch = zoo.build("bert"), zoo.batch_of("bert", (shape[-1],) * shape[0])
-    adapter = ModelAdapter(model)
-    adapter.trace(batch)
-    key = SampleKey(0, 0, 0, shape[0])
-    plan: Any = method.plan(
-        StepContext(model, batch, key, RunningStatistics(), "dropattention", adapter_if_any=adapter)
-    )
-    return plan.edit(AttentionCall(adapter.attention_layers[0], shape, valid, torch.device("cpu")))  # type: ignore[no-any-return]
 
 
 def attention(valid: Tensor) -> Tensor:
@@ -133,19 +116,3 @@ def test_almost_no_dropping_is_fine_tuning_without_attention_dropout() -> None:
     model = zoo.build("bert", dtype=torch.float64, attention_probs_dropout_prob=0.5)
     with regularize(model, DropAttention(p=1e-6)) as reg:
         torch.testing.assert_close(reg.loss(batch), model.eval()(**batch).loss)
-
-
-def test_the_fraction_is_logged() -> None:
-    model, batch = zoo.build("bert"), zoo.batch_of("bert", (20, 12))
-    with regularize(model, DropAttention(p=0.3)) as reg:
-        for _ in range(20):
-            reg.loss(batch)
-            reg.step()
-        assert reg.logs()["dropattention/dropped"] == pytest.approx(0.3, abs=0.04)
-
-
-def test_options_are_checked() -> None:
-    with pytest.raises(AttendropError, match="unit='row'"):
-        build_method("dropattention", {"unit": "row"})
-    with pytest.raises(AttendropError, match="dropout of attention weights"):
-        Compose(DropAttention(), Vanilla(where="weights"))

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from helpers import cuts, zoo
+from helpers import zoo
+from helpers.one_layer import edit_of
 from helpers.oracles import EagerAttention
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop import AttendropError, DropBlock, regularize
-from attendrop.attention.call import AttentionCall
-from attendrop.attention.layers import AttentionLayer
+from attendrop import DropBlock, regularize
 from attendrop.keyed_random import SampleKey, sample_mask, uniform
-from attendrop.methods.core.context import StepContext
-from attendrop.methods.core.registry import build_method
-from attendrop.methods.core.running_statistics import RunningStatistics
-from attendrop.methods.drop_block import _DropBlocks, spread
+from attendrop.methods.common.random_mask import spread
 
 CPU = torch.device("cpu")
 
@@ -39,18 +33,7 @@ def expected(p: float, size: int, rows: int, n: int) -> list[float]:
 
 
 def dropped(method: DropBlock, shape: tuple[int, int, int, int], valid: Tensor | None) -> Tensor:
-    context = StepContext(
-        model=torch.nn.Identity(),
-        batch={},
-        key=SampleKey(0, 0, 0, shape[0]),
-        statistics=RunningStatistics(),
-        source="dropblock",
-    )
-    drop = (
-        _DropBlocks(method, context, {"encoder.0"})
-        .edit(AttentionCall(AttentionLayer("a", "encoder", 0), shape, valid, CPU))
-        .drop
-    )
+    drop = edit_of(method, shape, valid).drop
     assert drop is not None and drop.shape == shape
     return drop
 
@@ -79,8 +62,11 @@ def blocks(method: DropBlock, key: SampleKey, layer: str, valid: Tensor) -> Tens
 METHODS = [DropBlock(p=0.4, block_size=3), DropBlock(p=0.3, block_size=1), DropBlock(p=0.5, block_size=3, block_rows=3)]
 
 
-@pytest.mark.parametrize("method", METHODS, ids=str)
-@pytest.mark.parametrize("name", ["bert", "gpt2-class", "bart-class", "modernbert"])
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [("bert", METHODS[0]), ("bert", METHODS[1]), ("gpt2-class", METHODS[2]), ("bart-class", METHODS[0])],
+    ids=str,
+)
 def test_the_loss_is_that_of_the_formula(name: str, method: DropBlock) -> None:
     model, batch = zoo.build(name, "eager", dtype=torch.float64), zoo.batch_of(name, (10, 5, 2))
     with regularize(model, method) as reg:
@@ -95,7 +81,7 @@ def test_the_loss_is_that_of_the_formula(name: str, method: DropBlock) -> None:
     assert any(drop.any() for drop in drops)
 
 
-@pytest.mark.parametrize(("p", "size", "rows"), [(0.1, 4, 1), (0.3, 3, 1), (0.3, 1, 1), (0.2, 20, 1), (0.4, 3, 2)])
+@pytest.mark.parametrize(("p", "size", "rows"), [(0.3, 3, 1), (0.2, 20, 1), (0.4, 3, 2)])
 @pytest.mark.parametrize("n", [1, 4, 12])
 def test_each_position_is_dropped_as_often_as_blocks_cover_it(p: float, size: int, rows: int, n: int) -> None:
     valid = torch.arange(14) < n
@@ -136,12 +122,6 @@ def test_blocks_reach_to_the_right(seeds: list[bool], size: int) -> None:
     assert spread(torch.tensor(seeds), size).tolist() == covered
 
 
-@pytest.mark.parametrize("method", METHODS, ids=str)
-@pytest.mark.parametrize("name", ["bert", "bert-choice", "bart-class", "llama-class"])
-def test_padding_and_cutting_are_immaterial(name: str, method: DropBlock) -> None:
-    cuts.assert_immaterial(name, method, left=name == "llama-class")
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_almost_everything_dropped_is_finite(dtype: torch.dtype) -> None:
     model, batch = zoo.build("bert", dtype=dtype), zoo.batch_of("bert", (8, 2, 1))
@@ -151,30 +131,3 @@ def test_almost_everything_dropped_is_finite(dtype: torch.dtype) -> None:
         loss.backward()
     assert torch.isfinite(loss)
     assert all(torch.isfinite(value).all() for value in zoo.gradients(model).values())
-
-
-def test_layers() -> None:
-    with regularize(zoo.build("bart"), DropBlock(p=0.5, layers="cross:1")) as reg:
-        reg.loss(zoo.batch_of("bart"))
-        assert [key for key in reg.logs() if key.startswith("dropblock/dropped/")] == ["dropblock/dropped/cross.1"]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"p": 0}, r"p=0 must be above 0 and below 1"),
-        ({"p": 1}, r"p=1 must be above 0 and below 1"),
-        ({"block_size": 0}, r"block_size=0 must be a whole number, and at least 1"),
-        ({"block_rows": -1}, r"block_rows=-1 must be a whole number, and at least 1"),
-        ({"layers": "x"}, r"layers='x' is not a selection"),
-    ],
-)
-def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(AttendropError, match=message):
-        build_method("dropblock", options)
-
-
-@pytest.mark.parametrize("size", [2.5, True])
-def test_a_block_has_a_whole_number_of_keys(size: Any) -> None:
-    with pytest.raises(AttendropError, match=r"block_size=.* must be a whole number"):
-        DropBlock(block_size=size)

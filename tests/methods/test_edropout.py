@@ -88,12 +88,6 @@ def test_how_often_elements_change() -> None:
     assert (states != challengers).float().mean().item() == pytest.approx(0.15, abs=0.01)
 
 
-def test_equal_states_stay_as_they_are() -> None:
-    population = population_of()
-    population.states = {"encoder.0": torch.tensor([[True, False]] * 4)}
-    assert [population.dropped(KEY, "encoder.0", 2, number).tolist() for number in range(8)] == [[True, False]] * 8
-
-
 def test_an_energy_that_is_not_finite_loses() -> None:
     population = population_of()
     population.states = {"encoder.0": torch.tensor([[False]] * 4)}
@@ -115,15 +109,6 @@ def test_what_a_finished_run_drops_is_shown() -> None:
         for shown in found:
             drops = [drop.dropped.flatten(2).any(-1).all(0) for drop in shown.layers.values()]
             assert [drop.nonzero().flatten().tolist() for drop in drops] == list(learnt.values())
-
-
-def test_almost_no_dropping_is_plain_fine_tuning() -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
-    reg = Regularization(zoo.training(model), EDropout(p=1e-6))
-    for _ in range(2):
-        torch.testing.assert_close(reg.loss(batch), model(**batch).loss)
-        reg.step()
-    reg.close()
 
 
 def test_what_is_refused() -> None:

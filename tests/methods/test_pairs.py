@@ -24,7 +24,7 @@ from attendrop import (
     Vanilla,
     regularize,
 )
-from attendrop.methods.core.compatibility import SKIPS_BLOCKS, rules_among
+from attendrop.methods.core.info import SKIPS_BLOCKS, rules_among
 from attendrop.methods.core.registry import get_method, method_names
 
 _SINGLE = [(name, method) for name, method in TABLE.items() if len(method.parts) == 1]
@@ -91,9 +91,9 @@ def test_options_may_take_the_reason_away(other: Method) -> None:
 
 def test_a_rule_names_methods_that_there_are() -> None:
     classes = [get_method(name) for name in method_names()]
-    known = {trait for method in classes for trait in (method.name, *method.traits)}
+    known = {trait for method in classes for trait in (method.info.name, *method.info.traits)}
     for method in classes:
-        for rule in method.rules:
-            assert rule in rules_among(cls.rules for cls in classes)
+        for rule in method.info.rules:
+            assert rule in rules_among(cls.info.rules for cls in classes)
             assert {rule.one, rule.other} <= known | {"any method"}, rule
-            assert rule.one == method.name
+            assert rule.one == method.info.name

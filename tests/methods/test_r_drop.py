@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attendrop import ADDrop, AttendropError, Compose, RDrop, regularize
-from attendrop.attribution.predictions import kind_of
 from attendrop.batches import number_of_rows
 from attendrop.methods.common.divergence import divergence, divergences, predictions
 from attendrop.methods.r_drop import repeat_rows
@@ -152,17 +151,6 @@ def test_a_sum_of_tokens_has_the_weight_of_rows(name: str) -> None:
     torch.testing.assert_close(penalties["sum"], number_of_rows(batch) * penalties["mean"])
 
 
-def test_numbers_are_averaged_whatever_the_reduction() -> None:
-    model, batch = zoo.build("bert", dropout=0.2, num_labels=1), zoo.batch_of("bert")
-    batch["labels"] = torch.tensor([0.1, 0.7, 0.3])
-    losses = []
-    for reduction in ("mean", "sum"):
-        torch.manual_seed(7)
-        with regularize(model, RDrop(alpha=1.6, reduction=reduction)) as reg:
-            losses.append(reg.loss(batch))
-    torch.testing.assert_close(*losses)
-
-
 @pytest.mark.parametrize("counted", [True, False], ids=["model counts the items of a step", "does not"])
 def test_a_sum_is_over_the_global_batch(counted: bool, tmp_path: Path) -> None:
     """However it is cut into micro-batches; copies differ by the draws of AD-DROP, which are keyed by row."""
@@ -192,13 +180,6 @@ def test_passes_that_are_equal_are_warned_of(dropout: float, caplog: pytest.LogC
     )
 
 
-@pytest.mark.parametrize("name", ["bert", "bart", "bert-tokens"])
-def test_passes_without_dropout_agree(name: str) -> None:
-    model, batch = zoo.build(name, dtype=torch.float64), zoo.batch_of(name)
-    with regularize(model, RDrop()) as reg:
-        torch.testing.assert_close(reg.loss(batch), model(**batch).loss)
-
-
 def test_rows_are_repeated_side_by_side_and_the_rest_is_kept() -> None:
     batch = {
         "input_ids": torch.arange(6).view(3, 2),
@@ -222,12 +203,6 @@ def test_spans_are_compared_at_both_ends() -> None:
     torch.testing.assert_close([values for _, values in found], ends)
 
 
-def test_kinds() -> None:
-    assert kind_of(zoo.build("bert"), torch.zeros(2, 3)) == "classes"
-    assert kind_of(zoo.build("bert", num_labels=1), torch.zeros(2, 1)) == "number"
-    assert kind_of(zoo.build("bert", problem_type="multi_label_classification"), torch.zeros(2, 3)) == "labels"
-
-
 def test_what_cannot_be_compared_is_refused() -> None:
     model = zoo.build("bert")
     with pytest.raises(AttendropError, match="returns no logits"):
@@ -237,12 +212,12 @@ def test_what_cannot_be_compared_is_refused() -> None:
         predictions(model, outputs, {})
 
 
-@pytest.mark.parametrize("alpha", [0, -1.0, float("nan"), float("inf"), True, "1"])
-def test_alpha_out_of_range_is_refused(alpha: Any) -> None:
-    with pytest.raises(AttendropError, match=r"alpha=.* must be above 0"):
-        RDrop(alpha=alpha)
-
-
-def test_an_unknown_reduction_is_refused() -> None:
-    with pytest.raises(AttendropError, match=r"reduction='max' is not known\. .*Choose from: mean, sum"):
-        RDrop(reduction="max")
+def test_numbers_are_averaged_whatever_the_reduction() -> None:
+    model, batch = zoo.build("bert", dropout=0.2, num_labels=1), zoo.batch_of("bert")
+    batch["labels"] = torch.tensor([0.1, 0.7, 0.3])
+    losses = []
+    for reduction in ("mean", "sum"):
+        torch.manual_seed(7)
+        with regularize(model, RDrop(alpha=1.6, reduction=reduction)) as reg:
+            losses.append(reg.loss(batch))
+    torch.testing.assert_close(*losses)

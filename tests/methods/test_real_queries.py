@@ -12,7 +12,7 @@ from torch import Tensor
 from attendrop import ContextualDropout, LearnableBernoulli, Method
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.layers import AttentionLayer
-from attendrop.methods.common.real_queries import real_queries
+from attendrop.methods.common.antithetic import real_queries
 from attendrop.tasks.heads.model_classes import find_choice_class
 from attendrop.training.regularization import Regularization
 

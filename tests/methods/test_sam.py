@@ -38,7 +38,7 @@ def gradients_of(model: Any, method: Any, batch: zoo.Batch) -> tuple[dict[str, T
     return zoo.gradients(model), loss.detach()
 
 
-MODELS = ["bert", "albert", "t5", "gpt2", "llama-class", "vit", "modernbert", "mpnet", "deberta", "deberta-v3"]
+MODELS = ["bert", "albert", "t5", "gpt2", "modernbert", "deberta-v3"]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -68,30 +68,6 @@ def test_both_passes_have_the_same_dropout() -> None:
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
 
-def test_almost_no_perturbation_is_plain_fine_tuning() -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
-    found, _ = gradients_of(model, SAM(rho=1e-9), batch)
-    model(**batch).loss.backward()
-    zoo.assert_same(found, zoo.gradients(model), 1e-6)
-
-
-def test_frozen_weights_are_not_perturbed() -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
-    model.bert.requires_grad_(False)
-    found, _ = gradients_of(model, SAM(rho=0.3), batch)
-    expected, _ = perturbed_gradients(model, batch, 0.3)
-    assert set(found) == {"classifier.weight", "classifier.bias"}
-    zoo.assert_same(found, expected, 1e-6)
-
-
-def test_padding_changes_nothing() -> None:
-    found = []
-    for extra in (0, 5):
-        model = zoo.build("bert", dtype=torch.float64)
-        found.append(gradients_of(model, SAM(rho=0.3), zoo.batch_of("bert", extra=extra))[0])
-    zoo.assert_same(found[0], found[1], 1e-8)
-
-
 def test_each_micro_batch_has_its_own_perturbation() -> None:
     model = zoo.build("bert", dtype=torch.float64)
     rows = zoo.rows("bert", (8, 5, 3, 6))
@@ -102,16 +78,6 @@ def test_each_micro_batch_has_its_own_perturbation() -> None:
     found = zoo.gradients(model)
     expected = [perturbed_gradients(model, half, 0.3)[0] for half in halves]
     zoo.assert_same(found, {name: (value + expected[1][name]) / 2 for name, value in expected[0].items()}, 1e-6)
-
-
-def test_activation_checkpointing_recomputes_the_perturbed_pass() -> None:
-    found = []
-    for checkpointing in (False, True):
-        model = zoo.build("bert", dtype=torch.float64)
-        if checkpointing:
-            model.activation_checkpointing_enable({"use_reentrant": False})
-        found.append(gradients_of(model, SAM(rho=0.3), zoo.batch_of("bert"))[0])
-    zoo.assert_same(found[0], found[1], 1e-9)
 
 
 def test_layers_that_another_method_skips_are_not_perturbed() -> None:

@@ -13,7 +13,6 @@ from helpers.oracles import EagerAttention
 
 from attendrop import AttendropError, Scheduler, regularize
 from attendrop.keyed_random import SampleKey, sample_mask
-from attendrop.methods.common import random_mask
 from attendrop.methods.core.context import Processes
 from attendrop.methods.core.registry import build_method
 from attendrop.training.checkpoints import load_state, seal
@@ -93,89 +92,6 @@ def test_the_loss_is_that_of_the_formula(step: int) -> None:
         torch.testing.assert_close(loss, model(**batch).loss)
 
 
-def test_draws_differ_between_heads_rows_sequences_layers_and_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    sampled: list[torch.Tensor] = []
-
-    def kept(*arguments: Any) -> torch.Tensor:
-        sampled.append(sample_mask(*arguments))
-        return sampled[-1]
-
-    monkeypatch.setattr(random_mask, "sample_mask", kept)
-    model, batch = zoo.build("bert"), zoo.batch_of("bert", (30, 30))
-    with regularize(model, Scheduler(probabilities=(0.5, 0.5)), total_steps=8) as reg:
-        for _ in range(2):
-            reg.loss(batch)
-            reg.step()
-    rows = torch.cat([mask.reshape(-1, 30) for mask in sampled])
-    assert len(rows) == 2 * 2 * 2 * 2 * 30
-    assert len({tuple(row.tolist()) for row in rows}) == len(rows)
-
-
-@pytest.mark.parametrize("name", ["bert", "llama-class", "bert-choice"])
-def test_draws_do_not_depend_on_padding_nor_on_how_the_batch_is_cut(name: str) -> None:
-    model, rows = zoo.build(name, dtype=torch.float64), zoo.rows(name, (8, 5, 3, 6))
-
-    def logits(part: list[zoo.Batch], first: int, **how: Any) -> torch.Tensor:
-        padding = {key: how.pop(key) for key in ("extra", "left") if key in how}
-        reg = at_work(model, Scheduler(), step=3, **how)
-        reg._sequences = first
-        _, outputs = reg.compute(zoo.collate(part, **padding), reg._model_loss)
-        reg.close()
-        return outputs.logits.detach()  # type: ignore[no-any-return]
-
-    whole = logits(rows, 0)
-    cut = torch.cat([logits(rows[:1], 0), logits(rows[1:], 1)])
-    ranks = torch.cat([logits(rows[:2], 0, rank=0, world=2), logits(rows[2:], 0, rank=1, world=2)])
-    # A classifier that reads the first position cannot be padded on the left.
-    padded = logits(rows, 0, extra=5, left=name == "llama-class")
-    for other in (cut, ranks, padded, logits(rows, 0, extra=2)):
-        torch.testing.assert_close(other, whole)
-    assert not torch.allclose(logits(rows, 4), whole)
-
-
-@pytest.mark.parametrize(
-    ("name", "layers", "expected"),
-    [
-        ("bert", "all", {"encoder.0", "encoder.1"}),
-        ("bart", "all", {"encoder.0", "encoder.1"}),
-        ("gpt2", "all", {"decoder.0", "decoder.1"}),
-        ("bart", "decoder:1", {"decoder.1"}),
-        ("bert", [1], {"encoder.1"}),
-    ],
-)
-def test_layers(name: str, layers: Any, expected: set[str]) -> None:
-    reg = at_work(zoo.build(name), Scheduler(layers=layers))
-    reg.loss(zoo.batch_of(name)).backward()
-    prefix = "scheduler/dropped/"
-    assert {key.removeprefix(prefix) for key in reg.logs() if key.startswith(prefix)} == expected
-    reg.close()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_everything_dropped_is_finite(dtype: torch.dtype) -> None:
-    model, batch = zoo.build("bert", dtype=dtype), zoo.batch_of("bert", (8, 2, 1))
-    reg = at_work(model, Scheduler(probabilities=(1, 1)))
-    loss = reg.loss(batch)
-    loss.backward()
-    reg.close()
-    assert torch.isfinite(loss)
-    assert all(torch.isfinite(value).all() for value in zoo.gradients(model).values())
-
-
-def test_activation_checkpointing_counts_and_drops_once() -> None:
-    found = []
-    for checkpointing in (False, True):
-        model = zoo.build("bert")
-        if checkpointing:
-            model.activation_checkpointing_enable({"use_reentrant": False})
-        reg = at_work(model, Scheduler())
-        reg.loss(zoo.batch_of("bert")).backward()
-        found.append((reg.state_dict()["statistics"]["counts"], zoo.gradients(model)))
-        reg.close()
-    assert found[0][0] == found[1][0]
-    zoo.assert_same(found[0][1], found[1][1], 1e-6)
-
-
 # --- Options
 
 
@@ -204,22 +120,17 @@ def test_probabilities_as_text_and_as_numbers(options: dict[str, Any], curves: t
         ({"progress": "0,1,0.5"}, r"progress='0,1,0\.5' must ascend from 0 to 1"),
         ({"progress": (0, 0, 1)}, r"progress=\(0, 0, 1\) must ascend"),
         ({"progress": (0.1, 1)}, r"must ascend from 0 to 1"),
-        ({"progress": (0, 0.9)}, r"must ascend from 0 to 1"),
-        ({"progress": (0,)}, r"must ascend from 0 to 1"),
         ({"progress": ()}, r"progress=\(\) is empty"),
-        ({"progress": None}, r"progress=None is not a list of numbers"),
         ({"progress": 0.5}, r"progress=0\.5 is not a list of numbers"),
         ({"progress": (float("nan"), 1)}, r"holds nan"),
         ({"probabilities": "0.6,x"}, r"probabilities='0\.6,x' is not a list of numbers"),
         ({"probabilities": ""}, r"probabilities='' is not a list of numbers"),
-        ({"probabilities": "0.6,0.5;"}, r"is not a list of numbers"),
         ({"probabilities": []}, r"probabilities=\[\] is empty"),
         ({"probabilities": [0.5, [0.5, 0.4]]}, r"probabilities=0\.5 is not a list"),
         ({"probabilities": (0.5, 1.1)}, r"holds 1\.1; give numbers from 0 to 1"),
         ({"probabilities": (-0.1, 0)}, r"holds -0\.1"),
         ({"probabilities": "0.6"}, r"a list is 1 long, but progress has 2 knots"),
         ({"progress": "0,.5,1", "probabilities": "1,1,1; 1,1"}, r"a list is 2 long, but progress has 3 knots"),
-        ({"layers": "x"}, r"layers='x' is not a selection"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
@@ -258,10 +169,9 @@ def test_a_checkpoint_knows_its_schedule(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "layer", "end"),
-    [("qnli", 0, 0.55), ("qnli", 1, 0.45), ("qnli", 3, 0.25), ("qnli", 5, 0.25), ("cola", 0, 0.9), ("cola", 5, 0.9)],
+    ("shape", "layer", "end", "progress"),
+    [("qnli", 0, 0.55, 0.0), ("qnli", 1, 0.45, 1.0), ("qnli", 5, 0.25, 0.5), ("cola", 5, 0.9, 1.0)],
 )
-@pytest.mark.parametrize("progress", [0.0, 0.5, 1.0])
 def test_ready_made_shapes_start_at_the_papers_value(shape: str, layer: int, end: float, progress: float) -> None:
     model, batch = zoo.build("bert", num_hidden_layers=6), zoo.batch_of("bert", (30, 30, 30, 30))
     with regularize(model, Scheduler(shape=shape), total_steps=2) as reg:

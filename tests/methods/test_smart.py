@@ -9,7 +9,7 @@ import torch
 from helpers import words, zoo
 from torch import Tensor
 
-from attendrop import SMART, AttendropError, regularize
+from attendrop import SMART
 
 LENGTHS = (8, 5, 3)
 LIMITS = {"epsilon": 0.05, "step_size": 0.03, "noise": 0.02}
@@ -67,24 +67,3 @@ def test_numbers_have_a_squared_difference() -> None:
     outputs, perturbed = model(**batch), words.added(model, batch, delta)
     squared = (outputs.logits - perturbed.logits).square().sum(-1).mean()
     torch.testing.assert_close(loss, outputs.loss + squared)
-
-
-def test_almost_no_weight_is_plain_fine_tuning() -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
-    model(**batch).loss.backward()
-    plain = zoo.gradients(model)
-    with regularize(model, SMART(weight=1e-12)) as reg:
-        reg.loss(batch).backward()
-    zoo.assert_same(zoo.gradients(model), plain, 1e-8)
-
-
-def test_the_search_for_the_perturbation_leaves_no_gradients() -> None:
-    model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    with regularize(model, SMART()) as reg:
-        reg.loss(batch)
-        assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_steps_are_counted() -> None:
-    with pytest.raises(AttendropError, match="steps=0"):
-        SMART(steps=0)

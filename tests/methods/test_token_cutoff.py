@@ -15,7 +15,6 @@ from attendrop import AttendropError, TokenCutoff, regularize
 from attendrop.keyed_random import SampleKey
 from attendrop.methods.core.context import StepContext
 from attendrop.methods.core.running_statistics import RunningStatistics
-from attendrop.methods.token_cutoff import _CutFeatures, _CutTokens
 
 LENGTHS = (12, 5, 3)
 
@@ -64,7 +63,7 @@ def cuts(unit: str, steps: int) -> list[Tensor]:
     method, found = TokenCutoff(fraction=0.3, unit=unit), []
     for step in range(steps):
         key = SampleKey(0, step, 0, 3)
-        plan = (_CutFeatures if unit == "features" else _CutTokens)(method, replace(context, key=key), 0)
+        plan: Any = (method.cut_features if unit == "features" else method.cut_tokens)(replace(context, key=key), 0)
         found.append(plan.change(torch.ones(3, 12, 16), valid) == 0)
     return found
 

@@ -58,6 +58,22 @@ def test_the_penalty_approximates_the_divergence_from_the_log_uniform_prior() ->
         assert one - exact[0] == pytest.approx(other - found[0], abs=0.02)
 
 
+def test_variances_grow_to_one_at_most_where_the_prior_decides() -> None:
+    model, batch = zoo.build("bert"), zoo.batch_of("bert")
+    reg = at_work(model, kl_weight=100.0, learning_rate=0.5)
+    for _ in range(10):
+        reg.loss(batch).backward()
+        reg.step()
+    assert reg.logs()["variational_dropout/variance/encoder.0"] > 0.11
+    assert set(reg.method_state.final_report([])["variational_dropout"].values()) == {1.0}
+    reg.close()
+
+
+def test_the_number_of_training_rows_must_be_known() -> None:
+    with pytest.raises(AttendropError, match="'variational-dropout' needs the number of training rows"):
+        Regularization(zoo.training(zoo.build("bert")), VariationalDropout())
+
+
 def test_the_gradient_of_the_variances_is_that_of_the_loss() -> None:
     model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert", LENGTHS)
     reg = at_work(model, alpha=0.2)
@@ -72,29 +88,3 @@ def test_the_gradient_of_the_variances_is_that_of_the_loss() -> None:
             values.data[layer] -= shift
         assert values.grad[layer].item() == pytest.approx((losses[0] - losses[1]) / 2e-2, rel=1e-2, abs=1e-5)
     reg.close()
-
-
-def test_variances_grow_to_one_at_most_where_the_prior_decides() -> None:
-    model, batch = zoo.build("bert"), zoo.batch_of("bert")
-    reg = at_work(model, kl_weight=100.0, learning_rate=0.5)
-    for _ in range(10):
-        reg.loss(batch).backward()
-        reg.step()
-    assert reg.logs()["variational_dropout/variance/encoder.0"] > 0.11
-    assert set(reg.method_state.final_report([])["variational_dropout"].values()) == {1.0}
-    reg.close()
-
-
-def test_almost_no_noise_is_plain_fine_tuning() -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
-    model(**batch).loss.backward()
-    plain = zoo.gradients(model)
-    reg = at_work(model, alpha=1e-16)
-    reg.loss(batch).backward()
-    reg.close()
-    zoo.assert_same(zoo.gradients(model), plain, 1e-6)
-
-
-def test_the_number_of_training_rows_must_be_known() -> None:
-    with pytest.raises(AttendropError, match="'variational-dropout' needs the number of training rows"):
-        Regularization(zoo.training(zoo.build("bert")), VariationalDropout())

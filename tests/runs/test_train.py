@@ -169,7 +169,7 @@ def test_early_stopping_ends_a_run(folder: Path) -> None:
         (4, {"cross_tuning": True}, "ad-drop will regularise epochs 2, 4 of 4"),
         (1, {"cross_tuning": True}, "would regularise none of 1 epoch."),
         (1, {}, "will regularise the only epoch"),
-        (1, {}, f"Measured of ad-drop: {ADDrop.evidence}"),
+        (1, {}, f"Measured of ad-drop: {ADDrop.info.evidence}"),
     ],
 )
 def test_log_says_which_epochs_are_regularised_and_what_is_known_of_the_method(

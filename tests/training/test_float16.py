@@ -159,7 +159,7 @@ def test_attributions_that_are_not_finite_are_an_error(method: Method) -> None:
 # --- The loss scale
 
 
-@pytest.mark.parametrize("method", [m for m in TABLE.values() if m.needs_loss_scale], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [m for m in TABLE.values() if m.info.needs_loss_scale], ids=lambda m: m.name)
 def test_a_loss_scale_that_nobody_told_of_is_refused(method: Method) -> None:
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
     with (
@@ -176,7 +176,7 @@ def test_a_loss_scale_changes_nothing(method: Method) -> None:
     for scale in (1.0, 2.0**16):
         model = zoo.build("bert", dtype=torch.float64)
         scaler = torch.amp.GradScaler(DEVICE.type, init_scale=scale, enabled=scale > 1)
-        with at_work(model, method, batch, scaler if method.needs_loss_scale else None) as reg:
+        with at_work(model, method, batch, scaler if method.info.needs_loss_scale else None) as reg:
             for _ in range(2):
                 step(reg, [batch], scaler)
             found.append({name: value.clone() for name, value in model.state_dict().items()} | kept(reg))

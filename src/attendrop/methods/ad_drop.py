@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -245,12 +245,23 @@ class _DropAny(RandomMaskPlan):
         return self.drop_from(call, None, self.method.p * self.method.q)
 
     def drop_from(
-        self, call: AttentionCall, candidates: Tensor | None, q: float, rows: Tensor | None = None
+        self,
+        call: AttentionCall,
+        candidates: Callable[[AttentionCall], Tensor] | None,
+        q: float,
+        rows: Tensor | None = None,
     ) -> AttentionEdit:
-        """Drop candidates (None: all positions or units) with probability ``q``, in ``rows``; see :meth:`report`."""
+        """Drop candidates with probability ``q``; the dropped fraction is relative to ``rows``, see :meth:`report`.
+
+        Args:
+            call: The layer.
+            candidates: Returns their mask, which is kept in bits until it is needed; None for all positions or units.
+            q: Probability.
+            rows: Queries that have candidates.
+        """
 
         def among(drop: Tensor) -> Tensor:
-            return drop if candidates is None else candidates & drop
+            return drop if candidates is None else candidates(call) & drop
 
         if self.method.units == "hidden":
             return self.without_units(call, lambda units: among(self.sample_hidden(q, call, units)), _scaled_up, rows)
@@ -277,7 +288,7 @@ class _DropHigh(_DropAny):
     def make(self, call: AttentionCall) -> AttentionEdit:
         found, rows = self.candidates[call.layer.key], call.valid_queries()
         rows = found.signal if rows is None else found.signal & rows
-        return replace(self.drop_from(call, found.mask, self.method.q, rows), draws=self.draws)
+        return replace(self.drop_from(call, lambda _: found.mask, self.method.q, rows), draws=self.draws)
 
 
 class _DropRecorded(_DropAny):
@@ -300,11 +311,16 @@ class _DropRecorded(_DropAny):
 
     def make(self, call: AttentionCall) -> AttentionEdit:
         edits = []
-        if self.drops and (region := self.row_pass.region(call)) is not None:
-            edits.append(self.drop_from(call, region, self.method.q, any_last(region)))
+        if self.drops and self.row_pass.region(call) is not None:
+            edits.append(self.drop_from(call, self._region, self.method.q, any_last(self._region(call))))
         if self.gradients is not None:
             edits.append(self.gradients.edit(call))
         return merge_edits(edits) or AttentionEdit()
+
+    def _region(self, call: AttentionCall) -> Tensor:
+        found = self.row_pass.region(call)
+        assert found is not None  # make() asked
+        return found
 
 
 class _RecordedState(MethodState):

@@ -86,9 +86,9 @@ class AutoDropout(Method):
     Source: Pham, Le (2021), https://arxiv.org/abs/2101.01761, whose patterns for Transformers have a size, a stride,
     and sharing options. Deviations: one pattern is used for all layers of ``part``, and acts on attention scores only,
     while theirs differ by layer and place; patterns are sampled uniformly, while they train a controller by policy
-    gradient on full training runs; trials and the final training share one run. All defaults are ours. The micro-batches of a trial are kept in memory and in checkpoints. Under float16 the loss scale
-    is carried over between trials. Evaluations during the search count neither for the best checkpoint nor for early
-    stopping.
+    gradient on full training runs; trials and the final training share one run. All defaults are ours. The
+    micro-batches of a trial are kept in memory and in checkpoints. Under float16 the loss scale is carried over between
+    trials. Evaluations during the search count neither for the best checkpoint nor for early stopping.
     """
 
     info = MethodInfo(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from itertools import combinations
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -38,39 +37,11 @@ from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.plan import CombinedPlan, Plan
 from attendrop.methods.core.base import MethodState
-from attendrop.methods.core.compatibility import DECIDES_PASSES
 from attendrop.methods.core.context import StepContext, TrainingContext
+from attendrop.methods.core.info import DECIDES_PASSES, MethodInfo
 from attendrop.methods.core.registry import build_method, method_names
 
 ALWAYS = ADDrop(p=0.5, q=0.5, layers="all")
-
-
-class Dropping(Plan):
-    """Drops given positions; keeps what it was asked."""
-
-    acts_on = frozenset({"attention"})
-
-    def __init__(self, drop: Tensor) -> None:
-        super().__init__()
-        self.drop = drop
-
-    def edit(self, call: AttentionCall) -> AttentionEdit:
-        return AttentionEdit(drop=self.drop.expand(call.shape))
-
-
-def test_masks_of_two_plans_add_up() -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
-    adapter = ModelAdapter(model)
-    adapter.trace(batch)
-    adapter.attach()
-    torch.manual_seed(0)
-    one, other = torch.rand(3, 2, 8, 8) < 0.3, torch.rand(3, 2, 8, 8) < 0.3
-    both = adapter.forward(batch, CombinedPlan([Dropping(one), Dropping(other)])).logits
-    union = adapter.forward(batch, Dropping(one | other)).logits
-    only = adapter.forward(batch, Dropping(one)).logits
-    adapter.detach()
-    assert torch.equal(both, union)
-    assert not torch.allclose(both, only)
 
 
 def test_what_plans_call_is_called_in_turn() -> None:
@@ -111,7 +82,7 @@ def test_what_plans_call_is_called_in_turn() -> None:
 
 def test_two_that_decide_on_the_weights_are_refused() -> None:
     other = dataclasses.replace(Vanilla(where="weights"))
-    object.__setattr__(other, "name", "other")
+    object.__setattr__(other, "info", dataclasses.replace(Vanilla.info, name="other"))
     with pytest.raises(AttendropError, match="Both replace the model's dropout"):
         Compose(Vanilla(where="weights"), other)
 
@@ -159,11 +130,7 @@ def test_each_follows_its_own_epochs() -> None:
 def test_penalties_add_up_and_the_batch_is_made_once() -> None:
     @dataclasses.dataclass(frozen=True)
     class Penalty(Method):
-        name: ClassVar[str] = "penalty"
-        summary: ClassVar[str] = ""
-        paper: ClassVar[str] = ""
-        adds_penalty: ClassVar[bool] = True
-        uses_attention: ClassVar[bool] = False
+        info = MethodInfo("penalty", adds_penalty=True, uses_attention=False)
 
         def penalty(self, context: StepContext, outputs: Any) -> Tensor:
             assert len(context.batch["labels"]) == len(outputs.logits) == 6
@@ -173,16 +140,6 @@ def test_penalties_add_up_and_the_batch_is_made_once() -> None:
     outputs = model(**batch)
     with regularize(model, Compose(RDrop(), Penalty())) as reg:  # without dropout, copies agree
         torch.testing.assert_close(reg.loss(batch), outputs.loss + outputs.logits.square().mean())
-
-
-def test_copies_of_a_row_are_dropped_from_apart() -> None:
-    """AD-DROP sees the copies that R-Drop makes, and draws for each."""
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
-    with regularize(model, Compose(RDrop(), ALWAYS)) as reg:
-        reg.loss(batch)
-        logs = reg.logs()
-    assert logs["r_drop/divergence"] > 1e-6
-    assert logs["ad_drop/dropped"] > 0
 
 
 @pytest.mark.sampled(3)
@@ -247,11 +204,7 @@ def test_a_head_that_is_dropped_puts_out_zeros_whatever_acts_beside() -> None:
 def test_a_method_that_takes_passes_of_its_own_brings_the_others_along() -> None:
     @dataclasses.dataclass(frozen=True)
     class Twice(Method):
-        name: ClassVar[str] = "twice"
-        summary: ClassVar[str] = ""
-        paper: ClassVar[str] = ""
-        traits: ClassVar[Mapping[str, str]] = {DECIDES_PASSES: ""}
-        uses_attention: ClassVar[bool] = False
+        info = MethodInfo("twice", traits={DECIDES_PASSES: ""}, uses_attention=False)
 
         def start(self, training: TrainingContext) -> MethodState:
             return _Twice(self)
@@ -325,8 +278,8 @@ def test_what_cannot_be_built_is_refused(name: str, options: dict[str, str], mes
 
 
 def test_a_composition_needs_attention_if_a_part_does() -> None:
-    assert Compose(ADDrop(), RDrop()).uses_attention
-    assert not Compose(RDrop(), Mixout()).uses_attention
+    assert Compose(ADDrop(), RDrop()).info.uses_attention
+    assert not Compose(RDrop(), Mixout()).info.uses_attention
     model = zoo.from_class(*zoo.REFUSED["megatron-bert"])
     with regularize(model, Compose(RDrop(), Mixout(p=0.5))) as reg:
         reg.loss(zoo.batch_of("bert")).backward()

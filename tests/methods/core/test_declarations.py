@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from helpers import zoo
@@ -18,8 +18,8 @@ from attendrop.attention.plan import FUNCTIONS, CombinedPlan, Plan
 from attendrop.batches import Batch
 from attendrop.methods.attend_out.attacker import Decide
 from attendrop.methods.core.base import MethodState
-from attendrop.methods.core.compatibility import DECIDES_PASSES
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
+from attendrop.methods.core.info import DECIDES_PASSES, MethodInfo
 from attendrop.methods.hidden_cut import Cut
 from attendrop.methods.r_drop import repeat_rows
 from attendrop.training.regularization import Regularization
@@ -115,8 +115,8 @@ def watched() -> dict[str, Watch]:
 @pytest.mark.parametrize("row", ROWS)
 def test_what_a_method_declares_happens_and_nothing_else(row: str, watched: Mapping[str, Watch]) -> None:
     method, watch = ROWS[row], watched[row]
-    assert ("penalty" in watch.did) == method.adds_penalty
-    assert ("gradients" in watch.did) == method.edits_gradients
+    assert ("penalty" in watch.did) == method.info.adds_penalty
+    assert ("gradients" in watch.did) == method.info.edits_gradients
     assert (max(watch.passes) > 1) == any(part.decides_passes for part in method.parts)
     assert all(watch.acted[kind] <= declared for kind, declared in watch.declared.items())
 
@@ -138,9 +138,7 @@ def test_what_a_plan_declares_happens_with_some_options(watched: Mapping[str, Wa
 class Own(Method):
     """A custom method that declares nothing."""
 
-    name: ClassVar[str] = "own"
-    summary: ClassVar[str] = ""
-    paper: ClassVar[str] = ""
+    info = MethodInfo("own")
 
     def start(self, training: TrainingContext) -> MethodState:
         return OwnState(self)
@@ -155,7 +153,7 @@ class OwnState(MethodState):
 
 @pytest.mark.parametrize("method", [Own(), Compose(Own(), HiddenCut()), Compose(Own(), Vanilla())])
 def test_a_loss_that_is_not_declared_is_refused_in_words(method: Method) -> None:
-    message = r"Method 'own' defines MethodState\.loss but does not declare it; declare the trait DECIDES_PASSES"
+    message = r"Method 'own' defines loss but does not declare it; declare the trait DECIDES_PASSES"
     with pytest.raises(AttendropError, match=message), regularize(zoo.build("bert"), method):
         pass
 
@@ -164,7 +162,7 @@ def test_a_loss_that_is_not_declared_is_refused_in_words(method: Method) -> None
 class Twice(Own):
     """Repeats each row, and leaves the pass to the default."""
 
-    traits: ClassVar[Mapping[str, str]] = {DECIDES_PASSES: ""}
+    info = MethodInfo("own", traits={DECIDES_PASSES: ""})
 
     def batch(self, context: StepContext) -> Batch:
         return repeat_rows(context.batch, 2)
@@ -196,14 +194,16 @@ def begun(**members: Any) -> None:
 
 def test_declarations_of_ones_own_are_held_to() -> None:
     begun()
-    with pytest.raises(AttendropError, match=r"'own' defines penalty .* declare Method\.adds_penalty = True"):
+    with pytest.raises(AttendropError, match=r"'own' defines penalty .* declare MethodInfo\.adds_penalty = True"):
         begun(penalty=lambda self, context, outputs: None)
-    with pytest.raises(AttendropError, match=r"'own' declares Method\.adds_penalty = True but does not define penalty"):
-        begun(adds_penalty=True)
-    with pytest.raises(AttendropError, match=r"declares Method\.edits_gradients = True but does not define"):
-        begun(edits_gradients=True)
-    with pytest.raises(AttendropError, match=r"declares the trait DECIDES_PASSES .* does not define MethodState\.loss"):
-        begun(traits={DECIDES_PASSES: ""})
+    with pytest.raises(
+        AttendropError, match=r"'own' declares MethodInfo\.adds_penalty = True but does not define penalty"
+    ):
+        begun(info=MethodInfo("own", adds_penalty=True))
+    with pytest.raises(AttendropError, match=r"declares MethodInfo\.edits_gradients = True but does not define"):
+        begun(info=MethodInfo("own", edits_gradients=True))
+    with pytest.raises(AttendropError, match=r"declares the trait DECIDES_PASSES .* does not define loss"):
+        begun(info=MethodInfo("own", traits={DECIDES_PASSES: ""}))
 
 
 def test_what_an_instance_of_a_state_defines_counts() -> None:
@@ -212,5 +212,7 @@ def test_what_an_instance_of_a_state_defines_counts() -> None:
         state.edit_gradients = lambda parameters: None  # type: ignore[method-assign]
         return state
 
-    with pytest.raises(AttendropError, match=r"defines MethodState\.edit_gradients .* declare Method\.edits_gradients"):
+    with pytest.raises(
+        AttendropError, match=r"defines MethodState\.edit_gradients .* declare MethodInfo\.edits_gradients"
+    ):
         begun(start=start)

@@ -193,7 +193,7 @@ class _ReachedError(Exception):
 
 
 def plain_copy(model: nn.Module, shared: Iterable[nn.Parameter] = ()) -> Any:
-    """Copy a model, but for ``shared`` parameters, without accelerate's wrapper of ``forward``, which would call it."""
+    """Copy a model except for ``shared`` parameters, without accelerate's wrapper of ``forward`` of the original."""
     copied = copy.deepcopy(model, {id(parameter): parameter for parameter in shared})
     for name in ("forward", "_original_forward"):
         copied.__dict__.pop(name, None)
@@ -216,7 +216,7 @@ def _strip(model: nn.Module, block: nn.Module, inputs: Mapping[str, Any]) -> Non
 
 
 def _own_parameters(model: nn.Module) -> None:
-    """Replace the parameters of a model by copies that are trained, if they are numbers."""
+    """Replace the parameters of a model by copies, which are trained if they are floating-point numbers."""
     copies: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
         for name, value in module._parameters.items():

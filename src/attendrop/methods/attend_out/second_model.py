@@ -78,7 +78,7 @@ class SecondModel:
         return next(self.model.parameters()).device
 
     def follow_mode(self) -> None:
-        """Put each module into the mode of the first model's, training or evaluation; the copy may be older."""
+        """Put each module into the mode, training or evaluation, of the first model's module."""
         for theirs, ours in self._modules:
             ours.training = theirs.training
 

@@ -1,4 +1,4 @@
-"""Gradients of drop probabilities from a pass and its antithetic pass (ARM; Yin and Zhou, 2019)."""
+"""Gradients of drop probabilities from a pass and its antithetic pass (ARM; Yin and Zhou, 2019), row by row."""
 
 from __future__ import annotations
 
@@ -170,8 +170,8 @@ def _classes(logits: Tensor, labels: Tensor, ignored: int) -> tuple[Tensor, Tens
 def real_queries(call: AttentionCall, batch: Batch) -> Tensor:
     """Find the queries that are not padding, ``(batch, 1, query, 1)``.
 
-    The mask of an attention layer does not tell that of a padded target in an encoder-decoder model, nor of a padded
-    choice. Neither changes the loss.
+    The mask of an attention layer contains neither the padding of targets in an encoder-decoder model nor padded
+    choices, which do not change the loss; they are found in the batch.
 
     Args:
         call: The call of the layer.
@@ -192,9 +192,9 @@ def real_queries(call: AttentionCall, batch: Batch) -> Tensor:
 
 
 def real_targets(batch: Batch) -> Tensor | None:
-    """Find the inputs of a decoder that are not padding, ``(batch, n)``; None if the batch does not tell.
+    """Find the inputs of a decoder that are not padding, ``(batch, n)``; None if this cannot be seen from the batch.
 
-    Models make them from the labels of tokens, or else from the text itself (BART as a classifier).
+    Models shift the labels of tokens or, without any, the encoder's inputs (BART as a classifier).
     """
     mask: Tensor | None = batch.get("decoder_attention_mask")
     if mask is not None:

@@ -44,61 +44,42 @@ class ParameterOverride:
         throughout: bool = False,
     ) -> None:
         self._hooks = ModuleHooks()
-        self._running: nn.Module | None = None  # the model, or a block that runs again, throughout which all is swapped
-        places = []
-        for name in names:
-            path, _, own = name.rpartition(".")
-            places.append((model.get_submodule(path), name, own))
-            self._swap(*places[-1], function)
+        self._function = function
+        self._running: nn.Module | None = None  # the module throughout which parameters are overridden at present
+        places = [(model.get_submodule(name.rpartition(".")[0]), name) for name in names]
+        for module in dict.fromkeys(module for module, _ in places):
+            self._override_in(module, [place for place in places if place[0] is module])
         if throughout:
             blocks = (module for module in model.modules() if hasattr(module, "gradient_checkpointing"))
             for module in dict.fromkeys([model, *blocks]):
                 below = {*module.modules()}
-                self._swap_throughout(module, [place for place in places if place[0] in below], function)
+                self._override_in(module, [place for place in places if place[0] in below])
 
     def close(self) -> None:
         """Remove the hooks. Idempotent."""
         self._hooks.close()
 
-    def _swap(self, module: nn.Module, name: str, own: str, function: Callable[[str, nn.Parameter], Tensor]) -> None:
-        def enter(module: nn.Module, args: Any) -> None:
-            if self._running is None:
-                _override(module, name, own, function)
+    def _override_in(self, whole: nn.Module, places: list[tuple[nn.Module, str]]) -> None:
+        """Override the parameters at ``places``, each a module and the parameter's name, while ``whole`` runs."""
 
-        def leave(module: nn.Module, args: Any, output: Any) -> None:
-            if self._running is None:
-                module.__dict__.pop(own, None)
-
-        self._hooks.before(module, enter)
-        self._hooks.after(module, leave, always_call=True)
-
-    def _swap_throughout(
-        self,
-        whole: nn.Module,
-        places: list[tuple[nn.Module, str, str]],
-        function: Callable[[str, nn.Parameter], Tensor],
-    ) -> None:
         def enter(_: nn.Module, args: Any) -> None:
             if self._running is None:
                 self._running = whole
-                for module, name, own in places:
-                    _override(module, name, own, function)
+                for module, name in places:
+                    own = name.rpartition(".")[2]
+                    parameter = module._parameters[own]
+                    if module.training and parameter is not None:
+                        # Attribute lookup finds instance attributes before parameters.
+                        module.__dict__[own] = self._function(name, parameter)
 
         def leave(_: nn.Module, args: Any, output: Any) -> None:
             if self._running is whole:
-                for module, _name, own in places:
-                    module.__dict__.pop(own, None)
+                for module, name in places:
+                    module.__dict__.pop(name.rpartition(".")[2], None)
                 self._running = None
 
         self._hooks.before(whole, enter)
         self._hooks.after(whole, leave, always_call=True)
-
-
-def _override(module: nn.Module, name: str, own: str, function: Callable[[str, nn.Parameter], Tensor]) -> None:
-    parameter = module._parameters[own]
-    if module.training and parameter is not None:
-        # Attribute lookup finds instance attributes before parameters.
-        module.__dict__[own] = function(name, parameter)
 
 
 class WeightMixing(MethodState):

@@ -1,4 +1,4 @@
-"""Candidates of dropout that a training pass records of its rows, for the pass in which each row comes next."""
+"""Dropout candidates that a training pass records for its rows, to be used when the rows are trained on again."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Recorder:
         step = (context.key.step, context.key.first)
         if self._step is not None and step[0] != self._step[0]:
             self.flush()
-        if step == self._step:  # a method that runs several passes: the last counts, and all drop the same candidates
+        if step == self._step:  # of a method that runs several passes, the last is recorded
             self._new = self._new[: self._kept]
         else:
             self._step, self._kept = step, len(self._new)
@@ -84,7 +84,7 @@ class Recorder:
         self._new.append((rows, layer, pack(mask), spans, finite))
 
     def flush(self) -> float | None:
-        """Move what the passes of a step added to the records; rows are dropped from by what was there before it.
+        """Move what the passes of a step added to the records. Until then, all passes use those of earlier steps.
 
         Returns:
             Fraction of the recorded rows that have no candidate in any layer, as where the gradients of a row are zero
@@ -145,7 +145,7 @@ def _places(rows: Sequence[int], layer: str, sequences: int) -> list[tuple[int, 
 
 
 class RowPass:
-    """One training pass: the regions that were recorded of its rows before, and the recording of new ones."""
+    """One training pass: the candidates recorded for its rows before, and the recording of new ones."""
 
     def __init__(self, recorder: Recorder, rows: Sequence[int], units: str) -> None:
         self.recorder = recorder

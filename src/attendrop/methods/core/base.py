@@ -40,9 +40,15 @@ class Method:
 
     Attributes:
         info: Facts of the method. What it declares is checked when training starts.
+        name: Name on the command line and in checkpoints, that of ``info``.
     """
 
     info: ClassVar[MethodInfo]
+    name: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        if "info" in vars(cls):
+            cls.name = cls.info.name
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -61,9 +67,9 @@ class Method:
         """Compute the penalty to add to the loss, a mean over the micro-batch, from outputs of the training pass."""
         return None
 
-    def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
-        """Run the passes of a method with the trait ``DECIDES_PASSES``; see :meth:`MethodState.loss`."""
-        raise NotImplementedError
+    def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any] | None:
+        """Run the passes of a method with the trait ``DECIDES_PASSES``, see :meth:`MethodState.loss`; None for one."""
+        return None
 
     def start(self, training: TrainingContext) -> MethodState:
         """Create the state of the method for a run. Methods with state return their own subclass."""
@@ -166,11 +172,6 @@ class Method:
     # What follows from the options and the declared facts.
 
     @property
-    def name(self) -> str:
-        """Name on the command line and in checkpoints."""
-        return self.info.name
-
-    @property
     def source(self) -> str:
         """Name in logs."""
         return self.name.replace("-", "_")
@@ -242,8 +243,9 @@ class MethodState:
         :meth:`batch`, :meth:`plan` and :meth:`penalty` of this method are not called. A composition has at most one
         such method.
         """
-        if self.method.decides_passes:
-            return self.method.loss(context, compute_loss)
+        found = self.method.loss(context, compute_loss)
+        if found is not None:
+            return found
         context = dataclasses.replace(context, batch=self.batch(context))
         return run_pass([(self, context)], compute_loss, context.batch)
 

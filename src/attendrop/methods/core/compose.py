@@ -46,7 +46,9 @@ class Compose(Method):
         if len(flat) < 2:
             raise AttendropError(f"Compose takes two or more methods, not {len(flat)}.")
         object.__setattr__(self, "methods", flat)
-        object.__setattr__(self, "info", MethodInfo.of_several([part.info for part in flat]))
+        info = MethodInfo.of_several([part.info for part in flat])
+        object.__setattr__(self, "info", info)
+        object.__setattr__(self, "name", info.name)
         refuse_conflicts(flat)
 
     @property
