@@ -51,13 +51,3 @@ def read_settings(pairs: Sequence[str], option: str = "--set", example: str = "p
             raise AttendropError(f"{option} gives {name} twice; give it once.")
         settings[name] = value
     return settings
-
-
-def read_task_set(pairs: Sequence[str]) -> dict[str, str]:
-    """Read the values of ``--task-set``; raises AttendropError as :func:`read_settings` does."""
-    return read_settings(pairs, "--task-set", "num_beams=4")
-
-
-def read_lora(pairs: Sequence[str]) -> dict[str, str]:
-    """Read the values of ``--lora``; raises AttendropError as :func:`read_settings` does."""
-    return read_settings(pairs, "--lora", "r=8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
@@ -13,18 +12,15 @@ import yaml
 from attendrop.argument_checks import suggestion
 from attendrop.errors import AttendropError
 from attendrop.model_files import MINILM
-from attendrop.runs.config import RunConfig
+from attendrop.runs.config import RunConfig, checked
 from attendrop.runs.yaml_file import read_yaml
 from attendrop.tasks.file_formats import files_of
 
 RUN_FILE = "run.yaml"
-_FIELDS = {field.name: str(field.type) for field in dataclasses.fields(RunConfig)}
+_FIELDS = {field.name: field for field in dataclasses.fields(RunConfig)}
 PATHS = ("train_file", "eval_file", "data_dir", "model")
-_MAPPINGS = {"options": "{p: 0.3}", "lora": "{r: 8}", "task_options": "{num_beams: 4}"}
 # Not a field of a run: a preset, for options that the file does not set.
 _ALSO = ("preset",)
-_KINDS: dict[str, tuple[type, ...]] = {"float": (int, float), "int": (int,), "bool": (bool,), "str": (str,)}
-_WORDS = {"float": "a number", "int": "a whole number", "bool": "true or false", "str": "a text"}
 
 
 def read_run_file(path: str) -> dict[str, Any]:
@@ -74,29 +70,13 @@ def _absolute(value: str) -> str:
 
 
 def convert_option(path: str, name: str, value: Any) -> Any:
-    """Convert a value to the type of its field; YAML reads ``5e-5`` as a string."""
-    if name == "text_columns":
-        return _listed(value)
-    if name in _MAPPINGS:
-        if not isinstance(value, Mapping):
-            raise AttendropError(f"The config file '{path}': {name} must be a mapping such as {_MAPPINGS[name]}.")
-        return dict(value)
-    if name == "seed":
-        return [_of_kind(path, name, each, "int") for each in _listed(value)]
-    return _of_kind(path, name, value, _FIELDS.get(name, "str").partition(" ")[0])
-
-
-def _of_kind(path: str, name: str, value: Any, kind: str) -> Any:
-    if isinstance(value, str) and kind in ("float", "int"):
-        with contextlib.suppress(ValueError):
-            value = {"float": float, "int": int}[kind](value)
-    if not isinstance(value, _KINDS[kind]) or (isinstance(value, bool) and kind != "bool"):
-        option = name.replace("_", "-")
-        raise AttendropError(f"The config file '{path}': {option}={value!r} is not {_WORDS[kind]}.")
-    return value
-
-
-def _listed(value: Any) -> list[Any]:
-    if isinstance(value, str):
-        return [part.strip() for part in value.split(",")]
-    return list(value) if isinstance(value, list) else [value]
+    """Convert a value to the type of its option, and check it; YAML reads ``5e-5`` as a string."""
+    if name not in _FIELDS:
+        return value
+    try:
+        if _FIELDS[name].metadata["listed"]:
+            values = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
+            return [checked(name, each) for each in values]
+        return checked(name, value)
+    except AttendropError as error:
+        raise AttendropError(f"The config file '{path}': {error}") from None
