@@ -17,9 +17,9 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from attendrop import cli
 from attendrop.errors import AttendropError
-from attendrop.runs.callbacks import LogEvery, SaveEvery
 from attendrop.runs.config import RunConfig
 from attendrop.runs.owned_files import SELECTION
+from attendrop.runs.run_trainer import LogEvery, SaveEvery
 from attendrop.tasks.heads.mean_pooling import pools_mean
 from attendrop.training.trainer import RegularizedTrainer
 

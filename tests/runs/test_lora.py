@@ -185,15 +185,7 @@ def test_comparisons_and_studies_have_the_option(folder: Path, tmp_path: Path, m
         raise AttendropError("Enough is seen.")
 
     monkeypatch.setattr("attendrop.studies.compare.run_comparison", stop)
-    arguments = [
-        "compare",
-        "--train-file",
-        str(folder / "train.csv"),
-        "--model",
-        str(folder / "model"),
-        "--lora",
-        "r=4",
-    ]
+    arguments = ["compare", "--train-file", f"{folder}/train.csv", "--model", f"{folder}/model", "--lora", "r=4"]
     arguments += ["--text-columns", "sentence1", "--label-column", "label", "--methods", "mixout"]
     assert cli.main(arguments) == 2
     assert compared[0].config.lora == {"r": 4, "alpha": 4.0, "dropout": 0.0, "targets": None}

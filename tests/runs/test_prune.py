@@ -20,7 +20,7 @@ import attendrop
 from attendrop import cli
 from attendrop.cli.progress import TrainingProgress
 from attendrop.errors import AttendropError
-from attendrop.runs.class_weights import balanced_loss
+from attendrop.runs.fitting import balanced_loss
 from attendrop.runs.folder_lock import locked
 from attendrop.runs.model_loading import load_for
 from attendrop.runs.prune import prune_run
@@ -267,7 +267,7 @@ def test_recovery_weighs_the_classes_as_the_run_did(
         seen.append((len(labels), num_classes))
         return balanced_loss(labels, num_classes)
 
-    monkeypatch.setattr("attendrop.runs.class_weights.balanced_loss", balanced)
+    monkeypatch.setattr("attendrop.runs.fitting.balanced_loss", balanced)
     pruned(tmp_path, tmp_path / "out", layers=[1], recover_epochs=1)
     assert seen == [(36, 2)]
 

@@ -22,10 +22,10 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK,
 from attendrop import cli
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import labelled_method
-from attendrop.runs.class_weights import balanced_loss
 from attendrop.runs.config import RunConfig
+from attendrop.runs.finished_run import list_runs
+from attendrop.runs.fitting import balanced_loss
 from attendrop.runs.inference import evaluate
-from attendrop.runs.listing import list_runs
 from attendrop.runs.model_source import Source
 from attendrop.runs.run_file import run_file
 from attendrop.runs.run_metrics import epoch_metrics

@@ -22,7 +22,7 @@ from attendrop.methods.core.registry import build_method
 from attendrop.runs.config import RunConfig
 from attendrop.runs.inference import evaluate, predict
 from attendrop.runs.model_source import Source
-from attendrop.runs.presets import preset
+from attendrop.runs.run_file import preset
 from attendrop.runs.train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -14,8 +14,7 @@ from attendrop.cli.option_files import read_options
 from attendrop.cli.run_options import DATA, Groups, mappings, read_mapping, with_run_options
 from attendrop.errors import AttendropError
 from attendrop.runs.config import DEFAULT_METHOD, RunConfig, default_output_dir
-from attendrop.runs.presets import preset
-from attendrop.runs.run_file import read_run_file
+from attendrop.runs.run_file import preset, read_run_file
 
 _TRAINING = (
     "start",

@@ -117,7 +117,7 @@ class RunConfig:
 
     Options of the training that are None follow from the rows and the model, see
     :mod:`attendrop.runs.small_data_recipe`. The optimizer is AdamW, with warmup over a tenth of the steps and linear
-    decay to zero. Published settings are in :mod:`attendrop.runs.presets`. Numbers and switches may be given as text.
+    decay to zero. Published settings are in :mod:`attendrop.runs.run_file`. Numbers and switches may be given as text.
 
     Raises:
         AttendropError: An option is out of range, or two options conflict.

@@ -19,12 +19,12 @@ from transformers import TrainerCallback
 
 from attendrop.errors import AttendropError
 from attendrop.output_files import write_json, write_text
-from attendrop.runs.callbacks import AfterFirstStep
 from attendrop.runs.config import RunConfig
 from attendrop.runs.folder_lock import locked, refuse_if_locked
 from attendrop.runs.owned_files import refuse_foreign
 from attendrop.runs.run_file import RUN_FILE, run_file
 from attendrop.runs.run_folder import check_folder, is_main_process, read_json
+from attendrop.runs.run_trainer import AfterFirstStep
 from attendrop.runs.train import train
 
 SEEDS = "seeds.json"
