@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 STAMP_SLOW := $(VENV)/.installed-for-slow-tests
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow test-all test-lowest gpu coverage lint format typecheck bench bench-study docs families frozen study study-attendout trajectories clean
+.PHONY: demo test test-slow test-all test-lowest gpu coverage lint format typecheck bench bench-study docs families frozen site study study-attendout trajectories clean
 
 demo: $(STAMP)
 	$(BIN)/attendrop demo
@@ -81,6 +81,10 @@ docs: $(STAMP)
 	$(BIN)/python docs/make_options.py
 	$(BIN)/python docs/make_families.py
 	$(BIN)/python docs/make_paper_tables.py
+
+# The documentation site, in docs/_build; a warning is an error.
+site: $(STAMP)
+	$(BIN)/sphinx-build -q -W --keep-going -b dirhtml docs docs/_build
 
 # Runs a tiny model of every family of transformers, for docs/models.md; minutes.
 families: $(STAMP)

@@ -8,6 +8,7 @@ an answer.
 
 import argparse
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,8 +77,15 @@ def kept(file: Path) -> dict[str, Any]:
     options = json.loads(file.with_name("run.json").read_text(encoding="utf-8"))["config"]
     given = {name: options[name] for name in _OF_RUN if options.get(name)}
     if options.get("train_file"):
-        given["train_file"] = Path(options["train_file"]).name
+        given["train_file"] = below_data(Path(options["train_file"]))
     return {"run": given} | {name: metrics.get(name) for name in KEPT}
+
+
+def below_data(file: Path) -> str:
+    """Return a file's path below a folder that an ``ATTENDROP_`` variable names, as recipes do, or its name."""
+    folders = [Path(value) for name, value in os.environ.items() if name.startswith("ATTENDROP_")]
+    found = [file.relative_to(folder) for folder in folders if file.is_relative_to(folder)]
+    return str(min(found, default=Path(file.name), key=lambda path: len(path.parts)))
 
 
 def merged(file: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
