@@ -73,7 +73,7 @@ def compare(
     """
     from attendrop.cli.console import messages
     from attendrop.cli.interrupts import Interrupted
-    from attendrop.cli.study_progress import StudyProgress
+    from attendrop.cli.progress import StudyProgress
     from attendrop.runs.config import RunConfig
     from attendrop.studies.baseline_names import CHEAP
     from attendrop.studies.compare import run_comparison

@@ -150,10 +150,6 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return [" ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
 
 
-# Options of a run whose names on the command line differ.
-_FLAGS = {"task_options": "--task-set"}
-
-
 def _command(config: Mapping[str, Any], schedule: Path) -> str:
     """Write the training command of a run with the schedule in place of its method."""
     words = ["attendrop", "train"]
@@ -162,7 +158,7 @@ def _command(config: Mapping[str, Any], schedule: Path) -> str:
         value = config.get(field.name, default)
         if field.name in ("output_dir", "method", "options") or value in (default, [], ()):
             continue
-        flag = _FLAGS.get(field.name, f"--{field.name.replace('_', '-')}")
+        flag = next(iter(field.metadata["flags"]), f"--{field.name.replace('_', '-')}")
         if isinstance(value, Mapping):
             given = [f"{name}={each}" for name, each in value.items() if each is not None]
             words += [word for each in given for word in (flag, each)]

@@ -10,8 +10,7 @@ import typer
 from attendrop.cli.app import Json, Quiet, app, show
 from attendrop.cli.console import messages
 from attendrop.cli.interrupts import Interrupted
-from attendrop.cli.option_files import read_options
-from attendrop.cli.run_options import DATA, Groups, mappings, read_mapping, with_run_options
+from attendrop.cli.run_options import DATA, Groups, mappings, read_mapping, read_options, with_run_options
 from attendrop.errors import AttendropError
 from attendrop.runs.config import DEFAULT_METHOD, RunConfig, default_output_dir
 from attendrop.runs.run_file import preset, read_run_file
