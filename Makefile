@@ -60,6 +60,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/make_methods.py --check
+	$(BIN)/python tools/make_options.py --check
 	$(BIN)/python tools/make_families.py --check
 	$(BIN)/python tools/make_paper_tables.py --check
 
@@ -73,10 +74,11 @@ typecheck: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py
 
-# docs/methods.md, from the registry and the benchmark's results; docs/models.md, from the results of `make families`;
+# docs/methods.md, from the registry and the benchmark's results; docs/options.md, from RunConfig; docs/models.md, from the results of `make families`;
 # docs/paper_tables.md, from the papers' figures, the recipes and results/.
 docs: $(STAMP)
 	$(BIN)/python tools/make_methods.py
+	$(BIN)/python tools/make_options.py
 	$(BIN)/python tools/make_families.py
 	$(BIN)/python tools/make_paper_tables.py
 

@@ -168,21 +168,6 @@ def test_loss_of_an_epoch_that_was_resumed_is_that_of_all_its_steps(folder: Path
     assert losses[0] == losses[1]
 
 
-@pytest.mark.parametrize(("eval_file", "scored", "fraction"), [("dev.csv", True, 0.1), (None, False, 0.0)])
-def test_dev_was_scored_only_where_there_is_one(
-    folder: Path, tmp_path: Path, capsys: Captured, eval_file: str | None, scored: bool, fraction: float
-) -> None:
-    arguments = ["train", "--train-file", f"{folder}/train.csv", "--text-columns", "sentence1,sentence2"]
-    arguments += ["--label-column", "label", "--model", f"{folder}/model", "--output-dir", f"{tmp_path}/run"]
-    arguments += ["--max-steps", "1", "--method", "finetune", "--selection-fraction", str(fraction)]
-    arguments += ["--eval-file", f"{folder}/{eval_file}"] if eval_file else []
-    assert cli.main(arguments) == 0
-    out, err = capsys.readouterr()
-    card = (tmp_path / "run" / "README.md").read_text()
-    assert ("dev was scored once" in out, "set was scored once" in card) == (scored, scored)
-    assert "Epoch 1 of 1: loss" in err
-
-
 # What cannot be trained -----------------------------------------------------------------------------------------------
 
 

@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from helpers import tiny
 from helpers.command_line import Captured
 
 from attendrop import cli
-from attendrop.attribution.predictions import best_spans
-from attendrop.studies.compare import compare
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -81,54 +78,11 @@ def test_evaluation_repeats_the_score_and_texts_are_predicted(folder: Path, caps
     assert sum(right) / 20 == pytest.approx(found["all_scores"]["exact_match"])
 
 
-def test_the_card_tells_how_to_answer(folder: Path) -> None:
-    card = (folder / "run" / "README.md").read_text()
-    assert "pipeline_tag: question-answering" in card
-    for number in (0, 3, 4, 7, 12):  # texts of one window, also without an answer
-        names: dict[str, Any] = {"folder": str(folder / "run"), "question": "the good", "context": row(number)["text"]}
-        exec(card.split("```python\n")[1].split("```")[0], names)
-        of_text, outputs = [text == 1 for text in names["inputs"].sequence_ids()], names["outputs"]
-        _, (first,), (last,) = best_spans(outputs.start_logits, outputs.end_logits, torch.tensor([of_text]))
-        assert names["answer"] == row(number)["text"][names["offsets"][first][0] : names["offsets"][last][1]]
-
-
 def test_what_a_method_drops_is_recorded(folder: Path, capsys: Captured) -> None:
     assert cli.main(train(folder, "dropped", "--max-steps", "2", "--method", "ad-drop")) == 0
     assert cli.main(["patterns", f"{folder}/dropped", "--rows", "8", "--device", "cpu", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["rows"] == 8 and "encoder.0" in str(found)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "settings"),
-    [
-        ("ad-drop", ("cross_tuning=false",)),
-        ("attendout", ("dropout_step=2", "init_drop_prob=0.5")),
-        ("r-drop+vanilla", ("r-drop.alpha=1",)),
-        ("mixout", ("p=0.5",)),
-    ],
-)
-def test_methods_train_on_answers(folder: Path, method: str, settings: tuple[str, ...]) -> None:
-    options = [part for setting in settings for part in ("--set", setting)]
-    assert cli.main([*train(folder, f"run-{method}", "--max-steps", "4", "--method", method), *options]) == 0
-    history = tiny.read_metrics(folder / f"run-{method}")["history"]
-    assert history[-1]["regularized"] and all(value > 0 for value in history[-1]["dropped"].values())
-
-
-@pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on(folder: Path) -> None:
-    options = ("--epochs", "2", "--method", "ad-drop", "--set", "cross_tuning=false")
-    with tiny.kept_checkpoints():
-        for name in ("whole", "stopped"):
-            assert cli.main(train(folder, name, *options)) == 0
-    for name in ("metrics.json", "model.safetensors", "config.json"):
-        (folder / "stopped" / name).unlink()
-    checkpoints = sorted((folder / "stopped").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
-    checkpoints[-1].rename(folder / "away")
-    assert cli.main([*train(folder, "stopped", *options), "--resume"]) == 0
-    weights = [(folder / name / "model.safetensors").read_bytes() for name in ("whole", "stopped")]
-    assert weights[0] == weights[1]
 
 
 @pytest.mark.slow
@@ -149,13 +103,3 @@ def test_other_commands_work_on_answers(folder: Path, tmp_path: Path, capsys: Ca
     assert len(tiny.read_metrics(folder / "pruned")["pruned"]["layers"]) == 1
     assert cli.main(["attend", run, "the cat", "--device", "cpu", "--overwrite"]) == 2
     assert "`attendrop attend` does not work for" in " ".join(capsys.readouterr().err.split())
-
-
-@pytest.mark.slow
-def test_a_comparison_has_no_baselines(folder: Path, tmp_path: Path) -> None:
-    outcome = compare(
-        output_dir=str(tmp_path / "answer"), model=str(folder / "model"), train_file=f"{folder}/train.jsonl",
-        eval_file=f"{folder}/dev.jsonl", text_columns=["q", "text"], label_column="answers", methods=["ad-drop"],
-        seeds=1, max_steps=2, device="cpu", workers=1, keep_best=False, max_length=24,
-    )  # fmt: skip
-    assert {row.method for row in outcome.answer.rows} == {"finetune", "ad-drop"}

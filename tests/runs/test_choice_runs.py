@@ -13,7 +13,6 @@ from helpers import tiny
 from helpers.command_line import Captured, assert_refused
 
 from attendrop import cli
-from attendrop.studies.compare import compare
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -96,43 +95,6 @@ def test_evaluation_repeats_the_score_and_choices_are_predicted(folder: Path, ca
     assert json.loads(capsys.readouterr().out)["score"] == found["score"]
 
 
-@pytest.mark.parametrize(
-    ("method", "settings"),
-    [
-        ("ad-drop", ("cross_tuning=false",)),
-        ("attendout", ("dropout_step=2", "init_drop_prob=0.5")),
-        ("r-drop+vanilla", ("r-drop.alpha=1",)),
-        ("mixout", ("p=0.5",)),
-    ],
-)
-@pytest.mark.slow
-def test_methods_train_on_choices(folder: Path, method: str, settings: tuple[str, ...]) -> None:
-    options = [part for setting in settings for part in ("--set", setting)]
-    assert cli.main([*train(folder, f"run-{method}", "--max-steps", "4", "--method", method), *options]) == 0
-    history = tiny.read_metrics(folder / f"run-{method}")["history"]
-    assert history[-1]["regularized"] and all(value > 0 for value in history[-1]["dropped"].values())
-
-
-@pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on(folder: Path) -> None:
-    options = ("--epochs", "2", "--method", "ad-drop", "--set", "cross_tuning=false")
-    assert cli.main(train(folder, "whole", *options)) == 0
-    stopped = train(folder, "stopped", *options)
-    with tiny.kept_checkpoints():
-        assert cli.main(stopped) == 0
-    for name in ("metrics.json", "model.safetensors", "config.json", "checkpoint-16"):
-        path = folder / "stopped" / name
-        assert path.exists(), name
-        path.rename(folder / f"away-{name}")
-    assert cli.main([*stopped, "--resume"]) == 0
-    losses = [
-        [entry["train_loss"] for entry in tiny.read_metrics(folder / name)["history"]] for name in ("whole", "stopped")
-    ]
-    assert losses[0] == losses[1]
-    weights = [(folder / name / "model.safetensors").read_bytes() for name in ("whole", "stopped")]
-    assert weights[0] == weights[1]
-
-
 @pytest.mark.slow
 def test_other_commands_work_on_choices(folder: Path, tmp_path: Path, capsys: Captured) -> None:
     run, settings = (
@@ -164,17 +126,6 @@ def _arc(folder: Path) -> Path:
     (folder / "arc").mkdir()
     (folder / "arc" / "arc_easy_test.csv").write_text("who?,cat,a,b,the,A\nwhat?,a,b,bird,,C\n")
     return folder
-
-
-@pytest.mark.slow
-def test_a_comparison_leaves_out_baselines_of_single_texts(folder: Path, tmp_path: Path) -> None:
-    outcome = compare(
-        output_dir=str(tmp_path / "answer"), model=str(folder / "model"), train_file=f"{folder}/train.csv",
-        eval_file=f"{folder}/dev.csv", text_columns=["q", "a", "b", "c", "d"], label_column="key", methods=["ad-drop"],
-        seeds=1, max_steps=2, device="cpu", workers=1, keep_best=True, max_length=24,
-    )  # fmt: skip
-    assert {row.method for row in outcome.answer.rows} == {"finetune", "ad-drop", "majority"}
-    assert cli.main(["report", f"{tmp_path}/answer", "--output-dir", f"{tmp_path}/report", "--quiet"]) == 0
 
 
 @pytest.mark.parametrize(

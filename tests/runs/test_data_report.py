@@ -11,13 +11,12 @@ from datasets import Dataset
 from helpers import tiny
 
 from attendrop.errors import AttendropError
+from attendrop.runs.announcements import data_report, report_table, report_warnings
 from attendrop.runs.data import Parts, encode_parts
-from attendrop.runs.data_report import data_report, report_table, report_warnings
 from attendrop.tasks.base import Task, TaskData
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.heads.classification import Classification
-from attendrop.tasks.heads.regression import Regression
 
 YES_NO = Classification(("no", "yes"))
 
@@ -99,17 +98,6 @@ def test_classes_that_differ_in_case_only_are_pointed_out(tokenizer: hf.PreTrain
     ]
 
 
-def test_table_for_people(tokenizer: hf.PreTrainedTokenizerBase) -> None:
-    assert report_table(report_of(tokenizer, TRAIN, DEV), YES_NO).splitlines() == [
-        "Data: classification, 2 classes",
-        "                     train    dev",
-        "rows                     7      3",
-        "  no                     3      2",
-        "  yes                    4      1",
-        "over 6 tokens, cut  14.3 %  0.0 %",
-    ]
-
-
 def test_table_of_many_classes_is_short(tokenizer: hf.PreTrainedTokenizerBase) -> None:
     names = tuple(f"intent {n}" for n in range(77))
     rows = [("the cat", names[n % 77]) for n in range(80)]
@@ -117,13 +105,6 @@ def test_table_of_many_classes_is_short(tokenizer: hf.PreTrainedTokenizerBase) -
     lines = report_table(report_of(tokenizer, rows, rows[:1], head), head).splitlines()
     assert lines[0] == "Data: classification, 77 classes" and len(lines) == 5
     assert lines[3].split() == ["rows", "of", "a", "class", "1", "to", "2", "0", "to", "1"]
-
-
-def test_numbers_have_a_range(tokenizer: hf.PreTrainedTokenizerBase) -> None:
-    rows = [("the cat", 0.5), ("a dog", 2.0), ("near", 5.0)]
-    report = report_of(tokenizer, rows, rows[:1], Regression())
-    assert report["parts"]["train"]["numbers"] == {"min": 0.5, "mean": 2.5, "max": 5.0}
-    assert "numbers             0.5 to 5  0.5 to 0.5" in report_table(report, Regression())
 
 
 def test_training_texts_that_resemble_each_other_are_told(tokenizer: hf.PreTrainedTokenizerBase) -> None:

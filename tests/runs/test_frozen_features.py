@@ -10,7 +10,7 @@ import torch
 from helpers import tiny, zoo
 from transformers import AutoTokenizer
 
-from attendrop.runs.frozen_features import frozen_features
+from attendrop.runs.prediction_passes import frozen_features
 from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.heads.classification import Classification
 from attendrop.tasks.tokenization import encode_columns

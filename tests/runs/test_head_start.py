@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -129,18 +128,6 @@ def test_a_model_that_reads_the_last_token_starts_at_random(folder: Path, tmp_pa
 
 
 # Runs -----------------------------------------------------------------------------------------------------------------
-
-
-def test_a_run_says_how_its_head_started(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    metrics = train(tiny.config(folder, "said", **MEAN))
-    score = metrics["head_start"]["train_score"]
-    strength = metrics["head_start"]["settings"]["C"]
-    assert (
-        "The head starts from a logistic regression on the frozen encoder "
-        f"(C = {strength:g}): accuracy {score:.2f} of the training rows." in caplog.messages
-    )
-    assert metrics == tiny.read_metrics(folder / "said")
 
 
 def test_the_card_says_how_to_load_the_model(folder: Path) -> None:

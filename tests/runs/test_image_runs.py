@@ -6,7 +6,6 @@ import csv
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from helpers.command_line import Captured, assert_refused
 from transformers import AutoModelForImageClassification
 
 from attendrop import cli
-from attendrop.studies.compare import compare
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -51,14 +49,6 @@ def test_a_run_learns_from_folders(folder: Path) -> None:
     assert part["classes"] == {"left": 34, "right": 26} and "truncated" not in part
 
 
-def test_the_card_tells_how_to_predict(folder: Path) -> None:
-    card = (folder / "run" / "README.md").read_text()
-    assert "pipeline_tag: image-classification" in card
-    names: dict[str, Any] = {"folder": str(folder / "run"), "image": tiny_images.draw(1, "left")}
-    exec(card.split("```python\n")[1].split("```")[0], names)
-    assert names["logits"].argmax() == 0
-
-
 def test_evaluation_repeats_the_score_and_a_folder_is_predicted(folder: Path, capsys: Captured) -> None:
     run, score = f"{folder}/run", tiny.read_metrics(folder / "run")["score"]
     for more in ([], ["--eval-file", f"{folder}/dev", "--batch-size", "3"]):
@@ -76,38 +66,6 @@ def test_evaluation_repeats_the_score_and_a_folder_is_predicted(folder: Path, ca
     again = [json.loads(line) for line in (folder / "again.jsonl").read_text().splitlines()]
     assert [row["predicted_label"] for row in again] == [row["label"] for row in rows]
     assert {row["note"] for row in again} == {"x"}
-
-
-@pytest.mark.parametrize("family", tiny_images.FAMILIES)
-@pytest.mark.parametrize(
-    ("method", "settings"),
-    [
-        ("ad-drop", ("cross_tuning=false", "p=0.9", "q=0.9")),
-        ("attendout", ("dropout_step=2", "init_drop_prob=0.5")),
-        ("r-drop+vanilla", ("r-drop.alpha=1",)),
-        ("mixout", ("p=0.5",)),
-    ],
-)
-@pytest.mark.sampled(12)
-def test_methods_train_on_images(folder: Path, family: str, method: str, settings: tuple[str, ...]) -> None:
-    options = [part for setting in settings for part in ("--set", setting)]
-    arguments = train(folder, f"{family}-{method}", "--max-steps", "4", "--method", method, *options, family=family)
-    assert cli.main(arguments) == 0
-    history = tiny.read_metrics(folder / f"{family}-{method}")["history"]
-    assert history[-1]["regularized"] and all(value > 0 for value in history[-1]["dropped"].values())
-
-
-def test_a_run_that_was_stopped_goes_on(folder: Path) -> None:
-    """With ViT, whose parameters have other names in the files of models."""
-    options = ("--epochs", "2", "--method", "ad-drop", "--set", "cross_tuning=false")
-    stopped = train(folder, "stopped", *options, family="vit")
-    with tiny.kept_checkpoints():
-        assert cli.main(stopped) == 0
-    for name in ("metrics.json", "model.safetensors", "config.json", "checkpoint-16"):
-        (folder / "stopped" / name).rename(folder / f"away-{name}")
-    assert cli.main([*stopped, "--resume"]) == 0
-    weights = folder / "stopped" / "model.safetensors"
-    assert weights.read_bytes() == (folder / "away-model.safetensors").read_bytes()
 
 
 @pytest.mark.slow
@@ -152,16 +110,6 @@ def test_other_commands_work_on_images(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_comparison_has_the_baselines_of_images(folder: Path, tmp_path: Path) -> None:
-    outcome = compare(
-        output_dir=str(tmp_path / "answer"), model=f"{folder}/vit", train_file=f"{folder}/train",
-        eval_file=f"{folder}/dev", methods=["ad-drop"], seeds=1, max_steps=2, device="cpu", workers=1, keep_best=True,
-    )  # fmt: skip
-    assert {row.method for row in outcome.answer.rows} == {"finetune", "ad-drop", "majority", "frozen"}
-    assert cli.main(["report", f"{tmp_path}/answer", "--output-dir", f"{tmp_path}/report", "--quiet"]) == 0
-
-
-@pytest.mark.slow
 def test_one_folder_is_divided_and_equal_images_stay_together(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "train", tmp_path / "all")
     first = sorted((tmp_path / "all" / "left").iterdir())[0]
@@ -198,15 +146,6 @@ def test_what_does_not_apply_is_refused(
 ) -> None:
     asked = [*train(folder, "other", *options, family="vit"), "--output-dir", str(tmp_path / "out")]
     assert_refused(asked, tmp_path / "out", message, capsys)
-
-
-@pytest.mark.slow
-def test_commands_on_tokens_of_texts_are_refused(folder: Path, capsys: Captured) -> None:
-    assert cli.main(train(folder, "dropped", "--max-steps", "2", "--set", "cross_tuning=false")) == 0
-    for command in (["attend", f"{folder}/dropped", "the cat"], ["patterns", f"{folder}/dropped"]):
-        assert cli.main([*command, "--device", "cpu", "--quiet"]) == 2
-        refused = f"`attendrop {command[0]}` does not work for image-classification"
-        assert refused in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_processor_of_another_size_is_refused(folder: Path, tmp_path: Path, capsys: Captured) -> None:

@@ -21,7 +21,6 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 import attendrop
 from attendrop import cli
-from attendrop.cli import compare as compare_command
 from attendrop.errors import AttendropError
 from attendrop.runs.inference import evaluate, predict
 from attendrop.runs.model_loading import load_config, load_for
@@ -30,6 +29,7 @@ from attendrop.runs.prune import prune_run
 from attendrop.runs.run_file import read_run_file
 from attendrop.runs.small_data_recipe import with_training
 from attendrop.runs.train import train
+from attendrop.studies.comparison import Comparison
 from attendrop.studies.study_file import read_study
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -177,10 +177,18 @@ def test_a_run_is_repeated_from_its_file(folder: Path, tmp_path: Path) -> None:
     assert given["lora"] == {"r": 2, "alpha": 2.0, "dropout": 0.0, "targets": "all-linear"}
 
 
-def test_comparisons_and_studies_have_the_option(folder: Path, tmp_path: Path) -> None:
-    given = {"model": str(folder / "model"), "train_file": str(folder / "train.csv"), "output_dir": str(tmp_path)}
-    given |= {"text_columns": "sentence1", "label_column": "label", "methods": "mixout", "lora": ["r=4"]}
-    assert compare_command._comparison(given)["config"].lora == {"r": 4, "alpha": 4.0, "dropout": 0.0, "targets": None}
+def test_comparisons_and_studies_have_the_option(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[Comparison] = []
+
+    def stop(comparison: Comparison, **_: Any) -> None:
+        compared.append(comparison)
+        raise AttendropError("Enough is seen.")
+
+    monkeypatch.setattr("attendrop.studies.compare.run_comparison", stop)
+    arguments = ["compare", "--train-file", f"{folder}/train.csv", "--model", f"{folder}/model", "--lora", "r=4"]
+    arguments += ["--text-columns", "sentence1", "--label-column", "label", "--methods", "mixout"]
+    assert cli.main(arguments) == 2
+    assert compared[0].config.lora == {"r": 4, "alpha": 4.0, "dropout": 0.0, "targets": None}
     run = {"text_columns": "sentence1", "label_column": "label", "lora": [{"r": 2}, {"r": 4, "targets": ["query"]}]}
     data = {"train_file": str(folder / "train.csv"), "test_fraction": 0.2}
     study = {"data": [data], "methods": ["finetune"], "seeds": 1, "run": run}

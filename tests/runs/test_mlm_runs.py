@@ -74,14 +74,6 @@ def test_texts_of_unknown_tokens_alone_have_no_score(folder: Path, tmp_path: Pat
     assert_refused(train(folder, "refused", *file), folder / "refused", message, capsys)
 
 
-def test_the_card_tells_how_to_fill_masks(folder: Path) -> None:
-    card = (folder / "run" / "README.md").read_text()
-    names: dict[str, Any] = {"folder": str(folder / "run"), "text": "the [MASK] sees a [MASK]"}
-    exec(card.split("```python\n")[1].split("```")[0], names)
-    assert len(names["tokens"]) == 2 and set(names["tokens"]) <= {*tiny.WORDS, "[UNK]"}
-    assert "pipeline_tag: fill-mask" in card
-
-
 def test_predict_fills_masks_line_by_line(folder: Path, tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "in.txt").write_text("the [MASK] sees\n\na dog\n")
     asked = ["predict", f"{folder}/run", "--device", "cpu", "--quiet", "--predict-file", f"{tmp_path}/in.txt"]
@@ -93,14 +85,6 @@ def test_predict_fills_masks_line_by_line(folder: Path, tmp_path: Path, capsys: 
     assert cli.main([*asked, "--output", f"{tmp_path}/same.txt"]) == 0
     assert "No text of 1 has a mask to fill: write [MASK] where" in capsys.readouterr().err
     assert (tmp_path / "same.txt").read_text() == "a dog\n"
-
-
-@pytest.mark.parametrize("command", ["prune", "export", "attend"])
-def test_what_needs_labels_is_refused(folder: Path, tmp_path: Path, command: str, capsys: Captured) -> None:
-    more = {"prune": ("--output-dir",), "export": ("--output",), "attend": ("the cat sees", "--output")}[command]
-    asked = [command, f"{folder}/run", *more, f"{tmp_path}/x", "--quiet"]
-    capsys.readouterr()
-    assert_refused(asked, tmp_path / "x", f"`attendrop {command}` does not work for masked-language-modeling", capsys)
 
 
 @pytest.mark.parametrize(

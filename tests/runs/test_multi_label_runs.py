@@ -11,7 +11,6 @@ from helpers import tiny
 from helpers.command_line import Captured
 
 from attendrop import cli
-from attendrop.studies.compare import compare
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -62,20 +61,6 @@ def test_the_saved_model_is_stock_and_its_card_names_labels(folder: Path) -> Non
     assert names["labels"] == ["cat", "red"]
 
 
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [
-        ("ad-drop", ("cross_tuning=false",)),
-        pytest.param("attendout", ("dropout_step=2", "init_drop_prob=0.5"), marks=pytest.mark.slow),
-        pytest.param("r-drop", (), marks=pytest.mark.slow),
-    ],
-)
-def test_methods_train_on_several_labels(folder: Path, method: str, options: tuple[str, ...]) -> None:
-    settings = [part for option in options for part in ("--set", option)]
-    assert cli.main(train(folder, f"run-{method}", "--max-steps", "4", "--method", method, *settings)) == 0
-    assert tiny.read_metrics(folder / f"run-{method}")["history"][-1]["regularized"]
-
-
 def test_predictions_are_lists_and_evaluation_repeats_the_score(folder: Path, tmp_path: Path, capsys: Captured) -> None:
     assert cli.main(["evaluate", f"{folder}/run", "--device", "cpu", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["all_scores"]
@@ -88,20 +73,3 @@ def test_predictions_are_lists_and_evaluation_repeats_the_score(folder: Path, tm
     assert set(rows[0]) >= {f"probability_{label}" for label in LABELS}
     assert cli.main([*asked, "--output", f"{tmp_path}/out.csv"]) == 0
     assert '"[""' in (tmp_path / "out.csv").read_text()
-
-
-@pytest.mark.slow
-def test_other_commands_know_several_labels(folder: Path, tmp_path: Path) -> None:
-    run = f"{folder}/run"
-    for command in (
-        ["prune", run, "--output-dir", f"{tmp_path}/pruned", "--layers", "1", "--device", "cpu"],
-        ["export", run, "--output", f"{tmp_path}/onnx", "--quantize", "int8"],
-        ["attend", run, "the cat sees a dog", "--device", "cpu", "--overwrite"],
-    ):
-        assert cli.main([*command, "--quiet"]) == 0
-    outcome = compare(
-        output_dir=str(tmp_path / "answer"), model=str(folder / "model"), train_file=f"{folder}/train.jsonl",
-        eval_file=f"{folder}/dev.jsonl", text_columns=["text"], label_column="labels", methods=["ad-drop"], seeds=1,
-        max_steps=4, device="cpu", workers=1, keep_best=False,
-    )  # fmt: skip
-    assert {row.method for row in outcome.answer.rows} == {"finetune", "ad-drop", "majority", "tfidf", "frozen"}

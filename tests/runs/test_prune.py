@@ -20,7 +20,7 @@ import attendrop
 from attendrop import cli
 from attendrop.cli.progress import TrainingProgress
 from attendrop.errors import AttendropError
-from attendrop.runs.class_weights import balanced_loss
+from attendrop.runs.fitting import balanced_loss
 from attendrop.runs.folder_lock import locked
 from attendrop.runs.model_loading import load_for
 from attendrop.runs.prune import prune_run
@@ -91,25 +91,6 @@ def test_other_families_are_trained_pruned_and_used(family: str, fast: bool, tmp
     exported = cli.main(["export", f"{tmp_path}/light", "--output", f"{tmp_path}/out", "--format", "torch"])
     assert exported == (0 if fast else 2)
     assert fast or "constant attention only under this library" in capsys.readouterr().err
-
-
-def test_prune_says_what_it_did(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    assert cli.main(arguments(folder, tmp_path / "out", "--layers", "1,")) == 0
-    out, err = capsys.readouterr()
-    assert err.splitlines() == [
-        "Ranking 2 layers by the loss without each, on 4 rows of selection.",
-        "Measuring the speed on 4 rows of selection.",
-    ]
-    for pattern in (
-        r"constant attention +1 of 2 layers: 1",
-        r"ranked by +loss with this layer constant +0: \d\.\d+ +1: \d\.\d+",
-        r"selection score +accuracy \d\.\d{4} -> \d\.\d{4}  \(95 % interval of the difference: -.* to \+.*\)",
-        r"dev score +accuracy \d\.\d{4} -> \d\.\d{4}  \(95 % interval of the difference: -.* to \+.*\)",
-        r"parameters +[\d,]+ -> [\d,]+",
-        r"weights on disk +.* -> ",
-        r"speed +\d+\.\d\d times as fast on cpu \(\d+\.\d\d to \d+\.\d\d in 5 rounds; 4 rows of selection, 8 ",
-    ):
-        assert re.search(pattern, out), (pattern, out)
 
 
 @pytest.mark.parametrize("tolerance", [0.0, 2.0])
@@ -267,7 +248,7 @@ def test_recovery_weighs_the_classes_as_the_run_did(
         seen.append((len(labels), num_classes))
         return balanced_loss(labels, num_classes)
 
-    monkeypatch.setattr("attendrop.runs.class_weights.balanced_loss", balanced)
+    monkeypatch.setattr("attendrop.runs.fitting.balanced_loss", balanced)
     pruned(tmp_path, tmp_path / "out", layers=[1], recover_epochs=1)
     assert seen == [(36, 2)]
 

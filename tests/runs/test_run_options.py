@@ -22,10 +22,10 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK,
 from attendrop import cli
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import labelled_method
-from attendrop.runs.class_weights import balanced_loss
 from attendrop.runs.config import RunConfig
+from attendrop.runs.finished_run import list_runs
+from attendrop.runs.fitting import balanced_loss
 from attendrop.runs.inference import evaluate
-from attendrop.runs.listing import list_runs
 from attendrop.runs.model_source import Source
 from attendrop.runs.run_file import run_file
 from attendrop.runs.run_metrics import epoch_metrics
@@ -328,8 +328,9 @@ def test_the_file_of_a_run_resumes_it(
         ("epoch: 3", "has an unknown option 'epoch'. Did you mean 'epochs'?"),
         ("epochs: many", "epochs='many' is not a whole number."),
         ("epochs: 1.5", "epochs=1.5 is not a whole number."),
-        ("learning-rate: fast", "learning-rate='fast' is not a number."),
-        ("bf16: 1", "bf16=1 is not true or false."),
+        ("learning-rate: fast", "learning_rate='fast' is not a number."),
+        ("bf16: maybe", "bf16='maybe' must be true or false."),
+        ("epochs: 0", "run.yaml': epochs must be at least 1, not 0."),
         ("model: 3", "model=3 is not a text."),
         ("options: 3", "options must be a mapping"),
         ("- a", "must hold options such as"),

@@ -12,8 +12,7 @@ import pytest
 from helpers import tiny
 from helpers.command_line import Captured, assert_refused
 
-from attendrop import cli, load
-from attendrop.studies.compare import compare
+from attendrop import cli
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -95,21 +94,6 @@ def test_the_card_tells_how_to_tag(folder: Path) -> None:
     assert names["tags"] == ["O", "B-ANIMAL", "O", "O", "B-ANIMAL"]
 
 
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [
-        ("ad-drop", ("cross_tuning=false",)),
-        pytest.param("attendout", ("dropout_step=2", "init_drop_prob=0.5"), marks=pytest.mark.slow),
-    ],
-)
-def test_methods_train_on_tags(folder: Path, method: str, options: tuple[str, ...]) -> None:
-    settings = [part for option in options for part in ("--set", option)]
-    asked = train(folder, f"run-{method}", "--max-steps", "4", "--method", method, *settings)
-    assert cli.main(asked) == 0
-    history = tiny.read_metrics(folder / f"run-{method}")["history"]
-    assert history[-1]["regularized"] and all(value > 0 for value in history[-1]["dropped"].values())
-
-
 def test_dependencies_of_words_restrict_attention(folder: Path) -> None:
     asked = train(folder, "run-ud", "--max-steps", "2", "--method", "structure-mask", file="train.conllu")
     assert cli.main([*asked, "--set", "structure=dependencies", "--set", "p=1"]) == 0
@@ -163,25 +147,6 @@ def test_words_get_tags_beside_the_columns_of_the_input(folder: Path, tmp_path: 
     assert (tmp_path / "out.csv").read_text().splitlines()[1].startswith('0,"[""')
 
 
-def test_pruned_models_tag_too(folder: Path) -> None:
-    asked = [
-        "prune",
-        f"{folder}/run",
-        "--output-dir",
-        f"{folder}/pruned",
-        "--layers",
-        "1",
-        "--device",
-        "cpu",
-        "--quiet",
-    ]
-    assert cli.main(asked) == 0
-    metrics = tiny.read_metrics(folder / "pruned")
-    assert len(metrics["pruned"]["layers"]) == 1 and 0 <= metrics["score"] <= 1
-    assert metrics["pruned"]["all_scores"]["dev"]["difference"]["low"] is not None
-    assert load(str(folder / "pruned")).fast
-
-
 @pytest.mark.slow
 def test_other_commands_and_models_tag_too(folder: Path, tmp_path: Path, capsys: Captured) -> None:
     tiny.save_tiny_gpt2(tmp_path / "gpt2", bos_token_id=0, eos_token_id=0)
@@ -209,16 +174,6 @@ def test_other_commands_and_models_tag_too(folder: Path, tmp_path: Path, capsys:
         assert cli.main([*command, "--quiet", *(["--overwrite"] if command[0] == "attend" else [])]) == 0
     assert "B-ANIMAL" in (folder / "run" / "attention.html").read_text()
     assert "the logit of the predicted class" not in (folder / "run" / "attention.html").read_text()
-
-
-@pytest.mark.slow
-def test_a_comparison_leaves_out_baselines_of_whole_texts(folder: Path, tmp_path: Path) -> None:
-    outcome = compare(
-        output_dir=str(tmp_path / "answer"), model=str(folder / "model"), train_file=f"{folder}/train.conll",
-        eval_file=f"{folder}/dev.conll", methods=["ad-drop"], seeds=1, max_steps=2, device="cpu", workers=1,
-        keep_best=False, max_length=24,
-    )  # fmt: skip
-    assert {row.method for row in outcome.answer.rows} == {"finetune", "ad-drop", "majority"}
 
 
 @pytest.mark.parametrize(

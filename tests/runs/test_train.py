@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from attendrop.methods.core.registry import build_method
 from attendrop.runs.config import RunConfig
 from attendrop.runs.inference import evaluate, predict
 from attendrop.runs.model_source import Source
-from attendrop.runs.presets import preset
+from attendrop.runs.run_file import preset
 from attendrop.runs.train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -41,26 +40,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run / "model.safetensors")
-
-
-def test_metrics_hold_what_was_promised(folder: Path) -> None:
-    metrics = tiny.read_metrics(folder / "run")
-    assert {
-        "task": "files",
-        "method": "ad-drop",
-        "seed": 0,
-        "protocol": "honest",
-        "metric": "accuracy",
-        "steps": 10,
-        "model": str(folder / "model"),
-    }.items() <= metrics.items()
-    assert metrics["options"]["p"] == 0.1
-    assert metrics["data"]["rows"] == {"train": 36, "selection": 4, "dev": 12}
-    assert metrics["data"]["selected_on"] == "selection"
-    assert metrics["score"] == metrics["all_scores"]["dev"]["accuracy"]
-    assert metrics["train_seconds"] > 0
-    assert metrics["peak_memory_bytes"] > 2**20
-    assert {"attendrop", "torch", "transformers", "python"} <= metrics["versions"].keys()
 
 
 def test_history_has_an_entry_for_each_epoch(folder: Path) -> None:
@@ -180,58 +159,10 @@ def test_log_says_which_epochs_are_regularised_and_what_is_known_of_the_method(
     assert message in caplog.text
 
 
-def test_card_names_method_options_data_protocol_and_citation(folder: Path) -> None:
-    card = (folder / "run" / "README.md").read_text()
-    for part in (
-        "---\nlibrary_name: transformers",
-        "fine-tuned on train.csv with ad-drop",
-        "Trained on train.csv; scored on dev.csv. Rows: ",
-        "| `p` | 0.1 |",
-        "| `learning_rate` | 0.001 |",
-        "`honest`. The best epoch was chosen on 4 rows",
-        "| dev: accuracy |",
-        "This is one seed.",
-        "from_pretrained",
-        "yang2022addrop",
-    ):
-        assert part in card
-    assert str(folder) not in card
-
-
 def test_a_card_without_scores_says_so(folder: Path) -> None:
     train(tiny.config(folder, "all_rows", eval_file=None, selection_fraction=0.0, method="finetune", max_steps=1))
     card = (folder / "all_rows" / "README.md").read_text()
     assert "## Scores\n\nNo rows were held out: this model has no score of its own.\n\n##" in card
-
-
-def test_finished_run_is_left_alone(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "attendrop")
-    before = (folder / "run" / "metrics.json").read_bytes()
-    assert train(tiny.config(folder), resume=True) == json.loads(before)
-    assert "is finished already" in caplog.text
-    assert (folder / "run" / "metrics.json").read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("changes", "arguments", "message"),
-    [
-        ({}, {}, "holds a run already; --resume continues it, --overwrite replaces it"),
-        ({}, {"resume": True, "overwrite": True}, "resume and overwrite exclude each other"),
-        ({"seed": 1}, {"resume": True}, "began with seed=0, not 1"),
-        ({"options": {"p": 0.5}}, {"resume": True}, "began with p=0.1, not 0.5"),
-        ({"method": "finetune"}, {"resume": True}, "began with method='ad-drop', not 'finetune'"),
-        ({"output_dir": "model"}, {}, "holds other files"),
-        ({"output_dir": "model"}, {"overwrite": True}, "holds other files"),
-        ({"output_dir": "train.csv"}, {}, "is a file"),
-    ],
-)
-def test_folder_that_is_taken(folder: Path, changes: Any, arguments: Any, message: str) -> None:
-    if "output_dir" in changes:
-        changes = {"output_dir": str(folder / changes["output_dir"])}
-    before = sorted((folder / "run").rglob("*"))
-    with pytest.raises(AttendropError, match=re.escape(message)):
-        train(tiny.config(folder, **changes), **arguments)
-    assert sorted((folder / "run").rglob("*")) == before
 
 
 def test_resume_with_other_data_is_refused(tmp_path: Path) -> None:
@@ -300,31 +231,6 @@ def test_the_method_of_a_run_is_built_once(folder: Path, monkeypatch: pytest.Mon
     assert built == ["ad-drop"]
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ({"task": "mnli"}, "The model predicts 2 classes, the task mnli asks for 3 classes."),
-        ({"task": "stsb"}, "The model predicts 2 classes, the task stsb asks for a number."),
-        ({"task": "rte", "file": "x.csv"}, "not both"),
-        ({"task": "rte", "text_columns": ("a",)}, "are for custom files"),
-        ({"batch_size": 0}, "batch-size must be at least 1, not 0."),
-    ],
-)
-def test_data_that_a_model_cannot_be_used_on(folder: Path, source: Any, message: str) -> None:
-    with pytest.raises(AttendropError, match=re.escape(message)):
-        evaluate(str(folder / "run"), Source(**source))
-
-
-def test_only_finished_runs_are_used(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(AttendropError, match="no run folder"):
-        evaluate(str(tmp_path / "none"), Source())
-    (tmp_path / "run.json").write_text('{"config": {}, "data_sha256": ""}')
-    with pytest.raises(AttendropError, match="is not finished"):
-        evaluate(str(tmp_path), Source())
-    with pytest.raises(AttendropError, match="no trained head"):
-        evaluate(str(folder / "model"), Source(file=str(folder / "dev.csv"), text_columns=("sentence1",)))
-
-
 # --- Data that the method is rewarded on
 
 
@@ -354,11 +260,6 @@ def test_what_the_method_was_rewarded_on_is_said(
     learnt = metrics["pruning"]["pi"] if "variant" in options else metrics["layer_effects"]
     assert set(learnt) == {"encoder.0", "encoder.1"}
     assert (folder / name / "generator.safetensors").is_file() == ("variant" in options)
-
-
-def test_rewards_on_an_eval_file_need_one(folder: Path) -> None:
-    with pytest.raises(AttendropError, match="eval-file"):
-        tiny.config(folder, eval_file=None, method="attendout", options={"reward_data": "eval"})
 
 
 def test_a_search_on_the_selection_split(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

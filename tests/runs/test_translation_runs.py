@@ -19,7 +19,6 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianTokenizer, 
 from attendrop import cli
 from attendrop.runs.config import RunConfig
 from attendrop.runs.train import train as train_run
-from attendrop.studies.compare import compare
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -88,14 +87,6 @@ def test_a_translator_without_its_tokenizer_is_not_used(folder: Path, tmp_path: 
     assert "lacks tokenizer.json, which its run wrote" in capsys.readouterr().err
 
 
-def test_the_card_tells_how_to_translate(folder: Path) -> None:
-    card = (folder / "run" / "README.md").read_text()
-    assert "pipeline_tag: translation" in card and "head_start" not in card
-    names: dict[str, Any] = {"folder": str(folder / "run"), "text": "one cat"}
-    exec(card.split("```python\n")[1].split("```")[0], names)
-    assert isinstance(names["translation"], str)
-
-
 def test_texts_are_translated_to_any_format(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("\none cat\n\n\nbig dog and cat\n\n")
     asked = ["predict", f"{folder}/run", "--predict-file", f"{tmp_path}/in.txt", "--device", "cpu", "--quiet"]
@@ -108,20 +99,6 @@ def test_texts_are_translated_to_any_format(folder: Path, tmp_path: Path) -> Non
 
 
 # Options and refusals -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("command", "reason"),
-    [
-        (("prune", "--output-dir"), "layers of constant attention are chosen and measured for encoders"),
-        (("export", "--output"), "generation runs the decoder once for each token"),
-    ],
-)
-def test_commands_that_cannot_work_say_why(
-    folder: Path, tmp_path: Path, command: tuple[str, str], reason: str, capsys: Captured
-) -> None:
-    asked = [command[0], f"{folder}/run", command[1], str(tmp_path / "out"), "--quiet"]
-    assert_refused(asked, tmp_path / "out", f"`attendrop {command[0]}` does not work for translation: {reason}", capsys)
 
 
 @pytest.mark.parametrize(
@@ -185,17 +162,6 @@ def test_a_resumed_run_ends_as_the_uninterrupted_one(folder: Path, method: str) 
     train_run(killed, resume=True)
     weights = [load_file(Path(each.output_dir) / "model.safetensors") for each in (whole, killed)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-
-
-@pytest.mark.slow
-def test_a_comparison_leaves_out_all_baselines(folder: Path, tmp_path: Path) -> None:
-    outcome = compare(
-        output_dir=str(tmp_path / "answer"), model=str(folder / "model"), methods=["r-drop"], seeds=1, max_steps=2,
-        train_file=f"{folder}/train.en,{folder}/train.ro", eval_file=f"{folder}/dev.en,{folder}/dev.ro", device="cpu",
-        workers=1, max_length=16, task_options={"max_new_tokens": 4},
-    )  # fmt: skip
-    assert {row.method for row in outcome.answer.rows} == {"finetune", "r-drop"}
-    assert (tmp_path / "answer" / "best" / "model.safetensors").exists()
 
 
 @pytest.mark.slow

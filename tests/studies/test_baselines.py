@@ -12,7 +12,7 @@ from helpers import tiny
 
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
-from attendrop.runs.listing import list_runs
+from attendrop.runs.finished_run import list_runs
 from attendrop.runs.train import train
 from attendrop.studies import baselines
 from attendrop.studies.answer import answer

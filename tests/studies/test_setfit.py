@@ -10,9 +10,9 @@ import torch
 from helpers import tiny
 
 from attendrop import AttendropError
-from attendrop.runs import contrastive_start
+from attendrop.runs import head_start
 from attendrop.runs.config import RunConfig
-from attendrop.runs.contrastive_start import tune_contrastively
+from attendrop.runs.head_start import tune_contrastively
 from attendrop.runs.inference import evaluate
 from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.runs.model_source import Source
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tiny.save_tiny_bert(tmp_path / "model")
     tiny.write_data(tmp_path)
-    monkeypatch.setattr(contrastive_start, "contrastive_steps", lambda rows: 3)
+    monkeypatch.setattr(head_start, "contrastive_steps", lambda rows: 3)
     return tmp_path
 
 

@@ -15,7 +15,7 @@ from helpers.command_line import Captured, assert_refused
 from rich.console import Console
 
 from attendrop import cli
-from attendrop.cli.study_progress import StudyProgress
+from attendrop.cli.progress import StudyProgress
 from attendrop.errors import AttendropError
 from attendrop.studies.executor import InProcess
 from attendrop.studies.study import make_report, overall_rows
@@ -239,7 +239,7 @@ def test_methods_with_the_same_label_are_one_row_over_all_settings(folder: Path,
 
 def test_progress_counts_finished_and_running_parts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("attendrop.cli.study_progress.time.monotonic", lambda: now)
+    monkeypatch.setattr("attendrop.cli.progress.time.monotonic", lambda: now)
     jobs = [Job(Unit(tiny.config(folder, seed=seed)), Path(f"run{seed}")) for seed in range(5)]
     console = Console(record=True, width=200)
     progress = StudyProgress(console, 5)

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from attendrop.cli.run_options import run_option
 from attendrop.runs.run_folder import is_main_process
 
 InputFormat = Annotated[
@@ -28,12 +29,12 @@ app = typer.Typer(
 )
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
-DataDir = Annotated[
-    str | None, typer.Option(help="Folder of the task's files. Default: $ATTENDROP_DATA, then the hub.")
-]
-Columns = Annotated[str | None, typer.Option(help="Text columns of your files, comma-separated.")]
-LabelColumn = Annotated[str | None, typer.Option(help="Label column of your files.")]
-Device = Annotated[str | None, typer.Option(help="auto or cpu.", show_default="auto")]
+DataDir = Annotated[str | None, run_option("data_dir")]
+Columns = Annotated[str | None, run_option("text_columns")]
+LabelColumn = Annotated[str | None, run_option("label_column")]
+TaskOptions = Annotated[list[str] | None, run_option("task_options")]
+UnknownLabels = Annotated[str | None, run_option("unknown_labels")]
+Device = Annotated[str | None, run_option("device")]
 RunFolder = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
 # Width, in characters, of a table that is not printed to a terminal.
 _NO_LIMIT = 10_000

@@ -9,7 +9,7 @@ import typer
 
 from attendrop.cli.app import Device, Json, Overwrite, Quiet, app, show
 from attendrop.cli.console import messages
-from attendrop.cli.option_files import read_settings
+from attendrop.cli.run_options import read_settings
 from attendrop.errors import AttendropError
 from attendrop.output_files import check_output, write_text
 from attendrop.runs.config import DEFAULT_METHOD

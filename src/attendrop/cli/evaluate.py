@@ -18,13 +18,14 @@ from attendrop.cli.app import (
     RunFolder,
     SkipBadRows,
     SkippedFile,
+    TaskOptions,
+    UnknownLabels,
     app,
     show,
     split_columns,
 )
 from attendrop.cli.console import aligned, messages
-from attendrop.cli.option_files import read_task_set
-from attendrop.cli.run_options import TaskSet, UnknownLabels
+from attendrop.cli.run_options import read_mapping
 from attendrop.runs.model_source import Source
 from attendrop.wording import counted, counts_of
 
@@ -48,7 +49,7 @@ def evaluate(
         str | None, typer.Option(help="head, head+tail or windows.", show_default="as in training")
     ] = None,
     batch_size: Annotated[int, typer.Option()] = 64,
-    task_options: TaskSet = None,
+    task_options: TaskOptions = None,
     device: Device = "auto",
     quiet: Quiet = False,
     as_json: Json = False,
@@ -57,7 +58,7 @@ def evaluate(
     source = Source(
         task=task, data_dir=data_dir, split=split, file=eval_file, text_columns=split_columns(text_columns),
         label_column=label_column, input_format=input_format, skip_bad_rows=skip_bad_rows, skipped_file=skipped_file,
-        overwrite=overwrite, task_options=read_task_set(task_options or []), max_length=max_length,
+        overwrite=overwrite, task_options=read_mapping("task_options", task_options or []), max_length=max_length,
         long_texts=long_texts, unknown_labels=unknown_labels,
         batch_size=batch_size, device=device or "auto",
     )  # fmt: skip

@@ -158,7 +158,7 @@ def _command(config: Mapping[str, Any], schedule: Path) -> str:
         value = config.get(field.name, default)
         if field.name in ("output_dir", "method", "options") or value in (default, [], ()):
             continue
-        flag = _FLAGS.get(field.name, f"--{field.name.replace('_', '-')}")
+        flag = next(iter(field.metadata["flags"]), f"--{field.name.replace('_', '-')}")
         if isinstance(value, Mapping):
             given = [f"{name}={each}" for name, each in value.items() if each is not None]
             words += [word for each in given for word in (flag, each)]

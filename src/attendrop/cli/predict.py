@@ -17,13 +17,13 @@ from attendrop.cli.app import (
     RunFolder,
     SkipBadRows,
     SkippedFile,
+    TaskOptions,
     app,
     show,
     split_columns,
 )
 from attendrop.cli.console import messages
-from attendrop.cli.option_files import read_task_set
-from attendrop.cli.run_options import TaskSet
+from attendrop.cli.run_options import read_mapping
 from attendrop.errors import AttendropError
 from attendrop.runs.model_source import STDIN, Source
 from attendrop.wording import counted
@@ -54,7 +54,7 @@ def predict(
         str | None, typer.Option(help="head, head+tail or windows.", show_default="as in training")
     ] = None,
     batch_size: Annotated[int, typer.Option()] = 64,
-    task_options: TaskSet = None,
+    task_options: TaskOptions = None,
     device: Device = "auto",
     quiet: Quiet = False,
     as_json: Json = False,
@@ -64,7 +64,7 @@ def predict(
         task=task, data_dir=data_dir, split=split, file=predict_file, text_columns=split_columns(text_columns),
         input_format=input_format, skip_bad_rows=skip_bad_rows,
         skipped_file=skipped_file or (f"{output}.skipped.jsonl" if skip_bad_rows and output != STDIN else None),
-        overwrite=overwrite, task_options=read_task_set(task_options or []), max_length=max_length,
+        overwrite=overwrite, task_options=read_mapping("task_options", task_options or []), max_length=max_length,
         long_texts=long_texts,
         batch_size=batch_size, device=device or "auto",
     )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 from attendrop.cli.console import aligned, size
 from attendrop.pruning.selection import IMPORTANCE
-from attendrop.runs.pruned_model_card import interval
+from attendrop.runs.model_card import interval
 from attendrop.wording import counted
 
 

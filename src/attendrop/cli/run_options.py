@@ -1,87 +1,146 @@
-"""Options of runs that several commands have."""
+"""Options of runs on the command line, made from their declaration in :class:`attendrop.runs.config.RunConfig`."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import dataclasses
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from attendrop.tasks.heads.builtin import LABEL_TYPES
+from attendrop.errors import AttendropError
+from attendrop.methods.core.options import option_types
+from attendrop.runs.config import RunConfig
 
-TaskName = Annotated[
-    str | None,
-    typer.Option(help="Name of a task, or of a kind of task with --train-file; `attendrop tasks` lists them."),
-]
-TrainFile = Annotated[
-    str | None,
-    typer.Option(
-        help="Training data: a .csv, .tsv, .jsonl, .parquet, .conll, .conllu or .txt file, A.txt,B.txt, or a folder of "
-        "images."
-    ),
-]
-LabelType = Annotated[
-    str | None,
-    typer.Option(
-        help=f"Kind of task, by its labels: {', '.join(LABEL_TYPES[:-1])} or {LABEL_TYPES[-1]}.", show_default="auto"
-    ),
-]
-TaskSet = Annotated[
-    list[str] | None,
-    typer.Option("--task-set", metavar="NAME=VALUE", help="Option of the kind of task: num_beams=4, pack=true."),
-]
-SkipBadRowsOfFiles = Annotated[bool | None, typer.Option(help="Skip invalid rows of your files, and list them.")]
-UnknownLabels = Annotated[
-    str | None,
-    typer.Option(help="Labels of the eval file that training lacks: error, or count as wrong.", show_default="error"),
-]
-Model = Annotated[str | None, typer.Option(help="minilm, a folder, or a hub id.", show_default="minilm")]
-Pooling = Annotated[
-    str | None,
-    typer.Option(help="What the classifier reads: cls, mean (of all tokens) or auto.", show_default="auto"),
-]
-HeadStart = Annotated[
-    str | None,
-    typer.Option(
-        help="Start of a new head: random, frozen (a linear model), contrastive (after SetFit's stage) or auto.",
-        show_default="auto",
-    ),
-]
-Lora = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=VALUE", help="Train a LoRA adapter: r=8, alpha=16, dropout=0.05, targets=all-linear."),
-]
-Epochs = Annotated[int | None, typer.Option(help="Number of epochs, instead of steps.")]
-MaxSteps = Annotated[
-    int | None,
-    typer.Option(help="Number of training steps; overrides --epochs.", show_default="by the number of rows"),
-]
-BatchSize = Annotated[int | None, typer.Option(help="Rows per process.", show_default="16")]
-LearningRate = Annotated[float | None, typer.Option(show_default="by the size of the model")]
-GradientAccumulation = Annotated[int | None, typer.Option(help="Batches per step.", show_default="1")]
-WeightDecay = Annotated[float | None, typer.Option(show_default="0.01")]
-Schedule = Annotated[str | None, typer.Option(help="linear, constant or cosine.", show_default="linear")]
-Warmup = Annotated[float | None, typer.Option(help="Fraction of all steps.", show_default="0.1")]
-MaxLength = Annotated[int | None, typer.Option(help="In tokens.", show_default="128")]
-LongTexts = Annotated[
-    str | None,
-    typer.Option(help="Texts over --max-length: head, head+tail, or windows with one score.", show_default="head"),
-]
-MaxTrainSamples = Annotated[int | None, typer.Option(help="Number of training rows to use.")]
-Shift = Annotated[
-    bool | None,
-    typer.Option("--shift", help="Also score on rows unlike the training rows: whole groups of like texts, held out."),
-]
-ShiftColumn = Annotated[
-    str | None, typer.Option(help="With --shift: hold out the last whole values of this column, such as months.")
-]
-Shots = Annotated[int | None, typer.Option(help="Number of training rows per class to use.")]
-ClassWeights = Annotated[
-    str | None, typer.Option(help="balanced: classes have equal weight in the loss.", show_default="none")
-]
-MetricName = Annotated[
-    str | None,
-    typer.Option(help="Metric for model selection: f1_macro, balanced_accuracy ...", show_default="the task's"),
-]
-Bf16 = Annotated[bool | None, typer.Option(help="bfloat16 mixed precision.")]
-Fp16 = Annotated[bool | None, typer.Option(help="float16 mixed precision; needs a GPU.")]
-EvalBatchSize = Annotated[int | None, typer.Option(show_default="64")]
+
+def read_options(file: str, method: str) -> dict[str, Any]:
+    """Read a JSON file of options: ``{"p": 0.3}``, or ``{"method": ..., "options": {...}}`` as `patterns --fit` writes.
+
+    Raises:
+        AttendropError: There is no such file, it does not have this form, or its options are for another method.
+    """
+    try:
+        found = json.loads(Path(file).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise AttendropError(f"There is no options file '{file}'; name a JSON file of the method's options.") from None
+    except IsADirectoryError:
+        raise AttendropError(f"The options file '{file}' is a folder; name a JSON file.") from None
+    except ValueError as error:
+        raise AttendropError(f"The options file '{file}' is not valid JSON ({error}); correct it.") from None
+    if isinstance(found, dict) and found.keys() == {"method", "options"}:
+        if found["method"] != method:
+            raise AttendropError(
+                f"The options file '{file}' is for method {found['method']!r}; add --method {found['method']}, or name "
+                "another file."
+            )
+        found = found["options"]
+    if not isinstance(found, dict):
+        raise AttendropError(f"The options file '{file}' must hold an object such as {{\"p\": 0.3}}.")
+    return {name.replace("-", "_"): value for name, value in found.items()}
+
+
+def read_settings(pairs: Sequence[str], option: str = "--set", example: str = "p=0.3") -> dict[str, str]:
+    """Read the values of ``--set`` or of a similar option, ``NAME=VALUE``.
+
+    Raises:
+        AttendropError: One is not of this form, or a name is given twice.
+    """
+    settings: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = (part.strip() for part in pair.partition("="))
+        if not (name and equals and value):
+            raise AttendropError(f"{option} {pair!r} is not of the form NAME=VALUE; write, for example, {example}.")
+        if name in settings:
+            raise AttendropError(f"{option} gives {name} twice; give it once.")
+        settings[name] = value
+    return settings
+
+
+DATA = ("task", "files", "held_out", "columns", "data_dir", "rows", "model")
+_FIELDS = {field.name: field for field in dataclasses.fields(RunConfig)}
+
+
+class Groups:
+    """Annotation of a parameter in whose place a command has all options of some groups.
+
+    Args:
+        groups: Names of the groups, in the order of the help.
+        changed: Help and shown default of options that mean something else in this command.
+    """
+
+    def __init__(self, *groups: str, **changed: tuple[str, str]) -> None:
+        self.options = {
+            name: Annotated[_type(name), run_option(name, *changed.get(name, ()))]
+            for group in groups
+            for name, field in _FIELDS.items()
+            if field.metadata["group"] == group
+        }
+
+
+def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace the parameters of a command that are annotated with :class:`Groups` by the options of these groups.
+
+    The command gets, for each such parameter, the values of the options that are given.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Groups] = {}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        extra = get_args(hints[name])[-1:]
+        if extra and isinstance(extra[0], Groups):
+            groups[name] = extra[0]
+            parameters += [
+                inspect.Parameter(option, parameter.kind, default=None, annotation=annotation)
+                for option, annotation in extra[0].options.items()
+            ]
+        else:
+            parameters.append(parameter.replace(annotation=hints[name]))
+
+    def run(**given: Any) -> None:
+        of_runs = {
+            name: {option: value for option in group.options if (value := given.pop(option)) is not None}
+            for name, group in groups.items()
+        }
+        command(**given, **of_runs)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # what typer reads
+    return run
+
+
+def read_mapping(name: str, pairs: list[str]) -> dict[str, str]:
+    """Read the values of an option that is given as NAME=VALUE, such as ``lora``, once or several times."""
+    metadata = _FIELDS[name].metadata
+    flag = next(iter(metadata["flags"]), f"--{name}")
+    return read_settings(pairs, flag, metadata["example"])
+
+
+def mappings(given: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Read those of the given options that are mappings."""
+    return {name: read_mapping(name, pairs) for name, pairs in given.items() if _FIELDS[name].metadata["example"]}
+
+
+def run_option(name: str, help: str | None = None, shown: str | None = None) -> Any:
+    """Declare an option of runs for typer, if need be with another help and shown default."""
+    metadata = _FIELDS[name].metadata
+    shown = metadata["shown"] if shown is None else shown
+    return typer.Option(
+        *metadata["flags"],
+        help=(metadata["help"] if help is None else help) or None,
+        show_default=shown or True,
+        metavar="NAME=VALUE" if metadata["example"] else None,
+    )
+
+
+def _type(name: str) -> Any:
+    """Return the type of an option on the command line; all are optional there, as files and presets may give them."""
+    metadata = _FIELDS[name].metadata
+    if metadata["example"]:
+        return list[str] | None
+    (kind,) = option_types(RunConfig)[name] - {NoneType}
+    return (kind if kind in (int, float, bool) and not metadata["listed"] else str) | None

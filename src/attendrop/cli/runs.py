@@ -17,7 +17,7 @@ def runs(
     as_json: Json = False,
 ) -> None:
     """List the runs in a folder with their scores."""
-    from attendrop.runs.listing import list_runs
+    from attendrop.runs.finished_run import list_runs
 
     found = list_runs(folder)
     table = Table(Column("run", overflow="fold"), "model", "task", "method", "seed", "metric", "selection", "dev")

@@ -41,7 +41,7 @@ def study(
         show(listed, "\n".join([*lines, f"{len(found.units)} runs"]), quiet=quiet, as_json=as_json)
         return
 
-    from attendrop.cli.study_progress import StudyProgress
+    from attendrop.cli.progress import StudyProgress
     from attendrop.studies.executor import LOCAL
     from attendrop.studies.study import run_study
     from attendrop.studies.units import REPORTS

@@ -27,8 +27,7 @@ from attendrop.attribution.integrated_gradients import integrated_gradient_attri
 from attendrop.batches import Batch, to_device
 from attendrop.methods.core.base import Method
 from attendrop.reports.drops import DropMoment, LayerDrops, Learnt, WatchedPlan, record_drops
-from attendrop.tasks.heads.base import Head
-from attendrop.tasks.heads.base import Array
+from attendrop.tasks.heads.base import Array, Head
 from attendrop.tasks.long_texts import DOCUMENT
 
 SPECIAL, PUNCTUATION, WORD, PIECE = "special", "punctuation", "word", "word piece"

@@ -24,8 +24,7 @@ from attendrop.reports.figures import (
 )
 from attendrop.reports.grid_charts import grid_spread, heat_maps
 from attendrop.reports.results import OF_RUN, FinishedRun, Results, Setting
-from attendrop.studies.method_rows import MethodRow
-from attendrop.studies.method_rows import scored_data
+from attendrop.studies.method_rows import MethodRow, scored_data
 from attendrop.studies.statistics import mean_interval
 from attendrop.studies.verdict import cost, interval, number
 

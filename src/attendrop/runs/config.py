@@ -1,18 +1,25 @@
-"""Options of a training run, and their checks."""
+"""Options of a training run: their only declaration.
+
+The command line and its help (:mod:`attendrop.cli.run_options`), ``run.yaml`` and study files
+(:mod:`attendrop.runs.run_file`), ``docs/options.md`` and the errors are made from the fields of :class:`RunConfig`.
+"""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import NoneType
+from typing import TYPE_CHECKING, Any, get_origin
 
-from attendrop.argument_checks import check_choice, check_least
+from attendrop.argument_checks import check_least
 from attendrop.errors import AttendropError
+from attendrop.methods.core.options import SWITCH, Range, choice, option_types, read_option
 from attendrop.tasks.file_formats import default_columns, default_label_type, files_of
 from attendrop.tasks.heads.builtin import LABEL_TYPES
 from attendrop.tasks.long_texts import LONG_TEXTS
@@ -24,25 +31,83 @@ if TYPE_CHECKING:
 
 
 DEFAULT_METHOD = "ad-drop"
-PROTOCOLS = ("honest", "paper")
-SCHEDULES = ("linear", "constant", "cosine")
-DEVICES = ("auto", "cpu")
-CLASS_WEIGHTS = ("balanced",)
-POOLINGS = ("auto", "cls", "mean")
-HEAD_STARTS = ("auto", "random", "frozen", "contrastive")
-REPORT_TO = ("none", "tensorboard", "wandb", "trackio", "mlflow")
-_AT_LEAST = {
-    "epochs": 1,
-    "max_steps": 0,
-    "batch_size": 1,
-    "eval_batch_size": 1,
-    "gradient_accumulation": 1,
-    "max_length": 1,
-    "max_train_samples": 1,
-    "shots": 1,
-    "patience": 1,
-    "save_steps": 1,
-    "logging_steps": 1,
+
+
+def _option(
+    default: Any,
+    group: str = "",
+    help: str = "",
+    allowed: Range | None = None,
+    *,
+    shown: str = "",
+    flags: Sequence[str] = (),
+    example: str = "",
+    listed: bool = False,
+) -> Any:
+    """Declare an option of a run.
+
+    Args:
+        default: The default; ``MISSING`` if there is none.
+        group: Group of options on the command line; empty: commands declare it themselves.
+        help: What ``--help`` says.
+        allowed: Allowed values besides None; None: those of its type, numbers of at least 1.
+        shown: What ``--help`` says of the default; empty: the default itself.
+        flags: Names on the command line; empty: the option's own.
+        example: Of a mapping, one NAME=VALUE.
+        listed: Whether the command line and files take several values: a run for each.
+    """
+    if not shown and isinstance(default, int | float | str) and not isinstance(default, bool):
+        shown = f"{default:g}" if isinstance(default, float) else str(default)
+    metadata: dict[str, Any] = {"group": group, "help": help, "range": allowed, "shown": shown, "flags": tuple(flags)}
+    metadata |= {"example": example, "listed": listed}
+    if default == {}:
+        return dataclasses.field(default_factory=dict, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def _number(text: str, inside: Callable[[float], bool]) -> Range:
+    """Return the range of the numbers that are ``inside``, as ``text`` describes them."""
+
+    def kept(name: str, value: float) -> float:
+        if not inside(value):
+            raise AttendropError(f"{name.replace('_', '-')} must be {text}, not {value}.")
+        return value
+
+    return Range(text, kept)
+
+
+def _at_least(least: int, bits: int = 31) -> Range:
+    def kept(name: str, value: int) -> int:
+        check_least(name, value, least, bits)
+        return value
+
+    return Range(f"{least} or more", kept)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise AttendropError(f"{name.replace('_', '-')}={value!r} is not a text.")
+    return value
+
+
+def _mapping(name: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        example = _FIELDS[name].metadata["example"].replace("=", ": ")
+        raise AttendropError(f"{name} must be a mapping such as {{{example}}}.")
+    return value
+
+
+def _names(name: str, value: str | Sequence[str]) -> tuple[str, ...]:
+    return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else tuple(value)
+
+
+_FRACTION = _number("at least 0 and below 1", lambda value: 0 <= value < 1)
+_OF_TYPE: dict[Any, Range] = {
+    int: _at_least(1),
+    bool: SWITCH,
+    str: Range("", _text),
+    tuple: Range("names, comma-separated", _names),
+    Mapping: Range("names with values", _mapping),
 }
 
 
@@ -52,151 +117,194 @@ class RunConfig:
 
     Options of the training that are None follow from the rows and the model, see
     :mod:`attendrop.runs.small_data_recipe`. The optimizer is AdamW, with warmup over a tenth of the steps and linear
-    decay to zero. Published settings are in :mod:`attendrop.runs.presets`.
-
-    Attributes:
-        model: Folder, hub id or ``"minilm"``.
-        output_dir: Folder of the run.
-        task: Name of a task; None for custom files. With a ``train_file``, a ``label_type``, such as ``"mlm"``.
-        data_dir: Folder of the task's files; None: ``$ATTENDROP_DATA``, then the hub.
-        train_file, eval_file: Custom files, or folders of images, with ``text_columns`` (as many as the kind of task
-            reads), ``label_column`` and ``label_type`` (``"auto"``, or one of a kind of task). Files of some formats
-            have columns by default: of column files (.conll, .conllu) ``tokens``, and ``tags`` or ``upos``; of two
-            parallel text files ``source`` and ``target``; of folders ``image`` and ``label``. Without an ``eval_file``,
-            the score is one on held-out rows. Columns that the method reads are needed in the ``train_file`` only.
-        task_options: Options of the kind of task, such as the number of beams of a translation.
-        unknown_labels: What is done with classes and tags of the ``eval_file`` that training lacks: ``"error"``, they
-            are refused; ``"wrong"``, they count as wrong, and are counted in the report on the data. None: the former.
-        skip_bad_rows: Skip invalid rows of custom files, and list them in the run's folder.
-        metric: Metric that selects the best epoch, named as for :func:`attendrop.tasks.metrics.with_metric`; None:
-            the task's own.
-        class_weights: ``"balanced"``: classes have equal weight in the loss; None: rows have equal weight.
-        pooling: What the classifier reads: ``"mean"``, the mean of the last hidden states over all tokens; ``"cls"``,
-            what the class of transformers reads, mostly the first token; ``"auto"``: the mean if the model was trained
-            so.
-        head_start: Start of a new head: ``"random"``; ``"frozen"``, a linear model fitted to the frozen encoder's
-            features of the training rows; ``"auto"``: the latter, where the head is one linear layer on trained
-            features; ``"contrastive"``: the same, after SetFit's contrastive stage on these rows (package setfit).
-        lora: Options of a LoRA adapter, see :class:`attendrop.runs.lora.LoraOptions`: only the adapter and the head are
-            trained and saved. None: the model itself is trained.
-        method: Name of the method, or several joined by ``+``, with its ``options``.
-        epochs, batch_size, gradient_accumulation, learning_rate, weight_decay, schedule, warmup: Options of the
-            optimization. ``batch_size`` counts rows per process and micro-batch; ``warmup`` is a fraction of all steps.
-        max_steps: Number of optimizer steps, instead of ``epochs``; for comparisons between methods that
-            train on different numbers of rows. None: ``epochs``, and without these what the recipe says. 0: only a
-            head that starts from the frozen encoder.
-        max_length: Maximum length in tokens.
-        long_texts: What is done with longer texts: ``"head"``, truncate them; ``"head+tail"``, keep their beginning and
-            their end; ``"windows"``, train on windows of this length, and average the outputs of a text's windows.
-            None: ``"head"``.
-        test_fraction: Fraction of the training rows to set aside as the evaluation data, where there is no
-            ``eval_file``: the same rows for every seed, stratified by class; rows with the same text are on the same
-            side. Of a task, they take the place of its development set, which then stays unseen: settings can be chosen
-            on them.
-        shift: Whether to score on rows that are unlike the training rows, too: in each class, a whole group of like
-            texts is held out, about as many rows as ``test_fraction`` (a quarter, where that is 0); see
-            :func:`attendrop.tasks.likeness.hold_out_like`.
-        shift_column: Column of the training file whose whole values are held out instead, such as a month or an author.
-        max_train_samples, shots: Number of rows of the training data to use, in total or of each class; the selection
-            split is taken from these.
-        protocol: ``"honest"`` keeps the last epoch, or with a ``selection_fraction`` or ``patience`` the best one on
-            held-out training data; ``"paper"`` chooses it on the development set, as the papers do.
-        selection_fraction: Fraction of the training data to hold out for that choice, stratified by class; rows with
-            the same text are on the same side. 0: none. None: a tenth if ``patience``, ``refit`` or the method's
-            rewards need it, or for a score if there are no evaluation data; otherwise none.
-        refit: Train the final model again, on all rows, for as many steps as were best with a part held out. None:
-            wherever a part was held out, but for rewards.
-        patience: Stop after this many epochs without a better selection score; None never stops early.
-        save_steps: Number of optimizer steps between checkpoints, in addition to one after each epoch.
-        report_to: Where metrics are logged while the run trains: ``"tensorboard"``, ``"wandb"``, ``"trackio"``,
-            ``"mlflow"`` or ``"none"``.
-        logging_steps: Number of optimizer steps between logs; None logs after each epoch.
-        seed: Seed of the head's weights, the splits, the order of batches, and all dropout.
-        device: ``"auto"`` or ``"cpu"``.
-        bf16, fp16: Mixed precision.
+    decay to zero. Published settings are in :mod:`attendrop.runs.run_file`. Numbers and switches may be given as text.
 
     Raises:
         AttendropError: An option is out of range, or two options conflict.
     """
 
-    model: str
-    output_dir: str
-    task: str | None = None
-    data_dir: str | None = None
-    train_file: str | None = None
-    eval_file: str | None = None
-    text_columns: tuple[str, ...] = ()
-    label_column: str | None = None
-    label_type: str = "auto"
-    task_options: Mapping[str, Any] = field(default_factory=dict)
-    skip_bad_rows: bool = False
-    unknown_labels: str | None = None
-    test_fraction: float = 0.0
-    shift: bool | None = None
-    shift_column: str | None = None
-    metric: str | None = None
-    class_weights: str | None = None
-    pooling: str = "auto"
-    head_start: str = "auto"
-    lora: Mapping[str, Any] | None = None
-    method: str = DEFAULT_METHOD
-    options: Mapping[str, Any] = field(default_factory=dict)
-    epochs: int | None = None
-    max_steps: int | None = None
-    batch_size: int | None = None
-    eval_batch_size: int = 64
-    gradient_accumulation: int = 1
-    learning_rate: float | None = None
-    weight_decay: float = 0.01
-    schedule: str = "linear"
-    warmup: float = 0.1
-    max_length: int = 128
-    long_texts: str | None = None
-    max_train_samples: int | None = None
-    shots: int | None = None
-    protocol: str = "honest"
-    selection_fraction: float | None = None
-    refit: bool | None = None
-    patience: int | None = None
-    save_steps: int | None = None
-    report_to: str = "none"
-    logging_steps: int | None = None
-    seed: int = 0
-    device: str = "auto"
-    bf16: bool = False
-    fp16: bool = False
+    model: str = _option(MISSING, "model", "minilm, a folder, or a hub id.", shown="minilm")
+    output_dir: str = _option(MISSING, help="Folder of the run.")
+    task: str | None = _option(
+        None, "task", "Name of a task, or of a kind of task with --train-file; `attendrop tasks` lists them."
+    )
+    data_dir: str | None = _option(
+        None, "data_dir", "Folder of the task's files. Default: $ATTENDROP_DATA, then the hub."
+    )
+    train_file: str | None = _option(
+        None,
+        "files",
+        "Training data: a .csv, .tsv, .jsonl, .parquet, .conll, .conllu or .txt file, A.txt,B.txt, or a folder of "
+        "images.",
+    )
+    eval_file: str | None = _option(None, "files", "Evaluation data: a file to report on, once, at the end.")
+    """Without one, the score is one on held-out rows."""
+    text_columns: tuple[str, ...] = _option((), "columns", "Text columns of your files, comma-separated.")
+    """As many as the kind of task reads. Files of some formats have columns by default: column files (.conll, .conllu)
+    ``tokens``, two parallel text files ``source``, and folders ``image``. Columns that the method reads are needed in
+    the ``train_file`` only."""
+    label_column: str | None = _option(None, "columns", "Label column of your files.")
+    """By default ``tags`` or ``upos`` of column files, ``target`` of two text files, and ``label`` of folders."""
+    label_type: str = _option(
+        "auto", "columns", f"Kind of task, by its labels: {', '.join(LABEL_TYPES[:-1])} or {LABEL_TYPES[-1]}."
+    )
+    task_options: Mapping[str, Any] = _option(
+        {},
+        "columns",
+        "Option of the kind of task: num_beams=4, pack=true.",
+        flags=["--task-set"],
+        example="num_beams=4",
+    )
+    skip_bad_rows: bool = _option(False, "rows", "Skip invalid rows of your files, and list them.")
+    unknown_labels: str | None = _option(
+        None,
+        "rows",
+        "Labels of the eval file that training lacks: error, or count as wrong.",
+        choice(*UNKNOWN_LABELS),
+        shown="error",
+    )
+    test_fraction: float = _option(
+        0.0, "held_out", "Instead of --eval-file: fraction of the training data to report on.", _FRACTION
+    )
+    """The same rows for every seed, stratified by class; rows with the same text are on the same side. Of a task, they
+    take the place of its development set, which then stays unseen: settings can be chosen on them."""
+    shift: bool | None = _option(
+        None,
+        "held_out",
+        "Also score on rows unlike the training rows: whole groups of like texts, held out.",
+        flags=["--shift"],
+    )
+    """In each class, one group, of about as many rows as ``test_fraction`` (a quarter, where that is 0); see
+    :func:`attendrop.tasks.likeness.hold_out_like`."""
+    shift_column: str | None = _option(
+        None, "held_out", "With --shift: hold out the last whole values of this column, such as months."
+    )
+    metric: str | None = _option(
+        None, "score", "Metric for model selection: f1_macro, balanced_accuracy ...", shown="the task's"
+    )
+    """Named as for :func:`attendrop.tasks.metrics.with_metric`."""
+    class_weights: str | None = _option(
+        None, "score", "balanced: classes have equal weight in the loss.", choice("balanced"), shown="none"
+    )
+    pooling: str = _option(
+        "auto",
+        "start",
+        "What the classifier reads: cls, mean (of all tokens) or auto.",
+        choice("auto", "cls", "mean"),
+    )
+    """``"cls"`` is what the class of transformers reads, mostly the first token; ``"mean"`` the mean of the last hidden
+    states over all tokens; ``"auto"`` the mean if the model was trained so."""
+    head_start: str = _option(
+        "auto",
+        "start",
+        "Start of a new head: random, frozen (a linear model), contrastive (after SetFit's stage) or auto.",
+        choice("auto", "random", "frozen", "contrastive"),
+    )
+    """``"frozen"`` is a linear model fitted to the frozen encoder's features of the training rows; ``"auto"`` the same,
+    where the head is one linear layer on trained features; ``"contrastive"`` the same, after SetFit's contrastive stage
+    on these rows (package setfit)."""
+    lora: Mapping[str, Any] | None = _option(
+        None, "start", "Train a LoRA adapter: r=8, alpha=16, dropout=0.05, targets=all-linear.", example="r=8"
+    )
+    """See :class:`attendrop.runs.lora.LoraOptions`: only the adapter and the head are trained and saved. None: the
+    model itself is trained."""
+    method: str = _option(DEFAULT_METHOD)
+    """Name of the method, or several joined by ``+``."""
+    options: Mapping[str, Any] = _option({}, flags=["--set"], example="p=0.3")
+    """Options of the method."""
+    epochs: int | None = _option(None, "optimization", "Number of epochs, instead of steps.")
+    max_steps: int | None = _option(
+        None,
+        "optimization",
+        "Number of training steps; overrides --epochs.",
+        _at_least(0),
+        shown="by the number of rows",
+    )
+    """Optimizer steps; for comparisons between methods that train on different numbers of rows. 0: only a head that
+    starts from the frozen encoder."""
+    batch_size: int | None = _option(None, "optimization", "Rows per process.", shown="16")
+    """In a micro-batch."""
+    eval_batch_size: int = _option(64, "optimization")
+    gradient_accumulation: int = _option(1, "optimization", "Batches per step.")
+    learning_rate: float | None = _option(
+        None,
+        "optimization",
+        allowed=_number("a number above 0", lambda value: 0 < value < math.inf),
+        shown="by the size of the model",
+    )
+    weight_decay: float = _option(
+        0.01, "optimization", allowed=_number("at least 0", lambda value: 0 <= value < math.inf)
+    )
+    schedule: str = _option(
+        "linear", "optimization", "linear, constant or cosine.", choice("linear", "constant", "cosine")
+    )
+    warmup: float = _option(0.1, "optimization", "Fraction of all steps.", _FRACTION)
+    max_length: int = _option(128, "length", "In tokens.")
+    long_texts: str | None = _option(
+        None,
+        "length",
+        "Texts over --max-length: head, head+tail, or windows with one score.",
+        choice(*LONG_TEXTS),
+        shown="head",
+    )
+    """``"head"`` truncates them; ``"head+tail"`` keeps their beginning and their end; ``"windows"`` trains on windows
+    of this length, and averages the outputs of a text's windows."""
+    max_train_samples: int | None = _option(None, "sample", "Number of training rows to use.")
+    shots: int | None = _option(None, "sample", "Number of training rows per class to use.")
+    """The selection split is taken from these, as from ``max_train_samples``."""
+    protocol: str = _option(
+        "honest",
+        "selection",
+        "honest: select the epoch on held-out training data; paper: on the development set.",
+        choice("honest", "paper"),
+    )
+    """``"honest"`` keeps the last epoch, or with a ``selection_fraction`` or ``patience`` the best one on held-out
+    training data; ``"paper"`` chooses it on the development set, as the papers do."""
+    selection_fraction: float | None = _option(
+        None,
+        "selection",
+        "Fraction of training data to hold out for selecting the epoch; 0 keeps the last.",
+        _FRACTION,
+        shown="0, or 0.1 without evaluation data",
+    )
+    """Stratified by class; rows with the same text are on the same side. None: a tenth if ``patience``, ``refit`` or
+    the method's rewards need it, or for a score if there are no evaluation data; otherwise none."""
+    refit: bool | None = _option(None, "selection", "Train again, also on the rows held out.", shown="if any are")
+    """For as many steps as were best with a part held out. None: wherever a part was held out, but for rewards."""
+    patience: int | None = _option(
+        None,
+        "selection",
+        "Stop after this many epochs without improvement.",
+        flags=["--patience", "--early-stopping"],
+    )
+    save_steps: int | None = _option(None, "checkpoints", "Number of steps between additional checkpoints.")
+    """In addition to one after each epoch."""
+    report_to: str = _option(
+        "none",
+        "logs",
+        "tensorboard, wandb, trackio or mlflow.",
+        choice("none", "tensorboard", "wandb", "trackio", "mlflow"),
+    )
+    """Where metrics are logged while the run trains."""
+    logging_steps: int | None = _option(None, "logs", "Number of steps between logs.")
+    """None logs after each epoch."""
+    seed: int = _option(
+        0, "seed", "Several, such as 0,1,2: a run for each, and their mean.", _at_least(0, bits=32), listed=True
+    )
+    """Seed of the head's weights, the splits, the order of batches, and all dropout."""
+    device: str = _option("auto", "machine", "auto or cpu.", choice("auto", "cpu"))
+    bf16: bool = _option(False, "machine", "bfloat16 mixed precision.")
+    fp16: bool = _option(False, "machine", "float16 mixed precision; needs a GPU.")
 
     def __post_init__(self) -> None:
+        for name in _FIELDS:
+            object.__setattr__(self, name, checked(name, getattr(self, name)))
         self._read_kind_of_task()
         texts, label = default_columns(self.train_file)
-        object.__setattr__(self, "text_columns", tuple(self.text_columns) or texts)
+        object.__setattr__(self, "text_columns", self.text_columns or texts)
         object.__setattr__(self, "label_column", self.label_column or label)
         if self.label_type == "auto":
             object.__setattr__(self, "label_type", default_label_type(self.train_file))
-        for name, least in _AT_LEAST.items():
-            value = getattr(self, name)
-            if value is not None:
-                check_least(name, value, least)
-        check_least("seed", self.seed, 0, bits=32)
-        if self.learning_rate is not None and not (0 < self.learning_rate < math.inf):
-            raise AttendropError(f"learning-rate must be a number above 0, not {self.learning_rate}.")
-        if not (0 <= self.weight_decay < math.inf):
-            raise AttendropError(f"weight-decay must be at least 0, not {self.weight_decay}.")
-        for name in ("warmup", "selection_fraction", "test_fraction"):
-            if not 0 <= (getattr(self, name) or 0) < 1:
-                raise AttendropError(f"{_words(name)} must be at least 0 and below 1, not {getattr(self, name)}.")
-        check_choice("protocol", self.protocol, PROTOCOLS)
-        check_choice("schedule", self.schedule, SCHEDULES)
-        check_choice("device", self.device, DEVICES)
-        check_choice("report_to", self.report_to, REPORT_TO)
-        check_choice("pooling", self.pooling, POOLINGS)
-        check_choice("head_start", self.head_start, HEAD_STARTS)
-        if self.long_texts is not None:
-            check_choice("long_texts", self.long_texts, LONG_TEXTS)
-        if self.unknown_labels is not None:
-            check_choice("unknown_labels", self.unknown_labels, UNKNOWN_LABELS)
-        if self.class_weights is not None:
-            check_choice("class_weights", self.class_weights, CLASS_WEIGHTS)
         self._check_data()
         self._check_training()
         self._check_selection()
@@ -234,7 +342,7 @@ class RunConfig:
         own = ("eval_file", "text_columns", "label_column", "unknown_labels")
         given = [name for name in own if getattr(self, name)]
         if self.task is not None and given:
-            raise AttendropError(f"{_words(given[0])} is for custom files; omit it for a task.")
+            raise AttendropError(f"{given[0].replace('_', '-')} is for custom files; omit it for a task.")
         if self.train_file is not None and self.data_dir is not None:
             raise AttendropError("data-dir is for tasks; omit it for a train-file.")
         if self.train_file is not None and not self.text_columns:
@@ -353,5 +461,21 @@ def default_output_dir(task: str | None, train_file: str | None, method: str, se
     return f"runs/{data}-{method}-seed{'-'.join(map(str, seeds))}"
 
 
-def _words(name: str) -> str:
-    return name.replace("_", "-")
+_FIELDS = {field.name: field for field in dataclasses.fields(RunConfig)}
+
+
+def allowed_values(name: str) -> Range:
+    """Return the allowed values of an option besides None: those declared, or those of its type."""
+    (kind,) = option_types(RunConfig)[name] - {NoneType}
+    return _FIELDS[name].metadata["range"] or _OF_TYPE[get_origin(kind) or kind]
+
+
+def checked(name: str, value: Any) -> Any:
+    """Convert a value, which may be text, to the type of an option, and check it.
+
+    Raises:
+        AttendropError: It is not of this type, or out of range.
+    """
+    found = read_option(RunConfig, name, value)
+    missing = found is None and NoneType in option_types(RunConfig)[name]
+    return None if missing else allowed_values(name).check(name, found)

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
 from transformers import (
     EarlyStoppingCallback,
     PreTrainedModel,
@@ -23,19 +26,26 @@ from transformers.trainer_utils import EvalPrediction
 from attendrop.attention.adapter import find_attention_layers
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
-from attendrop.runs.callbacks import AfterFirstStep, LogEvery, Meter, SaveEvery, StopAfter, silence
-from attendrop.runs.class_weights import run_loss
+from attendrop.methods.core.registry import flat_options
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts
-from attendrop.runs.diverged_training import refuse_diverged
-from attendrop.runs.experiment_tracking import keep_in_folder
 from attendrop.runs.head_start import start_head
 from attendrop.runs.lora import add_adapter
 from attendrop.runs.model_loading import Loaded, load_for
 from attendrop.runs.resolved_run import ResolvedRun
 from attendrop.runs.run_folder import is_main_process, note_in_run, read_run
-from attendrop.runs.run_trainer import RunTrainer
-from attendrop.runs.timed_checkpoints import BestInMemoryTrainer, SaveBySeconds
+from attendrop.runs.run_trainer import (
+    AfterFirstStep,
+    BestInMemoryTrainer,
+    LogEvery,
+    Meter,
+    RunTrainer,
+    SaveBySeconds,
+    SaveEvery,
+    StopAfter,
+    keep_in_folder,
+    silence,
+)
 from attendrop.runs.training_args import run_arguments
 from attendrop.tasks.base import Task
 from attendrop.tasks.metrics import compute_scores
@@ -44,6 +54,64 @@ from attendrop.training.checkpoints import last_checkpoint
 from attendrop.training.trainer import RegularizedTrainer
 
 logger = logging.getLogger(__name__)
+
+
+def balanced_loss(labels: Sequence[int], num_classes: int) -> Callable[..., Tensor]:
+    """Make a ``compute_loss_func`` for the trainer: cross-entropy, each row weighted by its class.
+
+    A class of ``count`` rows among ``n`` has weight ``n / (num_classes * count)``, scikit-learn's "balanced", so that
+    every class has the same total weight and the mean weight is 1. The sum over a batch is divided by the number
+    of rows of the whole step, so that the gradient does not depend on how a step is split into micro-batches.
+
+    Args:
+        labels: Labels of the training rows, ``(rows,)``.
+        num_classes: Number of classes; a class without rows has weight 0.
+    """
+    counts = torch.bincount(torch.tensor(labels), minlength=num_classes)
+    weights = torch.where(counts > 0, len(labels) / (num_classes * counts.clamp(min=1)), 0.0)
+
+    def loss(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+        logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+        total = functional.cross_entropy(logits, labels, weight=weights.to(logits), reduction="sum")
+        return total / (len(labels) if num_items_in_batch is None else num_items_in_batch)
+
+    return loss
+
+
+def run_loss(config: RunConfig, task: Task, labels: Sequence[int]) -> Callable[..., Tensor] | None:
+    """Make the ``compute_loss_func`` of a run; None for the model's own loss.
+
+    Raises:
+        AttendropError: Class weights are requested, but the labels are not classes.
+    """
+    if config.class_weights is None:
+        return None
+    if not task.head.has_class_weights:
+        raise AttendropError(f"class-weights='balanced' needs classes; the labels are {task.head.labels_are}.")
+    return balanced_loss(labels, task.head.num_classes)
+
+
+# Usual upper limits in fine-tuning; an option above its limit is named as the likely cause.
+_HIGHEST = {"learning_rate": 1e-3, "weight_decay": 1.0}
+_HIGHEST_OF_METHOD = 100.0
+
+
+def refuse_diverged(config: RunConfig, *values: Any) -> None:
+    """Raise AttendropError, with advice, if an array or a tensor has an entry that is NaN or infinite."""
+    if not all(bool(torch.as_tensor(value).isfinite().all()) for value in values):
+        raise AttendropError(f"Training diverged: the model's numbers are NaN or infinite. {_advice(config)}")
+
+
+def _advice(config: RunConfig) -> str:
+    given = {name: getattr(config, name) for name in _HIGHEST}
+    absurd = {name: value for name, value in given.items() if value > _HIGHEST[name]}
+    numbers = {name: value for name, value in flat_options(config.options).items() if isinstance(value, float)}
+    absurd |= {name: value for name, value in numbers.items() if abs(value) > _HIGHEST_OF_METHOD}
+    if absurd:
+        named = " and ".join(f"{name.replace('_', '-')} is {value:g}" for name, value in absurd.items())
+        return f"Much lower values are usual: {named}."
+    half = ", or train without fp16" if config.fp16 else ""
+    return f"Lower learning-rate, which is {config.learning_rate:g}{half}."
 
 
 def load_model(run: ResolvedRun) -> Loaded:
@@ -214,7 +282,7 @@ def _scores(
 
 def _tune_contrastively(loaded: Loaded, run: ResolvedRun) -> None:
     """Train the encoder on pairs of the training rows."""
-    from attendrop.runs.contrastive_start import tune_contrastively  # loads sentence-transformers
+    from attendrop.runs.head_start import tune_contrastively  # loads sentence-transformers
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise AttendropError("head-start 'contrastive' trains in one process; start one, or use 'frozen'.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils.hub import cached_file
 
 from attendrop.attribution.predictions import declare_output
 from attendrop.errors import AttendropError
@@ -23,13 +25,13 @@ from attendrop.model_files import MINILM_HUB_ID, first_line, resolve_model
 from attendrop.pruning.pruned_model import load
 from attendrop.pruning.serialization import is_adapter, is_pruned, saved_config
 from attendrop.runs.run_folder import check_whole
-from attendrop.runs.saved_pooling import saved_pooling
 from attendrop.tasks.base import Task
-from attendrop.tasks.heads.model_classes import configure_pooling, is_encoder
+from attendrop.tasks.heads.model_classes import configure_pooling, is_encoder, pooling_of
 from attendrop.tasks.heads.registry import head_of_model
 
-_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 logger = logging.getLogger(__name__)
+
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 @dataclass(frozen=True)
@@ -238,3 +240,36 @@ def without_report() -> Iterator[None]:
         yield
     finally:
         transformers.logging.set_verbosity(before)
+
+
+def saved_pooling(place: str, config: PreTrainedConfig) -> str:
+    """Return the pooling that a model was trained with: ``"mean"``, or ``"cls"`` if nothing says that.
+
+    The configuration says it of a classifier, and ``modules.json`` of a model of sentence-transformers.
+
+    Args:
+        place: Folder or hub id.
+        config: Configuration of the model.
+    """
+    return "mean" if is_encoder(config) and _sentence_is_mean(place) else pooling_of(config)
+
+
+def _sentence_is_mean(place: str) -> bool:
+    modules = _read_json(place, "modules.json")
+    paths = [part.get("path") for part in modules or [] if str(part.get("type")).endswith("Pooling")]
+    pooling = _read_json(place, f"{paths[0]}/config.json") if paths else None
+    if pooling is None:
+        return False
+    modes = [name for name, value in pooling.items() if name.startswith("pooling_mode_") and value is True]
+    return modes == ["pooling_mode_mean_tokens"] or pooling.get("pooling_mode") == "mean"
+
+
+def _read_json(place: str, name: str) -> Any:
+    """Read a file beside a model; None if there is none, or it cannot be read."""
+    try:
+        file = cached_file(
+            place, name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
+        )
+        return None if file is None else json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

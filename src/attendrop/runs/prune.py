@@ -33,14 +33,13 @@ from attendrop.pruning.selection import (
     prune_selected,
     undecided_message,
 )
-from attendrop.runs.callbacks import silence
-from attendrop.runs.class_weights import run_loss
 from attendrop.runs.finished_run import FinishedRun, load_finished_run
+from attendrop.runs.fitting import run_loss
 from attendrop.runs.folder_lock import new_folder
+from attendrop.runs.model_card import pruned_card
 from attendrop.runs.prediction_passes import predict_outputs
-from attendrop.runs.pruned_model_card import pruned_card
 from attendrop.runs.run_folder import METRICS, RUN, digests, read_run
-from attendrop.runs.run_trainer import RunTrainer
+from attendrop.runs.run_trainer import RunTrainer, silence
 from attendrop.runs.speed import measure_speed
 from attendrop.runs.training_args import recovery_arguments
 from attendrop.tasks.metrics import compute_scores

@@ -1,30 +1,62 @@
-"""Options of a run as a YAML file: read by ``--config``, and written by every run so that it can be repeated."""
+"""Options of a run from YAML files, also those that runs write, and from published presets."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from attendrop.argument_checks import suggestion
+from attendrop.argument_checks import check_choice, suggestion
 from attendrop.errors import AttendropError
 from attendrop.model_files import MINILM
-from attendrop.runs.config import RunConfig
-from attendrop.runs.yaml_file import read_yaml
+from attendrop.runs.config import RunConfig, checked
 from attendrop.tasks.file_formats import files_of
 
+
+def read_yaml(path: str | Path, what: str) -> Any:
+    """Read a YAML file.
+
+    Args:
+        path: The file.
+        what: What it is, for messages, such as "study file".
+
+    Raises:
+        AttendropError: The file is missing or is not YAML, or a key is given twice.
+    """
+    try:
+        return yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
+    except FileNotFoundError:
+        raise AttendropError(f"There is no {what} '{path}'.") from None
+    except yaml.MarkedYAMLError as error:
+        line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
+        raise AttendropError(f"The {what} '{path}' cannot be read{line}: {error.problem}.") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise AttendropError(f"The {what} '{path}' cannot be read ({str(error).splitlines()[0]}).") from None
+
+
+def _construct_mapping(loader: Any, node: Any, deep: bool = False) -> Any:
+    known = set()
+    for key, _ in node.value:
+        name = (key.tag, str(key.value).replace("-", "_"))  # options may be written with either
+        if name in known:
+            problem = f"the key {key.value!r} is given twice; delete one"
+            raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
+        known.add(name)
+    return yaml.SafeLoader.construct_mapping(loader, node, deep)
+
+
+_Loader: Any = type("_Loader", (yaml.SafeLoader,), {"construct_mapping": _construct_mapping})
+
+
 RUN_FILE = "run.yaml"
-_FIELDS = {field.name: str(field.type) for field in dataclasses.fields(RunConfig)}
+_FIELDS = {field.name: field for field in dataclasses.fields(RunConfig)}
 PATHS = ("train_file", "eval_file", "data_dir", "model")
-_MAPPINGS = {"options": "{p: 0.3}", "lora": "{r: 8}", "task_options": "{num_beams: 4}"}
 # Not a field of a run: a preset, for options that the file does not set.
 _ALSO = ("preset",)
-_KINDS: dict[str, tuple[type, ...]] = {"float": (int, float), "int": (int,), "bool": (bool,), "str": (str,)}
-_WORDS = {"float": "a number", "int": "a whole number", "bool": "true or false", "str": "a text"}
 
 
 def read_run_file(path: str) -> dict[str, Any]:
@@ -74,29 +106,64 @@ def _absolute(value: str) -> str:
 
 
 def convert_option(path: str, name: str, value: Any) -> Any:
-    """Convert a value to the type of its field; YAML reads ``5e-5`` as a string."""
-    if name == "text_columns":
-        return _listed(value)
-    if name in _MAPPINGS:
-        if not isinstance(value, Mapping):
-            raise AttendropError(f"The config file '{path}': {name} must be a mapping such as {_MAPPINGS[name]}.")
-        return dict(value)
-    if name == "seed":
-        return [_of_kind(path, name, each, "int") for each in _listed(value)]
-    return _of_kind(path, name, value, _FIELDS.get(name, "str").partition(" ")[0])
+    """Convert a value to the type of its option, and check it; YAML reads ``5e-5`` as a string."""
+    if name not in _FIELDS:
+        return value
+    try:
+        if _FIELDS[name].metadata["listed"]:
+            values = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
+            return [checked(name, each) for each in values]
+        return checked(name, value)
+    except AttendropError as error:
+        raise AttendropError(f"The config file '{path}': {error}") from None
 
 
-def _of_kind(path: str, name: str, value: Any, kind: str) -> Any:
-    if isinstance(value, str) and kind in ("float", "int"):
-        with contextlib.suppress(ValueError):
-            value = {"float": float, "int": int}[kind](value)
-    if not isinstance(value, _KINDS[kind]) or (isinstance(value, bool) and kind != "bool"):
-        option = name.replace("_", "-")
-        raise AttendropError(f"The config file '{path}': {option}={value!r} is not {_WORDS[kind]}.")
-    return value
+PRESETS = ("paper",)
+# The fine-tuning of Yang et al. (2022) and of their code (SST-2 and the three large sets train for fewer epochs and
+# stop sooner). Of the values that they searched (learning rate 1, 2, 3e-5; batch 16, 32, 64) these are the middle and
+# the first; the best epoch is chosen on the development set.
+_PAPER = {
+    "learning_rate": 2e-5,
+    "batch_size": 16,
+    "schedule": "constant",
+    "warmup": 0.0,
+    "weight_decay": 0.01,
+    "epochs": 50,
+    "patience": 5,
+    "protocol": "paper",
+    "pooling": "cls",
+    "head_start": "random",
+}
+_PAPER_BY_TASK: dict[str, dict[str, Any]] = {
+    "cola": {"max_length": 47},
+    "rte": {"max_length": 128},
+    "mrpc": {"max_length": 100},
+    "stsb": {"max_length": 100},
+    "sst2": {"epochs": 20, "patience": 5},
+    **{task: {"epochs": 10, "patience": 3} for task in ("qnli", "mnli", "qqp")},
+}
 
 
-def _listed(value: Any) -> list[Any]:
-    if isinstance(value, str):
-        return [part.strip() for part in value.split(",")]
-    return list(value) if isinstance(value, list) else [value]
+def preset(name: str, task: str | None, method: str) -> dict[str, Any]:
+    """Look up the options of a preset, as keywords of :class:`RunConfig`.
+
+    Args:
+        name: ``"paper"``: fine-tuning as in Yang et al. (2022), and what the method's own paper says where it differs
+            (:meth:`attendrop.methods.core.base.Method.preset`).
+        task: Decides length, epochs and patience, and options of some methods.
+        method: Name of the method, or several joined by ``+``.
+
+    Raises:
+        AttendropError: There is no such preset or method.
+    """
+    check_choice("preset", name, PRESETS)
+    from attendrop.methods.core.registry import get_method
+
+    training = {**_PAPER, **_PAPER_BY_TASK.get(task or "", {})}
+    methods = [get_method(part.strip()) for part in method.split("+")]
+    options: dict[str, dict[str, Any]] = {}
+    for each in methods:
+        published = each.preset(name, task)
+        training |= published.training
+        options |= {each.name: dict(published.options)} if published.options else {}
+    return training | {"options": options if len(methods) > 1 else options.get(methods[0].name, {})}

@@ -1,22 +1,137 @@
-"""Trainer of runs: evaluates rows of similar length together, and returns their outputs in the order of the rows."""
+"""Trainer of runs and its callbacks: evaluation in the order of the rows, extra checkpoints and logs, tracking."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib.util
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
-from transformers import EvalPrediction
-from transformers.trainer_utils import EvalLoopOutput
+from transformers import (
+    EvalPrediction,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.integrations.integration_utils import TensorBoardCallback
+from transformers.trainer_callback import ExportableState, PrinterCallback
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
+from attendrop.errors import AttendropError
 from attendrop.peft_models import transformers_model
+from attendrop.runs.run_folder import TENSORBOARD
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.tokenization import columns_of
+from attendrop.trained_tensors import trained_tensors
 from attendrop.training.model_call import replaced_attribute
 from attendrop.training.trainer import RegularizedTrainer
+
+# Packages of an integration, any of which suffices; by default, the package of the same name.
+_PACKAGES = {"tensorboard": ("tensorboard", "tensorboardX")}
+
+
+def check_integration(name: str) -> None:
+    """Raise AttendropError if the package that ``report_to`` needs is not installed."""
+    packages = _PACKAGES.get(name, (name,))
+    if name != "none" and not any(importlib.util.find_spec(package) for package in packages):
+        raise AttendropError(f"report-to {name} needs the package {packages[0]}; run `pip install {packages[0]}`.")
+
+
+def keep_in_folder(trainer: Trainer) -> None:
+    """Let TensorBoard write into a fixed folder below the run's."""
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, TensorBoardCallback):
+            callback.logging_dir = str(Path(str(trainer.args.output_dir)) / TENSORBOARD)
+
+
+class Meter(TrainerCallback, ExportableState):
+    """Timer of training, including the time before a run was resumed.
+
+    Attributes:
+        seconds_so_far: Seconds of training, once it has ended.
+        seconds_before: Seconds of training in earlier processes.
+    """
+
+    def __init__(self) -> None:
+        self.seconds_so_far = 0.0
+        self.seconds_before = 0.0
+        self.start = time.monotonic()
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.start = time.monotonic()
+        self.seconds_before = self.seconds_so_far
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.seconds_so_far = self.seconds()
+
+    def seconds(self) -> float:
+        """Return the seconds of training until now."""
+        return self.seconds_so_far + time.monotonic() - self.start
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {}, "attributes": {"seconds_so_far": self.seconds()}}
+
+
+class SaveEvery(TrainerCallback):
+    """Save a checkpoint every ``steps`` optimizer steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        ends_epoch = float(state.epoch or 0).is_integer()  # has a checkpoint anyway, after its evaluation
+        if state.global_step % self.steps == 0 and not ends_epoch:
+            control.should_save = True
+
+
+class StopAfter(TrainerCallback):
+    """Stop after ``steps`` optimizer steps of a longer schedule."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if state.global_step >= self.steps:
+            control.should_training_stop = True
+
+
+class LogEvery(TrainerCallback):
+    """Log every ``steps`` optimizer steps, besides the log at each epoch's end."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        ends_epoch = float(state.epoch or 0).is_integer()
+        if state.global_step % self.steps == 0 and not ends_epoch:
+            control.should_log = True
+
+
+class AfterFirstStep(TrainerCallback):
+    """Call ``do`` after the first step, because methods and models refuse invalid settings before it."""
+
+    def __init__(self, do: Callable[[], None]) -> None:
+        self.do: Callable[[], None] | None = do
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.do is not None:
+            self.do()
+            self.do = None
+
+
+def silence(trainer: Trainer) -> None:
+    """Remove the printing callbacks of the trainer."""
+    for printing in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(printing)
 
 
 class RunTrainer(RegularizedTrainer):
@@ -115,3 +230,63 @@ def _ordered(values: Any, places: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
     if isinstance(values, tuple | list):
         return tuple(_ordered(each, places) for each in values)
     return values[places]
+
+
+_BEST = "best_weights.safetensors"
+
+
+class SaveBySeconds(TrainerCallback):
+    """Save a checkpoint at the first step that ends ``seconds`` or more after the last one."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.last = time.monotonic()
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.last = time.monotonic()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if time.monotonic() - self.last >= self.seconds:
+            control.should_save = True
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.last = time.monotonic()
+
+
+class BestInMemoryTrainer(RunTrainer):
+    """Trainer that holds the weights of the best epoch in memory, since no checkpoint may have them.
+
+    When training ends, the model has these weights. Each checkpoint has them beside the latest ones.
+    """
+
+    best_weights: dict[str, Tensor] | None = None
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
+        """As in ``RegularizedTrainer``."""
+        if isinstance(resume_from_checkpoint, str) and (Path(resume_from_checkpoint) / _BEST).exists():
+            self.best_weights = load_file(Path(resume_from_checkpoint) / _BEST)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        best = super()._determine_best_metric(metrics, trial)
+        if best:
+            model = self.accelerator.unwrap_model(self.model)
+            self.best_weights = {name: _copy(tensor.detach()) for name, tensor in trained_tensors(model).items()}
+        return best
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        if self.best_weights is not None and self.args.should_save:
+            save_file(self.best_weights, Path(output_dir) / _BEST)
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        found = super()._finalize_training(*args, **kwargs)
+        if self.best_weights is not None:
+            with torch.no_grad():
+                for name, tensor in trained_tensors(self.accelerator.unwrap_model(self.model)).items():
+                    tensor.copy_(self.best_weights[name])
+        return found
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)

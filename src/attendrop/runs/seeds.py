@@ -18,11 +18,11 @@ from transformers import TrainerCallback
 
 from attendrop.errors import AttendropError
 from attendrop.output_files import write_json, write_text
-from attendrop.runs.callbacks import AfterFirstStep
 from attendrop.runs.config import RunConfig
 from attendrop.runs.folder_lock import locked
 from attendrop.runs.run_file import RUN_FILE, run_file
 from attendrop.runs.run_folder import check_folder, digest, is_main_process, read_json, refuse_foreign
+from attendrop.runs.run_trainer import AfterFirstStep
 from attendrop.runs.train import train
 
 SEEDS = "seeds.json"

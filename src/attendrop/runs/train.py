@@ -27,11 +27,10 @@ from attendrop.runs.announcements import (
     announce_one_class,
     announce_refit,
     announce_run,
+    data_report,
 )
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, encode_parts, fingerprint, sampled_rows
-from attendrop.runs.data_report import data_report
-from attendrop.runs.experiment_tracking import check_integration
 from attendrop.runs.fitting import Fitted, Fitting, load_model
 from attendrop.runs.model_card import model_card
 from attendrop.runs.model_loading import Loaded
@@ -61,6 +60,7 @@ from attendrop.runs.run_metrics import (
     selection_scores,
     training_fit,
 )
+from attendrop.runs.run_trainer import check_integration
 from attendrop.runs.small_data_recipe import decided
 from attendrop.tasks.heads.model_classes import pools_mean
 from attendrop.tasks.row_scores import PREDICTIONS, write_predictions

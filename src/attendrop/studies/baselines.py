@@ -20,8 +20,8 @@ from attendrop.errors import AttendropError
 from attendrop.output_files import write_json
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import fingerprint
-from attendrop.runs.frozen_features import frozen_features
 from attendrop.runs.model_loading import load_model_and_tokenizer, load_preprocessor
+from attendrop.runs.prediction_passes import frozen_features
 from attendrop.runs.resolved_run import ResolvedRun, resolve_run
 from attendrop.runs.run_folder import METRICS, begin_run, check_data, read_metrics, results, run_folder
 from attendrop.runs.run_metrics import ROWS_KEPT, shifted_scores, versions
@@ -48,8 +48,8 @@ def run_baseline(config: RunConfig, name: str) -> dict[str, Any]:
     - ``majority``: the constant answer, the most common class or the mean.
     - ``tfidf``: TF-IDF of words and pairs of words, and of 2 to 5 characters within words, of each text, with a linear
       model.
-    - ``frozen``: the mean of the tokens of the model as it is (:func:`attendrop.runs.frozen_features.frozen_features`;
-      two texts are read as a pair), with a linear model.
+    - ``frozen``: the mean of the tokens of the model as it is, two texts read as a pair, with a linear model; see
+      :func:`attendrop.runs.prediction_passes.frozen_features`.
     - ``setfit``: the same, after the contrastive stage of SetFit (Tunstall et al., 2022) on the training rows, by its
       package and with its authors' settings; it reads as many texts as a fine-tuning by the recipe. Of single texts.
 
@@ -213,7 +213,7 @@ class _Fits:
         return self._linear(train, self._frozen_features, partial(self._frozen_features, share=True))
 
     def setfit(self, train: Dataset) -> Predict:
-        from attendrop.runs.contrastive_start import tune_contrastively  # loads sentence-transformers
+        from attendrop.runs.head_start import tune_contrastively  # loads sentence-transformers
 
         config = self.run.config
         model, tokenizer = load_model_and_tokenizer(config.model, self.run.task)

@@ -38,8 +38,7 @@ from attendrop.argument_checks import check_choice, suggestion
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import labelled_method
 from attendrop.runs.config import RunConfig
-from attendrop.runs.run_file import convert_option
-from attendrop.runs.yaml_file import read_yaml
+from attendrop.runs.run_file import convert_option, read_yaml
 from attendrop.studies.units import BASELINES, REFERENCE, Unit
 from attendrop.tasks.file_formats import files_of
 

@@ -144,7 +144,7 @@ def read_option(method: type[Any], name: str, value: object) -> object:
     Raises:
         AttendropError: The value is not of that type.
     """
-    kinds = _kinds(method, name)  # type: ignore[arg-type] # mypy takes no type for hashable
+    kinds = option_types(method)[name]  # type: ignore[arg-type] # mypy takes no type for hashable
     if NoneType in kinds and (value is None or str(value).lower() == "none"):
         return None
     kinds = kinds - {NoneType}
@@ -164,10 +164,13 @@ def read_option(method: type[Any], name: str, value: object) -> object:
 
 
 @cache
-def _kinds(method: type[Any], name: str) -> frozenset[Any]:
-    """Return the types of an option from its annotation, or from its default if that cannot be evaluated."""
+def option_types(method: type[Any]) -> dict[str, frozenset[Any]]:
+    """Return the types of each option from its annotation, or from its default if that cannot be evaluated."""
     try:
-        hint = get_type_hints(method)[name]
+        hints = get_type_hints(method)
     except NameError:  # a name imported under TYPE_CHECKING only
-        return frozenset({type(next(field.default for field in dataclasses.fields(method) if field.name == name))})
-    return frozenset(get_args(hint) if get_origin(hint) in (Union, UnionType) else [hint])
+        hints = {field.name: type(field.default) for field in dataclasses.fields(method)}
+    return {
+        name: frozenset(get_args(hint) if get_origin(hint) in (Union, UnionType) else [hint])
+        for name, hint in hints.items()
+    }

@@ -1,0 +1,131 @@
+"""Every kind of task, from its run to the other commands: they work on its model, or are refused in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import tiny, tiny_images
+from helpers.command_line import Captured
+from helpers.task_examples import EXAMPLES, FAMILIES, write_rows
+
+from attendrop import cli
+from attendrop.runs.config import RunConfig
+from attendrop.runs.train import train
+from attendrop.studies.compare import compare
+from attendrop.studies.units import CHEAP
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+TEXT = "the cat sees a dog"
+# What the usage in the card reads, and what it makes of that.
+USAGE: dict[str, tuple[dict[str, Any], str]] = {
+    "classification": ({"text": TEXT}, "logits"),
+    "regression": ({"text": TEXT}, "logits"),
+    "multi-label-classification": ({"text": TEXT}, "labels"),
+    "token-classification": ({"words": TEXT.split()}, "tags"),
+    "multiple-choice": ({"question": "what", "choices": ["cat", "a dog"]}, "answer"),
+    "question-answering": ({"question": "good", "context": TEXT}, "answer"),
+    "translation": ({"text": TEXT}, "translation"),
+    "masked-language-modeling": ({"text": "the <mask> sees a <mask>"}, "tokens"),
+    "text-generation": ({"prompt": TEXT}, "completion"),
+    "image-classification": ({"image": tiny_images.draw(1, "left")}, "logits"),
+}
+COMMANDS: dict[str, list[str]] = {
+    "evaluate": [],
+    "prune": ["--layers", "1", "--recover-epochs", "1", "--output-dir", "OUT/pruned"],
+    "export": ["--format", "torch", "--output", "OUT/exported"],
+    "attend": [TEXT, "--output", "OUT/page.html"],
+    "patterns --probe": ["--rows", "4", "--csv", "OUT/probe.csv"],
+}
+REFUSED = {
+    "multiple-choice": {"attend"},
+    "question-answering": {"attend"},
+    "translation": {"prune", "export", "attend", "patterns --probe"},
+    "masked-language-modeling": {"prune", "export", "attend", "patterns --probe"},
+    "text-generation": {"prune", "export", "attend", "patterns --probe"},
+    "image-classification": {"attend", "patterns --probe"},
+}
+BASELINES: dict[str, set[str]] = {
+    "classification": {*CHEAP},
+    "regression": {*CHEAP},
+    "multi-label-classification": {*CHEAP},
+    "token-classification": {"majority"},
+    "multiple-choice": {"majority"},
+    "image-classification": {"majority", "frozen"},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("commands")
+
+
+def options(folder: Path, kind: str) -> dict[str, Any]:
+    """Options of a run on a few rows of a kind of task, whose files and model are written if need be."""
+    example, model = EXAMPLES[kind], folder / EXAMPLES[kind].families[0]
+    if not model.exists():
+        FAMILIES[model.name](model)
+    if not (folder / f"{kind}-dev.jsonl").exists():
+        write_rows(folder / f"{kind}-train.jsonl", example, 0, 16)
+        write_rows(folder / f"{kind}-dev.jsonl", example, 100, 6)
+    files = {"train_file": f"{folder}/{kind}-train.jsonl", "eval_file": f"{folder}/{kind}-dev.jsonl"}
+    columns = {"text_columns": example.texts, "label_column": example.label or None}
+    short = {"task_options": {"max_new_tokens": 3}} if kind == "text-generation" else {}
+    return {**files, **columns, **short, "model": str(model), "max_length": 24, "device": "cpu", **example.options}
+
+
+def trained(folder: Path, kind: str) -> Path:
+    """Return the folder of a run that is resumed from its first epoch's checkpoint."""
+    run = folder / f"run-{kind}"
+    if not run.exists():
+        how = {"epochs": 2, "batch_size": 8, "method": "ad-drop", "options": {"cross_tuning": False}}
+        config = RunConfig(**options(folder, kind), **how, output_dir=str(run))
+        with tiny.kept_checkpoints():
+            train(config)
+        whole = (run / "model.safetensors").read_bytes()
+        for name in ("metrics.json", "model.safetensors", "config.json", "checkpoint-4"):
+            (run / name).rename(folder / f"away-{kind}-{name}")
+        train(config, resume=True)
+        assert (run / "model.safetensors").read_bytes() == whole
+    return run
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_a_resumed_run_ends_the_same_and_its_card_tells_how_to_use_it(folder: Path, kind: str) -> None:
+    run = trained(folder, kind)
+    card = (run / "README.md").read_text(encoding="utf-8")
+    assert "pipeline_tag: " in card
+    given, made = USAGE[kind]
+    names: dict[str, Any] = {"folder": str(run), **given}
+    exec(card.split("```python\n")[1].split("```")[0], names)
+    assert made in names
+
+
+@pytest.mark.sampled(9)
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_other_commands_work_or_are_refused(
+    folder: Path, tmp_path: Path, kind: str, command: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attendrop.runs.speed.SECONDS", 0.01)
+    monkeypatch.setattr("attendrop.pruning.comparison.RESAMPLES", 20)
+    run = trained(folder, kind)
+    capsys.readouterr()
+    more = [part.replace("OUT", str(tmp_path)) for part in COMMANDS[command]]
+    device = [] if command == "export" else ["--device", "cpu"]
+    code = cli.main([*command.split(), str(run), *more, *device, "--quiet"])
+    said = " ".join(capsys.readouterr().err.split())
+    assert code == (2 if command in REFUSED.get(kind, ()) else 0), said
+    if code:
+        assert f"`attendrop {command}` does not work for {kind}" in said
+        assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_a_comparison_has_the_baselines_that_are_defined(folder: Path, tmp_path: Path, kind: str) -> None:
+    how: dict[str, Any] = {"methods": ["ad-drop"], "seeds": 1, "max_steps": 2, "workers": 1, "keep_best": False}
+    outcome = compare(**options(folder, kind), **how, output_dir=str(tmp_path))
+    assert {row.method for row in outcome.answer.rows} == {"finetune", "ad-drop"} | BASELINES.get(kind, set())

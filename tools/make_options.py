@@ -1,0 +1,54 @@
+"""Write docs/options.md from the declaration of the options of a run: ``make docs``; ``--check`` only compares."""
+
+import ast
+import dataclasses
+import inspect
+import re
+import sys
+from pathlib import Path
+
+from attendrop.runs.config import RunConfig, allowed_values
+
+PAGE = Path(__file__).with_name("options.md")
+HEAD = """\
+# Options of a run
+
+Written by `make docs` from the fields of `attendrop.runs.config.RunConfig`; CI checks that it is up to date.
+
+The names are those of keywords of `RunConfig`, of `attendrop.compare`, of `run.yaml` and of study files. On the command
+line they have dashes, or the flag that is given here. `attendrop train --help` lists all options of the command.
+
+| option | default | allowed | what it does |
+|---|---|---|---|
+"""
+
+
+def details() -> dict[str, str]:
+    """Return the docstrings below the fields, on one line each, by the name of the field."""
+    (declared,) = ast.parse(inspect.getsource(RunConfig)).body
+    assert isinstance(declared, ast.ClassDef)
+    found = {}
+    for field, text in zip(declared.body, declared.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            assert isinstance(field.target, ast.Name)
+            found[field.target.id] = re.sub(r":\w+:`", "`", " ".join(str(text.value.value).split()).replace("``", "`"))
+    return found
+
+
+def page() -> str:
+    """Return the current content of the page."""
+    more, lines = details(), []
+    for field in dataclasses.fields(RunConfig):
+        about = field.metadata
+        name = ", ".join(f"`{each}`" for each in (field.name, *about["flags"]))
+        text = " ".join(part for part in (about["help"], more.get(field.name, "")) if part)
+        cells = (name, about["shown"], allowed_values(field.name).text, text)
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n")
+    return HEAD + "".join(lines)
+
+
+if __name__ == "__main__":
+    if "--check" not in sys.argv:
+        PAGE.write_text(page(), encoding="utf-8")
+    elif PAGE.read_text(encoding="utf-8") != page():
+        sys.exit("docs/options.md is out of date; run `make docs`.")
