@@ -188,7 +188,8 @@ class _Fits:
         ]
 
         def features(rows: Dataset) -> Array:
-            return sparse.hstack([each.transform(rows[name][:]) for name, each in counters]).tocsr()
+            found: Array = sparse.hstack([each.transform(rows[name][:]) for name, each in counters]).tocsr()
+            return found
 
         return self._linear(train, features, features)
 
