@@ -70,12 +70,14 @@ class LocalWorkers:
     def wait(self, report: Callable[[Event], None]) -> Event:
         """Wait for the end of a job; see :meth:`attendrop.studies.executor.Workers.wait`."""
         while True:
-            busy = {worker.connection: worker for worker in self._workers if worker.job is not None}
-            for ready in wait(list(busy)):
-                event = busy[ready].receive()  # type: ignore[index]
-                if busy[ready].job is None:  # type: ignore[index]
-                    return event
-                report(event)
+            busy = [worker for worker in self._workers if worker.job is not None]
+            ready = wait([worker.connection for worker in busy])
+            for worker in busy:
+                if worker.connection in ready:
+                    event = worker.receive()
+                    if worker.job is None:
+                        return event
+                    report(event)
 
     def release(self) -> None:
         """End the processes, which hold memory; those that are needed later are started again."""
