@@ -17,8 +17,7 @@ from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
 from attendrop.runs.prediction_passes import sorted_batches
 from attendrop.runs.shared_results import digest_of_model, shared
-from attendrop.tasks.heads.base import Array, Head
-from attendrop.tasks.heads.sequence import LinearFit
+from attendrop.tasks.heads.base import Array, Head, LinearFit
 
 logger = logging.getLogger(__name__)
 
