@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import transformers as hf
 from datasets import Dataset
 from helpers import tiny
 
@@ -22,11 +21,6 @@ from attendrop.tasks.tokenization import encode
 TASK = get_task("sst2")
 # Numbers of words of the texts; 8 are left of a maximum length of 10.
 WORDS = [3, 8, 9, 20, 21]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return hf.AutoTokenizer.from_pretrained(tiny.save_tiny_bert(tmp_path_factory.mktemp("model")))
 
 
 def rows() -> Dataset:

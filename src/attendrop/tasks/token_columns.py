@@ -114,9 +114,6 @@ def align(
         cut: The truncated inputs.
         tokenizer: The tokenizer.
 
-    Returns:
-        The values by column.
-
     Raises:
         AttendropError: A row has more or fewer numbers than its whole input has tokens.
     """
@@ -149,9 +146,6 @@ def spread(
         rows: Their values, and "place".
         word_of_token: Of each row, the word of each token, None for special tokens.
         num_words: Number of words of each row, before truncation.
-
-    Returns:
-        The values by column.
 
     Raises:
         AttendropError: A row has more or fewer entries than words.

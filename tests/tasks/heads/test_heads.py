@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from helpers import task_examples
+from helpers import task_examples, tiny
 from torch import nn
 from transformers import BertConfig, GPT2Config, MarianConfig, PreTrainedConfig, ViTConfig
 
@@ -30,7 +30,9 @@ from attendrop.attribution.predictions import (
 from attendrop.attribution.targets import fix_target
 from attendrop.errors import AttendropError
 from attendrop.methods.common.divergence import divergences
+from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.tasks.answers import SpanAnswer
+from attendrop.tasks.custom_files import files_task
 from attendrop.tasks.heads import builtin
 from attendrop.tasks.heads.base import Head, row_array
 from attendrop.tasks.heads.classification import Classification
@@ -100,13 +102,20 @@ def test_every_head_is_complete(kind: type[Head]) -> None:
 
 
 @pytest.mark.parametrize("head", EXAMPLES.values(), ids=EXAMPLES)
-def test_a_loaded_model_predicts_what_its_head_declares(head: Head) -> None:
+def test_a_model_predicts_what_its_head_declares(head: Head) -> None:
     assert head.output_kind in OUTPUT_KINDS and head.attributed
     model, no_outputs = nn.Linear(2, 1), object()
     assert output_kind(model, no_outputs) is None
     declare_output(model, head.output_kind)
     assert output_kind(copy.deepcopy(model), no_outputs) == head.output_kind
     assert is_regression(model) == (head.output_kind == NUMBER)
+
+
+def test_a_loaded_model_is_of_its_head(tmp_path: Path) -> None:
+    tiny.save_tiny_bert(tmp_path)
+    model, _ = load_model_and_tokenizer(str(tmp_path), files_task(("text",), MultiLabel(("art", "sport"))))
+    model.config.problem_type = None
+    assert output_kind(model, object()) == LABELS
 
 
 def test_attribution_and_divergence_ask_the_head_instead_of_the_shape() -> None:

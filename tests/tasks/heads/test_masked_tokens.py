@@ -8,17 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import tiny
-from transformers import AutoTokenizer, BertTokenizer
+from transformers import BertTokenizer
 
 from attendrop.tasks.heads.masked_tokens import TokenMasks, fill, shown_token, token_rows, unmasked
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LONG = list(range(5, 21)) * 500  # token ids of the words, 0 to 4 are special
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return AutoTokenizer.from_pretrained(tiny.save_tiny_bert(tmp_path_factory.mktemp("bert")))
 
 
 def masked(masks: TokenMasks, ids: list[int], key: str = "0", words: list[int] | None = None) -> tuple[Array, Array]:

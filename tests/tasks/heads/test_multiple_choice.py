@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import tiny, zoo
+from helpers import zoo
 from torch.nn import functional
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from attendrop import ADDrop, Compose, RDrop, Vanilla, prune, regularize
 from attendrop.attention.adapter import ModelAdapter
@@ -25,14 +25,6 @@ HEAD = MultipleChoice(("A", "B", "C"))
 TASK = Task("files", "multiple-choice", ("question", "choices"), HEAD.label_names, "accuracy", "a test")
 QUESTIONS = ["the cat sees", "a dog hears the red bird", "the bird"]
 CHOICES = [["a dog", "not a bird", "the"], ["cat", "the good red cat", "a", "near and far"], ["bad", "good"]]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
-    found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-        tiny.save_tiny_bert(tmp_path_factory.mktemp("choice") / "model")
-    )
-    return found
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import torch
 from datasets import Dataset
 from helpers import tiny, zoo
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainingArguments, default_data_collator
+from transformers import PreTrainedTokenizerBase, TrainingArguments, default_data_collator
 
 from attendrop import R3F, ADDrop, AttendOut, Compose, FineTune, RDrop, RegularizedTrainer, regularize
 from attendrop.attribution import predictions, targets
@@ -35,14 +35,6 @@ ROWS: dict[str, list[Any]] = {
     "index": [5, 7, 8],
 }
 LENGTH = 24
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
-    found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-        tiny.save_tiny_bert(tmp_path_factory.mktemp("answers") / "model")
-    )
-    return found
 
 
 def encoded(tokenizer: PreTrainedTokenizerBase) -> Dataset:

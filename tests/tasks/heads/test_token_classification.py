@@ -13,9 +13,8 @@ import pytest
 import seqeval.metrics
 import sklearn.metrics as skm
 import torch
-from helpers import tiny
 from sklearn.metrics import f1_score
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from attendrop import AttendropError
 from attendrop.tasks.base import TaskData
@@ -32,13 +31,6 @@ HEAD = TokenClassification(("O", "B-PER", "I-PER"))
 # Of the words of the tiny vocabulary, "catdog" is none: its tokens are unknown, but for a hyphen between two words.
 TOKENS = [["the", "cat-dog", "sees"], ["a", "bird"]]
 TAGS = [["O", "B-PER", "O"], ["O", "B-PER"]]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
-    folder = tiny.save_tiny_bert(tmp_path_factory.mktemp("model"))
-    found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
-    return found
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:

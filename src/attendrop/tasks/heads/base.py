@@ -24,8 +24,6 @@ from attendrop.tasks.values import text_problem, value_problem
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    from attendrop.tasks.heads.sequence import LinearFit
-
 Array = np.ndarray[Any, np.dtype[Any]]
 Columns = Mapping[str, list[Any]]
 _ATTRIBUTED = {
@@ -59,6 +57,30 @@ class Metric:
     def counting(cls, right: Callable[[Array, Array], Array]) -> Self:
         """Make the fraction of rows that are right."""
         return cls(lambda labels, outputs: float(np.mean(right(labels, outputs))), right=right)
+
+
+@dataclass(frozen=True)
+class LinearFit:
+    """Linear model of features.
+
+    Attributes:
+        kind: Such as "logistic regression".
+        weight: ``(outputs, features)``.
+        bias: ``(outputs,)``.
+        settings: Chosen strength of the regularisation, such as ``{"C": 10.0}``.
+        score: Name and value of its score on the rows that it was fitted to: accuracy, micro F1 or R2.
+    """
+
+    kind: str
+    weight: Array
+    bias: Array
+    settings: dict[str, float]
+    score: tuple[str, float]
+
+    def outputs(self, features: Array) -> Array:
+        """Compute outputs ``(rows, outputs)`` of features ``(rows, features)``."""
+        outputs: Array = features @ self.weight.T + self.bias
+        return outputs
 
 
 @dataclass(frozen=True)

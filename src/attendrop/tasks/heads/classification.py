@@ -25,8 +25,8 @@ from attendrop.argument_checks import did_you_mean
 from attendrop.attribution.label_positions import IGNORED
 from attendrop.attribution.predictions import CLASSES
 from attendrop.errors import AttendropError
-from attendrop.tasks.heads.base import Array, Metric, count_lines, count_names
-from attendrop.tasks.heads.sequence import LinearFit, SequenceHead, fit_logistic_regression
+from attendrop.tasks.heads.base import Array, LinearFit, Metric, count_lines, count_names
+from attendrop.tasks.heads.sequence import SequenceHead, fit_logistic_regression
 from attendrop.tasks.table import COUNT_AS_WRONG, Table
 from attendrop.tasks.values import joined_labels, number_form, written
 

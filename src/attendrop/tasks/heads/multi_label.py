@@ -21,8 +21,8 @@ from sklearn.metrics import (
 from attendrop.argument_checks import did_you_mean
 from attendrop.attribution.predictions import LABELS
 from attendrop.errors import AttendropError
-from attendrop.tasks.heads.base import Array, Metric, count_lines
-from attendrop.tasks.heads.sequence import LinearFit, SequenceHead, fit_logistic_regressions
+from attendrop.tasks.heads.base import Array, LinearFit, Metric, count_lines
+from attendrop.tasks.heads.sequence import SequenceHead, fit_logistic_regressions
 from attendrop.tasks.table import Table
 from attendrop.tasks.values import LABEL_SEPARATORS, is_missing, json_list, written
 

@@ -13,8 +13,8 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 
 from attendrop.attribution.predictions import NUMBER
-from attendrop.tasks.heads.base import Array, Metric
-from attendrop.tasks.heads.sequence import LinearFit, SequenceHead, fit_ridge_regression
+from attendrop.tasks.heads.base import Array, LinearFit, Metric
+from attendrop.tasks.heads.sequence import SequenceHead, fit_ridge_regression
 from attendrop.tasks.table import Table
 from attendrop.tasks.values import are_numbers, number_problem, written
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -13,7 +12,7 @@ from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.metrics import f1_score
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
 
-from attendrop.tasks.heads.base import Array, Head
+from attendrop.tasks.heads.base import Array, Head, LinearFit
 from attendrop.tasks.long_texts import LONG_TEXTS, document_means, of_documents
 
 if TYPE_CHECKING:
@@ -68,30 +67,6 @@ class SequenceHead(Head):
 
     def references(self, encoded: Mapping[str, Any]) -> Array:
         return self.label_array(of_documents(encoded["labels"][:], encoded))
-
-
-@dataclass(frozen=True)
-class LinearFit:
-    """Linear model of features.
-
-    Attributes:
-        kind: Such as "logistic regression".
-        weight: ``(outputs, features)``.
-        bias: ``(outputs,)``.
-        settings: Chosen strength of the regularisation, such as ``{"C": 10.0}``.
-        score: Name and value of its score on the rows that it was fitted to: accuracy, micro F1 or R2.
-    """
-
-    kind: str
-    weight: Array
-    bias: Array
-    settings: dict[str, float]
-    score: tuple[str, float]
-
-    def outputs(self, features: Array) -> Array:
-        """Compute outputs ``(rows, outputs)`` of features ``(rows, features)``."""
-        outputs: Array = features @ self.weight.T + self.bias
-        return outputs
 
 
 def fit_logistic_regression(
