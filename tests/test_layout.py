@@ -12,7 +12,7 @@ SOURCE = Path(attendrop.__file__).parent
 # From the bottom up. A module belongs to the longest name here that it begins with; what stands in one row is
 # independent of what stands beside it.
 ORDER = [
-    ["errors", "wording", "keyed_random", "candidates"],
+    ["errors", "wording", "text_tables", "keyed_random", "candidates"],
     ["argument_checks", "output_files", "peft_models", "sharded_models", "trained_tensors", "fused_optimizers"],
     ["batches", "devices", "model_files", "positions"],
     ["attention"],

@@ -7,8 +7,6 @@ a place, which says nothing about the topic.
 
 from __future__ import annotations
 
-import csv
-import io
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
@@ -17,6 +15,7 @@ from typing import TypeVar
 
 from attendrop.errors import AttendropError
 from attendrop.output_files import write_text
+from attendrop.text_tables import csv_table
 
 COLUMNS = ("message", "topic")
 # Rows of each topic.
@@ -173,6 +172,4 @@ class _Writer:
 
 
 def _csv(rows: Iterable[Row]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *rows])
-    return text.getvalue()
+    return csv_table(COLUMNS, rows)

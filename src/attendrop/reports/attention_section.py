@@ -86,7 +86,10 @@ def attention_part(results: Results, options: ViewerOptions) -> PartOfSize:
 
     def part(most_bytes: int) -> AttentionPart:
         found = kept.section(_IDENTIFIER, _HEADING, most_bytes)
-        return no_room if found is None else found if options.texts else found._replace(missing="")
+        if found is None:
+            return no_room
+        section, left_out = found
+        return AttentionPart(section, left_out if options.texts else "")
 
     return part
 

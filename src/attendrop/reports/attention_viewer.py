@@ -37,6 +37,15 @@ if TYPE_CHECKING:
 
 # The training that is assumed for a model that no run has made.
 _STEPS = 1000
+_NEW_HEAD = (
+    "The model has no trained head for this task: its head is random, and so are its predictions, the attributions and "
+    "what is dropped by them. Attention is the model's own."
+)
+_STYLES, _SCRIPTS = ("attention_viewer.css",), ("attention_viewer.js",)
+# A shorter maximum length is not advised.
+_LEAST_TOKENS = 8
+# Of a page of that length, as a fraction of what it may have: base64 is padded, and predictions change.
+_SPARE = 0.01
 logger = logging.getLogger(__name__)
 
 
@@ -115,23 +124,13 @@ def _of_model(name: str, method: Method, seed: int, device: str) -> Stages:
         note = ""
     else:
         set_seed(seed)
-        loaded = load_for(name, _task_of_model(name))
+        head = head_of_model(load_config(name), command="attend")
+        loaded = load_for(name, files_task(head.inputs[: head.least_inputs], head))
         model, tokenizer = loaded.model, loaded.tokenizer
         note = _NEW_HEAD if loaded.new else ""
     drops = _drops(method, DropMoment(seed, 0, _STEPS), 2, first=True)
     stage = Stage(Path(name).name, note, _placed(model, device), drops)
     return Stages((stage,), tokenizer, head_of_model(model.config), None, None, None if drops is None else drops.method)
-
-
-def _task_of_model(name: str) -> Task:
-    head = head_of_model(load_config(name), command="attend")
-    return files_task(head.inputs[: head.least_inputs], head)
-
-
-_NEW_HEAD = (
-    "The model has no trained head for this task: its head is random, and so are its predictions, the attributions and "
-    "what is dropped by them. Attention is the model's own."
-)
 
 
 def _of_run(
@@ -148,9 +147,8 @@ def _of_run(
     head = head_of_model(model.config)
     task = files_task(config.text_columns, head) if config.task is None else get_task(config.task)
     own = acting_in_attention(config.regularizer)
-    learnt = None
-    if method is None and own is not None:
-        learnt = Learnt.of_run(folder)
+    of_run = method is None and own is not None
+    learnt = Learnt.of_run(folder) if of_run else None
     shown = method or own or default
     epochs, steps = len(metrics.get("history", ())), int(metrics.get("planned_steps") or _STEPS)
     moment = DropMoment(seed, 0, max(steps, 1))
@@ -166,7 +164,7 @@ def _of_run(
         len(task.text_columns),
         config.max_length,
         None if last is None else last.method,
-        of_run=method is None and own is not None,
+        of_run=of_run,
         long_texts=config.long_texts or HEAD,
     )
 
@@ -199,13 +197,6 @@ def _drops(method: Method, moment: DropMoment, num_epochs: int, *, first: bool) 
 def _placed(model: PreTrainedModel, device: str) -> PreTrainedModel:
     model.to(compute_device(device))  # type: ignore[arg-type]
     return model
-
-
-_STYLES, _SCRIPTS = ("attention_viewer.css",), ("attention_viewer.js",)
-# A shorter maximum length is not advised.
-_LEAST_TOKENS = 8
-# Of a page of that length, as a fraction of what it may have: base64 is padded, and predictions change.
-_SPARE = 0.01
 
 
 @dataclass(frozen=True)

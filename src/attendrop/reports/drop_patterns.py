@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -31,7 +32,7 @@ from attendrop.reports.drops import (
     active_epochs,
     record_drops,
 )
-from attendrop.reports.figures import require_matplotlib, save_figure
+from attendrop.reports.figures import require_matplotlib, run_title, save_figure
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import Parts, encode_parts
 from attendrop.runs.finished_run import FinishedRun, load_finished_run
@@ -96,7 +97,7 @@ class DropPatterns:
 
         Batches are the units of the intervals: some methods decide once for all rows of a step.
         """
-        found: dict[tuple[str, str, str], tuple[int, int]] = {}
+        positions_of, dropped_of = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
         for drops in passes:
             kinds = _token_types(drops.batch, types)
             encodes = any(layer.layer.kind == "encoder" for layer in drops.layers.values())
@@ -106,12 +107,12 @@ class DropPatterns:
                 if key not in self.layers:
                     self.layers.append(key)
                 for (grouping, group), (positions, dropped) in _grouped(layer, own).items():
-                    before = found.get((grouping, key, group), (0, 0))
-                    found[grouping, key, group] = before[0] + positions, before[1] + dropped
-        for entry in found.keys() - self.counts.keys():
+                    positions_of[grouping, key, group] += positions
+                    dropped_of[grouping, key, group] += dropped
+        for entry in positions_of.keys() - self.counts.keys():
             self.counts[entry] = [(0, 0)] * self.batches
         for entry, each in self.counts.items():
-            each.append(found.get(entry, (0, 0)))
+            each.append((positions_of[entry], dropped_of[entry]))
         self.batches += 1
 
     @property
@@ -245,19 +246,13 @@ def plot_drops(patterns: DropPatterns, title: str, path: Path) -> None:
 
 def _by_layer(axes: Any, patterns: DropPatterns) -> None:
     shares = [patterns.share("layer", "all", layer) for layer in patterns.layers]
-    known = [(i, share) for i, share in enumerate(shares) if share is not None]
-    axes.errorbar(
-        [i for i, _ in known],
-        [share.share for _, share in known],
-        yerr=_errors([share for _, share in known]),
-        fmt="o",
-        capsize=3,
-        color="tab:blue",
-    )
+    places = [place for place, share in enumerate(shares) if share is not None]
+    known = [share for share in shares if share is not None]
+    heights = [share.share for share in known]
+    axes.errorbar(places, heights, yerr=_errors(known), fmt="o", capsize=3, color="tab:blue")
     _label_layers(axes.xaxis, patterns)
-    axes.set_ylim(0, 1.15 * np.nanmax([[share.share, share.high] for _, share in known]) or 1.0)
-    axes.set_xlabel("attention layer")
-    axes.set_ylabel("dropped share")
+    axes.set_ylim(0, 1.15 * np.nanmax([*heights, *(share.high for share in known)]) or 1.0)
+    axes.set(xlabel="attention layer", ylabel="dropped share")
     axes.grid(alpha=0.3)
 
 
@@ -271,8 +266,7 @@ def _by_layer_and_distance(figure: Any, axes: Any, patterns: DropPatterns) -> No
     image = axes.imshow(values, aspect="auto", cmap="viridis", vmin=0)
     axes.set_xticks(range(len(groups)), groups)
     _label_layers(axes.yaxis, patterns)
-    axes.set_xlabel(f"{_HEADINGS['distance']}, in tokens")
-    axes.set_ylabel("attention layer")
+    axes.set(xlabel=f"{_HEADINGS['distance']}, in tokens", ylabel="attention layer")
     figure.colorbar(image, ax=axes, label="dropped share")
 
 
@@ -285,8 +279,7 @@ def _bars(axes: Any, patterns: DropPatterns, grouping: str) -> float:
     shares = [share for group in groups if (share := patterns.share(grouping, group)) is not None]
     heights = [share.share for share in shares]
     axes.bar(groups, heights, yerr=_errors(shares), capsize=4, color="tab:blue", alpha=0.75)
-    axes.set_xlabel(_HEADINGS[grouping])
-    axes.set_ylabel("dropped share")
+    axes.set(xlabel=_HEADINGS[grouping], ylabel="dropped share")
     axes.grid(alpha=0.3, axis="y")
     return float(np.nanmax([*heights, *(share.high for share in shares)]))
 
@@ -379,7 +372,7 @@ def record_run_drops(
     if run is None or metrics is None:
         raise AttendropError(f"'{run_dir}' holds no finished run; name the folder of one.")
     config = RunConfig(**run["config"], output_dir=run_dir).filled(**(run.get("decided") or {}))
-    title = f"{Path(metrics['model']).name} on {metrics['task']}, seed {metrics['seed']}"
+    title = run_title(metrics)
     method, patterns = acting_in_attention(config.regularizer), DropPatterns()
     if method is None:
         return RecordedDrops(title, None, 0, 0, "", patterns)
@@ -388,7 +381,12 @@ def record_run_drops(
             f"The run in '{run_dir}' kept no model, with which what it drops could be recorded; train one with "
             f"`attendrop train --config {run_dir}/run.yaml`."
         )
-    model, tokenizer, columns = _columns(run_dir, config, source)
+    if source.file is None:
+        trained = load_finished_run(run_dir, data_dir=source.data_dir, device=source.device)
+        model, tokenizer, columns = trained.model, trained.tokenizer, _training_columns(trained, source.rows)
+    else:
+        model, tokenizer = load_model_and_tokenizer(str(folder.absolute()), None)
+        columns = _file_columns(model, tokenizer, config, source, source.file)
     head = head_of_model(model.config)
     count, rows = len(set(head.row_numbers(columns))), _rows(model, tokenizer, method, columns)
     head.refuse("patterns")
@@ -407,17 +405,6 @@ def record_run_drops(
         patterns.add(record_drops(model, method, batch, moment, learnt=learnt, tokenizer=tokenizer), types)
     acted = bool(active_epochs(method, num_epochs))
     return RecordedDrops(title, method, count, len(rows), source.file or "training rows", patterns, acted)
-
-
-def _columns(
-    run_dir: str, config: RunConfig, source: RowSource
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Mapping[str, Any]]:
-    """Load the model, its tokenizer and the encoded rows, by column."""
-    if source.file is None:
-        run = load_finished_run(run_dir, data_dir=source.data_dir, device=source.device)
-        return run.model, run.tokenizer, _training_columns(run, source.rows)
-    model, tokenizer = load_model_and_tokenizer(str(Path(run_dir).absolute()), None)
-    return model, tokenizer, _file_columns(model, tokenizer, config, source)
 
 
 def _rows(
@@ -439,18 +426,17 @@ def _training_columns(run: FinishedRun, count: int) -> Mapping[str, Any]:
 
 
 def _file_columns(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: RunConfig, source: RowSource
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: RunConfig, source: RowSource, file: str
 ) -> Mapping[str, Any]:
     """Encode the first rows of a file; what the model predicts is taken as their labels."""
     head = head_of_model(model.config)
-    texts = source.text_columns or config.text_columns or default_columns(source.file)[0]
+    texts = source.text_columns or config.text_columns or default_columns(file)[0]
     if not texts:
         raise AttendropError("No text-columns are given for the file; give its column names, comma-separated.")
-    assert source.file is not None
-    chunks = stream_file(source.file, text_columns=texts, head=head, size=source.rows, bad=BadRows())
+    chunks = stream_file(file, text_columns=texts, head=head, size=source.rows, bad=BadRows())
     chunk = next(chunks, None)
     if chunk is None:
-        raise AttendropError(f"{source.file} has no valid row.")
+        raise AttendropError(f"{file} has no valid row.")
     limit = head.length_limit(tokenizer, config.max_length, chunk.columns)
     task = files_task(texts, head).with_long_texts(config.long_texts)
     encoded = encode_columns(dict(chunk.columns), task, tokenizer, limit)

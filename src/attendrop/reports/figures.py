@@ -158,6 +158,11 @@ def save_figure(figure: Figure, file: Path | IO[bytes], **options: Any) -> None:
         figure.savefig(file, **options)
 
 
+def run_title(metrics: Mapping[str, Any]) -> str:
+    """Say in a title what a run trained on what, given its ``metrics.json``."""
+    return f"{Path(metrics['model']).name} on {metrics['task']}, seed {metrics['seed']}"
+
+
 @contextmanager
 def styled() -> Iterator[None]:
     """Use the style of all charts.

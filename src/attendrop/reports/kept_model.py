@@ -15,7 +15,6 @@ from transformers import PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
 from attendrop.methods.core.registry import build_method
-from attendrop.reports.attention_section import AttentionPart
 from attendrop.reports.attention_viewer import (
     ShownText,
     Stages,
@@ -67,20 +66,20 @@ class KeptModel:
         length = page_length(self.folder.name, self.stages, [longest])
         return f'attendrop attend {self.folder} "TEXT"{"" if length is None else f" --max-length {length}"}'
 
-    def section(self, identifier: str, heading: str, most_bytes: int) -> AttentionPart | None:
+    def section(self, identifier: str, heading: str, most_bytes: int) -> tuple[Section, str] | None:
         """Make a section with a viewer that adds at most so many bytes to a page.
 
         Layers are left out first, every other one, then texts.
 
         Returns:
-            The section; None if it would be too large with one layer of one text.
+            The section, and in words what was left out; None if it would be too large with one layer of one text.
         """
         texts = self.texts
         while texts:
             left_out = _left_out(self.texts, texts)
             section = self._section(identifier, heading, texts, left_out)
             if len(render_page("", [section]).encode()) <= most_bytes:
-                return AttentionPart(section, left_out)
+                return section, left_out
             texts = _fewer(texts)
         return None
 

@@ -14,7 +14,7 @@ from attendrop.errors import AttendropError
 from attendrop.methods.attend_out.method import AttendOut
 from attendrop.methods.scheduler import HIGHEST, Scheduler
 from attendrop.output_files import write_json
-from attendrop.reports.figures import require_matplotlib, save_figure
+from attendrop.reports.figures import require_matplotlib, run_title, save_figure
 from attendrop.runs.run_folder import read_metrics
 from attendrop.wording import counted
 
@@ -110,7 +110,7 @@ def read(folder: Path) -> Patterns:
     names = {layer for entry in found for layer in entry["drop_probability"]}
     layers = sorted(names, key=lambda key: (key.split(".")[0], int(key.split(".")[1])))
     return Patterns(
-        run=f"{Path(metrics['model']).name} on {metrics['task']}, seed {metrics['seed']}",
+        run=run_title(metrics),
         planned_steps=metrics["planned_steps"],
         layers=tuple(layers),
         steps=np.array([entry["step"] for entry in found], dtype=np.float64),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from attendrop.devices import compute_device
 from attendrop.errors import AttendropError
 from attendrop.keyed_random import SampleKey, sample_mask
 from attendrop.reports.drop_patterns import RowSource
-from attendrop.reports.figures import require_matplotlib, save_figure
+from attendrop.reports.figures import require_matplotlib, run_title, save_figure
 from attendrop.runs.finished_run import FinishedRun, load_finished_run
 from attendrop.runs.run_folder import keeps_model
 from attendrop.tasks.long_texts import DOCUMENT, document_means
@@ -140,7 +141,10 @@ def probe(
     Raises:
         AttendropError: A rate is out of its range, or there are no rows; or the model is not supported.
     """
-    _check(batches, rates)
+    if not batches:
+        raise AttendropError("There are no rows to probe on.")
+    if not rates or not all(0 < rate < 1 for rate in rates):
+        raise AttendropError(f"rates={list(rates)} must be above 0 and below 1, such as 0.1,0.3,0.5.")
     adapter = ModelAdapter(model)
     adapter.attach()
     try:
@@ -148,14 +152,6 @@ def probe(
             return _probe(adapter, batches, rates, seed, row_numbers, on_pass)
     finally:
         adapter.detach()
-
-
-def _check(batches: Sequence[Batch], rates: Sequence[float]) -> None:
-    if not batches:
-        raise AttendropError("There are no rows to probe on.")
-    wrong = [rate for rate in rates if not 0 < rate < 1]
-    if wrong or not rates:
-        raise AttendropError(f"rates={list(rates)} must be above 0 and below 1, such as 0.1,0.3,0.5.")
 
 
 def _probe(
@@ -175,13 +171,17 @@ def _probe(
         count = number_of_rows(batch)
         key = SampleKey(seed, 0, windows, count)
         windows += count
-        plans = [(None, None), *_plans(layers, attributions, rates, key, signal)]
-        for entry, plan in plans:
+        places = product([layer for layer in layers if layer.key in attributions], rates, DIRECTIONS)
+        plans: list[tuple[tuple[str, float, str] | None, Plan | None]] = [(None, None)]
+        for layer, rate, direction in places:
+            plan = _DropRegion(layer, attributions[layer.key], rate, direction, key, signal)
+            plans.append(((layer.key, rate, direction), plan))
+        for entry, change in plans:
             if on_pass is not None:
                 on_pass(done, len(plans) * len(batches))
             done += 1
             with torch.no_grad():
-                outputs = adapter.forward(batch, plan)
+                outputs = adapter.forward(batch, change)
             kept = found.setdefault(entry, ([], []))
             kept[0].append(_row_losses(adapter.model, outputs, batch))
             kept[1].append(logits_of(outputs).float().cpu().numpy())
@@ -193,21 +193,6 @@ def _probe(
     ]
     shares = {layer: sum(of[0] for of in each) / max(sum(of[1] for of in each), 1) for layer, each in signal.items()}
     return Probe(len(plain), windows, float(plain.mean()), found[None][1], tuple(results), shares)
-
-
-def _plans(
-    layers: Sequence[AttentionLayer],
-    attributions: Mapping[str, Tensor],
-    rates: Sequence[float],
-    key: SampleKey,
-    signal: dict[str, list[tuple[int, int]]],
-) -> Iterator[tuple[tuple[str, float, str], _DropRegion]]:
-    for layer in layers:
-        if layer.key in attributions:
-            for rate in rates:
-                for direction in DIRECTIONS:
-                    plan = _DropRegion(layer, attributions[layer.key], rate, direction, key, signal)
-                    yield (layer.key, rate, direction), plan
 
 
 class _DropRegion(Plan):
@@ -338,9 +323,10 @@ def probe_run(
     batches = [to_device(batch, run.model.device) for batch in run.batches(part, _BATCH_SIZE)]
     numbers = run.task.head.row_numbers(columns_of(part))
     found = probe(run.model, batches, rates=rates, seed=run.config.seed, row_numbers=numbers, on_pass=on_pass)
-    title = f"{Path(run.metrics['model']).name} on {run.metrics['task']}, seed {run.metrics['seed']}"
     scores = [_score(run, each.logits, part) for each in found.results]
-    return RunProbe(title, name, run.task.metric, _score(run, found.logits, part), tuple(scores), found)
+    return RunProbe(
+        run_title(run.metrics), name, run.task.metric, _score(run, found.logits, part), tuple(scores), found
+    )
 
 
 def _score(run: FinishedRun, logits: list[Any], rows: Dataset) -> float:

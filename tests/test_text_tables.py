@@ -1,0 +1,38 @@
+"""Tables of texts, for each of their targets."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attendrop.text_tables import NAMES_LEFT, aligned, csv_table, in_latex, latex_table, markdown_table
+
+ROWS = [("a", "10", "-"), ("long", "2", "1|2")]
+
+
+def test_columns_are_aligned_by_the_widest_cell() -> None:
+    assert aligned([("name", "n"), ("a", "10")], NAMES_LEFT) == ["name   n", "a     10"]
+    assert aligned([("name", "n"), ("a", "10")], gap="|") == ["name|n", "a   |10"]
+
+
+def test_markdown_keeps_bars_within_their_cells() -> None:
+    assert markdown_table(("x", "y", "z"), ROWS, NAMES_LEFT).splitlines() == [
+        "| x | y | z |",
+        "| --- | ---: | ---: |",
+        "| a | 10 | - |",
+        r"| long | 2 | 1\|2 |",
+    ]
+
+
+def test_latex_is_a_booktabs_table_of_escaped_texts() -> None:
+    table = latex_table(("x", "y"), [("a", in_latex("50 %  & more"))], "About")
+    assert r"\begin{tabular}{lr}" in table and r"a & 50 \% \& more \\" in table
+
+
+@given(st.lists(st.tuples(st.text(st.characters(exclude_characters="\r\0", codec="utf-8")), st.integers())))
+def test_csv_reads_back(rows: list[tuple[str, int]]) -> None:
+    found = csv.reader(io.StringIO(csv_table(("name", "n"), rows), newline=""))
+    assert [*found] == [["name", "n"], *([name, str(number)] for name, number in rows)]
