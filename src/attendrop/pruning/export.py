@@ -55,10 +55,15 @@ def onnx_model(path: Path) -> Callable[[Mapping[str, Any]], Array]:
 
 
 def describe(path: Path, config: Any, metadata: Mapping[str, str]) -> None:
-    """Write the names of the labels and other metadata into the file."""
+    """Write the names of the labels and other metadata into the file, and remove the exporter's.
+
+    That is a stack trace for each node, with the paths of this machine.
+    """
     import onnx
 
     model = onnx.load(path)
+    for traced in (*model.graph.node, *model.graph.value_info, *(node for f in model.functions for node in f.node)):
+        del traced.metadata_props[:]
     own = {"id2label": json.dumps(config.id2label), "problem_type": config.problem_type or ""}
     onnx.helper.set_model_props(model, {**own, **metadata})
     onnx.save(model, path)
