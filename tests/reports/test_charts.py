@@ -170,16 +170,15 @@ def test_a_baseline_that_is_far_ahead_is_in_the_figure(tmp_path: Path) -> None:
     assert "+2.000" in marks["frozen"].text and "An open marker at an edge" in chart.caption
 
 
-def test_drop_probabilities_of_periods_come_with_the_band_of_noise(tmp_path: Path) -> None:
+def test_drop_probabilities_of_periods(tmp_path: Path) -> None:
     steps = [
         {"step": 10 * period, "drop_probability": {"encoder.0": 0.1, "encoder.1": 0.1 + 0.05 * period}}
         for period in (1, 2)
     ]
     write_run(tmp_path, "finetune", 0.5)
-    write_run(tmp_path, "attendout", 0.5, dropout_steps=steps, noise_band=[[0.1, 0.1], [0.08, 0.13]])
+    write_run(tmp_path, "attendout", 0.5, dropout_steps=steps)
     chart = made(tmp_path)["drop_probability"]
     assert "encoder.1, step 20: 0.200" in texts(chart)
-    assert "grey band" in chart.caption
 
 
 def test_drop_probabilities_of_epochs(tmp_path: Path) -> None:

@@ -194,9 +194,10 @@ def test_a_generator_drops_what_it_learnt() -> None:
 
 def test_learnt_probabilities_of_layers_are_used() -> None:
     method = AttendOut(dropout_step=1)
-    effects = {"encoder.0": {"probability": 1.0}, "encoder.1": {"probability": 0.0}}
+    effects = {"encoder.0": {"effect": 0.1, "p": 0.01}, "encoder.1": {"effect": 0.1, "p": 0.2}}
     (found,) = record(method, learnt=Learnt({"layer_effects": effects}))
-    assert [fraction(drops).item() for drops in found.layers.values()] == [1.0, 0.0]
+    dropped, kept = (fraction(drops).item() for drops in found.layers.values())
+    assert dropped in (0, 1) and kept == 0  # a fair coin for each period
     method, rates = ConcreteDropout(p=0.5), {"encoder.0": 0.01, "encoder.1": 0.95}
     (found,) = record(method, learnt=Learnt({"concrete_dropout": rates}))
     assert fraction(found.layers["encoder.0"]) < 0.1 < 0.8 < fraction(found.layers["encoder.1"])

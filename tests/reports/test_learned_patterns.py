@@ -174,47 +174,33 @@ def test_without_matplotlib(tmp_path: Path, capsys: Captured, monkeypatch: pytes
     assert "A picture needs matplotlib; run `pip install attendrop[plots]`" in capsys.readouterr().err
 
 
-def with_effects(run: Path) -> Path:
-    """Add what the learner of effects reports."""
-    metrics = json.loads((run / "metrics.json").read_text())
-    layer = {"start": 0.1, "noise_interval": [0.05, 0.2], "effect": 0.004, "standard_error": 0.001}
-    metrics["layer_effects"] = {
-        "encoder.0": layer | {"probability": 0.83, "change": 0.73, "told_from_noise": True},
-        "encoder.1": layer | {"probability": 0.09, "change": -0.01, "told_from_noise": False, "effect": None},
-    }
-    metrics["noise_band"] = [[0.1 - 0.002 * t, 0.1 + 0.02 * t] for t in range(len(metrics["dropout_steps"]))]
-    (run / "metrics.json").write_text(json.dumps(metrics))
-    return run
-
-
-def test_start_band_and_change_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[Any] = []
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: drawn.append(figure))
-    patterns.plot(patterns.read(with_effects(write_run(tmp_path / "run"))), tmp_path / "p.png")
-    (axes,) = drawn[0].axes
-    labels = axes.get_legend_handles_labels()[1]
-    assert labels == ["encoder.0  +0.73 *", "encoder.1  -0.01", "95 % of noise", "start, 0.1"]
-    (band,) = axes.collections
-    assert band.get_paths()[0].vertices[:, 1].max() == pytest.approx(0.1 + 0.02 * 19)
-    assert axes.get_ylim()[0] < 0.062
-
-
 # --- The command
 
 
-def test_what_was_learnt_is_told_beside_noise(tmp_path: Path, capsys: Captured) -> None:
-    run = with_effects(write_run(tmp_path / "run"))
-    assert cli.main(["patterns", str(run), "--fit", "1"]) == 0
+def test_effects_are_told_and_drawn(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"told_from_noise": True, "effect": 0.004, "effect_interval": [0.002, 0.006], "p": 0.012}
+    unknown = {"told_from_noise": False, "effect": None, "effect_interval": None, "p": 1.0}
+    run = write_run(tmp_path / "run", layer_effects={"encoder.0": told, "encoder.1": unknown})
+    drawn: list[Any] = []
+    save = patterns.save_figure
+
+    def save_and_keep(figure: Any, *rest: Any, **how: Any) -> None:
+        drawn.append(figure)
+        save(figure, *rest, **how)
+
+    monkeypatch.setattr(patterns, "save_figure", save_and_keep)
+    assert cli.main(["patterns", str(run)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    start = lines.index("Probabilities after the last period:")
-    assert lines[start + 2].split() == (
-        ["encoder.0", "0.100", "0.830", "+0.730", "-0.050", "to", "+0.100", "yes", "+0.00400", "±", "0.00100"]
-    )
-    assert lines[start + 3].split()[-2:] == ["no", "–"]
-    assert lines[start + 4] == "Learnt: encoder.0: 0.10 -> 0.83, told from noise; the other 1 cannot."
-    assert "The scheduler drops single scores with these probabilities; this run dropped whole layers." in lines
+    assert lines[4].split() == ["encoder.0", "+0.004", "+0.002", "to", "+0.006", "0.012", "yes"]
+    assert lines[5].split() == ["encoder.1", "–", "–", "1", "no"]
+    assert lines[6].startswith("Learnt: dropping encoder.0 helps (+0.004, p = 0.012): told from noise; the other 1")
+    (axes,) = drawn[0].axes
+    assert [list(line.get_xdata()) for line in axes.get_lines()[:2]] == [[0.002, 0.006], [0.004]]
+    assert (run / "patterns.png").stat().st_size > 5_000
     assert cli.main(["patterns", str(run), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["layer_effects"]["encoder.0"]["change"] == 0.73
+    assert json.loads(capsys.readouterr().out)["layer_effects"]["encoder.0"] == told
+    assert cli.main(["patterns", str(run), "--fit", "1"]) == 2
+    assert "not probabilities that a schedule could follow" in capsys.readouterr().err
 
 
 def test_a_fit_far_off_takes_more_pieces(tmp_path: Path, capsys: Captured) -> None:

@@ -205,7 +205,7 @@ def test_an_adapter_needs_a_trained_head(folder: Path, tmp_path: Path, capsys: C
 def test_attend_out_is_rewarded_by_the_loss(folder: Path, capsys: Captured) -> None:
     asked = ("--method", "attendout", "--set", "dropout_step=2")
     assert cli.main(train(folder, "attendout", *asked)) == 0
-    assert tiny.read_metrics(folder / "attendout")["data"]["rows"]["reward"] == 4
+    assert tiny.read_metrics(folder / "attendout")["data"]["rows"].keys() == {"train", "dev"}
     capsys.readouterr()
     metric = train(folder, "metric", *asked, "--set", "score=metric")
     assert_refused(metric, folder / "metric", "metric", capsys)

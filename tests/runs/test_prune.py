@@ -289,8 +289,8 @@ def test_the_learner_ranks_where_it_is_told_from_noise(
     run = tmp_path / "run"
     shutil.copytree(folder / "effects", run)
     metrics = tiny.read_metrics(run)
-    metrics["layer_effects"]["encoder.0"] |= {"probability": 0.8, "told_from_noise": told}
-    metrics["layer_effects"]["encoder.1"] |= {"probability": 0.1, "told_from_noise": False}
+    metrics["layer_effects"]["encoder.0"] |= {"effect": 0.8, "told_from_noise": told}
+    metrics["layer_effects"]["encoder.1"] |= {"effect": 0.1, "told_from_noise": False}
     (run / "metrics.json").write_text(json.dumps(metrics))
     found = prune_run(str(run), str(tmp_path / "out"), layers=1, select_by=select_by, device="cpu")["pruned"]
     assert found["ranked_by"] == expected

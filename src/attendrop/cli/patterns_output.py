@@ -15,6 +15,7 @@ from attendrop.methods.attend_out.effects import learnt
 from attendrop.methods.attend_out.method import AttendOut
 from attendrop.output_files import check_output
 from attendrop.reports import learned_patterns as patterns
+from attendrop.reports.figures import run_title
 from attendrop.reports.learned_patterns import Fit, Patterns
 from attendrop.runs.config import RunConfig
 from attendrop.runs.run_folder import add_files, hold_run_folders, own_files, read_metrics, was_added
@@ -53,6 +54,9 @@ def show_patterns(
         raise AttendropError(
             "--options names the file of a fit, but --fit is missing; give the number of pieces with --fit."
         )
+    metrics = read_metrics(Path(run)) or {}
+    if metrics.get("layer_effects"):
+        return _show_effects(run, metrics, pieces, output, overwrite=overwrite)
     found = patterns.read(Path(run))
     fitted = None if pieces is None else patterns.close_fit(found, pieces)
     picture = writable(run, output or f"{run}/patterns.png", overwrite=overwrite)
@@ -63,11 +67,7 @@ def show_patterns(
     values: dict[str, Any] = {"run": run, "picture": str(picture), "dropout_steps": len(found.steps)}
     values |= {"drop_probability": _by_layer(found, found.probabilities), "steps": found.steps.astype(int).tolist()}
     values["period_shares"] = found.period_shares.tolist()
-    text = [f"AttendOut: {found.run}", "", _table(found), ""]
-    if found.effects:
-        values["layer_effects"] = dict(found.effects)
-        text += [*_changes(found), ""]
-    text.append(f"Wrote {picture}.")
+    text = [f"AttendOut: {found.run}", "", _table(found), "", f"Wrote {picture}."]
     if pieces is not None and fitted is not None:
         method = patterns.scheduler(found, fitted)
         with hold_run_folders([schedule]):
@@ -119,16 +119,38 @@ def _table(found: Patterns) -> str:
     return "\n".join(lines)
 
 
-def _changes(found: Patterns) -> list[str]:
-    """Format what was learnt of each layer, beside what noise would have taught."""
-    rows = [["layer", "start", "end", "change", "95 % of noise", "told", "effect ± error"]]
-    for layer, seen in found.effects.items():
-        low, high = (bound - seen["start"] for bound in seen["noise_interval"])
-        effect = "–" if seen["effect"] is None else f"{seen['effect']:+.5f} ± {seen['standard_error']:.5f}"
-        told = "yes" if seen["told_from_noise"] else "no"
-        numbers = (f"{seen['start']:.3f}", f"{seen['probability']:.3f}", f"{seen['change']:+.3f}")
-        rows.append([layer, *numbers, f"{low:+.3f} to {high:+.3f}", told, effect])
-    return ["Probabilities after the last period:", *aligned(rows, RIGHT, " "), f"Learnt: {learnt(found.effects)}."]
+def _show_effects(
+    run: str, metrics: Mapping[str, Any], pieces: int | None, output: str | None, *, overwrite: bool
+) -> tuple[dict[str, Any], str]:
+    """Plot the effect of each layer, and tell what was learnt."""
+    if pieces is not None:
+        raise AttendropError(
+            "The run learnt effects of whole layers, not probabilities that a schedule could follow; leave --fit out, "
+            "or train with --set learner=policy_gradient."
+        )
+    effects, title = metrics["layer_effects"], run_title(metrics)
+    picture = writable(run, output or f"{run}/patterns.png", overwrite=overwrite)
+    with hold_run_folders([picture]):
+        patterns.plot_effects(title, effects, picture)
+        add_files(Path(run), [picture])
+    rows = [["layer", "effect", "95 % interval", "p", "told from noise"]]
+    for layer, seen in effects.items():
+        known = seen["effect"] is not None
+        interval = "{:+.4g} to {:+.4g}".format(*seen["effect_interval"]) if known else "–"
+        effect = f"{seen['effect']:+.4g}" if known else "–"
+        rows.append([layer, effect, interval, f"{seen['p']:.2g}", "yes" if seen["told_from_noise"] else "no"])
+    count = len(metrics["dropout_steps"])
+    text = [
+        f"AttendOut: {title}",
+        "",
+        f"Effect on the reward of dropping each layer for a period, of {counted(count, 'period')}:",
+        *aligned(rows, "lr"),
+        f"Learnt: {learnt(effects)}.",
+        "",
+        f"Wrote {picture}.",
+    ]
+    values = {"run": run, "picture": str(picture), "dropout_steps": count, "layer_effects": dict(effects)}
+    return values, "\n".join(text)
 
 
 def _reading(found: Patterns, fitted: Fit, pieces: int) -> list[str]:
@@ -141,8 +163,6 @@ def _reading(found: Patterns, fitted: Fit, pieces: int) -> list[str]:
         lines.append(f"A fit of {counted(pieces, 'piece')} is far off the curves; {taken} were taken.")
     if fitted.far_off:
         lines.append(f"The fit is still far off the curves: by up to {fitted.largest.max():.2f}.")
-    if found.effects:
-        lines.append("The scheduler drops single scores with these probabilities; this run dropped whole layers.")
     return lines
 
 

@@ -373,13 +373,12 @@ def _by_epoch(run: FinishedRun) -> Layers:
 
 
 def _over_steps(setting: Setting, run: FinishedRun, layers: Layers) -> Chart:
-    """Draw a line for each layer, and the band in which learners on noise stay, if the run has one."""
+    """Draw a line for each layer."""
     names = sorted(layers, key=_place)
-    band = run.metrics.get("noise_band") or ()
     marks: list[Mark] = []
     rows: list[list[str]] = []
     with styled():
-        figure, (axes,) = new_figure(2.9, [*names, *([""] if band else [])])
+        figure, (axes,) = new_figure(2.9, names)
         entries: dict[str, Any] = {}
         for index, name in enumerate(names):
             steps, values = zip(*layers[name], strict=True)
@@ -387,16 +386,10 @@ def _over_steps(setting: Setting, run: FinishedRun, layers: Layers) -> Chart:
             (entries[name],) = axes.plot(steps, values, color=color, linestyle=dashes, marker="o", markersize=2.5)
             marks += [Mark(axes, step, value, f"{name}, step {step:g}: {value:.3f}") for step, value in layers[name]]
             rows += [[name, f"{step:g}", f"{value:.4f}"] for step, value in layers[name]]
-        if band:
-            periods = [entry["step"] for entry in run.metrics["dropout_steps"]]
-            low, high = zip(*band, strict=True)
-            label = "95 % of learners on noise"
-            entries[label] = axes.fill_between(periods, low, high, color=MUTED, alpha=0.15, linewidth=0)
         axes.set_ylim(bottom=0)
         label_axes(axes, "training step", "probability of dropping")
         add_legend(figure, entries)
     caption = f"Run of seed {run.seed}: a line for each attention layer."
-    caption += " What stays in the grey band cannot be told from noise." if band else ""
     title, header = f"Drop probability of each layer, {run.label}", ("layer", "step", "probability")
     return Chart("drop_probability", setting.name, title, caption, figure, header, rows, marks, run.label)
 

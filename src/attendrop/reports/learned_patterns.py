@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,6 @@ class Patterns:
         rewards: ``(T,)``.
         attacker_survived: Of each period.
         config: The options of the run.
-        effects: What the run reports of each layer's change, by key; empty for the generator.
-        band: ``(T, 2)``, bounds of a layer's probability in 95 % of learners on noise; None for the generator.
     """
 
     run: str
@@ -55,8 +53,6 @@ class Patterns:
     rewards: Numbers
     attacker_survived: tuple[bool, ...]
     config: Mapping[str, Any]
-    effects: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    band: Numbers | None = None
 
     @property
     def progress(self) -> Numbers:
@@ -91,7 +87,7 @@ class Fit:
 
 
 def read(folder: Path) -> Patterns:
-    """Read the patterns of a finished run.
+    """Read the patterns of a finished run of the papers' learner.
 
     Raises:
         AttendropError: There is no such run, it trained with another method, or it took no dropout step.
@@ -119,8 +115,6 @@ def read(folder: Path) -> Patterns:
         rewards=np.array([entry["reward"] for entry in found], dtype=np.float64),
         attacker_survived=tuple(entry["attacker_survived"] for entry in found),
         config=metrics["config"],
-        effects=metrics.get("layer_effects", {}),
-        band=np.array(metrics["noise_band"]) if "noise_band" in metrics else None,
     )
 
 
@@ -192,9 +186,6 @@ def write_options(path: Path, method: Scheduler) -> None:
 def plot(patterns: Patterns, path: Path, fitted: Fit | None = None) -> None:
     """Draw the probability of dropping over the training steps, a line for each layer, as a PNG file.
 
-    Of a learner of effects also the start, the band in which 95 % of learners on noise stay, and which changes can be
-    told from noise.
-
     Args:
         patterns: What to draw.
         path: The file.
@@ -216,35 +207,55 @@ def plot(patterns: Patterns, path: Path, fitted: Fit | None = None) -> None:
     curve = np.linspace(0, patterns.progress[-1], 200)
     for i, (layer, color) in enumerate(zip(patterns.layers, colors, strict=True)):
         probabilities = patterns.probabilities[:, i]
-        label = layer + _change(patterns.effects.get(layer))
-        axes.plot(patterns.steps, probabilities, color=color, label=label, marker=marker, markersize=3, **measured)
+        axes.plot(patterns.steps, probabilities, color=color, label=layer, marker=marker, markersize=3, **measured)
         if fitted is not None:
             axes.plot(curve * patterns.planned_steps, fitted.at(curve)[:, i], color=color, linestyle="--")
         partial = patterns.period_shares < 1
         axes.plot(patterns.steps[partial], probabilities[partial], "o", markerfacecolor="white", color=color)
-    shown = [patterns.probabilities]
-    if patterns.band is not None:
-        start = next(iter(patterns.effects.values()))["start"]
-        axes.fill_between(
-            patterns.steps, *patterns.band.T, color="gray", alpha=0.15, linewidth=0, label="95 % of noise"
-        )
-        axes.axhline(start, color="gray", linewidth=1, linestyle=":", label=f"start, {start:g}")
-        shown.append(patterns.band)
     if fitted is not None:
         axes.plot([], [], color="gray", linestyle="--", label="fit")
     if (patterns.period_shares < 1).any():
         axes.plot([], [], "o", markerfacecolor="white", color="gray", label="partial period")
     axes.set_xlim(0, 1.01 * max(patterns.planned_steps, patterns.steps[-1]))
-    axes.set_ylim(*_range(np.concatenate([values.ravel() for values in shown])))
+    axes.set_ylim(*_range(patterns.probabilities))
     axes.set_xlabel("training step")
     axes.set_ylabel("mean probability of dropping")
     axes.set_title(f"AttendOut: {patterns.run}", fontsize="medium")
     axes.grid(alpha=0.3)
     columns = 1 + len(patterns.layers) // 17
-    title = "attention layer, change\n(* told from noise)" if patterns.effects else "attention layer"
-    legend = figure.legend(loc="outside right upper", title=title, fontsize="small", ncols=columns)
+    legend = figure.legend(loc="outside right upper", title="attention layer", fontsize="small", ncols=columns)
     for line in legend.get_lines():
         line.set(alpha=1.0, linewidth=1.5)
+    save_figure(figure, path, format="png", dpi=150)
+
+
+def plot_effects(title: str, effects: Mapping[str, Mapping[str, Any]], path: Path) -> None:
+    """Draw the effect of dropping each layer on the reward with its 95 % interval, as a PNG file.
+
+    Args:
+        title: What was trained on what.
+        effects: ``layer_effects`` of a run's metrics. Layers without an estimate are left out.
+        path: The file.
+
+    Raises:
+        AttendropError: matplotlib is not installed.
+    """
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 1.2 + 0.3 * len(effects)), layout="constrained")
+    axes = figure.add_subplot()
+    for place, found in enumerate(effects.values()):
+        if found["effect"] is not None:
+            color = "C0" if found["told_from_noise"] else "gray"
+            axes.plot(found["effect_interval"], [place, place], color=color)
+            axes.plot(found["effect"], place, "o", color=color)
+    axes.axvline(0, color="gray", linewidth=1, linestyle=":")
+    axes.set_yticks(range(len(effects)), [*effects])
+    axes.invert_yaxis()
+    axes.set_xlabel("effect on the reward of dropping the layer for a period, 95 % interval\n(blue: told from noise)")
+    axes.set_title(f"AttendOut: {title}", fontsize="medium")
+    axes.grid(axis="x", alpha=0.3)
     save_figure(figure, path, format="png", dpi=150)
 
 
@@ -253,11 +264,6 @@ def _least_squares(hats: Numbers, curve: Numbers, weights: Numbers) -> tuple[Num
     known, root = np.isfinite(curve), np.sqrt(weights)
     values, _, rank, _ = np.linalg.lstsq((hats * root[:, None])[known], (curve * root)[known], rcond=None)
     return values.astype(np.float64), int(rank)
-
-
-def _change(found: Mapping[str, Any] | None) -> str:
-    """Describe a layer's change in the legend; a star marks one that can be told from noise."""
-    return "" if found is None else f"  {found['change']:+.2f}{' *' if found['told_from_noise'] else ''}"
 
 
 def _range(values: Numbers) -> tuple[float, float]:

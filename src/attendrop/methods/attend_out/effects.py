@@ -205,13 +205,7 @@ class EffectsState(MethodState):
             return {}
         effects = self._effects()
         layers = {
-            key: {
-                "start": 0.0,
-                "probability": FOUND if helps(found) else 0.0,
-                "change": FOUND if helps(found) else 0.0,
-                "told_from_noise": found.told_from_noise,
-                **_reported(found, len(self.periods) // 2),
-            }
+            key: {"told_from_noise": found.told_from_noise, **_reported(found, len(self.periods) // 2)}
             for key, found in effects.items()
         }
         logger.info("What AttendOut learnt: %s.", learnt(layers))
@@ -266,8 +260,7 @@ class EffectsState(MethodState):
         dropped = tuple(layer.key in keys for layer in self.attention_layers)
         self.periods.append(Period(dropped, rewards.mean().item()))
         self.attacker.take_from_first()
-        probabilities = {f"drop_probability/{layer.key}": 0.5 for layer in self.attention_layers}
-        return {"reward": self.periods[-1].reward, "attacker_survived": 0.0, **probabilities}
+        return {"reward": self.periods[-1].reward}
 
     def _sampled(self) -> Sequence[Batch]:
         """Sample the rows to score on: of the reward rows, or training rows that the period did not train on."""

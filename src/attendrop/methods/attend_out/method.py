@@ -137,16 +137,16 @@ class AttendOut(AttendOutOptions):
     def dropout_steps(self, log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Collect the metrics logged at the end of each period."""
         prefix = f"{self.source}/"
-        layers = f"{prefix}drop_probability/"
+        layers, survived = f"{prefix}drop_probability/", f"{prefix}attacker_survived"
         return [
             {
                 "step": int(entry["step"]),
                 **{name: entry[prefix + name] for name in _LOGGED if prefix + name in entry},
-                "attacker_survived": bool(entry[f"{prefix}attacker_survived"]),
+                **({"attacker_survived": bool(entry[survived])} if survived in entry else {}),
                 "drop_probability": {k.removeprefix(layers): v for k, v in entry.items() if k.startswith(layers)},
             }
             for entry in log
-            if "loss" not in entry and f"{prefix}attacker_survived" in entry
+            if "loss" not in entry and f"{prefix}reward" in entry
         ]
 
     def summary_lines(self, metrics: Mapping[str, Any]) -> dict[str, str]:
