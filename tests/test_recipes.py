@@ -20,7 +20,8 @@ from helpers.stand_in_data import write_stand_ins
 from attendrop.runs.run_folder import read_metrics
 from attendrop.studies.study import make_report
 from attendrop.studies.study_file import read_study
-from attendrop.studies.units import Job, Result, Unit, run_unit
+from attendrop.studies.units import Job, Result, Unit
+from attendrop.studies.worker import run_unit
 
 ROOT = Path(__file__).parent.parent
 RECIPES = ROOT / "recipes"

@@ -159,7 +159,7 @@ TABLE: dict[str, Method] = {
     "scal attention": SCAL(where="attention", contrast=0),
     "compose": Compose(ADDrop(p=0.3, layers="all"), Vanilla(), RDrop(reduction="mean")),
     "attendout": AttendOut(learner="policy_gradient", dropout_step=2),
-    "attendout effects": AttendOut(init_drop_prob=0.5, dropout_step=1),
+    "attendout effects": AttendOut(dropout_step=1),
     "attendout pruning": AttendOut(variant="pruning", granularity="head", dropout_step=2),
     **SAMPLED_ROWS,
 }

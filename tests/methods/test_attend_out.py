@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,14 +19,14 @@ from helpers.device import ON_CPU
 from safetensors.torch import save_file
 from torch import Tensor
 
-from attendrop import AttendOut, AttendropError, Compose, DropHead, FineTune, regularize
+from attendrop import AttendropError, Compose, DropHead, FineTune, regularize
 from attendrop.attention.adapter import ModelAdapter, find_attention_layers
 from attendrop.keyed_random import SampleKey
-from attendrop.methods.attend_out import periods
 from attendrop.methods.attend_out.attacker import Course, Micro
 from attendrop.methods.attend_out.generator import Generator
 from attendrop.methods.attend_out.periods import GeneratorState
 from attendrop.methods.attend_out.policy_gradient import GeneratorPlayers
+from attendrop.methods.attend_out.second_model import seed_elsewhere
 from attendrop.methods.core.context import StepContext
 from attendrop.methods.core.info import LayerRanking
 
@@ -344,16 +345,16 @@ def test_the_defender_may_live_elsewhere() -> None:
 def test_dropout_on_a_device_of_its_own_follows_from_seed_and_step() -> None:
     """Otherwise its masks would repeat, since the random state of the CPU is restored after the defender's pass."""
     found = []
+    model: Any = SimpleNamespace(first=torch.nn.Linear(1, 1, device="meta"), device=torch.device("cpu"))
     for step in (3, 3, 4):
-        periods._seed_device(torch.device("cpu"), SampleKey(0, step, 0, 2))
+        seed_elsewhere(model, SampleKey(0, step, 0, 2))
         found.append(torch.rand(4).tolist())
     assert found[0] == found[1] != found[2]
 
 
-@pytest.mark.parametrize("learner", ["effects", "policy_gradient"])
-def test_a_run_that_was_killed_after_its_last_step_is_completed(learner: str) -> None:
+def test_a_run_that_was_killed_after_its_last_step_is_completed() -> None:
     """In the middle of a period; and a checkpoint that is written at once equals the one that was read."""
-    method, found = AttendOut(learner=learner, dropout_step=2, reward_data="split"), []
+    method, found = papers(dropout_step=2), []
     saved: Any = None
     for resumed in (False, True):
         model, batch = zoo.build("bert", **DOUBLE), zoo.batch_of("bert")

@@ -195,13 +195,14 @@ def kept(reg: Any) -> dict[str, Tensor]:
 
 
 def defender_of(reg: Any) -> Any:
-    return reg.method_state.players.defender.model
+    state = reg.method_state
+    return (state.attacker if state.method.learner == "effects" else state.players.defender).model
 
 
 def test_the_defender_trains_as_plain_fine_tuning_does() -> None:
     """With a learning rate at which a factor in its gradients would tell."""
     batch, found = zoo.batch_of("bert"), []
-    for method in (AttendOut(dropout_step=9), FineTune()):
+    for method in (AttendOut(learner="policy_gradient", dropout_step=9), FineTune()):
         model, scaler = zoo.build("bert"), torch.amp.GradScaler(DEVICE.type)
         with at_work(model, method, batch, scaler) as reg:
             for _ in range(3):
@@ -215,7 +216,7 @@ def test_the_defender_trains_as_plain_fine_tuning_does() -> None:
 
 def test_micro_batches_of_different_weights_weigh_as_much_for_the_defender() -> None:
     batches, found = [zoo.batch_of("bert", seed=seed) for seed in range(3)], []
-    for method in (AttendOut(dropout_step=9), FineTune()):
+    for method in (AttendOut(learner="policy_gradient", dropout_step=9), FineTune()):
         model, scaler = zoo.build("bert", dtype=torch.float64), torch.amp.GradScaler(DEVICE.type, init_scale=1024.0)
         with at_work(model, method, batches[0], scaler) as reg:
             for _ in range(2):
@@ -227,7 +228,7 @@ def test_micro_batches_of_different_weights_weigh_as_much_for_the_defender() -> 
 
 def test_losses_may_be_computed_before_any_of_them_goes_backward() -> None:
     batches, found = [zoo.batch_of("bert", seed=seed) for seed in range(2)], []
-    for method in (AttendOut(dropout_step=9), FineTune()):
+    for method in (AttendOut(learner="policy_gradient", dropout_step=9), FineTune()):
         model = zoo.build("bert", dtype=torch.float64)
         with at_work(model, method, batches[0], None) as reg:
             losses = [reg.loss(batch) for batch in batches]

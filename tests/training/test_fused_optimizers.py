@@ -51,7 +51,7 @@ def test_methods_edit_no_gradients_of_steps_that_are_skipped(fused: bool, monkey
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("fused", [False, True])
-def test_the_defender_skips_the_steps_that_the_attacker_skips(fused: bool) -> None:
+def test_the_second_model_skips_the_steps_that_the_first_skips(fused: bool) -> None:
     model, batch = zoo.build("bert"), zoo.on_device(zoo.batch_of("bert"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
     scaler = torch.amp.GradScaler(DEVICE.type)
@@ -61,7 +61,7 @@ def test_the_defender_skips_the_steps_that_the_attacker_skips(fused: bool) -> No
             scaler.scale(reg.loss(batch)).backward()
             if step == 1:
                 model.classifier.weight.grad.fill_(float("inf"))
-            models = (model, reg.method_state.players.defender.model)  # type: ignore[attr-defined]
+            models = (model, reg.method_state.attacker.model)  # type: ignore[attr-defined]
             before = [each.classifier.weight.clone() for each in models]
             scaler.step(optimizer)
             scaler.update()

@@ -86,7 +86,7 @@ def test_what_cannot_be_divided(rows: Any, message: str) -> None:
 
 
 def test_the_trainer_sets_rows_aside(tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path, AttendOut(reward_fraction=0.25, dropout_step=2))
+    trainer = trainer_of(tmp_path, AttendOut(learner="policy_gradient", reward_fraction=0.25, dropout_step=2))
     assert (len(trainer.train_dataset), len(trainer.reward_dataset)) == (12, 4)
     trainer.train()
     told = [entry for entry in trainer.state.log_history if "attendout/reward" in entry]
@@ -172,7 +172,7 @@ def test_masked_language_models_train_alike(tmp_path: Path) -> None:
     )
     trainer.train()
     rewards = [entry["attendout/reward"] for entry in trainer.state.log_history if "attendout/reward" in entry]
-    assert len(rewards) == 6
+    assert len(rewards) == 4  # three quarters of the training explore
     assert all(np.isfinite(rewards))
 
 

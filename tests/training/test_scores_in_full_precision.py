@@ -62,7 +62,7 @@ def test_a_loop_of_ones_own_is_rewarded_in_float32() -> None:
     for autocast in (False, True):
         model = zoo.build("bert")
         optimizer, batch = optimizer_of(model), zoo.batch_of("bert")
-        method = AttendOut(dropout_step=1, init_drop_prob=0.5)
+        method = AttendOut(dropout_step=1)
         with regularize(model, method, optimizer=optimizer, reward_data=[batch]) as reg:
             for _ in range(4):
                 reg.loss(batch).backward()
@@ -78,10 +78,10 @@ def test_the_rewards_of_a_trainer_are_those_differences(tmp_path: Path, monkeypa
     """A period of one step and one item: the reward is the defender's loss minus the attacker's."""
     monkeypatch.setattr(Scoring, "scored", [])
     rows = examples(count=4)
-    method = AttendOut(dropout_step=1, reward_batch_size=4, init_drop_prob=0.5)
+    method = AttendOut(dropout_step=1, reward_batch_size=4)
     trainer = trainer_of(tmp_path, method, kind=Scoring, bf16=True, reward_dataset=rows)
     trainer.train()
     losses = [expected for _, expected in Scoring.scored]
-    expected = [defended - attacked for attacked, defended in zip(losses[::2], losses[1::2], strict=True)]
+    expected = [defended - attacked for defended, attacked in zip(losses[::2], losses[1::2], strict=True)]
     assert history(trainer, "attendout/reward") == pytest.approx(expected, abs=0, rel=1e-12)
     assert any(reward != 0 for reward in expected)

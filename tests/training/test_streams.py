@@ -69,7 +69,7 @@ def test_a_stream_trains_as_its_rows_in_that_order_and_is_resumed(tmp_path: Path
             {"train_sampling_strategy": "group_by_length"},
             "needs the lengths of all training rows, and these are a",
         ),
-        (AttendOut(), {}, "Rows for rewards cannot be set aside from a stream; pass reward_dataset"),
+        (AttendOut(), {}, "must know each training row again, and these are a stream"),
         (AttendOut(), {"reward_dataset": Endless()}, "labelled rows that are drawn at random, and those given are a"),
         (AutoDropout(), {"reward_dataset": Endless()}, "labelled rows that are drawn at random, and those given are a"),
     ],

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import re
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
-from attendrop.runs.folder_lock import refuse_if_locked
 
 if TYPE_CHECKING:
-    from transformers import TrainerCallback
+    pass
 
 RUNS = "runs"
 # Files of the answer of a study or a comparison.
@@ -30,8 +25,6 @@ MAJORITY, TFIDF, FROZEN, SETFIT = BASELINES = ("majority", "tfidf", "frozen", "s
 # Those that cost little beside a fine-tuning.
 CHEAP = (MAJORITY, TFIDF, FROZEN)
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
-# How long a worker whose parent was killed may hold the folder of its unit.
-_SECONDS_UNTIL_FREE = 20.0
 
 
 @dataclass(frozen=True)
@@ -146,47 +139,6 @@ def data_sha256(config: RunConfig) -> str:
 
     digests = [digest(path) for path in data_files(config)]
     return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
-
-
-def run_unit(
-    job: Job,
-    *,
-    callbacks: Sequence[TrainerCallback] = (),
-    checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS,
-) -> dict[str, Any]:
-    """Run a unit in this process, from its last checkpoint if there is one; return its ``metrics.json``.
-
-    Raises:
-        AttendropError: The run cannot be carried out.
-    """
-    _wait_until_free(job.folder)
-    config = dataclasses.replace(job.unit.config, output_dir=str(job.folder))
-    if job.unit.baseline is not None:
-        from attendrop.studies.baselines import run_baseline
-
-        return run_baseline(config, job.unit.baseline)
-
-    from attendrop.runs.train import train
-
-    return train(
-        config,
-        resume=True,
-        callbacks=callbacks,
-        keep_model=job.unit.keep_model,
-        checkpoint_seconds=checkpoint_seconds,
-    )
-
-
-def _wait_until_free(folder: Path) -> None:
-    """Wait for the end of a worker whose parent was killed a moment ago."""
-    end = time.monotonic() + _SECONDS_UNTIL_FREE
-    while True:
-        try:
-            return refuse_if_locked(folder)
-        except AttendropError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.1)
 
 
 def duration(seconds: float) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import logging
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,54 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from attendrop.errors import AttendropError
 from attendrop.runs.config import RunConfig
-from attendrop.studies.units import Job, Unit, run_unit
+from attendrop.runs.folder_lock import refuse_if_locked
+from attendrop.runs.train import train
+from attendrop.studies.baselines import run_baseline
+from attendrop.studies.units import SECONDS_BETWEEN_CHECKPOINTS, Job, Unit
 
 _SECONDS_BETWEEN_REPORTS = 0.5
+# How long a worker whose parent was killed may hold the folder of its unit.
+_SECONDS_UNTIL_FREE = 20.0
 # The entries of an :class:`attendrop.studies.units.Event`, less its job.
 Message = dict[str, Any]
 Send = Callable[[Message], None]
+
+
+def run_unit(
+    job: Job,
+    *,
+    callbacks: Sequence[TrainerCallback] = (),
+    checkpoint_seconds: float = SECONDS_BETWEEN_CHECKPOINTS,
+) -> dict[str, Any]:
+    """Run a unit in this process, from its last checkpoint if there is one; return its ``metrics.json``.
+
+    Raises:
+        AttendropError: The run cannot be carried out.
+    """
+    _wait_until_free(job.folder)
+    config = dataclasses.replace(job.unit.config, output_dir=str(job.folder))
+    if job.unit.baseline is not None:
+        return run_baseline(config, job.unit.baseline)
+
+    return train(
+        config,
+        resume=True,
+        callbacks=callbacks,
+        keep_model=job.unit.keep_model,
+        checkpoint_seconds=checkpoint_seconds,
+    )
+
+
+def _wait_until_free(folder: Path) -> None:
+    """Wait for the end of a worker whose parent was killed a moment ago."""
+    end = time.monotonic() + _SECONDS_UNTIL_FREE
+    while True:
+        try:
+            return refuse_if_locked(folder)
+        except AttendropError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.1)
 
 
 def perform(request: dict[str, Any], send: Send) -> Message:

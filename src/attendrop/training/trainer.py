@@ -270,13 +270,13 @@ class RegularizedTrainer(Trainer):
                 "train_sampling_strategy='group_by_length' needs the lengths of all training rows, and these are a "
                 "stream; leave it out, or pass a data set with random access."
             )
-        if self.regularizer.needs_rows and is_stream(self.train_dataset):
+        if self._needs_rows and is_stream(self.train_dataset):
             raise AttendropError(
                 f"Method '{self.regularizer.name}' must know each training row again, and these "
                 "are a stream, whose rows are not known again; pass a data set with random access."
             )
         makes_batches: Any = super().get_train_dataloader
-        if self.regularizer.needs_rows and makes_batches.__func__ is not Trainer.get_train_dataloader:
+        if self._needs_rows and makes_batches.__func__ is not Trainer.get_train_dataloader:
             raise AttendropError(
                 f"Method '{self.regularizer.name}' must know each training row again, and "
                 f"{type(self).__name__} makes its own batches, whose rows are not known; use another method or option."
@@ -286,6 +286,12 @@ class RegularizedTrainer(Trainer):
                 f"{self.regularizer.rewarded_by} scores models on labelled rows that are drawn at random, and those "
                 "given are a stream; pass a reward_dataset with random access."
             )
+
+    @property
+    def _needs_rows(self) -> bool:
+        """Whether rows are known by their index; rows for rewards that were passed are no training rows."""
+        given = self.reward_dataset is not None
+        return any(part.needs_rows and not (given and part.rewarded_on()) for part in self.regularizer.parts)
 
     def _labelled(self, rows: Any) -> LabelledData | None:
         if rows is None or is_stream(rows):
@@ -324,7 +330,7 @@ class RegularizedTrainer(Trainer):
         self._set_signature_columns_if_needed()
         collate, known, rows = self.data_collator, self._signature_columns, self.train_dataset
         columns = (*self.regularizer.columns, ANSWER_MASK)
-        indexed = self.regularizer.needs_rows and rows is not None
+        indexed = self._needs_rows and rows is not None
         self.data_collator = ColumnCollator(collate, columns, indexed)
         if indexed:
             self.train_dataset = IndexedRows(rows)

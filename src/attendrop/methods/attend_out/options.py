@@ -36,6 +36,7 @@ MERGE = ("sample", "confidence", "best", "attacker")
 # Defaults that depend on the learner.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "effects": {
+        "init_drop_prob": 0.5,
         "score_on": "reward_data",
         "dropout_step": 5,
         "reward_batch_size": 16,
@@ -115,7 +116,8 @@ class AttendOutOptions(Method):
         """Refuse options that only the other learner has."""
         others = ("explore",) if self.learner == "policy_gradient" else _OF_POLICY_GRADIENT
         for field in fields(self):
-            if field.name in others and getattr(self, field.name) != field.default:
+            default = _DEFAULTS[self.learner].get(field.name, field.default)
+            if field.name in others and getattr(self, field.name) != default:
                 raise AttendropError(
                     f"{field.name}={getattr(self, field.name)!r} does not apply to learner={self.learner!r}; leave the "
                     "option out, or use the other learner."
