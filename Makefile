@@ -110,7 +110,7 @@ bench-study: $(STAMP)
 
 # What AttendOut learns from real rewards, for docs/attendout.md: two hours on a core; resumes when started again.
 study-attendout: $(STAMP)
-	$(BIN)/attendrop study recipes/attendout_small_data.yaml --output-dir runs/attendout_small_data
+	$(BIN)/attendrop study recipes/does_it_help/attendout_small_data.yaml --output-dir runs/attendout_small_data
 
 clean:
 	rm -rf $(VENV) .venv-lowest $(GPU_VENV) .coverage build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

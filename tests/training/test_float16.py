@@ -187,7 +187,7 @@ def kept(reg: Any) -> dict[str, Tensor]:
     """What trains beside the model."""
     found = {}
     for method_state in reg.method_state.parts:
-        if isinstance(method_state.method, AttendOut):
+        if isinstance(method_state.method, AttendOut) and getattr(method_state, "attacker", True) is not None:
             found |= {f"defender.{name}": value.clone() for name, value in defender_of(reg).state_dict().items()}
         if isinstance(method_state, OwnParameters):
             found |= {name: value.detach().clone() for name, value in method_state.parameters.items()}
