@@ -44,7 +44,7 @@ class SCAL(Method):
     weights of each layer, determines the perturbation ``r = epsilon g / ||g||`` of each sequence. The batch runs again
     with it. The loss is that of the first pass, plus ``adversarial`` times that of the second, plus ``contrast`` times
 
-        mean over i of  -1/|P(i)| sum over p in P(i) of  log( exp(z_i z_p / t) / sum over a != i of exp(z_i z_a / t) ),
+        mean over i of  mean over p in P(i) of -log( exp(z_i z_p / t) / sum over a != i of exp(z_i z_a / t) ),
 
     where ``z`` are the representations of all sequences in both passes, of unit length, and ``P(i)`` is the other copy
     of sequence ``i`` and, in classification, both copies of all sequences of its class. The representation is the input
