@@ -12,7 +12,7 @@ from torch import Tensor
 from attendrop import AttendropError, Compose, DropAttention, Vanilla, regularize
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.call import AttentionCall
-from attendrop.attention.edits import AttentionComputation, AttentionEdit
+from attendrop.attention.edits import AttentionEdit, EditExecutor
 from attendrop.keyed_random import SampleKey, sample_mask
 from attendrop.methods.core.context import StepContext
 from attendrop.methods.core.registry import build_method
@@ -87,13 +87,13 @@ def test_small_weights_are_normalised_and_have_finite_gradients(dtype: torch.dty
 
 def test_a_row_that_loses_its_keys_to_two_methods_is_uniform(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
-    make = AttentionComputation._weights_after
+    make = EditExecutor.dropout
 
-    def weights_after(computation: AttentionComputation, edit: AttentionEdit) -> Tensor:
-        found.append(make(computation, edit))
+    def dropout(executor: EditExecutor, *args: Any) -> Tensor:
+        found.append(make(executor, *args))
         return found[-1]
 
-    monkeypatch.setattr(AttentionComputation, "_weights_after", weights_after)
+    monkeypatch.setattr(EditExecutor, "dropout", dropout)
     batch = zoo.batch_of("bert", (4, 4, 4))
     with regularize(zoo.build("bert", dtype=torch.float64), Compose(Vanilla(p=0.5), DropAttention(p=0.5))) as reg:
         reg.loss(batch)

@@ -12,7 +12,7 @@ from attendrop.attention.example_inputs import example_inputs
 from attendrop.attention.layers import select_self_attention
 from attendrop.attention.module_hooks import ModuleHooks
 from attendrop.attention.plan import PLAN_KEYWORD, ConstantAttention, Plan
-from attendrop.attention.trace_cache import forget_traces
+from attendrop.attention.tracing import forget_traces
 
 
 class HeldAttention:
