@@ -13,7 +13,7 @@ from torch import nn
 
 from attendrop import SCAL, ADDrop, AttendropError, LayerDrop, Vanilla, regularize
 from attendrop.attention.adapter import ModelAdapter, find_attention_layers
-from attendrop.attention.trace_cache import _CACHES
+from attendrop.attention.tracing import _CACHES
 from attendrop.extend import Plan
 
 RANDOM = ADDrop(attribution="random", layers="all")

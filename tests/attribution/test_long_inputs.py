@@ -16,6 +16,7 @@ from torch import Tensor
 from attendrop import ADDrop, Vanilla, regularize
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.call import AttentionCall
+from attendrop.attention.computation import AttentionComputation
 from attendrop.attribution.attention_weights import attention_attribution
 from attendrop.attribution.gradient import gradient_attribution
 from attendrop.attribution.integrated_gradients import integrated_gradient_attribution
@@ -106,7 +107,7 @@ def test_a_kernel_that_runs_again_gives_the_same_gradients(
     """Also of position biases, and within a layer that runs again as a whole."""
     found = []
     for again in (False, True):
-        monkeypatch.setattr("attendrop.attention.edits.AttentionComputation._recomputes", lambda _, again=again: again)
+        monkeypatch.setattr(AttentionComputation, "_recomputes", lambda _, again=again: again)
         model = zoo.build(name, dtype=torch.float64)
         if again and checkpointing:
             model.activation_checkpointing_enable({"use_reentrant": False})

@@ -225,8 +225,9 @@ def test_attendout_has_two_adapters_on_one_model(learner: str) -> None:
     model, found = adapted("bert"), []
 
     def watch(reg: Any) -> None:
-        players = reg.method_state.players
-        found.append(shared(model, players.defender.model))
+        state = reg.method_state
+        second = state.attacker if learner == "effects" else state.players.defender
+        found.append(shared(model, second.model))
 
     method = AttendOut(learner=learner, dropout_step=1)
     with regularize(model, method, **given(model, zoo.batch_of("bert"))) as reg:
@@ -240,14 +241,14 @@ def test_a_merge_copies_the_adapter_and_its_optimizer_state_only() -> None:
     copied = CopiedBytes()
     model = adapted("bert")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)  # also of what is frozen, as many scripts have it
-    method = AttendOut(learner="effects", dropout_step=1, merge="attacker")
+    method = AttendOut(dropout_step=9)
     with regularize(model, method, optimizer=optimizer, reward_data=[zoo.batch_of("bert")]) as reg:
         reg.loss(zoo.batch_of("bert")).backward()
         optimizer.step()
-        defender = reg.method_state.players.defender
+        attacker = reg.method_state.attacker
         with copied:
-            defender.take_from_first()
-        zoo.assert_same(dict(model.named_parameters()), dict(defender.model.named_parameters()))
+            attacker.take_from_first()
+        zoo.assert_same(dict(model.named_parameters()), dict(attacker.model.named_parameters()))
     own = sum(parameter.numel() for parameter in trained(model))
     buffers = sum(buffer.numel() * 8 for name, buffer in model.named_buffers() if name in model.state_dict())
     moments, counts = 2 * 4 * own, 4 * len(trained(model))

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from helpers import zoo
-from helpers.one_layer import edit_of
 from torch import Tensor
 
 from attendrop import (
@@ -17,9 +16,12 @@ from attendrop import (
     ConcreteDropout,
     regularize,
 )
+from attendrop.attention.adapter import ModelAdapter
+from attendrop.attention.call import AttentionCall
 from attendrop.keyed_random import SampleKey, uniform
 from attendrop.methods.common.own_parameters import entropy
-from attendrop.methods.core.context import Processes
+from attendrop.methods.core.context import Processes, StepContext
+from attendrop.methods.core.running_statistics import RunningStatistics
 from attendrop.training.regularization import Regularization
 
 SHAPE = (2, 2, 5, 5)
@@ -32,8 +34,14 @@ def at_work(model: Any, processes: Processes | None = None, **options: Any) -> R
 def acted(weights: Tensor, **options: Any) -> Tensor:
     """What becomes of attention weights of the first layer."""
     shape: Any = tuple(weights.shape)
-    method = ConcreteDropout(num_train_rows=10, **options)
-    edit = edit_of(method.start(zoo.training(zoo.build("bert"))), shape)
+    model, batch = zoo.build("bert"), zoo.batch_of("bert", (shape[-1],) * shape[0])
+    adapter = ModelAdapter(model)
+    adapter.trace(batch)
+    key, method = SampleKey(0, 0, 0, shape[0]), ConcreteDropout(num_train_rows=10, **options)
+    context = StepContext(model, batch, key, RunningStatistics(), method.source, adapter_if_any=adapter)
+    plan = method.start(zoo.training(model)).plan(context)
+    assert plan is not None
+    edit = plan.edit(AttentionCall(adapter.attention_layers[0], shape, None, weights.device))
     assert edit is not None and edit.weights is not None
     return edit.weights(weights)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from helpers import zoo
@@ -9,7 +11,7 @@ from helpers.one_layer import edit_of
 from torch import Tensor
 
 from attendrop import Compose, DropAttention, Vanilla, regularize
-from attendrop.attention.edits import AttentionComputation, AttentionEdit
+from attendrop.attention.edits import EditExecutor
 from attendrop.keyed_random import SampleKey, sample_mask
 
 SHAPE = (4, 3, 9, 9)
@@ -28,7 +30,7 @@ CAUSAL = torch.ones(9, 9).tril().bool().expand(SHAPE)
 @pytest.mark.parametrize("valid", [VALID, CAUSAL], ids=["padded", "causal"])
 @pytest.mark.parametrize("unit", ["element", "column"])
 def test_the_rest_of_a_row_is_divided_by_its_sum_without_a_gradient_of_the_sum(unit: str, valid: Tensor) -> None:
-    edit = edit_of(DropAttention(p=0.4, unit=unit), valid)
+    edit = edit_of(DropAttention(p=0.4, unit=unit), SHAPE, valid)
     before = attention(valid)
     assert edit.weights is not None and edit.dropout == 0
     found = edit.weights(before)
@@ -57,7 +59,7 @@ def test_the_rest_of_a_row_is_divided_by_its_sum_without_a_gradient_of_the_sum(u
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_small_weights_are_normalised_and_have_finite_gradients(dtype: torch.dtype) -> None:
     """The first key takes nearly all the weight; of a row without it, float16 has few digits left, or none."""
-    edit = edit_of(DropAttention(p=0.4, unit="element"), None)
+    edit = edit_of(DropAttention(p=0.4, unit="element"), SHAPE)
     scores = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
     scores[..., 0] = torch.linspace(6, 90, 9)
     scores.requires_grad_()
@@ -70,13 +72,13 @@ def test_small_weights_are_normalised_and_have_finite_gradients(dtype: torch.dty
 
 def test_a_row_that_loses_its_keys_to_two_methods_is_uniform(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
-    make = AttentionComputation._weights_after
+    make = EditExecutor.dropout
 
-    def weights_after(computation: AttentionComputation, edit: AttentionEdit) -> Tensor:
-        found.append(make(computation, edit))
+    def dropout(executor: EditExecutor, *args: Any) -> Tensor:
+        found.append(make(executor, *args))
         return found[-1]
 
-    monkeypatch.setattr(AttentionComputation, "_weights_after", weights_after)
+    monkeypatch.setattr(EditExecutor, "dropout", dropout)
     batch = zoo.batch_of("bert", (4, 4, 4))
     with regularize(zoo.build("bert", dtype=torch.float64), Compose(Vanilla(p=0.5), DropAttention(p=0.5))) as reg:
         reg.loss(batch)
@@ -87,7 +89,7 @@ def test_a_row_that_loses_its_keys_to_two_methods_is_uniform(monkeypatch: pytest
 
 def dropped(method: DropAttention, valid: Tensor | None, shape: tuple[int, int, int, int]) -> Tensor:
     """The positions that lose their weight; those of a row that is dropped whole do not."""
-    edit = edit_of(method, valid, shape)
+    edit = edit_of(method, shape, valid)
     assert edit.weights is not None
     return edit.weights(torch.ones(shape)) == 0
 

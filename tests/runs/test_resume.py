@@ -130,11 +130,12 @@ def test_killed_and_resumed(
     "method",
     [
         # the checkpoint at step 12 lies within a period
-        {"method": "attendout", "options": {"dropout_step": 7}},
+        {"method": "attendout", "options": {"dropout_step": 7, "learner": "policy_gradient"}},
         {"method": "attendout", "options": {"dropout_step": 7, "variant": "pruning"}},
+        {"method": "attendout", "options": {"dropout_step": 7, "explore": 1.0}},
         {},
     ],
-    ids=["attendout", "pruning", "ad-drop"],
+    ids=["attendout", "pruning", "effects", "ad-drop"],
 )
 def test_last_weights_are_the_same_too(method: dict[str, Any], uninterrupted: Path, tmp_path: Path) -> None:
     """The kept epoch may be an early one; this compares the weights after the last step."""
@@ -153,7 +154,9 @@ def test_last_weights_are_the_same_too(method: dict[str, Any], uninterrupted: Pa
         assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
     expected, found = (tiny.read_metrics(tmp_path / run) for run in ("whole", "killed"))
     assert found["dropout_steps"] == expected["dropout_steps"]
-    assert [step["step"] for step in found["dropout_steps"]] == ([7, 14, 15] if method else [])
+    assert [step["step"] for step in found["dropout_steps"]] == (
+        [] if not method else [7, 14] if "explore" in method["options"] else [7, 14, 15]
+    )
 
 
 def _die_late(folder: Path, options: dict[str, Any]) -> None:

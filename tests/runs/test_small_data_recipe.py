@@ -74,7 +74,11 @@ def test_steps_are_the_same_where_a_method_sets_rows_aside(folder: Path, tmp_pat
     train_file = str(tiny.write_csv(tmp_path / "train.csv", ["no", "yes"] * 300))
     found = [
         resolved(folder, train_file=train_file, method=method, **options)
-        for method, options in (("finetune", {}), ("attendout", {}), ("finetune", {"selection_fraction": 0.2}))
+        for method, options in (
+            ("finetune", {}),
+            ("attendout", {"options": {"reward_data": "split"}}),
+            ("finetune", {"selection_fraction": 0.2}),
+        )
     ]
     assert [run.config.max_steps for run in found] == [375] * 3
     assert [len(run.parts.train) for run in found] == [600, 539, 480]  # texts repeat, in two or three rows

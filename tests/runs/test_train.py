@@ -237,7 +237,8 @@ def test_the_method_of_a_run_is_built_once(folder: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("options", "source", "words"),
     [
-        ({}, "reward", "rewarded by scores on 3 more rows set aside"),
+        ({}, "train", "rewarded by scores on training rows that it was not training on at the time"),
+        ({"reward_data": "split"}, "reward", "rewarded by scores on 3 more rows set aside"),
         ({"reward_data": "eval"}, "dev", "scored models on the development set during training"),
         ({"variant": "pruning"}, None, "The best epoch was chosen on 4 rows"),
     ],
@@ -246,7 +247,7 @@ def test_what_the_method_was_rewarded_on_is_said(
     options: dict[str, Any], source: str | None, words: str, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "attendrop")
-    name = f"attendout-{options.get('reward_data', options.get('variant', 'split'))}"
+    name = f"attendout-{options.get('reward_data', options.get('variant', 'rotating'))}"
     config = tiny.config(folder, name, method="attendout", options=options | {"dropout_step": 3})
     metrics = train(config)
     assert metrics["data"]["rewarded_on"] == source
@@ -255,8 +256,7 @@ def test_what_the_method_was_rewarded_on_is_said(
     ) | {"dev": 12}
     assert words in (folder / name / "README.md").read_text(encoding="utf-8")
     assert ("so the score on it is optimistic" in caplog.text) == (source == "dev")
-    assert [step["step"] for step in metrics["dropout_steps"]] == [3, 6, 9, 10]
-    assert set(metrics["dropout_steps"][0]["drop_probability"]) == {"encoder.0", "encoder.1"}
+    assert [step["step"] for step in metrics["dropout_steps"]] == ([3, 6, 9, 10] if "variant" in options else [3, 6])
     learnt = metrics["pruning"]["pi"] if "variant" in options else metrics["layer_effects"]
     assert set(learnt) == {"encoder.0", "encoder.1"}
     assert (folder / name / "generator.safetensors").is_file() == ("variant" in options)

@@ -27,11 +27,10 @@ from attendrop.attention.interface import (
 from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.model_outputs import named_outputs
+from attendrop.attention.module_hooks import RunningPlan
 from attendrop.attention.own_softmax import SoftmaxHooks, computes_softmax
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
-from attendrop.attention.running_plan import RunningPlan
-from attendrop.attention.trace_cache import trace_cache
-from attendrop.attention.tracing import Trace, trace
+from attendrop.attention.tracing import Trace, trace, trace_cache
 from attendrop.batches import model_inputs
 from attendrop.errors import AttendropError
 from attendrop.peft_models import refuse_virtual_tokens

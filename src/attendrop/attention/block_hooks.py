@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from attendrop.attention.blocks import ModelStructure, hidden_states
 from attendrop.attention.edits import BlockEdit
-from attendrop.attention.module_hooks import ModuleHooks, refuse_wrapped
+from attendrop.attention.module_hooks import ModuleHooks, RunningPlan, refuse_wrapped
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
-from attendrop.attention.running_plan import RunningPlan
 from attendrop.errors import AttendropError
 
 _KNOWN = frozenset({"skip", "activations", "feed_forward", "output"})

@@ -1,8 +1,7 @@
-"""Edits of one call of an attention layer, or of one block: what they are, how several combine, how they are applied.
+"""Edits of one call of an attention layer, or of one block: what they are, how several combine, how they act.
 
-A new kind of edit of attention is a field of :class:`AttentionEdit`, how several combine, and what each engine makes of
-it: :class:`AttentionComputation` and :mod:`attendrop.attention.own_softmax`. An engine lists the fields that it knows,
-and refuses others.
+A new kind of edit of attention is a field of :class:`AttentionEdit`, how several combine, and what
+:class:`EditExecutor` makes of it.
 """
 
 from __future__ import annotations
@@ -15,17 +14,9 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
-from transformers.integrations.sdpa_attention import repeat_kv
 
 from attendrop.attention.dropout_draws import DropoutDraws
-from attendrop.attention.valid_keys import after_drop, any_last, hidden_keys, valid_keys_and_bias
-from attendrop.candidates import pack, unpack
 from attendrop.errors import AttendropError
-
-# Keywords that change the scores in a way that is not implemented here; a value other than None is refused.
-_UNSUPPORTED_KEYWORDS = ("s_aux", "sinks", "indices", "block_indices", "cache")
 
 
 def chain(functions: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
@@ -150,154 +141,63 @@ def merge_edits(edits: Sequence[_AnyEdit]) -> _AnyEdit | None:
     return made(**merged)
 
 
-class AttentionComputation:
-    """One call of an attention layer, with the model's masks and biases brought to one form.
+class EditExecutor:
+    """Applies an edit to one call of an attention layer: the one place where the fields of :class:`AttentionEdit` act.
 
-    Shapes: query ``(batch, heads, query, dim)``, key and value ``(batch, heads, key, dim)`` (heads of grouped-query
-    models repeated), ``valid`` and ``bias`` broadcastable to ``(batch, heads, query, key)``.
+    Every way of computing attention goes through it, so that a field acts in all of them or, if it is not listed here,
+    is refused in all of them.
+
+    Args:
+        edit: What to change.
+        module: The attention module.
+        dropout: Probability of the model's own dropout of attention weights.
+
+    Attributes:
+        p: Probability of the dropout of attention weights.
+        drop: The positions to drop; None if there are none.
+        constant: Whether all are dropped.
+        changes_inputs: Whether :meth:`inputs` changes anything.
+        changes_output: Whether :meth:`output` does.
+        needs_weights: Whether the weights are read or replaced, so that they must be computed explicitly.
+
+    Raises:
+        AttendropError: The edit has a field that is not known here.
     """
 
-    known = frozenset({"drop", "weights", "replace", "constant", "output", "inputs", "values", "dropout", "draws"})
+    _KNOWN = frozenset({"drop", "weights", "replace", "constant", "output", "inputs", "values", "dropout", "draws"})
 
-    def __init__(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        kwargs: Mapping[str, Any],
-    ) -> None:
-        for name in _UNSUPPORTED_KEYWORDS:
-            if kwargs.get(name) is not None:
-                raise AttendropError(
-                    f"{type(module).__name__} passes '{name}' to its attention, which this library does not implement; "
-                    "the model cannot be regularised."
-                )
-        self.module = module
-        self.query = query
-        self.key = repeat_kv(key, query.shape[1] // key.shape[1])
-        self.value = repeat_kv(value, query.shape[1] // value.shape[1])
-        self.scale: float = query.shape[-1] ** -0.5 if kwargs.get("scaling") is None else kwargs["scaling"]
-        self.dropout: float = kwargs.get("dropout") or 0.0
-        self.softcap: float | None = kwargs.get("softcap")
-        self.shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-        causal = kwargs.get("is_causal")
-        causal = getattr(module, "is_causal", True) if causal is None else causal
-        self.valid, self.bias = valid_keys_and_bias(mask, kwargs.get("position_bias"), bool(causal), self.shape, query)
+    def __init__(self, edit: AttentionEdit, module: nn.Module, dropout: float = 0.0) -> None:
+        edit.refuse_beyond(self._KNOWN, module)
+        self._edit = edit
+        self._draws = edit.draws or DropoutDraws()
+        self.p = dropout if edit.dropout is None else edit.dropout
+        self.drop, self.constant = edit.drop, edit.constant
+        self.changes_inputs, self.changes_output = edit.inputs is not None, edit.output is not None
+        self.needs_weights = edit.replace is not None or edit.weights is not None
 
-    def attend(self, edit: AttentionEdit) -> tuple[Tensor, Tensor | None]:
-        """Return the output ``(batch, query, heads, dim)`` and, where they were computed, the weights."""
-        edit.refuse_beyond(self.known, self.module)
-        weights = None
-        if edit.inputs is not None:
-            self.query, self.key, self.value = edit.inputs(self.query, self.key, self.value)
-        if edit.values is not None:
-            edit.values(self.value)
-        if edit.dropout is not None:
-            self.dropout = edit.dropout
-        if self._needs_weights(edit):
-            weights = self._weights_after(edit)
-            output = weights @ self.value
-        elif edit.constant:
-            output = self._uniform() @ self.value
-            output = output.expand(*output.shape[:2], self.shape[2], -1)
+    def inputs(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Change queries, keys and values, each ``(batch, heads, n, dim)``."""
+        return (query, key, value) if self._edit.inputs is None else self._edit.inputs(query, key, value)
+
+    def softmax(self, compute: Callable[[], Tensor], dtype: torch.dtype) -> Tensor:
+        """Return the weights to use, or those that ``compute`` returns, before dropout."""
+        return compute() if self._edit.replace is None else self._edit.replace.to(dtype)
+
+    def dropout(self, weights: Tensor, stock: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Drop weights, by ``stock`` unless the edit sets a probability, and change them as the edit says."""
+        if self._edit.replace is not None:
+            return weights
+        if stock is None or self._edit.dropout is not None:
+            weights = self._draws.dropout(weights, self.p)
         else:
-            output = self._fused(edit.drop)
-        if (weights is not None or edit.constant) and self.valid is not None:
-            # To a row that the mask leaves no key at all (left padding under a causal mask) SDPA gives zeros.
-            output = output.masked_fill(self._without_keys(self.valid), 0)
-        output = output.transpose(1, 2).contiguous()
-        return output if edit.output is None else edit.output(output), weights
+            weights = stock(weights)
+        return weights if self._edit.weights is None else self._edit.weights(weights)
 
-    def _needs_weights(self, edit: AttentionEdit) -> bool:
-        """Return whether the weights must be computed explicitly.
+    def values(self, value: Tensor) -> None:
+        """Show the values that the weights multiply, ``(batch, heads, key, dim)``."""
+        if self._edit.values is not None:
+            self._edit.values(value)
 
-        On a CPU, SDPA with dropout is its slow reference path; the explicit form is faster and samples alike.
-        """
-        if edit.replace is not None or edit.weights is not None:
-            return True
-        if edit.constant:
-            return self.dropout > 0
-        return self.softcap is not None or (self.dropout > 0 and self.query.device.type == "cpu")
-
-    def _weights_after(self, edit: AttentionEdit) -> Tensor:
-        if edit.replace is not None:
-            return edit.replace.to(self.value.dtype)
-        if edit.constant:
-            weights = functional.dropout(self._uniform().expand(self.shape), self.dropout)
-        else:
-            weights = self._weights(edit.drop, edit.draws or DropoutDraws())
-        return weights if edit.weights is None else edit.weights(weights)
-
-    def _fused(self, drop: Tensor | None) -> Tensor:
-        if drop is None or not self._recomputes():
-            return self._scaled_dot_product(drop)
-        bits = pack(drop.expand(self.shape))
-        return checkpoint(  # type: ignore[no-any-return]
-            lambda *_: self._scaled_dot_product(unpack(*bits)),
-            self.query,
-            self.key,
-            self.value,
-            use_reentrant=False,
-            preserve_rng_state=self.dropout > 0,
-        )
-
-    def _recomputes(self) -> bool:
-        """Return whether the kernel runs again in the backward pass, instead of keeping a mask for each head.
-
-        It does where the mask takes more memory than queries, keys and values.
-        """
-        queries, keys, width = *self.shape[2:], self.query.shape[-1]
-        return torch.is_grad_enabled() and queries * keys > (queries + 2 * keys) * width
-
-    def _scaled_dot_product(self, drop: Tensor | None) -> Tensor:
-        query, valid, bias = self._masked(drop)
-        mask = valid
-        if bias is not None:
-            mask = bias if valid is None else bias.masked_fill(hidden_keys(valid, self.valid), -torch.inf)
-        return functional.scaled_dot_product_attention(
-            query, self.key, self.value, attn_mask=mask, dropout_p=self.dropout, scale=self.scale
-        )
-
-    def _weights(self, drop: Tensor | None, draws: DropoutDraws) -> Tensor:
-        query, valid, bias = self._masked(drop)
-        scores = (query * self.scale) @ self.key.transpose(-1, -2)
-        if self.softcap is not None:
-            scores = torch.tanh(scores / self.softcap) * self.softcap
-        if bias is not None:
-            # A row of minus infinity alone would be NaN.
-            scores = scores + bias.clamp(min=torch.finfo(bias.dtype).min)
-        if valid is not None:
-            # Adding takes a CPU less time than filling in, and none in the backward pass; infinity times 0 is NaN.
-            hidden = hidden_keys(valid, self.valid).to(scores.dtype)
-            scores.add_(hidden, alpha=torch.finfo(scores.dtype).min)
-        half = scores.dtype in (torch.float16, torch.bfloat16)
-        weights = functional.softmax(scores, dim=-1, dtype=torch.float32 if half else None)
-        return draws.dropout(weights.to(self.value.dtype), self.dropout)
-
-    def _uniform(self) -> Tensor:
-        """Make equal weights, ``(batch or 1, 1, query or 1, key)``; zero in a row without any valid key."""
-        if self.valid is None:
-            return self.value.new_full((1, 1, 1, self.shape[3]), 1 / self.shape[3])
-        # Half precision counts exactly to 256 only.
-        weights = self.valid / self.valid.sum(-1, keepdim=True).clamp(min=1)
-        return weights.to(self.value.dtype)
-
-    def _without_keys(self, valid: Tensor) -> Tensor:
-        """Find the rows without any key; large finite negatives are keys: softmax of equal scores is uniform."""
-        if self.bias is None:
-            return ~any_last(valid)
-        return self.bias.amax(-1, keepdim=True) == -torch.inf
-
-    def _masked(self, drop: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Apply ``drop`` to query, valid keys and bias.
-
-        A row that is dropped whole is made constant by taking its query and its bias to zero and its mask back to the
-        valid keys: softmax of equal scores is exactly ``1/n_valid``. A row without any valid key stays as it was.
-        """
-        if drop is None:
-            return self.query, self.valid, self.bias
-        kept, whole = after_drop(self.valid, drop)
-        bias = None if self.bias is None else self.bias.expand(self.shape).masked_fill(whole, 0)
-        return self.query.masked_fill(whole, 0), kept, bias
+    def output(self, output: Tensor) -> Tensor:
+        """Change the outputs of the heads, ``(batch, query, heads, dim)``."""
+        return output if self._edit.output is None else self._edit.output(output)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import operator
 import re
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from attendrop.attention.blocks import ModelStructure, StructureTracer, block_of
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionEdit
+from attendrop.attention.interface import find_attention_modules
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.errors import AttendropError
@@ -34,6 +37,40 @@ class Trace:
 
     layers_by_module: Mapping[nn.Module, tuple[AttentionLayer, ...]]
     structure: ModelStructure
+
+
+@dataclass
+class TraceCache:
+    """Valid for as long as a model consists of the same modules.
+
+    Attributes:
+        modules: These, without the model itself, which would keep it alive.
+        attention: Those that call the attention interface, with their names.
+        checkpointing: Those that can checkpoint activations.
+        traces: Traces of passes, by the names of their inputs and the attention implementations.
+    """
+
+    modules: list[nn.Module]
+    attention: dict[nn.Module, str]
+    checkpointing: list[nn.Module]
+    traces: dict[tuple[Any, ...], Trace] = field(default_factory=dict)
+
+
+_CACHES: weakref.WeakKeyDictionary[nn.Module, TraceCache] = weakref.WeakKeyDictionary()
+
+
+def forget_traces(model: nn.Module) -> None:
+    """Forget what is remembered of a model: of one whose modules refer to it, it would keep the model alive."""
+    _CACHES.pop(model, None)
+
+
+def trace_cache(model: nn.Module) -> TraceCache:
+    """Return the cache of a model; a new one if there is none, or the modules are other ones by now."""
+    cache, modules = _CACHES.get(model), list(model.modules())[1:]
+    if cache is None or len(modules) != len(cache.modules) or not all(map(operator.is_, modules, cache.modules)):
+        checkpointing = [module for module in modules if hasattr(module, "gradient_checkpointing")]
+        cache = _CACHES[model] = TraceCache(modules, find_attention_modules(model), checkpointing)
+    return cache
 
 
 def trace(model: nn.Module, modules: Mapping[nn.Module, str], run: Callable[[Plan], Any]) -> Trace:

@@ -17,7 +17,7 @@ from attendrop.attention.layers import AttentionLayer, select_self_attention
 from attendrop.attention.module_hooks import ModuleHooks
 from attendrop.attention.plan import PLAN_KEYWORD, ConstantAttention, Plan
 from attendrop.attention.projections import query_key_parameters
-from attendrop.attention.trace_cache import forget_traces
+from attendrop.attention.tracing import forget_traces
 from attendrop.attribution.recording import RecordPlan
 from attendrop.errors import AttendropError
 from attendrop.peft_models import refuse_adapter

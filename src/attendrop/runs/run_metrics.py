@@ -220,7 +220,9 @@ def run_metrics(
             "text_columns": list(data.task.text_columns),
             "classes": list(data.task.label_names),
             "selected_on": selected_on,
-            "rewarded_on": {"split": "reward", "selection": "selection", "eval": "dev"}.get(config.rewarded_on or ""),
+            "rewarded_on": {"split": "reward", "selection": "selection", "eval": "dev", "rotating": "train"}.get(
+                config.rewarded_on or ""
+            ),
             "rows": {"train": len(final.parts.train)}
             | ({"selection": len(held_out)} if held_out is not None else {})
             | ({"reward": len(final.parts.reward)} if config.rewarded_on == "split" and final.parts.reward else {})

@@ -1,0 +1,159 @@
+"""Attention of layers that call transformers' attention interface, as an edit says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from transformers.integrations.sdpa_attention import repeat_kv
+
+from attendrop.attention.edits import AttentionEdit, EditExecutor
+from attendrop.attention.valid_keys import after_drop, any_last, hidden_keys, valid_keys_and_bias
+from attendrop.candidates import pack, unpack
+from attendrop.errors import AttendropError
+
+# Keywords that change the scores in a way that is not implemented here; a value other than None is refused.
+_UNSUPPORTED_KEYWORDS = ("s_aux", "sinks", "indices", "block_indices", "cache")
+
+
+class AttentionComputation:
+    """One call of an attention layer, with the model's masks and biases brought to one form.
+
+    Shapes: query ``(batch, heads, query, dim)``, key and value ``(batch, heads, key, dim)`` (heads of grouped-query
+    models repeated), ``valid`` and ``bias`` broadcastable to ``(batch, heads, query, key)``.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        for name in _UNSUPPORTED_KEYWORDS:
+            if kwargs.get(name) is not None:
+                raise AttendropError(
+                    f"{type(module).__name__} passes '{name}' to its attention, which this library does not implement; "
+                    "the model cannot be regularised."
+                )
+        self.module = module
+        self.query = query
+        self.key = repeat_kv(key, query.shape[1] // key.shape[1])
+        self.value = repeat_kv(value, query.shape[1] // value.shape[1])
+        self.scale: float = query.shape[-1] ** -0.5 if kwargs.get("scaling") is None else kwargs["scaling"]
+        self.dropout: float = kwargs.get("dropout") or 0.0
+        self.softcap: float | None = kwargs.get("softcap")
+        self.shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+        causal = kwargs.get("is_causal")
+        causal = getattr(module, "is_causal", True) if causal is None else causal
+        self.valid, self.bias = valid_keys_and_bias(mask, kwargs.get("position_bias"), bool(causal), self.shape, query)
+
+    def attend(self, edit: AttentionEdit) -> tuple[Tensor, Tensor | None]:
+        """Return the output ``(batch, query, heads, dim)`` and, where they were computed, the weights."""
+        executor = EditExecutor(edit, self.module, self.dropout)
+        self.dropout = executor.p
+        self.query, self.key, self.value = executor.inputs(self.query, self.key, self.value)
+        executor.values(self.value)
+        weights = None
+        if self._needs_weights(executor):
+            weights = executor.dropout(executor.softmax(partial(self._weights, executor), self.value.dtype))
+            output = weights @ self.value
+        elif executor.constant:
+            output = self._uniform() @ self.value
+            output = output.expand(*output.shape[:2], self.shape[2], -1)
+        else:
+            output = self._fused(executor.drop)
+        if (weights is not None or executor.constant) and self.valid is not None:
+            # To a row that the mask leaves no key at all (left padding under a causal mask) SDPA gives zeros.
+            output = output.masked_fill(self._without_keys(self.valid), 0)
+        return executor.output(output.transpose(1, 2).contiguous()), weights
+
+    def _needs_weights(self, executor: EditExecutor) -> bool:
+        """Return whether the weights must be computed explicitly.
+
+        On a CPU, SDPA with dropout is its slow reference path; the explicit form is faster and samples alike.
+        """
+        if executor.needs_weights or executor.constant:
+            return executor.needs_weights or self.dropout > 0
+        return self.softcap is not None or (self.dropout > 0 and self.query.device.type == "cpu")
+
+    def _fused(self, drop: Tensor | None) -> Tensor:
+        if drop is None or not self._recomputes():
+            return self._scaled_dot_product(drop)
+        bits = pack(drop.expand(self.shape))
+        return checkpoint(  # type: ignore[no-any-return]
+            lambda *_: self._scaled_dot_product(unpack(*bits)),
+            self.query,
+            self.key,
+            self.value,
+            use_reentrant=False,
+            preserve_rng_state=self.dropout > 0,
+        )
+
+    def _recomputes(self) -> bool:
+        """Return whether the kernel runs again in the backward pass, instead of keeping a mask for each head.
+
+        It does where the mask takes more memory than queries, keys and values.
+        """
+        queries, keys, width = *self.shape[2:], self.query.shape[-1]
+        return torch.is_grad_enabled() and queries * keys > (queries + 2 * keys) * width
+
+    def _scaled_dot_product(self, drop: Tensor | None) -> Tensor:
+        query, valid, bias = self._masked(drop)
+        mask = valid
+        if bias is not None:
+            mask = bias if valid is None else bias.masked_fill(hidden_keys(valid, self.valid), -torch.inf)
+        return functional.scaled_dot_product_attention(
+            query, self.key, self.value, attn_mask=mask, dropout_p=self.dropout, scale=self.scale
+        )
+
+    def _weights(self, executor: EditExecutor) -> Tensor:
+        if executor.constant:
+            return self._uniform().expand(self.shape)
+        query, valid, bias = self._masked(executor.drop)
+        scores = (query * self.scale) @ self.key.transpose(-1, -2)
+        if self.softcap is not None:
+            scores = torch.tanh(scores / self.softcap) * self.softcap
+        if bias is not None:
+            # A row of minus infinity alone would be NaN.
+            scores = scores + bias.clamp(min=torch.finfo(bias.dtype).min)
+        if valid is not None:
+            # Adding takes a CPU less time than filling in, and none in the backward pass; infinity times 0 is NaN.
+            hidden = hidden_keys(valid, self.valid).to(scores.dtype)
+            scores.add_(hidden, alpha=torch.finfo(scores.dtype).min)
+        half = scores.dtype in (torch.float16, torch.bfloat16)
+        weights = functional.softmax(scores, dim=-1, dtype=torch.float32 if half else None)
+        return weights.to(self.value.dtype)
+
+    def _uniform(self) -> Tensor:
+        """Make equal weights, ``(batch or 1, 1, query or 1, key)``; zero in a row without any valid key."""
+        if self.valid is None:
+            return self.value.new_full((1, 1, 1, self.shape[3]), 1 / self.shape[3])
+        # Half precision counts exactly to 256 only.
+        weights = self.valid / self.valid.sum(-1, keepdim=True).clamp(min=1)
+        return weights.to(self.value.dtype)
+
+    def _without_keys(self, valid: Tensor) -> Tensor:
+        """Find the rows without any key; large finite negatives are keys: softmax of equal scores is uniform."""
+        if self.bias is None:
+            return ~any_last(valid)
+        return self.bias.amax(-1, keepdim=True) == -torch.inf
+
+    def _masked(self, drop: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Apply ``drop`` to query, valid keys and bias.
+
+        A row that is dropped whole is made constant by taking its query and its bias to zero and its mask back to the
+        valid keys: softmax of equal scores is exactly ``1/n_valid``. A row without any valid key stays as it was.
+        """
+        if drop is None:
+            return self.query, self.valid, self.bias
+        kept, whole = after_drop(self.valid, drop)
+        bias = None if self.bias is None else self.bias.expand(self.shape).masked_fill(whole, 0)
+        return self.query.masked_fill(whole, 0), kept, bias
