@@ -14,8 +14,8 @@ from transformers import BertForSequenceClassification
 from workloads import Batch, Setting
 
 from attendrop import AttendOut, regularize
-from attendrop.candidates import candidate_region, pack
 from attendrop.methods.core.base import Method
+from attendrop.randomness.candidates import candidate_region, pack
 
 # One training step; and what makes it ready, so that only the step itself is timed.
 Step = Callable[[Batch], None]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attendrop.attention.layers import AttentionLayer
-from attendrop.candidates import candidate_region, floor_fraction
+from attendrop.randomness.candidates import candidate_region, floor_fraction
 
 SITE = AttentionLayer("layer", "encoder", 0)
 CPU = torch.device("cpu")
@@ -126,7 +126,7 @@ def test_regions_do_not_depend_on_how_many_sequences_are_ranked_at_a_time(
     attribution = torch.randn(5, 2, 4, 6)
     valid = None if mask is None else torch.rand(mask) < 0.7
     whole = candidate_region(attribution, valid, 0.4)
-    monkeypatch.setattr("attendrop.candidates._AT_A_TIME", 2 * attribution[0].numel())
+    monkeypatch.setattr("attendrop.randomness.candidates._AT_A_TIME", 2 * attribution[0].numel())
     parts = candidate_region(attribution, valid, 0.4)
     assert torch.equal(parts.mask, whole.mask)
     assert torch.equal(parts.signal, whole.signal)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attendrop.devices import compute_device, refuse_device
 from attendrop.errors import AttendropError
+from attendrop.model_support.devices import compute_device, refuse_device
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from helpers.device import DEVICE
 from torch import Tensor
 
 from attendrop import keyed_random
-from attendrop.keyed_random import SampleKey, sample_mask, sample_parameter_mask, sample_row_mask, uniform
+from attendrop.randomness.keyed_random import SampleKey, sample_mask, sample_parameter_mask, sample_row_mask, uniform
 
 CPU = torch.device("cpu")
 PINNED = [0, 1, 1, 0, 1, 1, 1, 0, 0, 1, 1, 0, 0, 1, 0, 0]

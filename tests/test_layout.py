@@ -12,9 +12,11 @@ SOURCE = Path(attendrop.__file__).parent
 # From the bottom up. A module belongs to the longest name here that it begins with; what stands in one row is
 # independent of what stands beside it.
 ORDER = [
-    ["errors", "wording", "text_tables", "keyed_random", "candidates"],
-    ["argument_checks", "output_files", "peft_models", "sharded_models", "trained_tensors", "fused_optimizers"],
-    ["batches", "devices", "model_files", "positions"],
+    ["errors", "wording", "text_tables"],
+    ["argument_checks"],
+    ["randomness", "files.output_files"],
+    ["model_support"],
+    ["files"],
     ["attention"],
     ["attribution"],
     ["methods.core.info", "methods.core.options", "methods.core.running_statistics"],

@@ -18,10 +18,7 @@ from attendrop.attribution.finite_gradients import wide
 from attendrop.attribution.gradient import gradient_attribution
 from attendrop.attribution.head_importance import head_importance
 from attendrop.attribution.integrated_gradients import integrated_gradient_attribution
-from attendrop.batches import Batch, number_of_rows
-from attendrop.candidates import candidate_region, floor_fraction
 from attendrop.errors import AttendropError
-from attendrop.keyed_random import SampleKey, normal, sample_mask, sample_parameter_mask, uniform
 from attendrop.methods.common.antithetic import AntitheticPlan, row_losses, with_antithetic_pass
 from attendrop.methods.common.divergence import mean_divergence, with_views
 from attendrop.methods.common.initial_state import InitialState
@@ -56,6 +53,9 @@ from attendrop.methods.core.options import (
     positive,
     unit_interval,
 )
+from attendrop.model_support.batches import Batch, number_of_rows
+from attendrop.randomness.candidates import candidate_region, floor_fraction
+from attendrop.randomness.keyed_random import SampleKey, normal, sample_mask, sample_parameter_mask, uniform
 
 __all__ = [
     "ANY",

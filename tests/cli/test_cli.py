@@ -17,7 +17,7 @@ from helpers import tiny
 from helpers.command_line import Captured, assert_refused
 
 from attendrop import cli
-from attendrop.output_files import sha256
+from attendrop.files.output_files import sha256
 from attendrop.tasks.registry import task_names
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

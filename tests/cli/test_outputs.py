@@ -15,7 +15,7 @@ from helpers import tiny
 from transformers import TrainerCallback
 
 from attendrop import AttendropError, cli
-from attendrop.output_files import check_output
+from attendrop.files.output_files import check_output
 from attendrop.runs.config import default_output_dir
 from attendrop.runs.folder_lock import locked
 from attendrop.runs.inference import predict

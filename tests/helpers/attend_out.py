@@ -11,11 +11,11 @@ from torch import Tensor
 
 from attendrop import AttendOut, regularize
 from attendrop.attention.adapter import ModelAdapter
-from attendrop.keyed_random import SampleKey
 from attendrop.methods.attend_out.attacker import Attack, FirstBatch, Micro, replayed
 from attendrop.methods.attend_out.policy_gradient import GeneratorPlayers
 from attendrop.methods.core.context import StepContext
 from attendrop.methods.core.running_statistics import RunningStatistics
+from attendrop.randomness.keyed_random import SampleKey
 from helpers import zoo
 
 DOUBLE = {"dtype": torch.float64}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attendrop.output_files import write_json, write_text
+from attendrop.files.output_files import write_json, write_text
 from attendrop.runs.train import train
 from attendrop.studies.units import BASELINES
 from helpers import tiny

@@ -12,10 +12,10 @@ from attendrop import Method
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.layers import AttentionLayer
-from attendrop.keyed_random import SampleKey
 from attendrop.methods.core.base import MethodState
 from attendrop.methods.core.context import StepContext
 from attendrop.methods.core.running_statistics import RunningStatistics
+from attendrop.randomness.keyed_random import SampleKey
 
 
 def context_of(rows: int, layer: int = 0, step: int = 0) -> StepContext:

@@ -47,9 +47,9 @@ from attendrop import (
     VariationalDropout,
 )
 from attendrop.attention.plan import Plan
-from attendrop.batches import ROW_INDEX, number_of_rows
 from attendrop.methods.core.base import MethodState
 from attendrop.methods.core.context import StepContext, TrainingContext
+from attendrop.model_support.batches import ROW_INDEX, number_of_rows
 from helpers import zoo
 
 

@@ -11,8 +11,8 @@ import torch
 import transformers as hf
 from torch import Tensor
 
-from attendrop.batches import to_device
 from attendrop.methods.core.context import Processes, TrainingContext
+from attendrop.model_support.batches import to_device
 from attendrop.tasks.heads.model_classes import find_mean_pooling_class
 from attendrop.training.regularization import loss_and_outputs
 from helpers.device import DEVICE

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from attendrop import AttendropError, Compose, DropHead, FineTune, regularize
 from attendrop.attention.adapter import ModelAdapter, find_attention_layers
-from attendrop.keyed_random import SampleKey
 from attendrop.methods.attend_out.attacker import Course, Micro
 from attendrop.methods.attend_out.generator import Generator
 from attendrop.methods.attend_out.periods import GeneratorState
@@ -29,6 +28,7 @@ from attendrop.methods.attend_out.policy_gradient import GeneratorPlayers
 from attendrop.methods.attend_out.second_model import seed_elsewhere
 from attendrop.methods.core.context import StepContext
 from attendrop.methods.core.info import LayerRanking
+from attendrop.randomness.keyed_random import SampleKey
 
 
 def unlabelled(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -18,10 +18,10 @@ from attendrop import (
 )
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.call import AttentionCall
-from attendrop.keyed_random import SampleKey, uniform
 from attendrop.methods.common.own_parameters import entropy
 from attendrop.methods.core.context import Processes, StepContext
 from attendrop.methods.core.running_statistics import RunningStatistics
+from attendrop.randomness.keyed_random import SampleKey, uniform
 from attendrop.training.regularization import Regularization
 
 SHAPE = (2, 2, 5, 5)

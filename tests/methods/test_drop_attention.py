@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attendrop import Compose, DropAttention, Vanilla, regularize
 from attendrop.attention.edits import EditExecutor
-from attendrop.keyed_random import SampleKey, sample_mask
+from attendrop.randomness.keyed_random import SampleKey, sample_mask
 
 SHAPE = (4, 3, 9, 9)
 LENGTHS = (9, 7, 4, 2)

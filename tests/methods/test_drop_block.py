@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from attendrop import DropBlock, regularize
-from attendrop.keyed_random import SampleKey, sample_mask, uniform
 from attendrop.methods.common.random_mask import spread
+from attendrop.randomness.keyed_random import SampleKey, sample_mask, uniform
 
 CPU = torch.device("cpu")
 

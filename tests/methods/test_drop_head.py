@@ -13,7 +13,7 @@ from helpers.oracles import gated
 from torch import Tensor
 
 from attendrop import AttendropError, DropHead, regularize
-from attendrop.keyed_random import SampleKey, sample_mask
+from attendrop.randomness.keyed_random import SampleKey, sample_mask
 
 CONSTANT = DropHead(p_start=0.5, schedule="constant")
 

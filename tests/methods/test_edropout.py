@@ -12,8 +12,8 @@ from helpers.oracles import gated
 from torch import Tensor
 
 from attendrop import AttendOut, AttendropError, Compose, EDropout, SuperT
-from attendrop.keyed_random import SampleKey
 from attendrop.methods.edropout import _Population
+from attendrop.randomness.keyed_random import SampleKey
 from attendrop.reports.drops import DropMoment, Learnt, record_drops
 from attendrop.training.regularization import Regularization
 

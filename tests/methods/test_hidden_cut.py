@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from attendrop import AttendropError, Compose, HiddenCut, regularize
-from attendrop.keyed_random import SampleKey, uniform
 from attendrop.methods.common.divergence import spread
 from attendrop.methods.hidden_cut import Cut
+from attendrop.randomness.keyed_random import SampleKey, uniform
 from attendrop.training.regularization import Regularization
 
 LENGTHS = (8, 5, 3)

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from attendrop import AttendropError, ContextualDropout, LearnableBernoulli, regularize
-from attendrop.keyed_random import SampleKey, sample_mask
 from attendrop.methods.common.antithetic import row_losses, row_shares
+from attendrop.randomness.keyed_random import SampleKey, sample_mask
 from attendrop.training.regularization import Regularization
 
 # One row of two tokens, and two heads: eight positions in a layer.

@@ -10,8 +10,8 @@ from helpers import zoo
 from torch import Tensor
 
 from attendrop import AttendOut, AttendropError, Compose, DropConnect, Method, Mixout, regularize
-from attendrop.keyed_random import sample_parameter_mask
 from attendrop.methods.common.parameters import _Mix, projection_weights
+from attendrop.randomness.keyed_random import sample_parameter_mask
 
 
 def moved(model: Any) -> dict[str, Tensor]:

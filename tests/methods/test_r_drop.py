@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attendrop import ADDrop, AttendropError, Compose, RDrop, regularize
-from attendrop.batches import number_of_rows
 from attendrop.methods.common.divergence import divergence, divergences, predictions
 from attendrop.methods.r_drop import repeat_rows
+from attendrop.model_support.batches import number_of_rows
 
 numbers = st.lists(st.floats(-6, 6), min_size=2, max_size=5)
 

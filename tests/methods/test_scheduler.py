@@ -12,9 +12,9 @@ from helpers import zoo
 from helpers.oracles import EagerAttention
 
 from attendrop import AttendropError, Scheduler, regularize
-from attendrop.keyed_random import SampleKey, sample_mask
 from attendrop.methods.core.context import Processes
 from attendrop.methods.core.registry import build_method
+from attendrop.randomness.keyed_random import SampleKey, sample_mask
 from attendrop.training.checkpoints import load_state, seal
 from attendrop.training.regularization import Regularization
 

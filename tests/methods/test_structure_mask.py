@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attendrop import AttendropError, Compose, RDrop, StructureMask, regularize
-from attendrop.keyed_random import SampleKey, sample_mask
 from attendrop.methods.structure_mask import outside_of_tree
+from attendrop.randomness.keyed_random import SampleKey, sample_mask
 
 HARD = {"p": 1, "structure": "dependencies"}
 # "[CLS] the cat sat on the mat [SEP]", and two shorter sentences. Special tokens have no head.

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from attendrop import AttendropError, TokenCutoff, regularize
-from attendrop.keyed_random import SampleKey
 from attendrop.methods.core.context import StepContext
 from attendrop.methods.core.running_statistics import RunningStatistics
+from attendrop.randomness.keyed_random import SampleKey
 
 LENGTHS = (12, 5, 3)
 

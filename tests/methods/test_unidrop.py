@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers.models.bert import modeling_bert
 
 from attendrop import AttendropError, UniDrop
-from attendrop.keyed_random import SampleKey, sample_mask
 from attendrop.methods.core.registry import build_method
 from attendrop.methods.unidrop import drop_tokens
+from attendrop.randomness.keyed_random import SampleKey, sample_mask
 from attendrop.training.regularization import Regularization
 
 LENGTHS = (8, 5, 3)

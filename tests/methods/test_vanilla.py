@@ -8,7 +8,7 @@ from helpers import zoo
 from torch import Tensor
 
 from attendrop import Vanilla, regularize
-from attendrop.keyed_random import SampleKey, sample_mask
+from attendrop.randomness.keyed_random import SampleKey, sample_mask
 
 
 @pytest.mark.parametrize("where", ["scores", "weights"])

@@ -13,8 +13,8 @@ from helpers.weighted import weighted
 from torch import Tensor
 
 from attendrop import AttendropError, VariationalDropout
-from attendrop.keyed_random import SampleKey, uniform
 from attendrop.methods.variational_dropout import divergence
+from attendrop.randomness.keyed_random import SampleKey, uniform
 from attendrop.training.regularization import Regularization
 
 LENGTHS = (8, 5, 3)

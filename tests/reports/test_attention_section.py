@@ -17,7 +17,7 @@ from helpers.finished_runs import write_comparison, write_runs
 
 from attendrop import cli
 from attendrop.errors import AttendropError
-from attendrop.output_files import write_json
+from attendrop.files.output_files import write_json
 from attendrop.reports import page as html_page
 from attendrop.reports import report_page
 from attendrop.reports.attention_section import DEFAULT_VIEWER, AttentionPart, ViewerOptions, attention_part

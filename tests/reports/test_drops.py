@@ -30,8 +30,8 @@ from attendrop import (
 )
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attribution.gradient import gradient_attribution
-from attendrop.candidates import candidate_region
 from attendrop.errors import AttendropError
+from attendrop.randomness.candidates import candidate_region
 from attendrop.reports.drops import (
     DropMoment,
     LayerDrops,

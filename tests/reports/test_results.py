@@ -10,7 +10,7 @@ import pytest
 from helpers.finished_runs import write_run, write_runs
 
 from attendrop.errors import AttendropError
-from attendrop.output_files import write_json, write_text
+from attendrop.files.output_files import write_json, write_text
 from attendrop.reports.results import read_results
 from attendrop.studies.answer import answer
 

@@ -16,7 +16,7 @@ from helpers import tiny
 
 from attendrop import model_files as models
 from attendrop.errors import AttendropError
-from attendrop.model_files import resolve_model
+from attendrop.files.model_files import resolve_model
 from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.tasks.base import Task
 from attendrop.tasks.registry import get_task as named_task

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from attendrop.errors import AttendropError
-from attendrop.output_files import write_json
+from attendrop.files.output_files import write_json
 from attendrop.studies.answer import Answer, answer
 from attendrop.studies.study import read_answers
 

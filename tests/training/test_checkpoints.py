@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from attendrop import ADDrop, AttendropError, FineTune
+from attendrop.files.output_files import sha256, write_json
 from attendrop.methods.core.base import Method
-from attendrop.output_files import sha256, write_json
 from attendrop.training.checkpoints import (
     is_complete,
     last_checkpoint,

@@ -20,7 +20,7 @@ from torch.distributed.tensor import distribute_module
 
 from attendrop import ADDrop, AttendropError, Compose, Method, Mixout, Vanilla, regularize
 from attendrop.attribution.finite_gradients import first_finite
-from attendrop.sharded_models import sharding_mesh
+from attendrop.model_support.sharded_models import sharding_mesh
 
 pytestmark = pytest.mark.skipif(not distributed.is_gloo_available(), reason="torch was built without gloo")
 REFUSED = {name: method for name, method in TABLE.items() if any(part.needs_whole_model for part in method.parts)}

@@ -31,9 +31,9 @@ from attendrop.attention.module_hooks import RunningPlan
 from attendrop.attention.own_softmax import SoftmaxHooks, computes_softmax
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
 from attendrop.attention.tracing import Trace, trace, trace_cache
-from attendrop.batches import model_inputs
 from attendrop.errors import AttendropError
-from attendrop.peft_models import refuse_virtual_tokens
+from attendrop.model_support.batches import model_inputs
+from attendrop.model_support.peft_models import refuse_virtual_tokens
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from transformers.integrations.sdpa_attention import repeat_kv
 
 from attendrop.attention.edits import AttentionEdit, EditExecutor
 from attendrop.attention.valid_keys import after_drop, any_last, hidden_keys, valid_keys_and_bias
-from attendrop.candidates import pack, unpack
 from attendrop.errors import AttendropError
+from attendrop.randomness.candidates import pack, unpack
 
 # Keywords that change the scores in a way that is not implemented here; a value other than None is refused.
 _UNSUPPORTED_KEYWORDS = ("s_aux", "sinks", "indices", "block_indices", "cache")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attendrop.candidates import pack, unpack
+from attendrop.randomness.candidates import pack, unpack
 
 
 class DropoutDraws:

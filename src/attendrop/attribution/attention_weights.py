@@ -15,8 +15,8 @@ from attendrop.attention.isolation import forked_rng
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attribution.finite_gradients import NOT_FINITE, all_true, is_finite
 from attendrop.attribution.recording import Keep, RecordPlan, keep_all
-from attendrop.batches import Batch
 from attendrop.errors import AttendropError
+from attendrop.model_support.batches import Batch
 
 
 def attention_attribution(

@@ -15,7 +15,7 @@ from attendrop.attention.layers import AttentionLayer
 from attendrop.attribution.finite_gradients import all_true, first_finite, is_finite, wide
 from attendrop.attribution.recording import GradientPlan, Keep, isolated_pass, keep_all
 from attendrop.attribution.targets import fix_target
-from attendrop.batches import Batch
+from attendrop.model_support.batches import Batch
 
 
 def gradient_attribution(

@@ -15,8 +15,8 @@ from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.attribution.finite_gradients import finite_gradients, gradients_of, wide
 from attendrop.attribution.recording import isolated_pass
-from attendrop.batches import Batch
 from attendrop.errors import AttendropError
+from attendrop.model_support.batches import Batch
 
 
 class GatePlan(Plan):

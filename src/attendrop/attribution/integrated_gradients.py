@@ -19,7 +19,7 @@ from attendrop.attention.layers import AttentionLayer
 from attendrop.attribution.finite_gradients import all_finite, first_finite, wide
 from attendrop.attribution.recording import GradientPlan, Keep, Receive, RecordPlan, isolated_pass, keep_all
 from attendrop.attribution.targets import fix_target
-from attendrop.batches import Batch
+from attendrop.model_support.batches import Batch
 
 QUADRATURE_RULES = ("gauss_legendre", "riemann")
 SCOPES = ("joint", "layerwise")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attendrop.batches import ANSWER_MASK, Batch
+from attendrop.model_support.batches import ANSWER_MASK, Batch
 
 # Answers have at most so many tokens, as in the script of BERT's authors.
 MOST_ANSWER_TOKENS = 30

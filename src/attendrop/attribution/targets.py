@@ -20,8 +20,8 @@ from attendrop.attribution.predictions import (
     output_kind,
     predicted_tokens,
 )
-from attendrop.batches import Batch
 from attendrop.errors import AttendropError
+from attendrop.model_support.batches import Batch
 
 # From the outputs of a pass to the attributed score of each sequence, (batch,).
 Target = Callable[[Any], Tensor]

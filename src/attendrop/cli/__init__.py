@@ -69,7 +69,7 @@ def _run(arguments: list[str]) -> int:
 
     from attendrop.cli.app import app
     from attendrop.errors import AttendropError
-    from attendrop.output_files import broken_link
+    from attendrop.files.output_files import broken_link
 
     for module in _COMMANDS:
         importlib.import_module(f"attendrop.cli.{module}")
@@ -102,7 +102,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _described(error: OSError, arguments: list[str]) -> str:
-    from attendrop.output_files import DISK_FULL
+    from attendrop.files.output_files import DISK_FULL
 
     told = (error.strerror or str(error)) + (f": {error.filename}" if error.filename else "")
     if error.errno not in DISK_FULL:

@@ -11,7 +11,7 @@ from attendrop.cli.app import Device, Json, Overwrite, Quiet, app, show
 from attendrop.cli.console import messages
 from attendrop.cli.run_options import read_settings
 from attendrop.errors import AttendropError
-from attendrop.output_files import check_output, write_text
+from attendrop.files.output_files import check_output, write_text
 from attendrop.runs.config import DEFAULT_METHOD
 from attendrop.runs.run_folder import add_files, hold_run_folders, own_files, read_run, was_added
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from attendrop.errors import AttendropError
-from attendrop.output_files import write_text
+from attendrop.files.output_files import write_text
 from attendrop.text_tables import csv_table
 
 COLUMNS = ("message", "topic")

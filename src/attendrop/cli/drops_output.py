@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.cli.patterns_output import writable
+from attendrop.files.output_files import write_text
 from attendrop.methods.core.registry import build_method
-from attendrop.output_files import write_text
 from attendrop.reports.drop_patterns import (
     ALL,
     DropPatterns,

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from attendrop.errors import AttendropError
+from attendrop.files.output_files import check_output
 from attendrop.methods.attend_out.effects import learnt
 from attendrop.methods.attend_out.method import AttendOut
-from attendrop.output_files import check_output
 from attendrop.reports import learned_patterns as patterns
 from attendrop.reports.figures import run_title
 from attendrop.reports.learned_patterns import Fit, Patterns

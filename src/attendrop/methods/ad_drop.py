@@ -13,7 +13,6 @@ from attendrop.attention.edits import merge_edits
 from attendrop.attention.valid_keys import any_last
 from attendrop.attribution.integrated_gradients import QUADRATURE_RULES, SCOPES
 from attendrop.attribution.predictions import is_regression
-from attendrop.candidates import Region, pack, unpack
 from attendrop.extend import (
     LAYERS,
     SWITCH,
@@ -41,6 +40,7 @@ from attendrop.extend import (
     unit_interval,
 )
 from attendrop.methods.common.recorded_candidates import Recorder, RowPass
+from attendrop.randomness.candidates import Region, pack, unpack
 
 ATTRIBUTIONS = ("gradient", "integrated_gradient", "attention", "random", "recorded")
 TARGETS = ("pseudo_label", "gold_label")

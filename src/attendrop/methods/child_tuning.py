@@ -28,8 +28,8 @@ from attendrop.extend import (
     sample_parameter_mask,
     unit_interval,
 )
-from attendrop.keyed_random import sample_row_mask
 from attendrop.methods.common.parameters import embedding_weights, layer_parameters
+from attendrop.randomness.keyed_random import sample_row_mask
 
 # Maximum number of elements of a parameter that is sampled jointly with others.
 _SMALL = 1 << 14
@@ -228,7 +228,7 @@ def _warn_of_zeros(information: Mapping[str, Tensor]) -> None:
 def largest(values: Mapping[str, Tensor], fraction: float) -> dict[str, Tensor]:
     """Return masks, True at the largest ``fraction`` of all elements, including ties with the smallest of them.
 
-    The number is rounded down, as in :func:`attendrop.candidates.floor_fraction`, and at least 1.
+    The number is rounded down, as in :func:`attendrop.randomness.candidates.floor_fraction`, and at least 1.
     """
     flat = torch.cat([value.flatten() for value in values.values()])
     kept = max(1, math.floor(fraction * flat.numel() + 1e-6))

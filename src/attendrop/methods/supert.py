@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from attendrop.attribution.head_importance import GatePlan
-from attendrop.batches import to_device
 from attendrop.extend import (
     EXCHANGES_WEIGHTS,
     SWITCH,
@@ -32,6 +31,7 @@ from attendrop.extend import (
     unit_interval,
 )
 from attendrop.methods.common.structured_pruning import Place, check_prunable, lowest, places, wanted, zero
+from attendrop.model_support.batches import to_device
 from attendrop.wording import counted
 
 logger = logging.getLogger(__name__)

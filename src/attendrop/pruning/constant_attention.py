@@ -20,7 +20,7 @@ from attendrop.attention.projections import query_key_parameters
 from attendrop.attention.tracing import forget_traces
 from attendrop.attribution.recording import RecordPlan
 from attendrop.errors import AttendropError
-from attendrop.peft_models import refuse_adapter
+from attendrop.model_support.peft_models import refuse_adapter
 
 
 class HeldAttention:

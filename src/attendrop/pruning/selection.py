@@ -16,8 +16,8 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.isolation import evaluating
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import ConstantAttention
-from attendrop.batches import Batch, number_of_rows
 from attendrop.errors import AttendropError
+from attendrop.model_support.batches import Batch, number_of_rows
 from attendrop.pruning.comparison import CONFIDENCE, Difference, Predictions, paired_difference
 from attendrop.pruning.constant_attention import check_numbers, mask_layers, prunable_layers
 from attendrop.pruning.pruned_model import PrunedModel, warn_if_slow

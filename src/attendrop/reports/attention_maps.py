@@ -24,8 +24,8 @@ from attendrop.attention.plan import Plan
 from attendrop.attribution.attention_weights import attention_attribution
 from attendrop.attribution.gradient import gradient_attribution
 from attendrop.attribution.integrated_gradients import integrated_gradient_attribution
-from attendrop.batches import Batch, to_device
 from attendrop.methods.core.base import Method
+from attendrop.model_support.batches import Batch, to_device
 from attendrop.reports.drops import DropMoment, LayerDrops, Learnt, WatchedPlan, record_drops
 from attendrop.tasks.heads.base import Array, Head
 from attendrop.tasks.long_texts import DOCUMENT

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
-from attendrop.devices import compute_device
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.registry import given_options
+from attendrop.model_support.devices import compute_device
 from attendrop.pruning.serialization import is_pruned
 from attendrop.reports.attention_maps import DropSettings, MapSettings, TextMaps, compact, text_maps
 from attendrop.reports.drops import DropMoment, Learnt, acting_in_attention, active_epochs

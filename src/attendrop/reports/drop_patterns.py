@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from attendrop.batches import ANSWER_MASK, Batch, to_device
-from attendrop.devices import compute_device
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
+from attendrop.model_support.batches import ANSWER_MASK, Batch, to_device
+from attendrop.model_support.devices import compute_device
 from attendrop.reports.attention_maps import TOKEN_TYPES, TokenTypes, assumed_targets
 from attendrop.reports.drops import (
     DropMoment,

@@ -21,10 +21,10 @@ from attendrop.attention.edits import AttentionEdit, BlockEdit
 from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import PLAN_KEYWORD, CombinedPlan, Plan
-from attendrop.batches import ROW_INDEX, Batch, number_of_rows
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.compose import Compose
 from attendrop.methods.core.context import TrainingContext, tokens_of
+from attendrop.model_support.batches import ROW_INDEX, Batch, number_of_rows
 from attendrop.runs.run_folder import read_metrics
 from attendrop.training.labelled_data import labelled_data
 from attendrop.training.regularization import Regularization, loss_and_outputs

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attendrop.errors import AttendropError
+from attendrop.files.output_files import write_json
 from attendrop.methods.attend_out.method import AttendOut
 from attendrop.methods.scheduler import HIGHEST, Scheduler
-from attendrop.output_files import write_json
 from attendrop.reports.figures import require_matplotlib, run_title, save_figure
 from attendrop.runs.run_folder import read_metrics
 from attendrop.wording import counted

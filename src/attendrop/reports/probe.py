@@ -26,11 +26,11 @@ from attendrop.attention.model_outputs import logits_of
 from attendrop.attention.plan import Plan
 from attendrop.attribution.gradient import gradient_attribution
 from attendrop.attribution.targets import fix_target
-from attendrop.batches import Batch, number_of_rows, to_device
-from attendrop.candidates import candidate_region
-from attendrop.devices import compute_device
 from attendrop.errors import AttendropError
-from attendrop.keyed_random import SampleKey, sample_mask
+from attendrop.model_support.batches import Batch, number_of_rows, to_device
+from attendrop.model_support.devices import compute_device
+from attendrop.randomness.candidates import candidate_region
+from attendrop.randomness.keyed_random import SampleKey, sample_mask
 from attendrop.reports.drop_patterns import RowSource
 from attendrop.reports.figures import require_matplotlib, run_title, save_figure
 from attendrop.runs.finished_run import FinishedRun, load_finished_run
@@ -123,8 +123,9 @@ def probe(
 ) -> Probe:
     """Evaluate a model while attention positions are dropped from the scores of one layer at a time.
 
-    ``"high"`` and ``"low"`` drop whole candidate regions, see :func:`attendrop.candidates.candidate_region` with the
-    rate as ``p``; ``"random"`` drops each position with that probability. The model's own dropout is off.
+    ``"high"`` and ``"low"`` drop whole candidate regions, see
+    :func:`attendrop.randomness.candidates.candidate_region`, with the rate as ``p``; ``"random"`` drops each position
+    with that probability. The model's own dropout is off.
 
     Deviations: rows of attention whose attributions are all equal keep all their positions, where the authors' code
     drops them whole for ``"high"``; ``"random"`` is a third direction, as in section 2.2.

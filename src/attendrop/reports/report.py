@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.output_files import sha256, write_bytes, write_json
+from attendrop.files.output_files import sha256, write_bytes, write_json
 from attendrop.reports.attention_section import DEFAULT_VIEWER, ViewerOptions, attention_part
 from attendrop.reports.charts import LeftOut, make_charts
 from attendrop.reports.figures import Chart

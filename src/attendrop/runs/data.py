@@ -11,8 +11,8 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
+from attendrop.files.output_files import sha256
 from attendrop.methods.core.base import Method
-from attendrop.output_files import sha256
 from attendrop.runs.config import RunConfig
 from attendrop.runs.shared_results import shared
 from attendrop.tasks.base import Task, TaskData

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from attendrop.argument_checks import check_choice
 from attendrop.errors import AttendropError
-from attendrop.output_files import check_output, disk_errors, share_permissions
+from attendrop.files.output_files import check_output, disk_errors, share_permissions
 from attendrop.pruning.comparison import Array, paired_difference
 from attendrop.pruning.export import QUANTIZATIONS, export_onnx, export_torch, onnx_model
 from attendrop.pruning.serialization import is_pruned, stock_config

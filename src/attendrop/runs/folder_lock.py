@@ -18,7 +18,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from attendrop.errors import AttendropError
-from attendrop.output_files import disk_errors, share_permissions
+from attendrop.files.output_files import disk_errors, share_permissions
 
 LOCK = ".lock"
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.attention.isolation import forked_rng
-from attendrop.devices import compute_device
 from attendrop.errors import AttendropError
+from attendrop.model_support.devices import compute_device
 from attendrop.runs.config import RunConfig
 from attendrop.runs.model_loading import without_report
 from attendrop.runs.prediction_passes import sorted_batches

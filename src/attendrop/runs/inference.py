@@ -14,7 +14,7 @@ import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.errors import AttendropError
-from attendrop.output_files import check_output
+from attendrop.files.output_files import check_output
 from attendrop.runs.finished_run import check_finished
 from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.runs.model_source import STDIN, Source

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from attendrop.files.model_files import lasting_name
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.registry import build_method, flat_options
-from attendrop.model_files import lasting_name
 from attendrop.tasks.file_formats import files_of
 from attendrop.tasks.heads.base import Head
 from attendrop.wording import counted

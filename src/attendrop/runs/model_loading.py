@@ -21,7 +21,7 @@ from transformers.utils.hub import cached_file
 
 from attendrop.attribution.predictions import declare_output
 from attendrop.errors import AttendropError
-from attendrop.model_files import MINILM_HUB_ID, first_line, resolve_model
+from attendrop.files.model_files import MINILM_HUB_ID, first_line, resolve_model
 from attendrop.pruning.pruned_model import load
 from attendrop.pruning.serialization import is_adapter, is_pruned, saved_config
 from attendrop.runs.run_folder import check_whole
@@ -61,7 +61,7 @@ def load_for(name: str, task: Task | None, pooling: str = "auto") -> Loaded:
     """Load a model with the head of a task.
 
     Args:
-        name: As for :func:`attendrop.model_files.resolve_model`.
+        name: As for :func:`attendrop.files.model_files.resolve_model`.
         task: Task that determines the size, the label names and the loss of the head; a new head is initialized if the
             model has none that fits. None: the model is fine-tuned and keeps its head.
         pooling: What the head of the task reads: ``"mean"``, ``"cls"`` or ``"auto"``, see :func:`default_pooling`.
@@ -130,7 +130,7 @@ def default_pooling(name: str) -> str:
     what the class of transformers reads.
 
     Args:
-        name: As for :func:`attendrop.model_files.resolve_model`.
+        name: As for :func:`attendrop.files.model_files.resolve_model`.
     """
     return _default_pooling(name, resolve_model(name), load_config(name))
 

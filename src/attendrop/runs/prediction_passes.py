@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from attendrop.devices import compute_device
 from attendrop.errors import AttendropError
+from attendrop.model_support.devices import compute_device
 from attendrop.tasks.heads.base import Array, Head
 
 

@@ -16,11 +16,11 @@ from transformers import TrainerCallback
 
 from attendrop.argument_checks import check_choice
 from attendrop.attention.layers import AttentionLayer
-from attendrop.batches import to_device
-from attendrop.devices import compute_device
 from attendrop.errors import AttendropError
+from attendrop.files.output_files import write_json
 from attendrop.methods.core.info import LayerRanking
-from attendrop.output_files import write_json
+from attendrop.model_support.batches import to_device
+from attendrop.model_support.devices import compute_device
 from attendrop.pruning.comparison import CONFIDENCE, Array, Predictions, paired_difference
 from attendrop.pruning.constant_attention import mask_layers, prunable_layers
 from attendrop.pruning.pruned_model import PrunedModel

@@ -12,7 +12,7 @@ import yaml
 
 from attendrop.argument_checks import check_choice, suggestion
 from attendrop.errors import AttendropError
-from attendrop.model_files import MINILM
+from attendrop.files.model_files import MINILM
 from attendrop.runs.config import RunConfig, checked
 from attendrop.tasks.file_formats import files_of
 

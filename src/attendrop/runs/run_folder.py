@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
-from attendrop.output_files import disk_errors, sha256, share_permissions, write_json, write_text
+from attendrop.files.output_files import disk_errors, sha256, share_permissions, write_json, write_text
 from attendrop.runs.config import RunConfig
 from attendrop.runs.folder_lock import LOCK, check_writable, locked, refuse_if_locked
 from attendrop.runs.run_file import PATHS, RUN_FILE, located, run_file

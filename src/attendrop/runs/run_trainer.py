@@ -27,11 +27,11 @@ from transformers.trainer_callback import ExportableState, PrinterCallback
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from attendrop.errors import AttendropError
-from attendrop.peft_models import transformers_model
+from attendrop.model_support.peft_models import transformers_model
+from attendrop.model_support.trained_tensors import trained_tensors
 from attendrop.runs.run_folder import TENSORBOARD
 from attendrop.tasks.heads.base import Head
 from attendrop.tasks.tokenization import columns_of
-from attendrop.trained_tensors import trained_tensors
 from attendrop.training.model_call import replaced_attribute
 from attendrop.training.trainer import RegularizedTrainer
 

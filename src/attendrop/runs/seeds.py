@@ -17,7 +17,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from attendrop.errors import AttendropError
-from attendrop.output_files import write_json, write_text
+from attendrop.files.output_files import write_json, write_text
 from attendrop.runs.config import RunConfig
 from attendrop.runs.folder_lock import locked
 from attendrop.runs.run_file import RUN_FILE, run_file

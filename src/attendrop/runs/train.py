@@ -13,12 +13,12 @@ from typing import Any
 from safetensors.torch import save_file
 from transformers import TrainerCallback
 
-from attendrop.batches import to_device
-from attendrop.devices import compute_device
 from attendrop.errors import AttendropError
-from attendrop.model_files import lasting_name
-from attendrop.output_files import write_json, write_text
-from attendrop.peft_models import has_adapter, transformers_model
+from attendrop.files.model_files import lasting_name
+from attendrop.files.output_files import write_json, write_text
+from attendrop.model_support.batches import to_device
+from attendrop.model_support.devices import compute_device
+from attendrop.model_support.peft_models import has_adapter, transformers_model
 from attendrop.pruning.serialization import save_adapter
 from attendrop.runs.announcements import (
     SKIPPED,

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from transformers import EarlyStoppingCallback, TrainerState, TrainingArguments
 
-from attendrop.devices import compute_device
 from attendrop.errors import AttendropError
+from attendrop.model_support.devices import compute_device
 from attendrop.runs.config import RunConfig
 from attendrop.runs.resolved_run import ResolvedRun
 

@@ -15,9 +15,9 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attendrop.argument_checks import check_choice
-from attendrop.devices import compute_device
 from attendrop.errors import AttendropError
-from attendrop.output_files import write_json
+from attendrop.files.output_files import write_json
+from attendrop.model_support.devices import compute_device
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import fingerprint
 from attendrop.runs.model_loading import load_model_and_tokenizer, load_preprocessor

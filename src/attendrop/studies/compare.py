@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from attendrop.errors import AttendropError
+from attendrop.files.output_files import write_json, write_text
 from attendrop.methods.core.base import Method
-from attendrop.output_files import write_json, write_text
 from attendrop.runs.config import RunConfig
 from attendrop.runs.data import fingerprint
 from attendrop.runs.model_loading import load_preprocessor

@@ -11,8 +11,8 @@ from typing import Any
 
 from attendrop.argument_checks import check_count
 from attendrop.errors import AttendropError
+from attendrop.files.output_files import write_json
 from attendrop.methods.core.registry import build_method, get_method, method_names
-from attendrop.output_files import write_json
 from attendrop.runs.config import RunConfig
 from attendrop.runs.run_folder import read_json
 from attendrop.studies.setting_search import MethodSetting

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from attendrop.errors import AttendropError
-from attendrop.output_files import write_json
+from attendrop.files.output_files import write_json
 from attendrop.runs.folder_lock import locked
 from attendrop.runs.run_folder import read_metrics
 from attendrop.runs.shared_results import forget_results, share_results

@@ -17,7 +17,7 @@ from typing import Any
 
 from attendrop.argument_checks import check_count
 from attendrop.errors import AttendropError
-from attendrop.output_files import write_bytes
+from attendrop.files.output_files import write_bytes
 from attendrop.runs.run_folder import METRICS
 from attendrop.runs.shared_results import share_results
 from attendrop.studies.local_workers import available_cores, threads_of_worker

@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from attendrop.errors import AttendropError
-from attendrop.output_files import write_text
+from attendrop.files.output_files import write_text
 from attendrop.runs.folder_lock import LOCK
 from attendrop.runs.run_folder import read_json
 from attendrop.studies.answer import Answer, answer

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from attendrop.errors import AttendropError
-from attendrop.output_files import sha256
+from attendrop.files.output_files import sha256
 from attendrop.tasks.file_formats import IMAGE, IMAGE_CLASS
 from attendrop.tasks.table import Table, in_chunks
 

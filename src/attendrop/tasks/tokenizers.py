@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub import try_to_load_from_cache
 
 from attendrop.errors import AttendropError
-from attendrop.positions import position_limit
+from attendrop.model_support.positions import position_limit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

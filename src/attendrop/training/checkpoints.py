@@ -21,8 +21,8 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from attendrop.errors import AttendropError
+from attendrop.files.output_files import sha256, share_permissions, write_json
 from attendrop.methods.core.base import Method
-from attendrop.output_files import sha256, share_permissions, write_json
 from attendrop.training.model_call import replaced_attribute
 
 MANIFEST = "attendrop_manifest.json"

@@ -11,9 +11,9 @@ import torch
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
-from attendrop.batches import ROW_INDEX, Batch, number_of_rows, to_device
 from attendrop.errors import AttendropError
 from attendrop.methods.core.context import LabelledData, Processes
+from attendrop.model_support.batches import ROW_INDEX, Batch, number_of_rows, to_device
 
 
 class LabelledRows:

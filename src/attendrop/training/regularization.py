@@ -14,17 +14,17 @@ from torch.optim import Optimizer
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.model_outputs import named_outputs
 from attendrop.attention.plan import PLAN_KEYWORD, Plan
-from attendrop.batches import ROW_INDEX, Batch, model_inputs, number_of_rows
-from attendrop.devices import refuse_device
 from attendrop.errors import AttendropError
-from attendrop.fused_optimizers import skips_step, unscale
-from attendrop.keyed_random import SampleKey
 from attendrop.methods.core.base import Method, MethodState
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
 from attendrop.methods.core.declarations import check_declarations, refuse_sharded, refuse_with_adapter
 from attendrop.methods.core.running_statistics import RunningStatistics
-from attendrop.peft_models import has_adapter
-from attendrop.sharded_models import sharding_mesh
+from attendrop.model_support.batches import ROW_INDEX, Batch, model_inputs, number_of_rows
+from attendrop.model_support.devices import refuse_device
+from attendrop.model_support.fused_optimizers import skips_step, unscale
+from attendrop.model_support.peft_models import has_adapter
+from attendrop.model_support.sharded_models import sharding_mesh
+from attendrop.randomness.keyed_random import SampleKey
 from attendrop.training.effect_warnings import EffectTracker
 
 # No training loop multiplies a loss by more than this. Gradient scalers do, from their first step on.

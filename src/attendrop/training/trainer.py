@@ -15,14 +15,14 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalPrediction, TrainOutput, rotate_checkpoints
 
-from attendrop.batches import ANSWER_MASK, ROW_INDEX
 from attendrop.errors import AttendropError
+from attendrop.files.output_files import disk_errors
 from attendrop.methods.core.base import Method, MethodState
 from attendrop.methods.core.context import LabelledData, Processes, TrainingContext, tokens_of
 from attendrop.methods.core.registry import check_method
 from attendrop.methods.finetune import FineTune
-from attendrop.output_files import disk_errors
-from attendrop.sharded_models import gathered, sharding_mesh
+from attendrop.model_support.batches import ANSWER_MASK, ROW_INDEX
+from attendrop.model_support.sharded_models import gathered, sharding_mesh
 from attendrop.training.callbacks import SaveAfterEvaluation, TrainingClock
 from attendrop.training.checkpoints import (
     delete_unfinished,

@@ -13,9 +13,9 @@ from attendrop.attention.isolation import evaluating, forked_rng
 from attendrop.attention.model_outputs import named_outputs
 from attendrop.attention.plan import Plan
 from attendrop.attribution.label_positions import refuse_misplaced_smoothing
-from attendrop.batches import Batch, model_inputs, number_of_rows
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method
+from attendrop.model_support.batches import Batch, model_inputs, number_of_rows
 from attendrop.training.model_call import ModelCall, model_arguments
 from attendrop.training.regularization import Regularization
 

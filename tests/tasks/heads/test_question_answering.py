@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments, default_dat
 from attendrop import R3F, ADDrop, AttendOut, Compose, FineTune, RDrop, RegularizedTrainer, regularize
 from attendrop.attribution import predictions, targets
 from attendrop.attribution.predictions import answer_tokens, best_spans
-from attendrop.batches import ANSWER_MASK
 from attendrop.methods.core.base import Method
+from attendrop.model_support.batches import ANSWER_MASK
 from attendrop.tasks.base import Task
 from attendrop.tasks.heads.question_answering import ALWAYS, SOMETIMES, QuestionAnswering
 from attendrop.tasks.tokenization import encode

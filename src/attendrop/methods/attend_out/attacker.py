@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 
 from attendrop.attention.layers import select_self_attention
-from attendrop.batches import to_device
-from attendrop.candidates import pack, unpack
 from attendrop.extend import (
     AttendropError,
     AttentionCall,
@@ -28,6 +26,8 @@ from attendrop.extend import (
 )
 from attendrop.methods.attend_out.generator import Draft, Generator
 from attendrop.methods.attend_out.options import AttendOutOptions
+from attendrop.model_support.batches import to_device
+from attendrop.randomness.candidates import pack, unpack
 
 
 @dataclass(frozen=True)

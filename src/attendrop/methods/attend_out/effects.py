@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attendrop.batches import ROW_INDEX, refuse_graph, to_device
 from attendrop.extend import (
     AttentionLayer,
     Batch,
@@ -27,6 +26,7 @@ from attendrop.extend import (
 from attendrop.methods.attend_out.options import AttendOutOptions
 from attendrop.methods.attend_out.scoring import check, scores, shared
 from attendrop.methods.attend_out.second_model import SecondModel, second_model, seed_elsewhere
+from attendrop.model_support.batches import ROW_INDEX, refuse_graph, to_device
 
 logger = logging.getLogger(__name__)
 

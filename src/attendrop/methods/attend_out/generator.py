@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from attendrop.attention.blocks import block_of
 from attendrop.extend import AttendropError
-from attendrop.peft_models import transformers_model
+from attendrop.model_support.peft_models import transformers_model
 
 GRANULARITIES = ("score", "head", "layer")
 

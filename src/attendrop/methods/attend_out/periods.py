@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attendrop.batches import refuse_graph, to_device
 from attendrop.extend import (
     AttendropError,
     Batch,
@@ -25,6 +24,7 @@ from attendrop.methods.attend_out.options import AttendOutOptions
 from attendrop.methods.attend_out.policy_gradient import GeneratorPlayers
 from attendrop.methods.attend_out.scoring import check, scores, shared
 from attendrop.methods.attend_out.second_model import SecondModel, seed_elsewhere
+from attendrop.model_support.batches import refuse_graph, to_device
 
 _NOISE = 0.15
 

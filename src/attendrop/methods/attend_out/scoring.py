@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from attendrop.batches import to_device
 from attendrop.extend import (
     AttendropError,
     Batch,
@@ -19,6 +18,7 @@ from attendrop.extend import (
     number_of_rows,
 )
 from attendrop.methods.attend_out.options import AttendOutOptions
+from attendrop.model_support.batches import to_device
 
 
 def scores(

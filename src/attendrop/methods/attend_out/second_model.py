@@ -14,11 +14,11 @@ from torch.optim import Optimizer
 
 from attendrop.attribution.finite_gradients import all_finite
 from attendrop.extend import AttendropError, SampleKey, TrainingContext
-from attendrop.fused_optimizers import skips_step
 from attendrop.methods.attend_out.generator import plain_copy
 from attendrop.methods.attend_out.options import AttendOutOptions
 from attendrop.methods.core.context import Processes
-from attendrop.trained_tensors import trained_tensors
+from attendrop.model_support.fused_optimizers import skips_step
+from attendrop.model_support.trained_tensors import trained_tensors
 
 Pair = tuple[nn.Parameter, nn.Parameter]
 

@@ -15,11 +15,11 @@ from attendrop.attention.isolation import forked_rng
 from attendrop.attribution.finite_gradients import wide
 from attendrop.attribution.label_positions import IGNORED, aligned_labels, answer_positions
 from attendrop.attribution.predictions import SPAN, TOKENS, output_kind
-from attendrop.batches import Batch
 from attendrop.errors import AttendropError
 from attendrop.methods.common.random_mask import RandomMaskPlan
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import ComputeLoss, StepContext
+from attendrop.model_support.batches import Batch
 
 
 class AntitheticPlan(RandomMaskPlan):

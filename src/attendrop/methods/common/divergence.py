@@ -15,9 +15,9 @@ from attendrop.attention.plan import Plan
 from attendrop.attribution.finite_gradients import wide
 from attendrop.attribution.label_positions import aligned_labels
 from attendrop.attribution.predictions import SPAN, TOKENS, answer_logits, kind_of, output_kind
-from attendrop.batches import Batch
 from attendrop.errors import AttendropError
 from attendrop.methods.core.context import ComputeLoss, StepContext
+from attendrop.model_support.batches import Batch
 
 
 def predictions(model: nn.Module, outputs: Any, batch: Batch, copies: int = 1) -> list[Tensor]:

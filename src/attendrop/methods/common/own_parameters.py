@@ -13,11 +13,11 @@ from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.projections import ValueProjection, find_value_projection
 from attendrop.attribution.finite_gradients import wide
-from attendrop.batches import Batch
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method, MethodState
 from attendrop.methods.core.context import StepContext, TrainingContext
 from attendrop.methods.core.info import EXCHANGES_WEIGHTS, SECOND_MODEL, SKIPS_BLOCKS, Rule
+from attendrop.model_support.batches import Batch
 
 
 class OwnParameters(MethodState):

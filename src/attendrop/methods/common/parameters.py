@@ -11,11 +11,11 @@ from transformers import PreTrainedModel
 
 from attendrop.attention.module_hooks import ModuleHooks
 from attendrop.attention.projections import input_dim, is_projection
-from attendrop.batches import Batch
-from attendrop.keyed_random import sample_parameter_mask
 from attendrop.methods.core.base import Method, MethodState
 from attendrop.methods.core.context import StepContext, TrainingContext
-from attendrop.peft_models import transformers_model
+from attendrop.model_support.batches import Batch
+from attendrop.model_support.peft_models import transformers_model
+from attendrop.randomness.keyed_random import sample_parameter_mask
 
 
 class ParameterOverride:

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from attendrop.attention.plan import Plan
 from attendrop.attribution.finite_gradients import finite_gradients, gradients_of
-from attendrop.batches import Batch
-from attendrop.keyed_random import SampleKey, normal, uniform
 from attendrop.methods.core.context import StepContext
+from attendrop.model_support.batches import Batch
+from attendrop.randomness.keyed_random import SampleKey, normal, uniform
 
 NOISES = ("uniform", "normal")
 

@@ -12,10 +12,10 @@ from attendrop.attention.call import AttentionCall
 from attendrop.attention.edits import AttentionEdit
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
-from attendrop.candidates import pack, unpack
-from attendrop.keyed_random import sample_mask, uniform
 from attendrop.methods.core.base import Method
 from attendrop.methods.core.context import StepContext
+from attendrop.randomness.candidates import pack, unpack
+from attendrop.randomness.keyed_random import sample_mask, uniform
 
 
 class RandomMaskPlan(Plan):

@@ -12,10 +12,10 @@ from torch import Tensor
 from attendrop.attention.call import AttentionCall
 from attendrop.attribution.recording import TrainingGradients, by_weights
 from attendrop.attribution.row_records import RowMask, RowRecords
-from attendrop.batches import ROW_INDEX
-from attendrop.candidates import pack, unpack
 from attendrop.errors import AttendropError
 from attendrop.methods.core.context import Processes, StepContext
+from attendrop.model_support.batches import ROW_INDEX
+from attendrop.randomness.candidates import pack, unpack
 
 # Of each sequence: the first query and the number of queries, the first key and the number of keys, without padding.
 Spans = Sequence[tuple[int, int, int, int]]

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.projections import base_layer, inputs_of_heads, refuse_quantized
-from attendrop.candidates import floor_fraction
 from attendrop.errors import AttendropError
+from attendrop.randomness.candidates import floor_fraction
 
 # A dimension of a parameter, and the indices in it; None for the whole parameter.
 Place = tuple[int, list[int]] | None

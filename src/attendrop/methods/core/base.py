@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from attendrop.attention.layers import AttentionLayer, select_layers, select_self_attention
 from attendrop.attention.plan import CombinedPlan, Plan
-from attendrop.batches import Batch
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
 from attendrop.methods.core.info import (
     ANY,
@@ -26,6 +25,7 @@ from attendrop.methods.core.info import (
 )
 from attendrop.methods.core.options import check_options
 from attendrop.methods.core.replay import Replay
+from attendrop.model_support.batches import Batch
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
-from attendrop.batches import Batch, number_of_rows
 from attendrop.errors import AttendropError
 from attendrop.methods.core.base import Method, MethodState, run_pass
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
 from attendrop.methods.core.info import LayerRanking, MethodInfo, refuse_conflicts
 from attendrop.methods.core.replay import Replay
+from attendrop.model_support.batches import Batch, number_of_rows
 
 
 @dataclass(frozen=True, init=False)

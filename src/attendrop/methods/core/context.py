@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.plan import Plan
-from attendrop.batches import Batch, model_inputs
 from attendrop.errors import AttendropError
-from attendrop.keyed_random import SampleKey
 from attendrop.methods.core.running_statistics import RunningStatistics
+from attendrop.model_support.batches import Batch, model_inputs
+from attendrop.randomness.keyed_random import SampleKey
 
 
 class ComputeLoss(Protocol):

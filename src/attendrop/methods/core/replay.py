@@ -9,8 +9,8 @@ from typing import Any, TypeGuard
 from torch import Tensor, nn
 
 from attendrop.attention.isolation import random_state, set_random_state
-from attendrop.batches import Batch, refuse_graph, to_device
 from attendrop.errors import AttendropError
+from attendrop.model_support.batches import Batch, refuse_graph, to_device
 
 
 class Replay:

@@ -10,8 +10,8 @@ from datasets import Dataset
 
 from attendrop.attention.model_outputs import logits_of
 from attendrop.attribution.predictions import MOST_ANSWER_TOKENS, SPAN, best_spans
-from attendrop.batches import ANSWER_MASK
 from attendrop.errors import AttendropError
+from attendrop.model_support.batches import ANSWER_MASK
 from attendrop.tasks.answers import (
     NOT_TEXT,
     SpanAnswer,

@@ -9,7 +9,7 @@ from pathlib import Path
 import huggingface_hub
 
 from attendrop.errors import AttendropError
-from attendrop.output_files import sha256
+from attendrop.files.output_files import sha256
 
 MINILM = "minilm"
 MINILM_HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
