@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attendrop.runs.config import RunConfig, allowed_values
 
-PAGE = Path(__file__).with_name("options.md")
+PAGE = Path(__file__).parents[1] / "docs/options.md"
 HEAD = """\
 # Options of a run
 
