@@ -108,9 +108,9 @@ class AttendOut(AttendOutOptions):
         "learns from rewards which layers' attention to drop",
         "Wu, Zhao, Zhang (2021), Not All Attention Is All You Need",
         evidence=(
-            "by its defaults the model is that of plain fine-tuning, to the bit, unless a layer is told from noise, for "
-            "about twice the time; on CoLA, STS-B and Banking77 none was in 18 runs of the learner before (the project's "
-            "docs/attendout.md)."
+            "by its defaults the model is that of plain fine-tuning, to the bit, unless a layer is told from noise, "
+            "for about twice the time; on CoLA, STS-B and Banking77 none was in 18 runs of the learner before (the "
+            "project's docs/attendout.md)."
         ),
         acts_on=("scores",),
         forward="2 + scoring",
