@@ -8,7 +8,7 @@ import torch
 from helpers.device import DEVICE
 from torch import Tensor
 
-from attendrop import keyed_random
+from attendrop.randomness import keyed_random
 from attendrop.randomness.keyed_random import SampleKey, sample_mask, sample_parameter_mask, sample_row_mask, uniform
 
 CPU = torch.device("cpu")

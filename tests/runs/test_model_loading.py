@@ -14,8 +14,8 @@ import torch
 import transformers as hf
 from helpers import tiny
 
-from attendrop import model_files as models
 from attendrop.errors import AttendropError
+from attendrop.files import model_files as models
 from attendrop.files.model_files import resolve_model
 from attendrop.runs.model_loading import load_model_and_tokenizer
 from attendrop.tasks.base import Task
