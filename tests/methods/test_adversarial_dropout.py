@@ -11,8 +11,8 @@ from helpers.weighted import weighted
 from torch import Tensor
 
 from attendrop import AdversarialDropout, AttendropError, Compose, Vanilla, regularize
-from attendrop.methods import adversarial_dropout
-from attendrop.methods.adversarial_dropout import flipped
+from attendrop.methods import adversarial
+from attendrop.methods.adversarial import flipped
 from attendrop.randomness.keyed_random import SampleKey, sample_mask
 
 LENGTHS = (8, 5, 3)

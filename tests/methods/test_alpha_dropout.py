@@ -10,7 +10,7 @@ from helpers.one_layer import edit_of
 from torch import Tensor
 
 from attendrop import AlphaDropout
-from attendrop.methods.alpha_dropout import affine
+from attendrop.methods.head_dropout import affine
 
 ALPHA = -1.7580993408473766
 

@@ -13,7 +13,7 @@ from torch.distributions import Bernoulli, kl_divergence
 from attendrop import ContextualDropout, LearnableBernoulli, regularize
 from attendrop.attention.call import AttentionCall
 from attendrop.attention.layers import AttentionLayer
-from attendrop.methods.contextual_dropout import _Dropped, bernoulli_divergence, mean_values, query_weights
+from attendrop.methods.contextual_dropout import _NetworksPlan, bernoulli_divergence, mean_values, query_weights
 from attendrop.training.regularization import Regularization
 
 
@@ -158,7 +158,7 @@ def test_the_log_odds_are_those_of_the_network() -> None:
     model, batch = zoo.build("bert"), zoo.batch_of("bert")
     with regularize(model, ContextualDropout()) as reg:
         reg.loss(batch)
-        plan = _Dropped(reg.method, _context(reg, batch), {"encoder.0"}, own, antithetic=False)
+        plan = _NetworksPlan(reg.method, _context(reg, batch), {"encoder.0"}, own, antithetic=False)
     plan.contexts["encoder.0"] = torch.randn(3, 5, 8, generator=generator)
     assert plan.log_odds("encoder.0").shape == (3, 2, 5)
     for row, context in zip(_flat(plan.log_odds("encoder.0")), plan.contexts["encoder.0"].flatten(0, 1), strict=True):

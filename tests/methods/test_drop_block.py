@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attendrop import DropBlock, regularize
-from attendrop.methods.common.random_mask import spread
+from attendrop.methods.score_dropout import spread
 from attendrop.randomness.keyed_random import SampleKey, sample_mask, uniform
 
 CPU = torch.device("cpu")

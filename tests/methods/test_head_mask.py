@@ -18,7 +18,7 @@ def masked(method: HeadMask, batch: int, heads: int, importance: Tensor | None =
     """Which heads of which sequence are masked, ``(batch, heads)``."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         found = {f"encoder.{layer}": importance}
-        monkeypatch.setattr("attendrop.methods.head_mask.head_importance", lambda *_: found)
+        monkeypatch.setattr("attendrop.methods.head_dropout.head_importance", lambda *_: found)
         output = edit_of(method, (batch, heads, 3, 3), layer=layer).output
     assert output is not None
     after = output(torch.ones(batch, 3, heads, 2))

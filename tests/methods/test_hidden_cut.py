@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from attendrop import AttendropError, Compose, HiddenCut, regularize
 from attendrop.methods.common.divergence import spread
-from attendrop.methods.hidden_cut import Cut
+from attendrop.methods.cutoff import Cut
 from attendrop.randomness.keyed_random import SampleKey, uniform
 from attendrop.training.regularization import Regularization
 

@@ -12,7 +12,7 @@ from helpers.oracles import EagerAttention
 from torch import Tensor
 
 from attendrop import SCAL, Compose, LayerDrop, regularize
-from attendrop.methods.scal import contrastive_loss, represent
+from attendrop.methods.adversarial import contrastive_loss, represent
 from attendrop.training.regularization import Regularization
 
 LENGTHS = (8, 5, 3, 6)
@@ -178,7 +178,7 @@ def test_without_classes_of_sequences_only_copies_belong_together(
         seen.append(labels)
         return contrastive_loss(first, second, labels, temperature)
 
-    monkeypatch.setattr("attendrop.methods.scal.contrastive_loss", spy)
+    monkeypatch.setattr("attendrop.methods.adversarial.contrastive_loss", spy)
     model = zoo.build(name, **options)
     loss = loss_of(model, SCAL(), zoo.batch_of(name, LENGTHS) | {"labels": labels})
     assert torch.isfinite(loss)

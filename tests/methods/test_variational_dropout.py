@@ -13,7 +13,7 @@ from helpers.weighted import weighted
 from torch import Tensor
 
 from attendrop import AttendropError, VariationalDropout
-from attendrop.methods.variational_dropout import divergence
+from attendrop.methods.learnt_dropout import divergence
 from attendrop.randomness.keyed_random import SampleKey, uniform
 from attendrop.training.regularization import Regularization
 

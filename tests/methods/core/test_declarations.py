@@ -19,7 +19,7 @@ from attendrop.methods.attend_out.attacker import Decide
 from attendrop.methods.core.base import MethodState
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
 from attendrop.methods.core.info import DECIDES_PASSES, MethodInfo
-from attendrop.methods.hidden_cut import Cut
+from attendrop.methods.cutoff import Cut
 from attendrop.methods.r_drop import repeat_rows
 from attendrop.model_support.batches import Batch
 from attendrop.training.regularization import Regularization
