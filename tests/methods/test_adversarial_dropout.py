@@ -79,7 +79,7 @@ def numbers_changed(name: str, monkeypatch: pytest.MonkeyPatch, **padding: int) 
         found.append((after != mask).flatten(1).sum(-1).tolist())
         return after
 
-    monkeypatch.setattr(adversarial_dropout, "flipped", counted)
+    monkeypatch.setattr(adversarial, "flipped", counted)
     with regularize(zoo.build(name, dtype=torch.float64), AdversarialDropout(p=0.2, delta=0.05)) as reg:
         reg.loss(zoo.batch_of(name, (12, 5), **padding))
     monkeypatch.undo()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from attendrop import AttendropError, Compose, HiddenCut, Method, Vanilla, regularize
 from attendrop.attention.adapter import ModelAdapter
 from attendrop.attention.plan import FUNCTIONS, CombinedPlan, Plan
-from attendrop.methods.attend_out.attacker import Decide
+from attendrop.methods.attend_out.actions import Decide
 from attendrop.methods.core.base import MethodState
 from attendrop.methods.core.context import ComputeLoss, StepContext, TrainingContext
 from attendrop.methods.core.info import DECIDES_PASSES, MethodInfo

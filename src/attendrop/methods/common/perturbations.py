@@ -70,6 +70,20 @@ def word_noise(kind: str, key: SampleKey, name: str, valid: Tensor, width: int) 
     return sampled.squeeze(1) * valid[..., None]
 
 
+def token_uniform(key: SampleKey, name: str, valid: Tensor) -> Tensor:
+    """Sample a number from (0, 1) for each token, ``(batch, n)``, counted from the first one that is not padding.
+
+    Args:
+        key: Key of the samples.
+        name: Name of the samples.
+        valid: Tokens that are not padding, ``(batch, n)``.
+    """
+    first = valid.int().argmax(-1)
+    origins = torch.stack([torch.zeros_like(first), first], -1)
+    rows, length = valid.shape
+    return uniform(key, name, (rows, 1, 1, length), origins, valid.device).view(rows, length)
+
+
 def loss_gradients(loss: Tensor, units: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Differentiate a loss whose graph is needed again, without overflow in float16.
 
