@@ -23,11 +23,10 @@ from attendrop.attention.dropout_draws import DropoutDraws
 from attendrop.attention.layers import AttentionLayer
 from attendrop.attention.plan import Plan
 from attendrop.attribution.recording import GradientPlan, isolated_pass
-from attendrop.attribution.row_records import RowMask, RowRecords
 from attendrop.cli.demo_messages import write_messages
 from attendrop.extend import MethodState, StepContext, TrainingContext
 from attendrop.methods.ad_drop import _DropHigh, _DropRecorded, _RecordedState
-from attendrop.methods.common.recorded_candidates import RowPass
+from attendrop.methods.ad_drop_records import RowMask, RowPass, RowRecords
 
 
 def attribute_loss(context: StepContext, layers: Sequence[AttentionLayer], plan: GradientPlan) -> None:

@@ -39,7 +39,7 @@ from attendrop.extend import (
     optional,
     unit_interval,
 )
-from attendrop.methods.common.recorded_candidates import Recorder, RowPass
+from attendrop.methods.ad_drop_records import Recorder, RowPass
 from attendrop.randomness.candidates import Region, pack, unpack
 
 ATTRIBUTIONS = ("gradient", "integrated_gradient", "attention", "random", "recorded")

@@ -36,7 +36,7 @@ from attendrop.extend import (
 from attendrop.methods.attend_out.effects import EffectsState, learnt
 from attendrop.methods.attend_out.policy_gradient import GeneratorState
 
-# Options that are empty or None by default; what stands for that depends on the learner and, of the papers', the variant.
+# What stands for an option that is empty or None: it depends on the learner and, of the papers', on the variant.
 _EFFECTS = {
     "learner": "effects", "score_on": "reward_data", "dropout_step": 5, "reward_batch_size": 16,
     "reward_data": "rotating", "granularity": "layer", "init_drop_prob": 0.5,
