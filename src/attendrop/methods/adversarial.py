@@ -133,9 +133,6 @@ def flipped(mask: Tensor, gradient: Tensor, valid: Tensor, delta: float) -> Tens
     return torch.where(chosen.view(mask.shape), 1 - mask.detach(), mask.detach())
 
 
-WHERE = ("embeddings", "attention")
-
-
 @dataclass(frozen=True)
 class SCAL(Method):
     """Adversarial training with a supervised contrastive loss.
@@ -189,7 +186,7 @@ class SCAL(Method):
     )
 
     epsilon: float = option(1.0, positive(), search=(0.3, 3.0))
-    where: str = option("embeddings", choice(*WHERE))
+    where: str = option("embeddings", choice("embeddings", "attention"))
     adversarial: float = option(1.0, positive(zero=True))
     contrast: float = option(0.1, positive(zero=True), search=(0.0, 0.5))
     temperature: float = option(0.1, positive())

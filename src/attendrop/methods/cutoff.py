@@ -30,13 +30,11 @@ from attendrop.extend import (
     floor_fraction,
     option,
     positive,
-    uniform,
     unit_interval,
     wide,
     with_views,
 )
-
-UNITS = ("tokens", "span", "features")
+from attendrop.methods.common.perturbations import token_uniform
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ class TokenCutoff(Method):
     )
 
     fraction: float = option(0.1, unit_interval(), search=(0.05, 0.2, 0.3))
-    unit: str = option("tokens", choice(*UNITS), search=("span",))
+    unit: str = option("tokens", choice("tokens", "span", "features"), search=("span",))
     alpha: float = option(1.0, positive(zero=True))
     beta: float = option(1.0, positive(zero=True))
     views: int = option(1, count())
@@ -115,7 +113,7 @@ class TokenCutoff(Method):
             every = torch.ones_like(embedded[:, 0], dtype=torch.bool)
             total = torch.full((len(every), 1), embedded.shape[-1], device=embedded.device)
             length = floor_fraction(total, self.fraction).clamp(min=1)
-            cut = lowest(_uniform(context, f"{view}/features", every), length)
+            cut = lowest(token_uniform(context.key, f"{view}/features", every), length)
             return embedded.masked_fill(cut[:, None], 0)
 
         return WordPlan(context, change)
@@ -125,10 +123,10 @@ class TokenCutoff(Method):
         total = valid.sum(-1, keepdim=True)
         length = floor_fraction(total, self.fraction).clamp(min=1)
         if self.unit == "span":
-            sampled = _uniform(context, f"{view}/span", torch.ones_like(valid[:, :1]))
+            sampled = token_uniform(context.key, f"{view}/span", torch.ones_like(valid[:, :1]))
             start, number = (sampled * (total - length + 1)).long(), valid.cumsum(-1) - 1
             return valid & (number >= start) & (number < start + length)
-        return lowest(_uniform(context, f"{view}/tokens", valid).masked_fill(~valid, 2), length) & valid
+        return lowest(token_uniform(context.key, f"{view}/tokens", valid).masked_fill(~valid, 2), length) & valid
 
 
 class _CutTokens(WordPlan):
@@ -156,18 +154,6 @@ class _CutTokens(WordPlan):
 def lowest(values: Tensor, length: Tensor) -> Tensor:
     """Return a mask of the ``length`` lowest ``values`` of each row; both have two dimensions."""
     return values.argsort(stable=True).argsort(stable=True) < length
-
-
-def _uniform(context: StepContext, name: str, valid: Tensor) -> Tensor:
-    """Sample a number from (0, 1) for each element of ``valid``, ``(batch, n)``, counted from the first valid one."""
-    first = valid.int().argmax(-1)
-    origins = torch.stack([torch.zeros_like(first), first], -1)
-    rows, length = valid.shape
-    return uniform(context.key, name, (rows, 1, 1, length), origins, valid.device).view(rows, length)
-
-
-SELECT_BY = ("attention", "random")
-WHERE = ("block", "feed_forward")
 
 
 @dataclass(frozen=True)
@@ -226,12 +212,12 @@ class HiddenCut(Method):
     )
 
     alpha: float = option(0.1, unit_interval(one=True), search=(0.05, 0.2, 0.4))
-    select_by: str = option("attention", choice(*SELECT_BY))
+    select_by: str = option("attention", choice("attention", "random"))
     candidates: float = option(0.4, unit_interval(one=True))
     gamma: float = option(1.0, positive(zero=True))
     eta: float = option(1.0, positive(zero=True))
     views: int = option(1, count())
-    where: str = option("feed_forward", choice(*WHERE))
+    where: str = option("feed_forward", choice("block", "feed_forward"))
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def __post_init__(self) -> None:
@@ -334,10 +320,7 @@ class Cut(Plan):
         valid = self._valid[key]
         count, number = valid.sum(-1, keepdim=True), valid.cumsum(-1) - 1
         length = floor_fraction(count, self.method.alpha).clamp(min=1)
-        origins = torch.zeros(len(valid), 2, dtype=torch.long, device=valid.device)
-        sampled = uniform(self.context.key, f"{self.view}/{key}", (len(valid), 1, 1, 1), origins, valid.device).view(
-            -1, 1
-        )
+        sampled = token_uniform(self.context.key, f"{self.view}/{key}", torch.ones_like(valid[:, :1]))
         if self.received is None:
             start = (sampled * (count - length + 1)).long()
         else:

@@ -25,7 +25,6 @@ from attendrop.extend import (
     positive,
     word_noise,
 )
-from attendrop.methods.common.perturbations import NOISES
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ class R3F(Method):
 
     weight: float = option(1.0, positive(), search=(0.1, 0.3, 3.0))
     scale: float = option(1e-5, positive(), search=(0.01, 0.1))
-    noise: str = option("uniform", choice(*NOISES))
+    noise: str = option("uniform", choice("uniform", "normal"))
 
     def loss(self, context: StepContext, compute_loss: ComputeLoss) -> tuple[Tensor, Any]:
         def noisy_words(embedded: Tensor, valid: Tensor) -> Tensor:

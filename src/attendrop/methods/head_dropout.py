@@ -25,8 +25,6 @@ from attendrop.extend import (
     unit_interval,
 )
 
-SCHEDULES = ("v", "constant")
-
 
 @dataclass(frozen=True)
 class DropHead(Method):
@@ -68,7 +66,7 @@ class DropHead(Method):
     p_start: float = option(0.2, unit_interval(), search=(0.1, 0.4))
     p_end: float = option(0.2, unit_interval())
     turn: float = option(0.1, unit_interval())
-    schedule: str = option("v", choice(*SCHEDULES))
+    schedule: str = option("v", choice("v", "constant"))
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def probability_at(self, progress: float) -> float:
@@ -86,9 +84,6 @@ class DropHead(Method):
             return plan.without_heads(call, drop, call.shape[1] / kept.clamp(min=1))
 
         return RandomMaskPlan(self, context, make)
-
-
-SELECT_BY = ("random", "importance")
 
 
 @dataclass(frozen=True)
@@ -129,7 +124,7 @@ class HeadMask(Method):
     )
 
     fraction: float = option(0.125, unit_interval(), search=(0.25, 0.5))
-    select_by: str = option("random", choice(*SELECT_BY))
+    select_by: str = option("random", choice("random", "importance"))
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def count(self, heads: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -215,26 +215,9 @@ class _BernoulliState(LearntProbabilities):
         loss, outputs, _ = with_antithetic_pass(
             context,
             compute_loss,
-            lambda antithetic: _BernoulliPlan(self.method, context, log_odds, antithetic=antithetic),
+            lambda antithetic: AntitheticPlan(self.method, context, log_odds, antithetic=antithetic),
         )
         return loss + self.penalty(context, outputs), outputs
-
-
-class _BernoulliPlan(AntitheticPlan):
-    """Plan with one probability per layer."""
-
-    def __init__(
-        self, method: Method, context: StepContext, log_odds: Mapping[str, Tensor], *, antithetic: bool
-    ) -> None:
-        super().__init__(method, context, log_odds.keys(), antithetic=antithetic)
-        self._log_odds = log_odds
-
-    def log_odds(self, key: str) -> Tensor:
-        return self._log_odds[key]
-
-
-# The cubic of Eq. 14, fitted by the authors for alpha up to 1.
-_COEFFICIENTS = (1.16145124, -1.50204118, 0.58629921)
 
 
 @dataclass(frozen=True)
@@ -335,5 +318,5 @@ class _VariationalState(ValuePerLayer):
 def divergence(log_alpha: Tensor) -> Tensor:
     """Compute Eq. 14, negated and without its constant, from the logarithm of a variance of at most 1."""
     alpha = log_alpha.exp()
-    first, second, third = _COEFFICIENTS
+    first, second, third = 1.16145124, -1.50204118, 0.58629921  # fitted by the authors for variances up to 1
     return -(log_alpha / 2 + first * alpha + second * alpha**2 + third * alpha**3)

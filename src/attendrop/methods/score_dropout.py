@@ -27,8 +27,6 @@ from attendrop.extend import (
     wide,
 )
 
-WHERE = ("scores", "weights")
-
 
 @dataclass(frozen=True)
 class Vanilla(Method):
@@ -63,7 +61,7 @@ class Vanilla(Method):
     )
 
     p: float = option(0.1, unit_interval(), search=(0.05, 0.2, 0.3))
-    where: str = option("scores", choice(*WHERE))
+    where: str = option("scores", choice("scores", "weights"))
     layers: str | int | Sequence[int] = option("all", LAYERS)
 
     def plan(self, context: StepContext) -> Plan:
@@ -139,9 +137,6 @@ class DropBlock(Method):
         return spread(starts, self.block_size)
 
 
-UNITS = ("column", "element")
-
-
 @dataclass(frozen=True)
 class DropAttention(Method):
     """Dropout of attention weights with normalised rescaling, in place of the model's own attention dropout.
@@ -179,7 +174,7 @@ class DropAttention(Method):
     )
 
     p: float = option(0.1, unit_interval(), search=(0.05, 0.2, 0.3))
-    unit: str = option("column", choice(*UNITS), search=UNITS)
+    unit: str = option("column", choice("column", "element"), search=("column", "element"))
     window: int = option(1, count())
     layers: str | int | Sequence[int] = option("all", LAYERS)
 

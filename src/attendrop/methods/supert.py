@@ -35,7 +35,6 @@ from attendrop.model_support.batches import to_device
 from attendrop.wording import counted
 
 logger = logging.getLogger(__name__)
-ABSOLUTE = ("token", "row")
 # A dimension of a parameter, and the indices in it; None for the whole parameter.
 Place = tuple[int, list[int]] | None
 
@@ -100,7 +99,7 @@ class SuperT(Method):
     search: float = option(0.3, unit_interval())
     heads: bool = option(True, SWITCH)
     feed_forward: bool = option(True, SWITCH)
-    absolute: str = option("token", choice(*ABSOLUTE))
+    absolute: str = option("token", choice("token", "row"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
