@@ -168,11 +168,7 @@ def outside_of_tree(heads: Tensor, relation: str) -> Tensor:
 
 
 def _column(value: object) -> str:
-    """Return a checked column name.
-
-    Raises:
-        AttendropError: It is not a column name.
-    """
+    """Return a checked column name."""
     if not value or not isinstance(value, str):
         raise AttendropError(f"column={value!r} is not a column name; give a non-empty string.")
     return value

@@ -35,6 +35,8 @@ from attendrop.model_support.batches import to_device
 from attendrop.wording import counted
 
 logger = logging.getLogger(__name__)
+# What is pruned: the beginning of the keys of its importances, and its name in messages.
+_KINDS = {"heads": "heads", "feed_forward": "feed-forwards"}
 # A dimension of a parameter, and the indices in it; None for the whole parameter.
 Place = tuple[int, list[int]] | None
 
@@ -218,7 +220,7 @@ class _SuperT(MethodState):
                 f"fraction={fraction} of {_count(self.importance, 'heads')} heads, of which one stays in each layer, "
                 f"and of {_count(self.importance, 'feed_forward')} feed-forwards is none; raise it."
             )
-        for kind, words in (("heads", "heads"), ("feed_forward", "feed-forwards")):
+        for kind, words in _KINDS.items():
             total, pruned = _count(self.importance, kind), _count(chosen, kind)
             if total and not pruned:
                 logger.warning(
@@ -240,8 +242,7 @@ class _SuperT(MethodState):
         with torch.no_grad():
             for name, place in self.zeros.items():
                 zero(parameters[name], place)
-        numbers = {kind: _count(self.pruned, kind) for kind in ("heads", "feed_forward")}
-        return {f"pruned/{kind}": float(number) for kind, number in numbers.items()}
+        return {f"pruned/{kind}": float(_count(self.pruned, kind)) for kind in _KINDS}
 
 
 def _count(chosen: Mapping[str, Sized], kind: str) -> int:
@@ -259,14 +260,15 @@ def lowest(importance: Mapping[str, Tensor], fraction: float) -> dict[str, list[
         fraction: Fraction of the heads, and of the feed-forwards, to select, rounded down.
     """
     found: dict[str, list[int]] = {key: [] for key in importance}
-    for kind in ("heads", "feed_forward"):
-        ranked = []
+    for kind in _KINDS:
+        ranked: list[tuple[float, str, int]] = []
         for key, values in importance.items():
-            if key.startswith(kind):
-                values = values.double().cpu()
-                scale = values.norm().clamp(min=1e-20) if kind == "heads" else torch.ones(())
-                kept = int(values.argmax()) if kind == "heads" else None
-                ranked += [(v, key, number) for number, v in enumerate((values / scale).tolist()) if number != kept]
+            if not key.startswith(kind):
+                continue
+            values, kept = values.double().cpu(), None
+            if kind == "heads":
+                kept, values = int(values.argmax()), values / values.norm().clamp(min=1e-20)
+            ranked += [(value, key, number) for number, value in enumerate(values.tolist()) if number != kept]
         ranked.sort(key=lambda item: item[0])
         for _, key, number in ranked[: wanted(importance, kind, fraction)]:
             found[key] = sorted([*found[key], number])
@@ -275,8 +277,7 @@ def lowest(importance: Mapping[str, Tensor], fraction: float) -> dict[str, list[
 
 def wanted(importance: Mapping[str, Tensor], kind: str, fraction: float) -> int:
     """Return the number of heads, or feed-forwards, that make up a fraction of all."""
-    total = sum(len(values) for key, values in importance.items() if key.startswith(kind))
-    return int(floor_fraction(torch.tensor(total), fraction))
+    return int(floor_fraction(torch.tensor(_count(importance, kind)), fraction))
 
 
 def places(adapter: ModelAdapter, pruned: Mapping[str, list[int]], heads: Mapping[str, int]) -> dict[str, Place]:

@@ -268,11 +268,7 @@ class AttendOut(Method):
 
 
 def _device(name: object) -> object:
-    """Return the name if it is empty, ``"next"`` or a torch device other than ``"meta"``.
-
-    Raises:
-        AttendropError: It is neither.
-    """
+    """Return the name if it is empty, ``"next"`` or a torch device other than ``"meta"``."""
     try:
         known = name in ("", "next") or torch.device(str(name)).type != "meta"
     except RuntimeError:
