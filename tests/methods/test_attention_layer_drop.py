@@ -82,6 +82,3 @@ def test_the_models_own_dropout_stays_and_is_drawn_alike(p: float) -> None:
     reg.close()
     assert torch.equal(torch.rand(1), after)
     assert torch.equal(loss, plain) == (p != 1)
-
-
-# --- Options

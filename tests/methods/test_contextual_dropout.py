@@ -21,18 +21,6 @@ def at_work(model: Any, **options: Any) -> Regularization:
     return Regularization(zoo.training(model), ContextualDropout(**options))
 
 
-def test_all_sequences_start_with_the_same_probability() -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
-    losses = []
-    for method in (ContextualDropout(p=0.3, prior_weight=0.0), LearnableBernoulli(p=0.3, num_train_rows=2 * 10**9)):
-        reg = Regularization(zoo.training(model), method)
-        losses.append(reg.loss(batch))
-        reg.close()
-    assert losses[0].item() != model(**batch).loss.item()
-    # The samples are those of a method without context, but for the rounding of p.
-    torch.testing.assert_close(losses[0], losses[1], rtol=1e-6, atol=1e-6)
-
-
 def test_the_gradient_is_that_of_the_method_without_context() -> None:
     """Whose estimate is unbiased. It is the sum over heads; log-odds at the start are the bias of the last layer."""
     found: list[dict[str, Tensor]] = []

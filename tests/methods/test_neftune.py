@@ -25,13 +25,6 @@ def test_the_noise_is_uniform_with_a_bound_that_falls_with_the_length() -> None:
     torch.testing.assert_close(loss, words.added(model, batch, noise).loss)
 
 
-def test_steps_sample_their_own_noise() -> None:
-    model, batch = zoo.build("bert", dtype=torch.float64), zoo.batch_of("bert")
-    found = [words.stepped(model, NEFTune(), batch, step=step)[1][0] for step in (0, 0, 1)]
-    assert torch.equal(found[0], found[1])
-    assert not torch.isclose(found[0][0], found[2][0]).any()
-
-
 @pytest.mark.parametrize("name", ["bart", "t5"])
 def test_of_an_encoder_decoder_model_the_encoder_is_changed(name: str) -> None:
     """Also where the decoder shares the embedding: what it embeds stays as it is."""

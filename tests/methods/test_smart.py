@@ -57,13 +57,3 @@ def test_the_default_limit_is_reached_in_one_step() -> None:
     _, (_, _, delta) = words.stepped(model, SMART(), batch)
     at_limit = delta[0].abs() > 0.999e-5
     assert at_limit.float().mean() > 0.8
-
-
-def test_numbers_have_a_squared_difference() -> None:
-    model = zoo.build("bert", dtype=torch.float64)
-    model.config.problem_type = "regression"
-    batch = zoo.batch_of("bert") | {"labels": torch.full((3, 3), 0.3, dtype=torch.float64)}
-    loss, (_, _, delta) = words.stepped(model, SMART(**LIMITS), batch)
-    outputs, perturbed = model(**batch), words.added(model, batch, delta)
-    squared = (outputs.logits - perturbed.logits).square().sum(-1).mean()
-    torch.testing.assert_close(loss, outputs.loss + squared)

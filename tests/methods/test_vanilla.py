@@ -24,8 +24,7 @@ def test_the_attention_is_that_of_the_formula(where: str) -> None:
     attention.output.dense.register_forward_pre_hook(lambda _, args: seen.update(output=args[0]))
     with regularize(model, Vanilla(p=0.4, where=where), seed=5) as reg:
         if where == "scores":  # beside the model's own dropout, which is not to be followed here
-            for config in (model.config,):
-                config.attention_probs_dropout_prob = 0.0
+            model.config.attention_probs_dropout_prob = 0.0
             attention.self.dropout.p = 0.0
         reg.loss(batch)
     drop = sample_mask(
@@ -50,15 +49,3 @@ def test_the_attention_is_that_of_the_formula(where: str) -> None:
                 expected = sum(w * value[b, j, h] for w, j in zip(weights, keys, strict=True))
                 found = seen["output"].view(2, 6, 2, 8)[b, i, h]
                 torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_weights_take_the_place_of_the_models_own_dropout() -> None:
-    """With a rate near zero nothing at all is dropped, whatever the model's own rate."""
-    model = zoo.build("bert", dtype=torch.float64)
-    model.config.attention_probs_dropout_prob = 0.9
-    for layer in model.bert.encoder.layer:
-        layer.attention.self.dropout.p = 0.9
-    batch = zoo.batch_of("bert")
-    with regularize(model, Vanilla(p=1e-6, where="weights")) as reg:
-        loss = reg.loss(batch)
-    torch.testing.assert_close(loss, model.eval()(**batch).loss, rtol=1e-5, atol=1e-6)

@@ -12,7 +12,7 @@ from helpers import zoo
 from helpers.weighted import weighted
 from torch import Tensor
 
-from attendrop import AttendropError, VariationalDropout
+from attendrop import VariationalDropout
 from attendrop.methods.learnt_dropout import divergence
 from attendrop.randomness.keyed_random import SampleKey, uniform
 from attendrop.training.regularization import Regularization
@@ -67,11 +67,6 @@ def test_variances_grow_to_one_at_most_where_the_prior_decides() -> None:
     assert reg.logs()["variational_dropout/variance/encoder.0"] > 0.11
     assert set(reg.method_state.final_report([])["variational_dropout"].values()) == {1.0}
     reg.close()
-
-
-def test_the_number_of_training_rows_must_be_known() -> None:
-    with pytest.raises(AttendropError, match="'variational-dropout' needs the number of training rows"):
-        Regularization(zoo.training(zoo.build("bert")), VariationalDropout())
 
 
 def test_the_gradient_of_the_variances_is_that_of_the_loss() -> None:
